@@ -31,6 +31,7 @@ from roundelay.network.hub import Hub
 from roundelay.network.hub.browsers import Doors
 from roundelay.network.hub.hub import NO_QUOTAS
 from roundelay.network.hub.local import LocalTransport
+from roundelay.network.hub.metrics import list_log_figures
 from roundelay.network.hub.server import WebSocketServer
 from roundelay.network.ledger import Ledger
 from roundelay.network.ledger.memory import MemoryLedger
@@ -195,9 +196,11 @@ async def serve(
         behind_proxy=config.behind_proxy,
         doors=Doors(config.host, config.web_hosts, behind_proxy=config.behind_proxy),
         site=PageSite(is_reloaded=config.web_reload) if config.web else None,
-        standing=None if shared is None else lambda: shared.standing,
+        standing=None if shared is None else lambda: str(shared.standing),
         leader=None if shared is None else lambda: shared.leader_node,
     )
+    if shared is not None:
+        hub.list_more_figures = lambda: list_log_figures(shared.standing)
     try:
         host = f"[{config.host}]" if ":" in config.host else config.host
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -140,6 +140,8 @@ class Hub:
         self._draining = asyncio.Event()
         self.newcomers: Gate | None = None
         """Of the server that listens for this hub, if one does: its figures."""
+        self.list_more_figures: Callable[[], list[Figure]] = list
+        """Those of the log that this hub's ledger shares with others, if it does."""
         self._writer: asyncio.Task[None] | None = None
         self._retain = retain
         self._upkeep: list[asyncio.Task[None]] = []
@@ -530,7 +532,7 @@ class Hub:
 
     def list_figures(self) -> list[Figure]:
         """What `metrics` tells of this hub."""
-        return list_figures(
+        figures = list_figures(
             self.switchboard,
             self.ledger,
             self.counts,
@@ -539,6 +541,7 @@ class Hub:
             pending=self.pending,
             made_room=self.newcomers.made_room if self.newcomers is not None else 0,
         )
+        return [*figures, *self.list_more_figures()]
 
     def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None:
         session = self.switchboard.sessions.get(session_id)

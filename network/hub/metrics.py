@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from roundelay.network.ledger import Ledger
 from roundelay.network.operations.operators import count_near
 
 from .publisher import Switchboard
+
+if TYPE_CHECKING:
+    from roundelay.network.ledger.shared_log import Standing
 
 RECENT_COMMITS = 1024
 """Of so many the figures tell the sizes and times."""
@@ -108,6 +111,24 @@ def list_figures(
         Figure("recoveries_total", "Times that the ledger failed and was reopened.", counts["recoveries"]),
         Figure("damaged_rows", "Rows of the ledger that were read and found damaged.", ledger.damaged),
     ]
+
+
+def list_log_figures(standing: Standing) -> list[Figure]:
+    """Those of a node that shares its log with others; what it does not know yet is left out."""
+    figures = [
+        Figure("log_leading", "1 while this node leads the shared log.", int(standing.leads)),
+        Figure(
+            "log_full", "1 while the log's servers show that they sync each record.", int(standing.durability == "full")
+        ),
+    ]
+    if standing.behind is not None:
+        figures.append(
+            Figure("log_records_behind", "Records of the log that this node has to follow.", standing.behind)
+        )
+    if standing.answered_s is not None:
+        age_s = round(standing.answered_s, 3)
+        figures.append(Figure("log_age_seconds", "Seconds since the log last answered this node.", age_s))
+    return figures
 
 
 def metrics_text(figures: Iterable[Figure]) -> str:

@@ -200,7 +200,8 @@ class WebSocketServer:
             return connection.respond(HTTPStatus.OK, "ok\n")
         if path == "/readyz":
             if self._is_ready:
-                return connection.respond(HTTPStatus.OK, "ready\n")
+                leading = f", {self._standing()}" if self._standing is not None else ""
+                return connection.respond(HTTPStatus.OK, f"ready{leading}\n")
             standing = self._standing() if self._standing is not None and not self._hub.is_open else "recovering"
             reason = "the ledger does not answer" if self._hub.is_open else standing
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n")
@@ -243,7 +244,7 @@ class WebSocketServer:
         if not self._is_ready:
             what = self._standing() if self._standing is not None and not self._hub.is_open else ""
             if what.startswith("following"):
-                sentence = f"This node does not serve: it is {what}, while another one leads. Connect to that one."
+                sentence = f"This node does not serve: it is {what.partition(', log ')[0]}, while another one leads. Connect to that one."
             else:
                 sentence = "The hub is recovering; try again in a moment."
             response = connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")

@@ -126,7 +126,7 @@ class JetStreamLog:
 
     def __init__(self, address: LogAddress) -> None:
         self._address = address
-        self.name = address.shown
+        self.name, self.network = address.shown, address.stream
         self._nats: Client | None = None
         self._heard: deque[str] = deque(maxlen=HEARD)
         self._hearing = asyncio.Event()

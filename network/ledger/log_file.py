@@ -19,7 +19,7 @@ from typing import BinaryIO, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from roundelay.network.core.tables import MessageHead, Row, RowType
+from roundelay.network.core.tables import Followed, MessageHead, Row, RowType
 from roundelay.network.errors import LedgerError
 
 from .files import explain, is_held
@@ -248,6 +248,12 @@ class DatabaseLog:
         with _explaining_database(self._path):
             row = find_row(self._damage, seq, self._db, self._columns)
             return row if row is not None and not row.is_damaged else None
+
+    def find_place(self) -> Followed | None:
+        """How far it has followed the shared log that it is an index of; None where it has a history of its own."""
+        with _explaining_database(self._path):
+            found = self._db.execute("SELECT value FROM state WHERE tbl = 'followed'").fetchone()
+        return None if found is None else msgspec.json.decode(found[0], type=Followed)
 
     def values(self) -> Iterator[tuple[str, str, str]]:
         """Every value of its tables, as JSON: table, key, value."""

@@ -171,7 +171,7 @@ class PostgresLog:
 
     def __init__(self, address: PostgresAddress) -> None:
         self._address = address
-        self.name = address.shown
+        self.name, self.network = address.shown, address.table.removeprefix("roundelay_")
         self.max_bytes = RECORD_BYTES
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._id = b""

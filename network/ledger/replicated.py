@@ -30,6 +30,7 @@ from .shared_log import (
     LogRecord,
     Reader,
     SharedLog,
+    Standing,
     digest,
     read_commit,
     write_commit,
@@ -99,7 +100,7 @@ class ReplicatedLedger:
         """How many records there were to follow when this node looked last."""
         self._is_appending = False
         self._reached_at = 0.0
-        """When the engine answered last whether this node leads."""
+        """When the engine answered last whether this node leads, or where the log ends."""
         self._unindexed = Commit([], [])
         """What was read of the log and is to come into the index together with what follows it."""
         self.node = ""
@@ -136,12 +137,12 @@ class ReplicatedLedger:
         return "full" if self._doubt == "" else "replicated"
 
     @property
-    def standing(self) -> str:
-        """What this node is to the log: ``starting``, ``following, N records behind`` or ``leading``."""
-        if self._writer:
-            return "leading"
-        whom = f" {self.leader_node}" if self.leader_node else ""
-        return "starting" if self._behind is None else f"following{whom}, {self._behind} records behind"
+    def standing(self) -> Standing:
+        """What this node is to the log."""
+        leads, at = bool(self._writer), self._reached_at
+        behind, leader = (0, "") if leads else (self._behind, self.leader_node)
+        answered_s = asyncio.get_running_loop().time() - at if at else None
+        return Standing(leads, leader, behind, answered_s, self._shared.network, self.durability)
 
     async def catch_up(self) -> Reader:
         """Take in what the log holds now, leading nothing, and close. Gives how far that is."""
@@ -345,7 +346,7 @@ class ReplicatedLedger:
                 writer = self._new_id()
                 header = Header(kind="claim", writer=writer, previous=self._reader.last)
                 await self._append(header, Claim(self.node).write())
-                self._writer, self._reached_at = writer, asyncio.get_running_loop().time()
+                self._writer = writer
                 return
             except LogMoved:
                 continue  # somebody else was faster: follow it
@@ -381,8 +382,8 @@ class ReplicatedLedger:
                     silent_s = quiet_s + min(loop.time() - looked, LISTENED_S)
                     is_asked = has_come or not self._reader.leader or silent_s > LEADERLESS_S
                     if is_asked or loop.time() - asked_at >= ASK_S:
-                        end, is_asked, asked_at = await self._shared.end(), True, loop.time()
-                        has_come = False
+                        end, is_asked, has_come = await self._shared.end(), True, False
+                        self._reached_at = asked_at = loop.time()
                     self._behind = max(0, end - self._reader.end)
                     quiet_s, looked = quiet_s + min(loop.time() - looked, LISTENED_S), loop.time()
                     if hearing.done():
@@ -442,6 +443,7 @@ class ReplicatedLedger:
     async def _append_record(self, record: bytes) -> None:
         position = await self._shared.append(record, self._reader.end)
         self._reader.take(LogRecord(position, record))
+        self._reached_at = asyncio.get_running_loop().time()
 
     async def _tell(self) -> None:
         """Say that this node leads, as long as it does."""

@@ -8,6 +8,7 @@ digest of the record before it, so that a follower knows that it reads what was 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -22,6 +23,9 @@ from .log_file import decode_row, encode_row
 from .queries import UNENCODABLE
 
 FORMAT = 1
+STANDING = re.compile(
+    r"(?:leading|following(?: (?P<leader>\S+))?, (?P<behind>\d+) records behind), log (?P<log>\S+), durability (?P<durability>\w+)"
+)
 HEADER_ROOM = 1024
 """Bytes of a record that its header may take."""
 
@@ -46,6 +50,8 @@ class SharedLog(Protocol):
 
     name: str
     """What an operator calls it: its address without what is secret."""
+    network: str
+    """Its name alone, which says nothing of where it is."""
 
     async def open(self, *, is_made: bool = True) -> None:
         """Connect, and make the log where there is none, unless it has to be there."""
@@ -79,6 +85,36 @@ class SharedLog(Protocol):
 
     async def describe(self) -> dict[str, Any]:
         """What an operator wants to know of the engine, as JSON: how much is in it and may be, on which servers."""
+
+
+class Standing(NamedTuple):
+    """What a node is to the log that it shares with others. As a text it is what `/readyz` says."""
+
+    leads: bool
+    leader: str
+    """Where the node that leads listens, if another one does and is known."""
+    behind: int | None
+    """How many records there were to follow when it looked last; None before that."""
+    answered_s: float | None
+    """So long ago the log last answered this node."""
+    log: str
+    durability: str
+
+    def __str__(self) -> str:
+        if self.behind is None and not self.leads:
+            return "starting"
+        whom = f" {self.leader}" if self.leader else ""
+        what = "leading" if self.leads else f"following{whom}, {self.behind} records behind"
+        return f"{what}, log {self.log}, durability {self.durability}"
+
+    @classmethod
+    def read(cls, text: str) -> Standing | None:
+        """What such a text says; None for another one, as of a node on a file of its own."""
+        found = STANDING.fullmatch(text.strip().removeprefix("ready, "))
+        if found is None:
+            return None
+        behind, leader, log, durability = found.group("behind", "leader", "log", "durability")
+        return cls(behind is None, leader or "", int(behind or 0), None, log, durability)
 
 
 class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

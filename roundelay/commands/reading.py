@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.options import SEQ, ask, db_option, identity_options, join, json_option, look, run
+from roundelay.commands.options import SEQ, ask, db_option, find_target, identity_options, join, json_option, look, run
 from roundelay.commands.output import print_answer, show, show_list
 from roundelay.terminal.text import clean, clean_json
 
@@ -133,9 +133,17 @@ def status(as_json: bool, over_s: float) -> None:
     The rates are those of the next second, or of --over. With --json there is every figure; docs/operations.md says
     what each means.
     """
-    from roundelay.nodes.status import describe_status, read_status
+    from roundelay.network.errors import ConnectError
+    from roundelay.network.home import find_url
+    from roundelay.nodes.status import describe_status, read_alone, read_status
 
-    value = ask(lambda client: read_status(client, over_s))
+    try:
+        value = ask(lambda client: read_status(client, over_s))
+    except ConnectError:
+        alone = read_alone((find_target().url or find_url()).partition(",")[0])
+        if alone is not None:  # one that follows, while nobody leads
+            show(alone, lambda _: describe_status(alone), as_json=as_json, print_value=print_answer)
+        raise
     show(value, lambda _: describe_status(value), as_json=as_json, print_value=print_answer)
 
 

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Literal
 
 from roundelay.app import OWN_MODS, make_rights, raise_file_limit
 from roundelay.network.client import NetworkClient
-from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
+from roundelay.network.config import NodeConfig, YamlNode, hide_password, load_yaml, resolve_config
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
 from roundelay.network.ledger.files import explain
+from roundelay.network.ledger.log_file import open_database
 from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.mod import load_mods
 from roundelay.nodes.hub_http import TIMEOUT_S, get_from_hub, read_readiness
@@ -57,6 +58,7 @@ SLOW_SYNC_MS = 50.0
 MAX_SKEW_S = 5.0
 LOCK_TIMEOUT_S = 1.0
 """A node that writes holds up nobody who reads; so a lock that is not given sooner is one that is refused."""
+REMAKE = "Stop the node, delete the file and start it again: it is made anew from the log, which lacks nothing of it."
 EARLIEST_S = 1_735_689_600
 """The year 2025: a clock before it was never set."""
 
@@ -103,7 +105,10 @@ async def examine(
     if config is not None:
         checks.append(check_database(config))
         if checks[-1].status != "failed" and config.durability != "memory" and config.db.exists():
-            checks += [await asyncio.to_thread(check_integrity, config.db), check_retention(config)]
+            shared = check_shared_log(config)
+            checks += shared
+            checks.append(await asyncio.to_thread(check_integrity, config.db, is_index=bool(shared)))
+            checks.append(check_retention(config))
         checks += [check_files(config), check_tls(config), check_page(config), check_secrets(config)]
         checks.append(await check_port(config))
         if config.interop.serve:
@@ -191,7 +196,30 @@ def check_database(config: NodeConfig) -> Checked:
     return Checked("database", "ok", detail)
 
 
-def check_integrity(db: Path) -> Checked:
+def check_shared_log(config: NodeConfig) -> list[Checked]:
+    """Of which shared log the file is an index, and how far; nothing of a node on a file of its own."""
+    db, log = config.db, None if config.log is None else hide_password(config.log)
+    try:
+        with open_database(db) as kept:
+            place, head = kept.find_place(), next(kept.rows(), None)
+    except LedgerError as error:
+        return [] if log is None else [Checked("shared log", "failed", str(error), REMAKE)]
+    if place is None and log is None:
+        return []
+    if place is None:
+        if head is None:
+            return [Checked("shared log", "ok", f"{db} is empty, and will be an index of {log}.")]
+        detail = f"{db} has a history of its own, and log names {log}: no node starts on both."
+        return [Checked("shared log", "failed", detail, "Name a new file, or move it: roundelay cluster migrate.")]
+    of = f"{db} is an index of the shared log of the network {place.name} (epoch {place.epoch}), up to record {place.position}"
+    if log is None:
+        return [Checked("shared log", "failed", f"{of}.", "Say where that is: log: URL, or ROUNDELAY_LOG.")]
+    filling = ", which is still being filled" if place.is_filling else ""
+    compared = f"roundelay cluster verify --log '{log}' --db {db} compares them."
+    return [Checked("shared log", "ok", f"{of}{filling}; log names {log}.", compared)]
+
+
+def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
     """Whether the file is whole, which reads all of it."""
     began = time.perf_counter()
     try:
@@ -200,7 +228,7 @@ def check_integrity(db: Path) -> Checked:
     except LedgerError as error:
         return Checked("integrity", "failed", str(error))
     if problems:
-        advice = "Stop the node and go on from a backup: docs/operations.md."
+        advice = REMAKE if is_index else "Stop the node and go on from a backup: docs/operations.md."
         return Checked("integrity", "failed", f"{db} is not right: {problems[0]}.", advice)
     old = f"; rows up to #{unchecked} are from before there were checksums" if unchecked is not None else ""
     took = f"looked at in {time.perf_counter() - began:.1f} s"

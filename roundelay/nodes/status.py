@@ -13,7 +13,7 @@ from typing import Any
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, Forbidden, UnknownOperation
 from roundelay.network.home import node_at
-from roundelay.nodes.hub_http import get_from_hub
+from roundelay.nodes.hub_http import get_from_hub, read_standing
 from roundelay.runs.activity import sum_up
 from roundelay.runs.lists import list_participants
 from roundelay.terminal.text import clean
@@ -36,9 +36,12 @@ async def read_status(client: NetworkClient, over_s: float) -> dict[str, Any]:
     rates = compute_rates(before, figures, time.perf_counter() - began)
     quotas = await _ask(client, "network.quotas", {"quotas": []})
     agents = await list_participants(client)
-    gateway = await asyncio.to_thread(describe_gateway, client.url)
+    gateway, shared = await asyncio.gather(
+        asyncio.to_thread(describe_gateway, client.url), asyncio.to_thread(read_shared_log, client.url)
+    )
     return {
         "url": client.url,
+        **({"shared_log": shared} if shared else {}),
         **({"gateway": gateway} if gateway else {}),
         **info,
         "participants": len(agents),  # as `roundelay agents` lists them: the hub counts who asks, too
@@ -50,14 +53,48 @@ async def read_status(client: NetworkClient, over_s: float) -> dict[str, Any]:
     }
 
 
+def read_alone(url: str) -> dict[str, Any] | None:
+    """What a node tells of itself that lets nobody in, if it shares its log with others."""
+    try:
+        shared = read_shared_log(url)
+    except ConnectError:
+        return None
+    return {"url": url, "shared_log": shared, "figures": _fetch_metrics(url)} if shared else None
+
+
+def read_shared_log(url: str) -> dict[str, Any]:
+    """What the node at this address is to the log that it shares with others, as itself says it; nothing of one that
+    shares none. Raises `ConnectError`."""
+    standing = read_standing(url)
+    if standing is None:
+        return {}
+    told = standing._asdict()
+    return told | {"answered_s": _fetch_metrics(url).get("log_age_seconds")}
+
+
 def describe_status(status: Mapping[str, Any]) -> list[str]:
     """Tell it in lines that can go to a terminal."""
     parts = dict(status)
-    figures, rates, quotas, stopped = (parts.pop(name) for name in ("figures", "rates", "quotas", "stopped"))
-    agents = sum_up(parts.pop("agents"))
-    parts |= {"agents": agents} if agents else {}
-    shown = {**parts, **describe_figures(figures, rates), **describe_quotas(quotas), **describe_stopped(stopped)}
-    return [f"{name:<14} {clean(', '.join(it) if isinstance(it, list) else str(it))}" for name, it in shown.items()]
+    if (shared := parts.pop("shared_log", None)) is not None:
+        told = describe_shared_log(shared)
+        if not shared["leads"] and "rates" in parts:
+            told += "; what stands below is told by the one that leads"
+        parts = {"url": parts.pop("url"), "shared log": told, **parts}
+    figures = parts.pop("figures")
+    if "rates" in parts:
+        rates, quotas, stopped = (parts.pop(name) for name in ("rates", "quotas", "stopped"))
+        agents = sum_up(parts.pop("agents"))
+        parts |= {"agents": agents} if agents else {}
+        parts |= {**describe_figures(figures, rates), **describe_quotas(quotas), **describe_stopped(stopped)}
+    return [f"{name:<14} {clean(', '.join(it) if isinstance(it, list) else str(it))}" for name, it in parts.items()]
+
+
+def describe_shared_log(shared: Mapping[str, Any]) -> str:
+    log = f"{shared['log']}, durability {shared['durability']}"
+    if shared["leads"]:
+        return f"{log}; this node leads"
+    whom = shared["leader"] or "who leads"
+    return f"{log}; this node follows {whom}, {shared['behind']} records behind"
 
 
 def describe_gateway(url: str) -> str:

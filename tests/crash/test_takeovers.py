@@ -543,7 +543,9 @@ async def test_who_waits_for_its_turn_can_be_stopped_and_says_what_it_waits_for(
         await follows(waiting)
         answer = await asyncio.to_thread(get_from_hub, waiting.url, "/readyz")
         assert answer.status == 503
-        assert re.fullmatch(r"following( 127.0.0.1:\d+)?, 0 records behind", answer.body.strip())
+        assert re.fullmatch(
+            r"following( 127.0.0.1:\d+)?, 0 records behind, log lab, durability replicated", answer.body.strip()
+        )
         assert await asyncio.to_thread(read_readiness, waiting.url) is False
         with pytest.raises(InvalidStatus) as refused:
             await connect(waiting.url, subprotocols=[Subprotocol("roundelay.v1")])

@@ -13,6 +13,8 @@ import pytest
 from roundelay.app import Network
 from roundelay.cli import cli
 from roundelay.network.config import Limits, NodeConfig, flat_values, resolve_config
+from roundelay.network.hub.metrics import list_log_figures
+from roundelay.network.ledger.shared_log import Standing
 
 ROOT = Path(__file__).parents[2]
 CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
@@ -78,7 +80,8 @@ def test_metrics_are_those_that_are_given_out() -> None:
         async with Network.open() as network:
             return network.hub.figures()
 
-    assert list(read_table("Monitoring")) == [f"roundelay_{name}" for name in asyncio.run(read())]
+    of_a_log = [it.name for it in list_log_figures(Standing(True, "", 0, 0.0, "lab", "full"))]
+    assert list(read_table("Monitoring")) == [f"roundelay_{name}" for name in [*asyncio.run(read()), *of_a_log]]
 
 
 def test_configuration_fields_are_those_of_the_model() -> None:

@@ -1,0 +1,128 @@
+"""What nodes on a shared log tell of it, and what the command line makes of that. docs/cluster.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from roundelay.app import Network
+from roundelay.nodes.hub_http import get_from_hub
+from tests.crash.test_takeovers import OWNER, ClusterNode, find_leader, follows, join, running
+from tests.support.command import invoke
+from tests.support.nats import NatsServer, nats_server
+
+
+@asynccontextmanager
+async def leader_and_follower(tmp_path: Path) -> AsyncIterator[tuple[NatsServer, ClusterNode, ClusterNode]]:
+    async with nats_server(tmp_path / "nats") as server:
+        made = [ClusterNode(tmp_path / "nodes", name, server.shown_url("lab")) for name in ("leads", "follows")]
+        async with running(made[:1]) as [leader]:
+            await find_leader([leader])
+            async with running(made[1:]) as [follower]:
+                await follows(follower)
+                yield server, leader, follower
+
+
+async def get(node: ClusterNode, path: str) -> str:
+    return (await asyncio.to_thread(get_from_hub, node.url, path)).body
+
+
+def read_figures(text: str) -> dict[str, float]:
+    return {name: float(value) for name, value in re.findall(r"^roundelay_(log_\w+) (\S+)$", text, re.MULTILINE)}
+
+
+async def told_by(node: ClusterNode, what: str) -> str:
+    """What `/readyz` says, once it holds this."""
+    async with asyncio.timeout(20):
+        while what not in (said := (await get(node, "/readyz")).strip()):  # noqa: ASYNC110 (it tells nobody)
+            await asyncio.sleep(0.05)
+    return said
+
+
+async def status(node: ClusterNode, *options: str, code: int = 0) -> Any:
+    environment = {"ROUNDELAY_OWNER_TOKEN": OWNER, "ROUNDELAY_HOME": str(node.db.parent / "home")}
+    return await invoke("status", "--over", "0.1", "--url", node.url, *options, code=code, **environment)
+
+
+async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_is_full(tmp_path: Path) -> None:
+    async with leader_and_follower(tmp_path) as (server, leader, follower):
+        assert await told_by(leader, "ready") == "ready, leading, log lab, durability full"
+        at = f"127.0.0.1:{leader.port}"
+        assert await told_by(follower, at) == f"following {at}, 0 records behind, log lab, durability full"
+        leads, behind = read_figures(await get(leader, "/metrics")), read_figures(await get(follower, "/metrics"))
+        assert leads.pop("log_age_seconds") < 10
+        assert behind.pop("log_age_seconds") < 10
+        assert leads == {"log_leading": 1, "log_full": 1, "log_records_behind": 0}
+        assert behind == {"log_leading": 0, "log_full": 1, "log_records_behind": 0}
+        for text in [await get(leader, "/metrics"), *[await get(it, "/readyz") for it in (leader, follower)]]:
+            assert server.hosts not in text, "where the log is, is nobody's business"
+
+        async with join([leader], "roundelay-cli", kind="service"):
+            pass
+        shown = json.loads((await status(leader, "--json")).out)
+        assert shown["shared_log"].pop("answered_s") < 10
+        assert shown["shared_log"] == {"leads": True, "leader": "", "behind": 0, "log": "lab", "durability": "full"}
+        assert shown["figures"]["log_leading"] == 1
+        assert re.search(
+            "^shared log +lab, durability full; this node leads$", (await status(leader)).out, re.MULTILINE
+        )
+        told = (await status(follower)).out
+        assert f"lab, durability full; this node follows {at}, 0 records behind; what stands below is told" in told
+        assert "commits" in told
+
+        await server.kill9()
+        await leader.end()  # and nobody can claim its place
+        alone = await status(follower, code=3)
+        assert "this node follows" in alone.out
+        assert "commits" not in alone.out
+        assert f"No hub answers at {leader.url}" in alone.err
+        shown = json.loads((await status(follower, "--json", code=3)).out)
+        assert (shown["shared_log"]["leads"], shown["figures"]["ready"]) == (False, 0)
+        async with asyncio.timeout(20):
+            while read_figures(await get(follower, "/metrics"))["log_age_seconds"] < 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+
+async def test_doctor_tells_of_which_log_a_file_is_an_index_and_what_its_damage_means(tmp_path: Path) -> None:
+    async with nats_server(tmp_path / "nats") as server:
+        made = ClusterNode(tmp_path / "nodes", "a", server.url("lab"))
+        async with running([made]):
+            await find_leader([made])
+            async with join([made], "mia") as mia:
+                await mia.send_text("mia", "hello")
+    nodes = {"ROUNDELAY_DB": str(made.db), "ROUNDELAY_PORT": "0"}
+    log = f"nats://me:hush@{server.hosts}/lab"
+
+    async def look(code: int = 0, **environment: str) -> dict[str, dict[str, str]]:
+        done = await invoke("doctor", "--json", code=code, cwd=tmp_path, **nodes, **environment)
+        assert "hush" not in done.out
+        return {it["name"]: it for it in json.loads(done.out)["checks"]}
+
+    found = (await look(ROUNDELAY_LOG=log))["shared log"]
+    told = (
+        r"a\.db is an index of the shared log of the network lab \(epoch \S+\), up to record \d+; log names nats://127"
+    )
+    assert (found["status"], bool(re.search(told, found["detail"]))) == ("ok", True), found
+    assert f"roundelay cluster verify --log 'nats://{server.hosts}/lab' --db {made.db}" in found["advice"]
+    unnamed = (await look(1))["shared log"]
+    assert (unnamed["status"], unnamed["advice"]) == ("failed", "Say where that is: log: URL, or ROUNDELAY_LOG.")
+    with sqlite3.connect(made.db) as db:
+        db.execute("UPDATE log SET data = replace(data, 'hello', 'jello')")
+    db.close()
+    damaged = (await look(1, ROUNDELAY_LOG=log))["integrity"]
+    assert damaged["status"] == "failed"
+    assert "delete the file and start it again: it is made anew from the log" in damaged["advice"]
+
+    nodes["ROUNDELAY_DB"] = str(tmp_path / "own.db")
+    assert "shared log" not in await look()
+    async with Network.open(tmp_path / "own.db") as network:
+        await network.join("ann")
+    assert "shared log" not in await look()
+    refused = (await look(1, ROUNDELAY_LOG=log))["shared log"]
+    assert "has a history of its own" in refused["detail"]
