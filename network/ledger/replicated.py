@@ -28,9 +28,9 @@ from .shared_log import (
     LogAway,
     LogChoosing,
     LogRecord,
+    LogStanding,
     Reader,
     SharedLog,
-    Standing,
     digest,
     read_commit,
     write_commit,
@@ -137,12 +137,12 @@ class ReplicatedLedger:
         return "full" if self._doubt == "" else "replicated"
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> LogStanding:
         """What this node is to the log."""
         leads, at = bool(self._writer), self._reached_at
         behind, leader = (0, "") if leads else (self._behind, self.leader_node)
         answered_s = asyncio.get_running_loop().time() - at if at else None
-        return Standing(leads, leader, behind, answered_s, self._shared.network, self.durability)
+        return LogStanding(leads, leader, behind, answered_s, self._shared.network, self.durability)
 
     async def catch_up(self) -> Reader:
         """Take in what the log holds now, leading nothing, and close. Gives how far that is."""

@@ -87,7 +87,7 @@ class SharedLog(Protocol):
         """What an operator wants to know of the engine, as JSON: how much is in it and may be, on which servers."""
 
 
-class Standing(NamedTuple):
+class LogStanding(NamedTuple):
     """What a node is to the log that it shares with others. As a text it is what `/readyz` says."""
 
     leads: bool
@@ -108,7 +108,7 @@ class Standing(NamedTuple):
         return f"{what}, log {self.log}, durability {self.durability}"
 
     @classmethod
-    def read(cls, text: str) -> Standing | None:
+    def read(cls, text: str) -> LogStanding | None:
         """What such a text says; None for another one, as of a node on a file of its own."""
         found = STANDING.fullmatch(text.strip().removeprefix("ready, "))
         if found is None:
