@@ -153,9 +153,11 @@ class ThreadHeld(GiveUp):
 
 
 class Superseded(GiveUp):
-    """A newer reactor session of the same agent has taken over; this one must not react again."""
+    """A newer reactor session of the same agent has taken over; this one must not react again.
+    ``was_away``: it had no connection then."""
 
     code = "superseded"
+    was_away = False
 
 
 class InternalError(GiveUp):

@@ -62,11 +62,12 @@ class NetworkClient:
     """One participant's session, kept alive. Use as ``async with NetworkClient("alice") as client``.
 
     Without ``url``, the node of this machine is found; several, with commas between them, are nodes of one network, of
-    which one serves at a time. Without ``token``, an agent's is made and saved, and a person
-    or service joins with the owner's token of the node on this machine. ``resume`` starts delivery at the client's
-    own cursor. Methods that send raise the `RoundelayError` that the hub answered; while the connection is down they
-    wait, or, with ``reconnect=False``, raise `ConnectError`. ``new_id`` makes the ids that are not given, ``jitter``
-    (from 0 to 1) spreads the tries to come back, ``clock`` is what the program that uses this client goes by.
+    which one serves at a time; where one says that another one leads, this ``goes_to_leader``. Without ``token``, an
+    agent's is made and saved, and a person or service joins with the owner's token of the node on this machine.
+    ``resume`` starts delivery at the client's own cursor. Methods that send raise the `RoundelayError` that the hub
+    answered; while the connection is down they wait, or, with ``reconnect=False``, raise `ConnectError`. ``new_id``
+    makes the ids that are not given, ``jitter`` (from 0 to 1) spreads the tries to come back, ``clock`` is what the
+    program that uses this client goes by.
     ``kind`` None leaves it to the ``token``, which has to be given then. With ``deliver`` False nothing is delivered: ask
     by the operation ``network.receive``.
     ``connect_timeout_s`` bounds each way to a welcome (TCP, TLS, the WebSocket and `hello`); without it
@@ -92,6 +93,7 @@ class NetworkClient:
         jitter: Callable[[], float] = random.random,
         clock: Clock = system_clock,
         connect_timeout_s: float | None = None,
+        goes_to_leader: bool = True,
     ) -> None:
         self.agent_id = agent_id
         self._kind: Literal["agent", "human", "service"] | None = kind
@@ -116,7 +118,8 @@ class NetworkClient:
             connect_timeout_s = find_connect_timeout_s()
         self._link = Link(
             self,
-            transport or WebSocketTransport(named, connect_timeout_s or CONNECT_TIMEOUT_S),
+            transport
+            or WebSocketTransport(named, connect_timeout_s or CONNECT_TIMEOUT_S, goes_to_leader=goes_to_leader),
             reconnects=reconnect,
             jitter=jitter,
             connect_timeout_s=connect_timeout_s,

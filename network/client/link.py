@@ -263,7 +263,9 @@ class Link:
             await anext(frames)
         except Closed as closed:
             if closed.code == 4409:
-                raise self._superseded() from closed
+                overtaken = self._superseded()
+                overtaken.was_away = True
+                raise overtaken from closed
             if closed.code == 4413 and hello.card is not UNSET:
                 size = len(bytes(hello.card))
                 raise TooLarge(

@@ -70,11 +70,13 @@ class Transport(Protocol):
 
 class WebSocketTransport:
     """Connections to the hub at ``url`` (``ws://`` or ``wss://``); of several, with commas between them, to the first
-    that takes one, and from then on to that until it refuses. A node that names the one that leads, as it refuses or ends a
-    session, is believed: that is tried next, encrypted as this one is. ``timeout_s`` bounds each try: TCP, TLS and the opening handshake together."""
+    that takes one, and from then on to that until it refuses. A node that names the one that leads, as it refuses or
+    ends a session, is believed if this ``goes_to_leader``: that is tried next, encrypted as this one is. ``timeout_s``
+    bounds each try: TCP, TLS and the opening handshake together."""
 
-    def __init__(self, url: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    def __init__(self, url: str, timeout_s: float = CONNECT_TIMEOUT_S, *, goes_to_leader: bool = True) -> None:
         self._urls = url.split(",")
+        self._goes_to_leader = goes_to_leader
         self.url = self._urls[0]
         self._timeout_s = timeout_s
 
@@ -95,13 +97,13 @@ class WebSocketTransport:
         """Where to go after a refusal, the best first."""
         place = self._urls.index(self.url) + 1 if self.url in self._urls else 0
         given = [*self._urls[place:], *self._urls[:place]]
-        if isinstance(error, Following) and is_address(error.leader):
+        if isinstance(error, Following) and is_address(error.leader) and self._goes_to_leader:
             return [_at(error.leader, self.url), *given]
         return given
 
     def _hear_close(self, url: str, closed: Closed) -> None:
-        """A session at this URL was closed; one by a node that leads no longer is gone on with where another one does."""
-        if closed.code == COME_BACK and (leader := read_moved(closed.reason)):
+        """A session at this URL was closed; one by a node that leads no longer goes on where another one does."""
+        if closed.code == COME_BACK and (leader := read_moved(closed.reason)) and self._goes_to_leader:
             self.url = _at(leader, url)
 
     async def _connect(self) -> WebSocketWire:

@@ -54,22 +54,38 @@ async def run_agents(
     note: Callable[[str], None],
     make_client: type[NetworkClient] = NetworkClient,
 ) -> None:
-    """Run agents until SIGTERM, SIGINT or, if asked, the end of the input. ``say`` gets a line for each that has
-    joined.
+    """Run agents until SIGTERM, SIGINT or, if asked, the end of the input, which a node holds open: its agents stay at
+    it. ``say`` gets a line for each that has joined.
 
     Raises what ends an agent for good, and then ends the others; an agent that another runner took over just ends, and
-    ``note`` is told.
+    ``note`` is told. A node's agent that was overtaken while the node was away raises `Superseded`: the node starts it
+    again.
     """
 
     async def run_one(runner: SimpleAgentRunner) -> None:
         await runner.prepare()
         card = runner.describe_card()
-        async with make_client(runner.agent_id, url, kind="agent", token=token, role="reactor", card=card) as client:
+        # beside a node that waits for its turn to lead, the agents of the one that leads work
+        joining = make_client(
+            runner.agent_id,
+            url,
+            kind="agent",
+            token=token,
+            role="reactor",
+            card=card,
+            goes_to_leader=not until_input_ends,
+        )
+        async with joining as client:
             await runner.join_channels(client)  # before it says ready, so that it misses nothing that is said after
             say(ready_line(runner.agent_id, client.url))
             try:
                 await runner.run(client)
             except Superseded as error:
+                if until_input_ends and isinstance(client.failure, Superseded) and client.failure.was_away:
+                    raise Superseded(
+                        f"Another process of agent {runner.agent_id} worked while the node was away; this one begins "
+                        "anew."
+                    ) from error
                 note(str(error))
 
     with stop_signals() as stopping:

@@ -34,8 +34,9 @@ from tests.crash.test_agent_kills import (
     plan_asking,
 )
 from tests.crash.test_exactly_once import booked, read_booking, start_shop
-from tests.crash.test_takeovers import OWNER, ClusterNode, cluster, find_leader, join
+from tests.crash.test_takeovers import OWNER, ClusterNode, cluster, find_leader, follows, join, pause, resume, says
 from tests.support.counts import Note
+from tests.support.nats import nats_server
 from tests.support.node import Node, ProcessNode
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
@@ -172,3 +173,42 @@ async def test_each_message_takes_effect_once_where_its_program_and_the_hub_are_
     )
     assert sorted(found) == sorted(sent)
     assert len(runs) > len(sent), "no kill hit an uncommitted effect: this run proves nothing"
+
+
+async def test_a_nodes_agents_stay_at_it_while_another_one_leads_and_work_when_it_leads_again(tmp_path: Path) -> None:
+    """The agents of each node are its own processes: those of a node that follows neither work nor end."""
+    async with nats_server(tmp_path / "nats") as server:
+        made = [ClusterNode(tmp_path / "nodes", name, server.url("lab")) for name in "ab"]
+        (tmp_path / "nodes" / "desk.yaml").write_text(
+            "id: desk\ninstruction: x\nmodel: {rules: [{do: [{say: hello}]}]}\n"
+        )
+        (tmp_path / "nodes" / "node.yaml").write_text("agents: [desk.yaml]\n")
+        try:
+            for node in made:
+                await node.start("node.yaml", "--no-web")
+                await (find_leader([node]) if node is made[0] else follows(node))
+            first, second = made
+            async with join(made, "mia") as mia, asyncio.timeout(60):
+                answers = mia.deliveries()
+
+                async def ask(text: str) -> str | None:
+                    await mia.send_text("desk", text)
+                    async for delivery in answers:
+                        if delivery.message.sender_id == "desk":
+                            return delivery.message.text
+                    return None
+
+                assert await ask("by the first node's") == "hello"
+                pause(first)
+                await find_leader([second])
+                resume(first)
+                await says(second, "agents desk)")
+                assert await ask("by the second node's") == "hello"
+                assert "begins anew" not in first.db.with_suffix(".out").read_text()
+                await second.end()
+                await find_leader([first])
+                assert await ask("by the first node's again") == "hello"
+            assert "has ended.\n" not in first.db.with_suffix(".out").read_text()
+        finally:
+            for node in made:
+                await node.end()

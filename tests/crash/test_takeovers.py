@@ -418,8 +418,12 @@ async def test_what_was_sent_through_one_node_is_a_repeat_at_the_other(tmp_path:
 
 async def follows(node: ClusterNode) -> None:
     """Wait until a node says so."""
+    await says(node, "this one follows")
+
+
+async def says(node: ClusterNode, what: str) -> None:
     async with asyncio.timeout(30):
-        while "this one follows" not in node.db.with_suffix(".out").read_text():  # noqa: ASYNC110 (a file tells nobody)
+        while what not in node.db.with_suffix(".out").read_text():  # noqa: ASYNC110 (a file tells nobody)
             await asyncio.sleep(0.05)
 
 
