@@ -26,11 +26,14 @@ from roundelay.network.frames import SendFrame
 from roundelay.network.ledger.sqlite import SQLiteLedger
 
 PEOPLE, CONVERSATIONS, SMALL, TIMES, BATCH = 100, 20, 10_000, 200, 5_000
-CONTENT = Raw(json.dumps("x" * 150).encode())
 
 
 def name(number: int) -> str:
     return f"agent-{number:03d}"
+
+
+def word(seq: int) -> str:
+    return f"w{seq}w"
 
 
 def make_row(seq: int, chance: random.Random) -> Row:
@@ -47,7 +50,11 @@ def make_row(seq: int, chance: random.Random) -> Row:
         seq=seq, sender_id=name(sender), sender_kind="agent", kind="direct", to=to, thread_id=thread, root=seq, hops=0, label=seq, cause=None,
         excluded=(),
     )  # fmt: skip
-    frame = SendFrame(message_id=f"{chance.getrandbits(128):032x}", to=to, content=CONTENT)
+    frame = SendFrame(
+        message_id=f"{chance.getrandbits(128):032x}",
+        to=to,
+        content=Raw(json.dumps(f"{word(seq)} {'x' * 140}").encode()),
+    )
     return message_row(head, frame, 1_700_000_000_000 + seq, name(sender), f"m:{frame.message_id}")
 
 
@@ -83,16 +90,25 @@ def list_reads(ledger: SQLiteLedger, kept: list[Row], rows: int) -> dict[str, Ca
         "a reaction's records": lambda it: ledger.reaction(f"reaction-{it.seq // 100}", 0, 50),
         "the newest heads of a thread": lambda it: ledger.newest_heads({it.stream: 0}, 20),
         "200 rows of the log": lambda it: ledger.rows(it.seq, 200),
+        "a word that stands in one message": lambda it: ledger.search([word(it.seq)], spans(it), reader(it), limit=20),
+        "three threads of a reader": lambda it: ledger.threads(spans(it), reader(it), among=[it.stream, "t", "u"]),
+        "the newest 50 threads of a reader": lambda it: ledger.threads(spans(it), reader(it)),
+        "the newest 50 threads of all": lambda it: ledger.all_threads(),
     }  # fmt: skip
+
+
+WALKS = ("the newest 50 threads of a reader", "the newest 50 threads of all")
+"""What costs by all that it is chosen from: asked for a few times."""
 
 
 async def measure(path: Path, rows: int) -> dict[str, float]:
     """Microseconds of each read, the median."""
     ledger, kept = await fill(path, rows)
     chance, found = random.Random(2), dict[str, float]()
+    await ledger.search(["w1w"], [Span("broadcast", 0)], name(0), limit=1)  # the first one fills the index of words
     for title, read in list_reads(ledger, kept, rows).items():
         times = []
-        for it in chance.choices(kept, k=TIMES):
+        for it in chance.choices(kept, k=5 if title in WALKS else TIMES):
             started = time.perf_counter()
             await read(it)
             times.append(time.perf_counter() - started)

@@ -33,8 +33,8 @@ def random_number() -> int:
 
 
 def ordered_id() -> str:
-    """32 hex digits: the time in milliseconds, then 80 random bits. Ids made after each other lie side by side in the
-    ledger's index, as those of UUID version 7 do (RFC 9562, 5.7), and a commit touches fewer pages of it."""
+    """32 hex digits: the time in milliseconds, then 80 random bits. Ids sort by when they were made, as
+    those of UUID version 7 do (RFC 9562, 5.7)."""
     return f"{system_clock():012x}{secrets.token_hex(10)}"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from roundelay.network.ledger import unplaced
 from tests.support.counts import note, pytest_terminal_summary
 
 __all__ = ["note", "pytest_terminal_summary"]
@@ -42,6 +43,15 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A new directory for each test: by a count, as `mktemp` reads the names of all that were made before."""
     root = tmp_path_factory.mktemp("homes")
     return (root / str(number) for number in count())
+
+
+@pytest.fixture(autouse=True)
+def placed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows of a test are found in memory, some by the tables, and some are on their way: the processes that tests
+    start have thousands in memory."""
+    monkeypatch.setattr(unplaced, "TOGETHER", 7)
+    monkeypatch.setattr(unplaced, "LEAST_PORTION", 3)
+    monkeypatch.setattr(unplaced, "PORTION_PER_ROW", 4)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -34,6 +34,7 @@ from roundelay.network.errors import LedgerError
 from . import MAX_PAGE_BYTES, KeyTaken, Page, Unstorable, take_page
 from .rows import hash_key, make_head, make_row, note_places, write_columns
 from .schema import CHECKED_FROM, ROW_COLUMNS, checksum
+from .unplaced import PLACED_TO, Newest, Portion, Unplaced
 
 MAX_KEPT = 10_000
 """How many damaged rows one ledger remembers: each of them is told once, those beyond are not told."""
@@ -77,16 +78,16 @@ class Damage:
 _MANY = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
-def _write_inserts(table: str, columns: str) -> tuple[int, list[tuple[int, str]]]:
+def _write_inserts(into: str, columns: str) -> tuple[int, list[tuple[int, str]]]:
     """How many columns a row has, and the statements for so many rows."""
     width = columns.count(",") + 1
     marks = f"({','.join('?' * width)})"
-    return width, [(rows, f"INSERT INTO {table} ({columns}) VALUES {','.join([marks] * rows)}") for rows in _MANY]
+    return width, [(rows, f"{into} ({columns}) VALUES {','.join([marks] * rows)}") for rows in _MANY]
 
 
-_INTO_LOG = _write_inserts("log", ROW_COLUMNS)
-_INTO_KEY = _write_inserts("key", "hash, seq")
-_INTO_PLACE = _write_inserts("place", "place, seq")
+_INTO_LOG = _write_inserts("INSERT INTO log", ROW_COLUMNS)
+_INTO_KEY = _write_inserts("INSERT OR IGNORE INTO key", "hash, seq")
+_INTO_PLACE = _write_inserts("INSERT OR IGNORE INTO place", "place, seq")
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)
 """What a row raises whose columns hold anything."""
@@ -126,7 +127,7 @@ def find_row(damage: Damage, seq: int, db: sqlite3.Connection, columns: str = RO
 
 
 def read_rows(
-    damage: Damage, sql: str, values: Sequence[object], take: Callable[[Iterator[Row]], T], db: sqlite3.Connection,
+    damage: Damage, sql: str, values: Values | Sequence[object] | Mapping[str, object], take: Callable[[Iterator[Row]], T], db: sqlite3.Connection,
     columns: str = ROW_COLUMNS,
 ) -> T:  # fmt: skip
     """What ``take`` makes of a query's rows, which selects ``columns``; it takes none that it does not need.
@@ -141,7 +142,7 @@ def read_rows(
         if not _is_bad_cell(error):
             raise
     passed: set[int] = set()
-    with closing(db.execute(sql.replace(columns, "seq", 1), values)) as cursor:
+    with closing(db.execute(sql.replace(columns, "seq"), values)) as cursor:
         seqs = (pass_once(passed, seq) for (seq,) in cursor)
         return take(row for seq in seqs if (row := find_row(damage, seq, db, columns)) is not None)
 
@@ -179,8 +180,6 @@ def walk_log(damage: Damage, db: sqlite3.Connection, columns: str = ROW_COLUMNS)
 
 
 _WALKED = 500
-AT_PLACE = "FROM place CROSS JOIN log USING (seq) WHERE place = ?"
-"""The rows that are found at a place (`rows.list_places`), which is the first of the values."""
 BY_SEQ = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?))"
 NEWEST_BY_SEQ = f"{BY_SEQ} ORDER BY seq DESC"
 
@@ -194,12 +193,14 @@ UNENCODABLE = (TypeError, ValueError, OverflowError, AttributeError, RecursionEr
 class Writes(NamedTuple):
     """What one transaction writes, as SQLite takes it."""
 
+    head: int
+    """The newest seq, if there are rows."""
     log: list[object]
     """The columns of all rows of the log, one after the other."""
     keys: list[tuple[int, int]]
-    """Hash and seq of each idempotency key, ascending: of those that stand together fewer pages are written."""
-    places: list[object]
-    """Place and seq where the rows are found, one after the other, ascending."""
+    """Hash and seq of each idempotency key."""
+    places: Mapping[str, list[int]]
+    """Where the rows are found: seqs, ascending."""
     saved: list[Values]
     """Rows of the tables."""
     dropped: list[Values]
@@ -220,13 +221,10 @@ def encode_batch(rows: Sequence[Row], puts: Sequence[Put]) -> Writes:
             if row.key:
                 keys.append((hash_key(row.actor, row.key), row.seq))
             note_places(row, places)
-        keys.sort()
-        found: list[object] = [
-            it for place in sorted(places) for pair in zip(repeat(place), places[place]) for it in pair
-        ]
         kept = [put for put in puts if put.table not in VOLATILE_TABLES]
         saved = [_sign(put.table, put.key, encode_value(put.value).decode()) for put in kept if put.value is not None]
-        return Writes(log, keys, found, saved, [(put.table, put.key) for put in kept if put.value is None])
+        head = rows[-1].seq if rows else 0
+        return Writes(head, log, keys, places, saved, [(put.table, put.key) for put in kept if put.value is None])
     except UNENCODABLE as error:
         raise Unstorable from error
 
@@ -238,21 +236,23 @@ def _sign(*columns: object) -> Values:
 def bind(batch: Writes) -> None:
     """Give each value to SQLite as a statement does, and store none. Raises `Unstorable`."""
     with closing(sqlite3.connect(":memory:")) as db:
-        for value in chain(batch.log, *batch.keys, batch.places, *batch.saved, *batch.dropped):
+        for value in chain(batch.log, *batch.saved, *batch.dropped):
             try:
                 db.execute("SELECT ?", (value,))
             except (*UNENCODABLE, sqlite3.Error) as error:
                 raise Unstorable from error
 
 
-def store(batch: Writes, before_commit: Callable[[], None], db: sqlite3.Connection) -> None:
-    """Write a batch in one transaction. Raises `KeyTaken`, `Unstorable` or what ``before_commit`` raises: then nothing
-    is stored."""
+def store(batch: Writes, unplaced: Unplaced, before_commit: Callable[[], None], db: sqlite3.Connection) -> None:
+    """Write a batch in one transaction, and with it a part of what is yet unplaced. Raises `KeyTaken`, `Unstorable` or
+    what ``before_commit`` raises: then nothing is stored."""
+    rows = len(batch.log) // _INTO_LOG[0]
     db.execute("BEGIN IMMEDIATE")
     try:
         _insert(db, _INTO_LOG, batch.log)
-        _insert_keys(db, batch.keys)
-        _insert(db, _INTO_PLACE, batch.places)
+        _refuse_taken(db, batch.keys, unplaced)
+        portion = unplaced.next_portion(rows)
+        _place(db, portion)
         if batch.saved:
             db.executemany("INSERT OR REPLACE INTO state (tbl, key, value, crc) VALUES (?, ?, ?, ?)", batch.saved)
         if batch.dropped:
@@ -265,50 +265,86 @@ def store(batch: Writes, before_commit: Callable[[], None], db: sqlite3.Connecti
         if isinstance(error, UNENCODABLE):  # raised where a value is given to SQLite, not by SQLite
             raise Unstorable from error
         raise
+    if rows:  # who looks before this sees what there was before
+        unplaced.add(batch.keys, batch.places, batch.head, rows)
+    unplaced.take(portion)
 
 
-def _insert(db: sqlite3.Connection, into: tuple[int, list[tuple[int, str]]], values: list[object]) -> None:
+def _insert(db: sqlite3.Connection, into: tuple[int, list[tuple[int, str]]], values: Sequence[object]) -> int:
+    """Insert so many values as there are; gives how many rows were new."""
     width, statements = into
-    start = 0
+    start = inserted = 0
     for rows, sql in statements:
         size = rows * width
         while len(values) - start >= size:
-            db.execute(sql, values[start : start + size])
+            inserted += db.execute(sql, values[start : start + size]).rowcount
             start += size
+    return inserted
 
 
-def _insert_keys(db: sqlite3.Connection, keys: list[tuple[int, int]]) -> None:
-    """Note the keys of rows that are written. Raises `KeyTaken`."""
-    try:
-        _insert(db, _INTO_KEY, list(chain.from_iterable(keys)))
-    except sqlite3.IntegrityError:  # of these hashes at least one is there: whose it is is looked at
-        for number, seq in keys:
-            _insert_key(db, number, seq)
+def _refuse_taken(db: sqlite3.Connection, keys: list[tuple[int, int]], unplaced: Unplaced) -> None:
+    """Raises `KeyTaken` where the key of a row that was just written is another one's."""
+    numbers = {number for number, _ in keys}
+    doubtful = numbers & unplaced.keys.keys()
+    doubtful.update(number for (number,) in db.execute(_AMONG_KEYS, (json.dumps([*numbers]),)))
+    if not doubtful and len(numbers) == len(keys):
+        return
+    unchecked = Damage(lambda _: None, 2**62)
+    seen: dict[int, list[int]] = {}
+    for number, seq in keys:
+        before = seen.setdefault(number, [])
+        if before or number in doubtful:
+            row = find_row(unchecked, seq, db)
+            assert row is not None, "a key is looked at behind its row"
+            for other_seq in (*_seqs_of(db, number, unplaced), *before):
+                other = find_row(unchecked, other_seq, db)
+                if other is not None and (other.is_damaged or (other.actor, other.key) == (row.actor, row.key)):
+                    raise KeyTaken
+        before.append(seq)
+
+
+_AMONG_KEYS = "SELECT k.hash FROM json_each(?) AS w CROSS JOIN key AS k ON k.hash = w.value"
+
+
+def _seqs_of(db: sqlite3.Connection, number: int, unplaced: Unplaced) -> set[int]:
+    """The rows whose keys have this hash."""
+    sql = "SELECT seq FROM key WHERE hash = ?1 UNION ALL SELECT seq FROM key_more WHERE hash = ?1"
+    return {*unplaced.seqs_of(number), *(seq for (seq,) in db.execute(sql, (number,)))}
 
 
 KEYED = "SELECT hash, seq FROM key UNION ALL SELECT hash, seq FROM key_more"
 """Where each key is: the first of a hash in one table, those that have the same in another."""
 
 
-def _insert_key(db: sqlite3.Connection, number: int, seq: int) -> None:
-    unchecked = Damage(lambda _: None, 2**62)
-    row = find_row(unchecked, seq, db)
-    assert row is not None, "a key is written behind its row"
-    sql = "SELECT seq FROM key WHERE hash = ?1 UNION ALL SELECT seq FROM key_more WHERE hash = ?1"
-    taken = db.execute(sql, (number,)).fetchall()
-    for (other_seq,) in taken:
-        if other_seq == seq:
-            return
-        other = find_row(unchecked, other_seq, db)
-        if other is not None and (other.is_damaged or (other.actor, other.key) == (row.actor, row.key)):
-            raise KeyTaken
-    db.execute(f"INSERT INTO {'key_more' if taken else 'key'} (hash, seq) VALUES (?, ?)", (number, seq))
+def _place(db: sqlite3.Connection, portion: Portion) -> None:
+    """Write where rows are found, within the transaction of others."""
+    if _insert(db, _INTO_KEY, portion.keys) < len(portion.keys) // 2:
+        # some hashes were there: of the same rows, placed before a crash, or of other keys
+        sql = "INSERT OR IGNORE INTO key_more SELECT ?1, ?2 WHERE (SELECT seq FROM key WHERE hash = ?1) <> ?2"
+        db.executemany(sql, zip(portion.keys[::2], portion.keys[1::2], strict=True))
+    _insert(db, _INTO_PLACE, portion.places)
+    if portion.placed_to is not None:
+        put_meta(db, {PLACED_TO: str(portion.placed_to)})
+
+
+def place_all(unplaced: Unplaced, db: sqlite3.Connection) -> None:
+    """Place whatever is yet unplaced."""
+    for portion in unplaced.all_portions():
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            _place(db, portion)
+            db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            raise
+        unplaced.take(portion)
 
 
 # --- what is looked up
 
 
-def look_up(wanted: Wanted, damage: Damage, db: sqlite3.Connection) -> Facts:
+def look_up(wanted: Wanted, damage: Damage, unplaced: Unplaced, db: sqlite3.Connection) -> Facts:
     facts = Facts(damaged=set())
     if wanted.keys:
         keys = list(wanted.keys)
@@ -317,7 +353,9 @@ def look_up(wanted: Wanted, damage: Damage, db: sqlite3.Connection) -> Facts:
             f"SELECT w.key, k.seq FROM json_each(?1) AS w CROSS JOIN {table} AS k ON k.hash = w.value"
             for table in ("key", "key_more")
         )
-        for index, seq in db.execute(sql, (json.dumps(numbers),)).fetchall():
+        pairs = set(db.execute(sql, (json.dumps(numbers),)).fetchall())
+        pairs.update((index, seq) for index, it in enumerate(numbers) for seq in unplaced.seqs_of(it))
+        for index, seq in sorted(pairs):
             row = find_row(damage, seq, db)
             if row is None or hash_key(row.actor, row.key) != numbers[index]:
                 damage.note(seq)  # it is not what this entry was written for
@@ -417,17 +455,18 @@ def _read_value(damage: Damage, table: Table, key: str, value: str, crc: int | N
     return None
 
 
-def load_meta(db: sqlite3.Connection) -> dict[str, str]:
-    """What identifies a ledger, of a file of this schema; empty before the first start. Raises `LedgerError` if it is
-    damaged."""
+def load_meta(db: sqlite3.Connection, expected: Sequence[str] = (CHECKED_FROM,)) -> dict[str, str]:
+    """What identifies a ledger, of a file with checksums; empty before the first start but for what is ``expected``.
+    Raises `LedgerError` if it is damaged."""
     with reading_any_text(db):
         found = db.execute("SELECT key, value, crc FROM meta").fetchall()
     for key, value, crc in found:
         if crc != checksum((key, value)):
             raise _damaged("meta", key)
     meta = {key: value for key, value, _ in found}
-    if CHECKED_FROM not in meta:
-        raise _damaged("meta", CHECKED_FROM)
+    for key in expected:
+        if key not in meta:
+            raise _damaged("meta", key)
     return meta
 
 
@@ -466,38 +505,97 @@ def _damaged(table: str, key: str) -> LedgerError:
     )
 
 
+# Each of these asks the tables for rows up to ``:placed_to``, and is told in ``:newest`` those behind it (`Unplaced`).
+
+
+def at_place(
+    place: str,
+    after: int,
+    before: int,
+    newest: Newest,
+    limit: int,
+    *,
+    columns: str = ROW_COLUMNS,
+    order: str = "ASC",
+    where: tuple[str, str] | None = None,
+) -> tuple[str, dict[str, object]]:
+    """The query for rows at a place (`rows.list_places`), after < seq < before, and its values. ``where``: a column,
+    and what it has to hold."""
+    more = "" if where is None else f"AND {where[0]} = :more"
+    sql = f"""
+        SELECT {columns} FROM place CROSS JOIN log USING (seq)
+        WHERE place = :place AND seq > :after AND seq < :end {more}"""
+    if newest.seqs:
+        sql += f" UNION ALL SELECT {columns} FROM log WHERE seq IN (SELECT value FROM json_each(:newest)) {more}"
+    values = {
+        "place": place, "after": after, "end": min(before, newest.placed_to + 1), "newest": json.dumps(newest.seqs),
+        "limit": limit, "more": None if where is None else where[1],
+    }  # fmt: skip
+    return f"{sql} ORDER BY seq {order} LIMIT :limit", values
+
+
 # The seqs of an inbox: one indexed range per span, each cut to a page's size, so that a page costs its own size. The
 # spans come as JSON: of SELECTs joined by UNION SQLite takes 500, and a channel that is joined and left again and again
 # makes more spans.
 INBOX_SEQS = """
-    SELECT l.seq FROM json_each(?1) AS span CROSS JOIN log AS l ON l.seq IN (
+    SELECT l.seq FROM json_each(:spans) AS span CROSS JOIN log AS l ON l.seq IN (
         SELECT seq FROM place
-        WHERE place = 'to/' || (span.value ->> 0) AND seq > span.value ->> 1 AND seq < span.value ->> 2
-        ORDER BY seq {order} LIMIT ?5)
+        WHERE place = 'to/' || (span.value ->> 0) AND seq > span.value ->> 1
+        AND seq < min(span.value ->> 2, :placed_to + 1)
+        ORDER BY seq {order} LIMIT :limit)
     UNION ALL SELECT * FROM (
-        SELECT seq FROM place WHERE place = 'by/' || ?2 AND seq > ?3 AND seq <= ?4 ORDER BY seq {order} LIMIT ?5)"""
-INBOX = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT ?5"
+        SELECT seq FROM place WHERE place = 'by/' || :sender AND seq > :after AND seq <= min(:until, :placed_to)
+        ORDER BY seq {order} LIMIT :limit)
+    UNION ALL SELECT value FROM json_each(:newest)"""
+INBOX = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT :limit"
+THREADS = f"""
+    SELECT stream, max(seq), count(*) FROM log WHERE seq IN ({INBOX_SEQS.replace("{order}", "ASC")})
+    AND (excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(excluded) WHERE value = :sender))
+    GROUP BY stream HAVING max(seq) < :end ORDER BY max(seq) DESC LIMIT :most"""
+
+
+def inbox_values(
+    spans: Sequence[Span], sender: str, after: int, until: int, limit: int, unplaced: Unplaced, *, newest: bool = False
+) -> dict[str, object]:
+    """The values of `INBOX_SEQS`."""
+    ends = cut_spans(spans, after, until)
+    asked = [(f"to/{target}", start, end) for target, start, end in ends]
+    found = unplaced.find([*asked, (f"by/{sender}", after, until + 1)], limit, newest=newest)
+    return {
+        "spans": json.dumps(ends), "sender": sender, "after": after, "until": until, "limit": limit,
+        "placed_to": found.placed_to, "newest": json.dumps(found.seqs),
+    }  # fmt: skip
 
 
 # Of a few threads, by their own index: a reader of much asks for one of them again and again.
 THREADS_AMONG = """
-    SELECT l.stream, max(l.seq), count(*) FROM json_each(?3) AS asked
-    CROSS JOIN place AS p ON p.place = 'in/' || asked.value CROSS JOIN log AS l ON l.seq = p.seq
-    WHERE ((l.actor = ?2 AND (l.target GLOB 'agent:*' OR l.target GLOB 'mod:*')) OR EXISTS (
-        SELECT 1 FROM json_each(?1) AS span
+    WITH found (seq) AS (
+        SELECT p.seq FROM json_each(:asked) AS asked
+        CROSS JOIN place AS p ON p.place = 'in/' || asked.value AND p.seq <= :placed_to
+        UNION ALL SELECT value FROM json_each(:newest))
+    SELECT l.stream, max(l.seq), count(*) FROM found CROSS JOIN log AS l ON l.seq = found.seq
+    WHERE ((l.actor = :sender AND (l.target GLOB 'agent:*' OR l.target GLOB 'mod:*')) OR EXISTS (
+        SELECT 1 FROM json_each(:spans) AS span
         WHERE l.target = span.value ->> 0 AND l.seq > span.value ->> 1 AND l.seq < span.value ->> 2))
-    AND (l.excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(l.excluded) WHERE value = ?2))
-    GROUP BY l.stream HAVING max(l.seq) < ?4 ORDER BY max(l.seq) DESC LIMIT ?5"""
+    AND (l.excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(l.excluded) WHERE value = :sender))
+    GROUP BY l.stream HAVING max(l.seq) < :end ORDER BY max(l.seq) DESC LIMIT :most"""
+ALL_THREADS = """
+    SELECT substr(place, 4), max(last), sum(messages) FROM (
+        SELECT place, max(seq) AS last, count(*) AS messages FROM place WHERE {which} AND seq <= :placed_to GROUP BY place
+        UNION ALL SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:newest))
+    GROUP BY place HAVING max(last) < :end ORDER BY max(last) DESC LIMIT :most"""
 
 
-def list_newest_heads(after: Mapping[str, int], limit: int, db: sqlite3.Connection) -> dict[str, list[MessageHead]]:
-    """`Ledger.newest_heads` on a connection."""
-    sql = f"SELECT seq, actor, target, stream, label, excluded, head {AT_PLACE} AND seq > ? ORDER BY seq DESC LIMIT ?"
+def list_newest_heads(
+    after: Mapping[str, tuple[int, Newest]], limit: int, db: sqlite3.Connection
+) -> dict[str, list[MessageHead]]:
+    """`Ledger.newest_heads` on a connection; with each seq what is found in memory."""
     found: dict[str, list[MessageHead]] = {}
     with reading_any_text(db):
-        for stream, seq in after.items():
+        for stream, (seq, newest) in after.items():
             heads = found[stream] = []
-            for columns in db.execute(sql, (f"in/{stream}", seq, limit)):
+            sql, values = at_place(f"in/{stream}", seq, 2**62, newest, limit, columns=_OF_HEADS, order="DESC")
+            for columns in db.execute(sql, values):
                 with suppress(*UNREADABLE):  # damaged: it is counted by nobody
                     head = make_head(*columns)
                     if head is not None:
@@ -505,10 +603,13 @@ def list_newest_heads(after: Mapping[str, int], limit: int, db: sqlite3.Connecti
     return found
 
 
-def list_spans(spans: Sequence[Span], after: int, until: int) -> str:
-    """Those of the spans that are not empty within a range, as JSON: target, and both ends exclusive."""
+_OF_HEADS = "seq, actor, target, stream, label, excluded, head"
+
+
+def cut_spans(spans: Sequence[Span], after: int, until: int) -> list[tuple[str, int, int]]:
+    """Those of the spans that are not empty within a range: target, and both ends exclusive."""
     ends = [
         (span.target, max(after, span.after), until + 1 if span.before is None else min(span.before, until + 1))
         for span in spans
     ]
-    return json.dumps([end for end in ends if end[1] + 1 < end[2]])
+    return [end for end in ends if end[1] + 1 < end[2]]

@@ -22,6 +22,7 @@ import msgspec
 from roundelay.network.errors import LedgerError
 
 from .rows import hash_bytes
+from .unplaced import PLACED_TO
 
 LOG_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
 ROW_COLUMNS = f"{LOG_COLUMNS}, crc"
@@ -121,12 +122,20 @@ DROP INDEX log_record;
 ALTER TABLE log DROP COLUMN is_private;
 """
 
-STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
+# Up to which row these tables say where it is (`unplaced`): to an older Roundelay those behind it would not be there.
+_V8 = f"""
+INSERT OR REPLACE INTO meta (key, value, crc) SELECT '{PLACED_TO}', seq, checksum('{PLACED_TO}', seq)
+    FROM (SELECT CAST(ifnull(max(seq), 0) AS TEXT) AS seq FROM log);
+"""
+
+STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)
 SCHEMA_VERSION = len(STEPS)
 CHECKSUMS_SINCE = 2
 """The first schema whose rows have checksums."""
 PLACES_SINCE = 7
 """The first schema whose rows are found by the tables ``key``, ``key_more`` and ``place``."""
+UNPLACED_SINCE = 8
+"""The first whose newest rows may be in neither yet."""
 LONG_STEP = 100_000
 """Of so many rows each part of a step is told: together they take seconds."""
 COPIED_EPOCH = "copied_epoch"

@@ -27,31 +27,35 @@ from roundelay.network.errors import LedgerError
 from . import MAX_PAGE_BYTES, Found, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
 from .files import HeadFile, HeldFiles, explain
 from .queries import (
-    AT_PLACE,
+    ALL_THREADS,
     BY_SEQ,
     FAILURES,
     INBOX,
-    INBOX_SEQS,
     NEWEST_BY_SEQ,
+    THREADS,
     THREADS_AMONG,
     Damage,
+    at_place,
     bind,
+    cut_spans,
     drop_calls,
     encode_batch,
     find_cold,
+    inbox_values,
     list_calls,
     list_cold,
     list_newest_heads,
-    list_spans,
     load_meta,
     load_state,
     look_up,
+    place_all,
     put_meta,
     read_rows,
     store,
 )
 from .schema import CHECKED_FROM, ROW_COLUMNS, SCHEMA_VERSION, migrate, refuse_schema
 from .search import SearchIndex, holds, is_within
+from .unplaced import PLACED_TO, Unplaced, load_unplaced
 from .upkeep import newest_stamp, read_head, rescue, trim_log
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
@@ -121,6 +125,7 @@ class SQLiteLedger:
         is_index: bool = False,
     ) -> None:
         self.path = Path(path)
+        self._unplaced = Unplaced(0)
         self._is_index = is_index
         self._new_epoch = new_epoch
         self._name = name
@@ -237,6 +242,8 @@ class SQLiteLedger:
                 self._files.keep_log_apart()
                 self._is_suspect = True
             raise
+        with suppress(sqlite3.Error):  # a full disk: what is unplaced is read at the next start
+            place_all(self._unplaced, db)
         put_meta(db, {"state": "clean"})
 
     @property
@@ -267,11 +274,12 @@ class SQLiteLedger:
             raise LedgerError(
                 f"{self.path} is a node's index of a shared log, and holds nothing of its own; name the log with --log."
             )
-        meta = load_meta(db)
+        meta = load_meta(db, (CHECKED_FROM, PLACED_TO))
         self._damage.begin(int(meta[CHECKED_FROM]))
         puts = load_state(self._damage, db)
         first, head = int(meta.get("first_seq", "1")), read_head(db)
         self._first = first
+        self._unplaced = load_unplaced(db, int(meta[PLACED_TO]))
         stamp = max(newest_stamp(self._damage, db), int(meta.get("trimmed_stamp", "0")))  # none older is given out
         name = meta.get("name", self._name)
         epoch = meta.get("epoch", "")
@@ -368,7 +376,7 @@ class SQLiteLedger:
     ) -> None:
         """As `Ledger.append`. ``before_commit`` is called on the writer's thread when all is written but not stored:
         what it raises takes it back."""
-        change = partial(store, encode_batch(rows, puts), before_commit)
+        change = partial(store, encode_batch(rows, puts), self._unplaced, before_commit)
         await self._change(change, head=rows[-1].seq if rows else None)
 
     def check(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
@@ -380,7 +388,7 @@ class SQLiteLedger:
         if not wanted:
             return Facts()
         # on the writer's connection: it sees its own last commit without a new read transaction
-        return await self._run(self._writer, partial(look_up, wanted, self._damage))
+        return await self._run(self._writer, partial(look_up, wanted, self._damage, self._unplaced))
 
     async def inbox(
         self,
@@ -393,7 +401,7 @@ class SQLiteLedger:
         newest: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        values = (list_spans(spans, after, until), sender, after, until, limit + 1)
+        values = inbox_values(spans, sender, after, until, limit + 1, self._unplaced, newest=newest)
         sql = INBOX.replace("{order}", "DESC" if newest else "ASC")
         # windows look for the newest, deliveries for the oldest
         return await self._read_page(self._browser if newest else self._reader, sql, values, limit, max_bytes, newest)
@@ -409,25 +417,24 @@ class SQLiteLedger:
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
         end = before if before is not None else 2**62
-        order = "DESC" if newest else "ASC"
-        sql = f"""
-            SELECT {ROW_COLUMNS} {AT_PLACE} AND seq > ? AND seq < ?
-            ORDER BY seq {order} LIMIT ?"""
-        return await self._read_page(
-            self._browser, sql, (f"in/{stream}", after, end, limit + 1), limit, max_bytes, newest
-        )
+        place = f"in/{stream}"
+        found = self._unplaced.find([(place, after, end)], limit + 1, newest=newest)
+        sql, values = at_place(place, after, end, found, limit + 1, order="DESC" if newest else "ASC")
+        return await self._read_page(self._browser, sql, values, limit, max_bytes, newest)
 
     async def reaction(
         self, reaction: str, after: int, limit: int, *, actor: str | None = None, max_bytes: int = MAX_PAGE_BYTES
     ) -> Page:
         # nearly all of it is its agent's
-        by, one = ("", ()) if actor is None else ("AND actor = ?", (actor,))
-        sql = f"SELECT {ROW_COLUMNS} {AT_PLACE} AND seq > ? {by} ORDER BY seq LIMIT ?"
-        values = (f"re/{reaction}", after, *one, limit + 1)
-        return await self._read_page(self._browser, sql, values, limit, max_bytes)
+        where = None if actor is None else ("actor", actor)
+        return await self._read_place(f"re/{reaction}", after, limit, max_bytes, where)
 
     async def newest_heads(self, after: Mapping[str, int], limit: int) -> dict[str, list[MessageHead]]:
-        return await self._run(self._browser, partial(list_newest_heads, after, limit))
+        asked = {
+            stream: (seq, self._unplaced.find([(f"in/{stream}", seq, 2**62)], limit, newest=True))
+            for stream, seq in after.items()
+        }
+        return await self._run(self._browser, partial(list_newest_heads, asked, limit))
 
     async def threads(
         self,
@@ -439,16 +446,16 @@ class SQLiteLedger:
         among: Collection[str] | None = None,
     ) -> list[ThreadSummary]:
         end = before if before is not None else 2**62
+        values = inbox_values(spans, sender, 0, 2**62, -1, self._unplaced)
+        sql = THREADS
         if among is not None:
-            return await self._list_threads(
-                THREADS_AMONG, (list_spans(spans, 0, 2**62), sender, json.dumps(list(among)), end, limit)
-            )
-        values = (list_spans(spans, 0, 2**62), sender, 0, 2**62, -1, end, limit)
-        sql = f"""
-            SELECT stream, max(seq), count(*) FROM log WHERE seq IN ({INBOX_SEQS})
-            AND (excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(excluded) WHERE value = ?2))
-            GROUP BY stream HAVING max(seq) < ?6 ORDER BY max(seq) DESC LIMIT ?7"""
-        return await self._list_threads(sql.replace("{order}", "ASC"), values)
+            found = self._unplaced.find((f"in/{it}", 0, 2**62) for it in among)
+            values = {
+                "spans": json.dumps(cut_spans(spans, 0, 2**62)), "sender": sender, "asked": json.dumps(list(among)),
+                "placed_to": found.placed_to, "newest": json.dumps(found.seqs),
+            }  # fmt: skip
+            sql = THREADS_AMONG
+        return await self._list_threads(sql, {**values, "end": end, "most": limit})
 
     async def search(
         self,
@@ -499,14 +506,15 @@ class SQLiteLedger:
     ) -> list[ThreadSummary]:
         which = "place >= 'in/' AND place < 'in0'"  # '0' comes after '/'
         if among is not None:
-            which = "place IN (SELECT 'in/' || value FROM json_each(?3))"
-        sql = f"""
-            SELECT substr(place, 4), max(seq), count(*) FROM place WHERE {which}
-            GROUP BY place HAVING max(seq) < ?1 ORDER BY max(seq) DESC LIMIT ?2"""
-        named = () if among is None else (json.dumps(list(among)),)
-        return await self._list_threads(sql, (before if before is not None else 2**62, limit, *named))
+            which = "place IN (SELECT 'in/' || value FROM json_each(:asked))"
+        placed_to, newest = self._unplaced.summarise("in/", among)
+        values = {
+            "end": before if before is not None else 2**62, "most": limit, "placed_to": placed_to,
+            "newest": json.dumps(newest), "asked": json.dumps(list(among or ())),
+        }  # fmt: skip
+        return await self._list_threads(ALL_THREADS.replace("{which}", which), values)
 
-    async def _list_threads(self, sql: str, values: Sequence[object]) -> list[ThreadSummary]:
+    async def _list_threads(self, sql: str, values: Mapping[str, object]) -> list[ThreadSummary]:
         found = await self._run(self._browser, lambda db: db.execute(sql, values).fetchall())
         return [ThreadSummary(*row) for row in found]
 
@@ -541,7 +549,7 @@ class SQLiteLedger:
             last = seen[-1][0]
 
     async def trim(self, trim: Trim) -> Trimmed:
-        done = await self._change(partial(trim_log, trim, self._damage))
+        done = await self._change(partial(trim_log, trim, self._damage, self._unplaced))
         self._first = done.first_seq
         return done
 
@@ -556,9 +564,15 @@ class SQLiteLedger:
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
         # at the agent's records of that kind, since others may write under the same reaction's id
-        of, one = ("", ()) if reaction is None else ("AND stream = ?", (reaction,))
-        sql = f"SELECT {ROW_COLUMNS} {AT_PLACE} AND seq > ? {of} ORDER BY seq LIMIT ?"
-        values = (f"of/{agent_id}/{kind}", after, *one, limit + 1)
+        where = None if reaction is None else ("stream", reaction)
+        return await self._read_place(f"of/{agent_id}/{kind}", after, limit, max_bytes, where)
+
+    async def _read_place(
+        self, place: str, after: int, limit: int, max_bytes: int, where: tuple[str, str] | None
+    ) -> Page:
+        """A page of the rows at a place, ascending; ``where`` as in `at_place`."""
+        found = self._unplaced.find([(place, after, 2**62)], limit + 1 if where is None else -1)
+        sql, values = at_place(place, after, 2**62, found, limit + 1, where=where)
         return await self._read_page(self._browser, sql, values, limit, max_bytes)
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
@@ -570,7 +584,7 @@ class SQLiteLedger:
         self,
         db: SqliteConnection | None,
         sql: str,
-        values: Sequence[object],
+        values: Sequence[object] | Mapping[str, object],
         limit: int,
         max_bytes: int,
         newest: bool = False,
@@ -579,7 +593,11 @@ class SQLiteLedger:
         return await self._read(db, sql, values, lambda rows: take_page(rows, limit, max_bytes, newest=newest))
 
     async def _read(
-        self, db: SqliteConnection | None, sql: str, values: Sequence[object], take: Callable[[Iterator[Row]], T]
+        self,
+        db: SqliteConnection | None,
+        sql: str,
+        values: Sequence[object] | Mapping[str, object],
+        take: Callable[[Iterator[Row]], T],
     ) -> T:
         return await self._run(db, partial(read_rows, self._damage, sql, values, take))
 

@@ -30,11 +30,13 @@ from .schema import (
     COPIED_EPOCH,
     PLACES_SINCE,
     ROW_COLUMNS,
+    UNPLACED_SINCE,
     checksum,
     expected_schema,
     list_schema,
     refuse_schema,
 )
+from .unplaced import PLACED_TO, Unplaced
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class LogSummary(Struct, frozen=True, kw_only=True):
     """The newest row that is from before rows had checksums, if one is kept yet."""
 
 
-def trim_log(trim: Trim, damage: Damage, db: sqlite3.Connection) -> Trimmed:
+def trim_log(trim: Trim, damage: Damage, unplaced: Unplaced, db: sqlite3.Connection) -> Trimmed:
     """`Ledger.trim` on a connection: one transaction of at most ``trim.limit`` rows of messages and as many of
     records."""
     db.execute("BEGIN IMMEDIATE")
@@ -71,7 +73,9 @@ def trim_log(trim: Trim, damage: Damage, db: sqlite3.Connection) -> Trimmed:
             is_held = is_held or wanted_end > trim.pinned
         dropped, first = _drop(damage, db, "type <> 'record'", first, messages_end, trim.limit)
         dropped_records, first_record = _drop(damage, db, "type = 'record'", first_record, records_end, trim.limit)
-        if first > first_cold and dropped < trim.limit:  # the last of several transactions: it reads the whole table
+        if (
+            first > first_cold and len(dropped) < trim.limit
+        ):  # the last of several transactions: it reads the whole table
             _drop_cold(db, first)
             first_cold = first
         marks = {"first_seq": first, "first_record_seq": first_record, "first_cold": first_cold}
@@ -83,7 +87,8 @@ def trim_log(trim: Trim, damage: Damage, db: sqlite3.Connection) -> Trimmed:
         with suppress(sqlite3.Error):  # a full disk has ended the transaction already
             db.execute("ROLLBACK")
         raise
-    return Trimmed(dropped=dropped + dropped_records, first_seq=first, is_held=is_held)
+    unplaced.drop(dropped + dropped_records)
+    return Trimmed(dropped=len(dropped) + len(dropped_records), first_seq=first, is_held=is_held)
 
 
 def _read_mark(db: sqlite3.Connection, key: str) -> int:
@@ -169,10 +174,10 @@ DROPPED_BYTES = 16 * 1024 * 1024
 """Rows are read to be dropped: after so much a step ends."""
 
 
-def _drop(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -> tuple[int, int]:
-    """Drop rows of a kind in start <= seq < end, at most ``limit``; gives how many, and where the kept ones begin."""
+def _drop(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -> tuple[list[int], int]:
+    """Drop rows of a kind in start <= seq < end, at most ``limit``; gives which, and where the kept ones begin."""
     if end <= start:
-        return 0, start
+        return [], start
     seqs: list[int] = []
     keys: list[tuple[int, int]] = []
     places: dict[str, list[int]] = {}
@@ -207,7 +212,7 @@ def _drop(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: in
             db.execute(f"DELETE FROM {table} WHERE seq IN (SELECT value FROM json_each(?))", (json.dumps(damaged),))
     for statement in _PROMOTE_KEYS:
         db.execute(statement)
-    return len(seqs), seqs[-1] + 1 if is_cut else end
+    return seqs, seqs[-1] + 1 if is_cut else end
 
 
 def _drop_cold(db: sqlite3.Connection, first: int) -> None:
@@ -397,7 +402,7 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
             bad = ["/".join(map(str, row[:-2])) for row in db.execute(sql) if row[-1] != checksum(row[:-1])]
         problems += _tell_rows(f"the table {table}", bad)
     damage = Damage(lambda _: None, _read_mark(db, CHECKED_FROM))
-    found, damaged = _Found(), []
+    found, damaged = _Found(_placed_to(db, version)), []
     for row in walk_log(damage, db):
         if row.is_damaged:
             damaged.append(f"#{row.seq}")
@@ -408,13 +413,21 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
     return [*_tell_rows("the log", damaged), *problems]
 
 
-class _Found:
-    """Where all rows are found, as a sum of numbers that nobody has to keep together."""
+def _placed_to(db: sqlite3.Connection, version: int) -> int:
+    """The newest row that is found by the tables: before there was a mark, each was."""
+    return _read_mark(db, PLACED_TO) if version >= UNPLACED_SINCE else 2**62
 
-    def __init__(self) -> None:
+
+class _Found:
+    """Where all rows up to one are found, as a sum of numbers that nobody has to keep together."""
+
+    def __init__(self, placed_to: int) -> None:
+        self._placed_to = placed_to
         self._keys = self._places = 0
 
     def take(self, row: Row) -> None:
+        if row.seq > self._placed_to:
+            return
         if row.key:
             self._keys += row.seq * 2**64 + 1
         for place in list_places(row):
@@ -425,13 +438,14 @@ class _Found:
         log, as any index."""
         keys = places = 0
         for number, seq, actor, key in db.execute(
-            f"SELECT k.hash, k.seq, l.actor, l.key FROM ({KEYED}) AS k LEFT JOIN log AS l USING (seq)"
+            f"SELECT k.hash, k.seq, l.actor, l.key FROM ({KEYED}) AS k LEFT JOIN log AS l USING (seq) WHERE k.seq <= ?",
+            (self._placed_to,),
         ):
             if actor is not None and key is not None and number == hash_key(actor, key):
                 keys += seq * 2**64 + 1
             else:
                 keys -= 1
-        for place, seq in db.execute("SELECT place, seq FROM place"):
+        for place, seq in db.execute("SELECT place, seq FROM place WHERE seq <= ?", (self._placed_to,)):
             places += _number(place, seq)
         same = {"key": keys == self._keys, "place": places == self._places}
         return [f"the table {name} does not say where the rows of the log are" for name, it in same.items() if not it]

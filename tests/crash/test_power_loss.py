@@ -250,7 +250,7 @@ async def test_no_acknowledged_message_is_lost_by_power_loss_at_1000_points(tmp_
 async def test_a_power_cut_at_any_write_of_a_checkpoint_loses_nothing(tmp_path: Path, note: Note) -> None:
     journal, random, home = Journal(), Random(0), tmp_path / "home"
     home.mkdir()
-    sayings = {f"m{number}": "x" * 300 for number in range(20)}
+    sayings = {f"m{number}": "x" * 300 for number in range(40)}
 
     def keep(key: Key, stored: Stored) -> None:
         journal.mark(Answered(key, stored.seq))
