@@ -57,14 +57,17 @@ async def find_hopeless(client: NetworkClient, questions: Mapping[str, int]) -> 
     return found
 
 
-def _explain(recipient: Mapping[str, object], own: str) -> str:
+def _explain(recipient: Mapping[str, Any], own: str) -> str:
     """Say why no answer will come; empty if one may."""
     if recipient["state"] == "removed":
         return "it was removed from the network."
     if recipient["state"] == "dead":
         return "it failed to take the question, again and again, and does not get it any more."
-    ended = recipient.get("reaction_status")
-    if recipient.get("reaction") == own and ended not in (None, "open"):
+    if recipient.get("reaction") != own or recipient.get("is_overtaken"):
+        return ""  # a person took the thread over: another reaction follows when it is given back
+    newest: Mapping[str, object] = recipient.get("again", recipient)
+    ended = newest.get("reaction_status")
+    if ended not in (None, "open"):
         return f"its work on the question has ended ({ended}), and no answer came of it."
     return ""
 

@@ -152,9 +152,11 @@ async def _find_settled(client: NetworkClient, request: BaseMessage, *, is_waiti
         return None
     status = await client.call("network.message_status", {"seq": request.reply_to})
     for it in status["recipients"]:
-        is_it = it["agent_id"] == request.sender_id and it.get("reaction") == read_request(request)
-        if is_it and it["reaction_status"] != "open":
-            return f"waits no more: what {clean(request.sender_id)} was at is {clean(it['reaction_status'])}"
+        begun = [it, it["again"]] if "again" in it else [it]  # the second one since a person took the thread over
+        for ended in begun:
+            is_it = it["agent_id"] == request.sender_id and ended.get("reaction") == read_request(request)
+            if is_it and ended["reaction_status"] != "open":
+                return f"waits no more: what {clean(request.sender_id)} was at is {clean(ended['reaction_status'])}"
     return None
 
 

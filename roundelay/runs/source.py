@@ -144,7 +144,8 @@ class LiveSource:
                 return
 
     async def reactions_to(self, message: BaseMessage) -> list[RecordedReaction]:
-        """Give the first reaction of each agent that a message began, by agent."""
+        """Give the first reaction of each agent that a message began, by agent, and behind it the one that has taken
+        its place since a person took the thread over."""
         found = [await self.reaction(*named) for named in await self._list_reactions_with(message.seq)]
         # a prompt may hold it without being made for it
         return [it for it in found if not it.records or message.seq in it.triggers]
@@ -268,7 +269,8 @@ class LiveSource:
 
     async def _list_reactions_with(self, seq: int) -> list[tuple[str, str]]:
         fates = await fetch_fates(self.client.call, seq)
-        return [(str(it["agent_id"]), str(it["reaction"])) for it in fates if "reaction" in it]
+        begun = [(it["agent_id"], told) for it in fates for told in (it, it.get("again", {}))]
+        return [(str(agent_id), str(told["reaction"])) for agent_id, told in begun if "reaction" in told]
 
     async def _list_threads(self) -> tuple[list[tuple[str, int]], int]:
         """Give each thread that went on since, and its last seq, the newest first; and the last seq of all."""
@@ -461,8 +463,9 @@ class FileSource:
 
     async def reactions_to(self, message: BaseMessage) -> list[RecordedReaction]:
         self._read_places()
-        begun = sorted((agent_id, it[0].reaction) for agent_id, it in self._begun.get(message.seq, {}).items())
-        return [await self.reaction(*named) for named in begun]
+        begun = sorted(self._begun.get(message.seq, {}).items())
+        named = [(agent_id, dict.fromkeys((its[0].reaction, its[-1].reaction))) for agent_id, its in begun]
+        return [await self.reaction(agent_id, reaction) for agent_id, its in named for reaction in its]
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
         found = {seq: self._message(seq) for seq in seqs}

@@ -314,8 +314,9 @@ class ThreadPane(Pane):
         """Send a text in the place of an own message; what works on that one is asked to stop. Gives its seq."""
         client = self.desk.client
         for it in (await client.call("network.message_status", {"seq": old.seq}))["recipients"]:
-            if it.get("reaction_status") == "open" and it.get("reaction"):
-                await client.call("network.cancel", {"reaction": it["reaction"]})
+            newest = it.get("again", it)  # the one since somebody took the thread over
+            if newest.get("reaction_status") == "open" and newest.get("reaction"):
+                await client.call("network.cancel", {"reaction": newest["reaction"]})
         sent = await client.send(
             old.to,
             text,

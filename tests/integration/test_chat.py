@@ -177,6 +177,23 @@ async def test_a_request_takes_one_decision_and_none_when_nobody_waits(node: Nod
     assert [it for it in shown(chat) if it.startswith("mia") and "/" in it] == ["mia → bob: /approve"]
 
 
+async def test_a_request_of_work_in_place_of_other_work_waits_no_more_once_that_has_ended(node: Node) -> None:
+    bob, mia = await node.agent("bob", role="reactor"), await node.person("mia")
+    async with chatting("--to", "bob") as chat:
+        await chat.type("pay ann")
+        message = await bob.message("pay ann")
+        await start_reaction(bob, message)
+        for op in ("network.take", "network.give"):
+            await mia.call(op, {"thread_id": message["thread_id"]})
+        request = await _ask_for_approval(bob, message, "r2")
+        await chat.line(rf"#{request} ")
+        await bob.record("r2", "finished", {"status": "failed"})
+        await chat.type(f"/approve {request}")
+        await chat.error(rf"#{request} waits no more: what bob was at is failed, so nothing was sent")
+        chat.close_input()
+        await chat.end(code=1)
+
+
 async def test_wait_says_how_long_to_stay(node: Node, bob: WireSession) -> None:
     done = await run("chat", "--as", "mia", "--wait", "0", stdin="hello\n")
     assert "mia → broadcast: hello" in done.out

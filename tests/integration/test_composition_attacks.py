@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from decimal import Decimal
 from typing import Any
@@ -25,6 +25,7 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import Tool, tool
 from roundelay.agents.values import TurnState
 from roundelay.app import Network
+from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
 from tests.support.agents import Heard, Person, make_runner, running
 
@@ -332,6 +333,41 @@ async def test_a_wait_ends_once_no_answer_can_come_any_more(
         "is stopped by its conversation's limit": "its work on the question has ended (stopped), and no answer came of it.",
     }
     assert told.endswith(why[end])
+
+
+async def test_a_wait_goes_on_while_a_person_holds_the_thread_and_ends_with_what_is_said_after(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work that was broken off counts as cancelled, and another one takes its place."""
+    monkeypatch.setattr(awaited, "FIRST_LOOK_S", 0.02)
+    looks, begins = asyncio.Semaphore(0), asyncio.Semaphore(0)
+    find = awaited.find_hopeless
+
+    async def look(client: NetworkClient, questions: Mapping[str, int]) -> dict[str, str]:
+        found = await find(client, questions)
+        looks.release()
+        return found
+
+    async def lawyer(request: ModelRequest) -> str:
+        begins.release()
+        return await asyncio.Future() if not is_given else "law"
+
+    monkeypatch.setattr(awaited, "find_hopeless", look)
+    mia, is_given = await Person.join(network, "mia"), False
+    desk = make_runner("desk", hand_over_first, tools=[remote_handoff("lawyer", returns="never")])
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        running(network, make_runner("lawyer", lawyer)),
+        running(network, desk),
+    ):
+        await mia.client.send_text("desk", "one")
+        await begins.acquire()
+        await mia.client.call("network.take", {"thread_id": "direct:desk~lawyer"})
+        for _ in range(3):  # the first may have begun before
+            await looks.acquire()
+        is_given = True
+        await mia.client.call("network.give", {"thread_id": "direct:desk~lawyer"})
+        assert (await mia.hear()).text == "law"
 
 
 @pytest.mark.parametrize("how", ["forced tools", "a choice of model", "a budget in dollars"])

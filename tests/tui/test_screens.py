@@ -347,11 +347,17 @@ async def test_what_its_own_sender_says_anew_replaces_a_message_and_what_others_
         await it.screen.shows("  come at 9")
 
 
-async def test_saying_anew_stops_the_reaction_to_what_was_said() -> None:
+@pytest.mark.parametrize("is_given_back", [False, True])
+async def test_saying_anew_stops_the_reaction_to_what_was_said(is_given_back: bool) -> None:
     async with room("bob") as it:
         await it.screen.shows("to bob")
         await send(it, "think")
         await it.screen.shows("^ bob thinking")
+        if is_given_back:  # then another reaction is in the place of the first
+            await it.mia.call("network.take", {"thread_id": "direct:bob~mia"})
+            await it.screen.shows_no("^ bob thinking")
+            await it.mia.call("network.give", {"thread_id": "direct:bob~mia"})
+            await it.screen.shows("^ bob thinking")
         await it.screen.press("escape", "k", "E")
         await it.screen.shows("In the place of #")
         await it.screen.type("!\n")

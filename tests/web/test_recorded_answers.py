@@ -17,6 +17,7 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.errors import LedgerError
 from roundelay.network.hub.local import LocalConnection, LocalTransport
 from roundelay.network.ledger.log_file import open_log
+from roundelay.runs import why
 from roundelay.runs.export import Part
 from roundelay.runs.page import write_page
 from roundelay.runs.source import FileSource, LiveSource, Source
@@ -107,6 +108,31 @@ async def test_a_page_answers_as_its_hub(run: Run, caller: str) -> None:
     live, recorded = without_hidden(live), without_hidden(recorded)
     for name in live:
         assert recorded[name] == live[name], name
+
+
+async def test_work_that_a_person_overtook_and_the_work_in_its_place_are_both_told(tmp_path: Path) -> None:
+    """By a hub, by the page that is made of it, and by its file."""
+    async with Network.open(tmp_path / "held.db") as network:
+        boss, bob = await network.join("boss", kind="human"), await network.join("bob", role="reactor")
+        seq = (await boss.send_text("bob", "question")).seq
+        began = {"trigger": seq, "thread_id": "direct:bob~boss", "as_of": seq, "manifest": [seq], "config_hash": "x"}
+        await bob.record("before", "started", began, record_id="1")
+        for op in ("network.take", "network.give"):
+            await boss.call(op, {"thread_id": "direct:bob~boss"})
+        await bob.record("after", "started", began, record_id="2")
+        await bob.send("agent:boss", "answer", cause=seq)
+        for is_ended in (False, True):
+            if is_ended:
+                await bob.record("before", "finished", {"status": "cancelled"}, record_id="3")
+            rows = await write_rows(LiveSource(boss))
+            live = await run_module(MODULES, "(seq, call) => follow(call, seq)", seq, boss.call)
+            work = "({ rows, seq }) => follow(openRecording(rows).call, seq)"
+            assert await run_module(MODULES, work, {"rows": rows, "seq": seq}) == live
+            assert [it["reaction"] for it in live["reactions"]] == ["before", "after"]
+            with open_log(tmp_path / "held.db") as log:
+                for source in (LiveSource(boss), FileSource(log)):
+                    effect = await why.follow(source, seq)
+                    assert [it.reaction for it in effect.reactions] == ["before", "after"]
 
 
 async def test_a_file_gives_the_page_that_its_node_gives(run: Run) -> None:

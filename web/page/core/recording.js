@@ -163,9 +163,16 @@ function followFrom({ messages, head }, index, { seq, root }) {
 function listFates(index, { seq }) {
   const first = groupBy((index.begun.get(seq) ?? []).sort((one, other) => one.seq - other.seq), (it) => it.of.agent_id);
   const fates = new Map([...first].map(([agent_id, its]) => [agent_id, its[0].of]));
+  const newest = new Map([...first].map(([agent_id, its]) => [agent_id, its.at(-1).of]));
   index.held ??= groupBy(index.reactions.flatMap((of) => listManifest(of).map((it) => ({ it, of }))), (held) => held.it);
   for (const { of } of index.held.get(seq) ?? []) if (!fates.has(of.agent_id)) fates.set(of.agent_id, of);
-  const describe = ([agent_id, of]) => ({ agent_id, state: "in_prompt", attempts: 1, reaction: of.reaction, reaction_status: tellStatus(of) });
+  const describe = ([agent_id, of]) => {
+    const told = { agent_id, state: "in_prompt", attempts: 1, reaction: of.reaction, reaction_status: tellStatus(of) };
+    const next = newest.get(agent_id) ?? of;
+    if (next === of || !["open", "cancelled"].includes(told.reaction_status)) return told;
+    // a person had taken the thread over
+    return { ...told, reaction_status: "cancelled", again: { reaction: next.reaction, reaction_status: tellStatus(next) } };
+  };
   return [...fates].sort(([one], [other]) => (one < other ? -1 : 1)).map(describe);
 }
 

@@ -69,7 +69,7 @@ function cutDepth({ message, reactions, followers, followed }, depth) {
   return { message, reactions, followers: followers.map((it) => cutDepth(it, depth + 1)) };
 }
 
-/** The first reaction of each agent that a message began. */
+/** The first reaction of each agent that a message began, and the one that took its place since a person took the thread over. */
 async function readReactionsTo(call, message) {
   const fates = await readPages(call, "network.message_status", { seq: message.seq }, "recipients", (page) => ({ after: page.recipients.at(-1).agent_id }));
   const read = async ({ agent_id, reaction: name }) => {
@@ -82,7 +82,8 @@ async function readReactionsTo(call, message) {
     const messages = await readMessages(call, listMessages(reaction.work));
     return { agent_id, reaction: name, status: tellStatus(reaction), work: reaction.work.map((it) => tellWork(it, messages)) };
   };
-  return (await inTurns(fates.filter((it) => "reaction" in it), read)).filter(Boolean);
+  const begun = fates.flatMap(({ agent_id, reaction, again }) => [reaction, again?.reaction].filter(Boolean).map((it) => ({ agent_id, reaction: it })));
+  return (await inTurns(begun, read)).filter(Boolean);
 }
 
 function tellStatus({ status, runs, turns }) {

@@ -219,7 +219,7 @@ function Receipts({seq}) {
   return html`<span class="receipts"><button type="button" class=${`tool-button receipt${isBad ? " bad" : ""}`} aria-expanded=${isOpen} onClick=${toggle} title="What became of it">
       <span aria-hidden="true">${isBad ? "✕" : given?.every((it) => ["handled", "in_prompt"].includes(it.state)) ? "✓✓" : "✓"}</span> ${text}</button>
     ${isOpen && html`<ul class="receipt-list" aria-label="By recipient">${(given ?? []).map((it) => html`<li key=${it.agent_id}><${Agent} id=${it.agent_id} link />
-      <span>${WORDS[it.state] ?? it.state}${it.reaction_status ? `, its reaction is ${it.reaction_status}` : ""}${it.attempts > 1 ? `, attempt ${it.attempts}` : ""}</span></li>`)}
+      <span>${WORDS[it.state] ?? it.state}${it.reaction_status ? `, its reaction is ${(it.again ?? it).reaction_status}` : ""}${it.attempts > 1 ? `, attempt ${it.attempts}` : ""}</span></li>`)}
       ${error && html`<li class="refused">${tellError(error)}</li>`}</ul>`}</span>`;
 }
 
