@@ -137,10 +137,11 @@ def status(as_json: bool, over_s: float) -> None:
     from roundelay.network.home import find_url
     from roundelay.nodes.status import describe_status, read_alone, read_status
 
+    urls = find_target().url or find_url()
     try:
-        value = ask(lambda client: read_status(client, over_s))
+        value = ask(lambda client: read_status(client, urls, over_s))
     except ConnectError:
-        alone = read_alone((find_target().url or find_url()).partition(",")[0])
+        alone = read_alone(urls)
         if alone is not None:  # one that follows, while nobody leads
             show(alone, lambda _: describe_status(alone), as_json=as_json, print_value=print_answer)
         raise

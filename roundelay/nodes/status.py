@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ SHOWN_FROM, MAX_SHOWN = 0.5, 5
 _COUNTED = ("messages", "deliveries", "commits")
 
 
-async def read_status(client: NetworkClient, over_s: float) -> dict[str, Any]:
+async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[str, Any]:
     """Give what the hub is, its figures, and the rates of so many seconds. Of a hub that does not tell all of it, or
-    not this caller, the rest."""
+    not this caller, the rest. ``urls`` are the nodes that were named to the client, with commas between them."""
     before = await _read_figures(client)
     began = time.perf_counter()
     await asyncio.sleep(over_s)
@@ -36,12 +37,12 @@ async def read_status(client: NetworkClient, over_s: float) -> dict[str, Any]:
     rates = compute_rates(before, figures, time.perf_counter() - began)
     quotas = await _ask(client, "network.quotas", {"quotas": []})
     agents = await list_participants(client)
-    gateway, shared = await asyncio.gather(
-        asyncio.to_thread(describe_gateway, client.url), asyncio.to_thread(read_shared_log, client.url)
+    gateway, told = await asyncio.gather(
+        asyncio.to_thread(describe_gateway, client.url), asyncio.to_thread(read_shared_log, urls)
     )
     return {
         "url": client.url,
-        **({"shared_log": shared} if shared else {}),
+        **told,
         **({"gateway": gateway} if gateway else {}),
         **info,
         "participants": len(agents),  # as `roundelay agents` lists them: the hub counts who asks, too
@@ -53,23 +54,25 @@ async def read_status(client: NetworkClient, over_s: float) -> dict[str, Any]:
     }
 
 
-def read_alone(url: str) -> dict[str, Any] | None:
-    """What a node tells of itself that lets nobody in, if it shares its log with others."""
+def read_alone(urls: str) -> dict[str, Any] | None:
+    """What the first of these nodes that answers tells of itself while it lets nobody in, if it shares its log with
+    others."""
+    told = read_shared_log(urls)
     try:
-        shared = read_shared_log(url)
+        return told | {"figures": _fetch_metrics(told["url"])} if told else None
     except ConnectError:
         return None
-    return {"url": url, "shared_log": shared, "figures": _fetch_metrics(url)} if shared else None
 
 
-def read_shared_log(url: str) -> dict[str, Any]:
-    """What the node at this address is to the log that it shares with others, as itself says it; nothing of one that
-    shares none. Raises `ConnectError`."""
-    standing = read_standing(url)
-    if standing is None:
-        return {}
-    told = standing._asdict()
-    return told | {"answered_s": _fetch_metrics(url).get("log_age_seconds")}
+def read_shared_log(urls: str) -> dict[str, Any]:
+    """What the first of these nodes that answers and shares its log with others is to that log, as itself says it, and
+    its address; nothing where there is none."""
+    for url in urls.split(","):
+        with suppress(ConnectError):
+            if (standing := read_standing(url)) is not None:
+                shared = standing._asdict() | {"answered_s": _fetch_metrics(url).get("log_age_seconds")}
+                return {"url": url, "shared_log": shared}
+    return {}
 
 
 def describe_status(status: Mapping[str, Any]) -> list[str]:

@@ -50,6 +50,9 @@ async def status(node: ClusterNode, *options: str, code: int = 0) -> Any:
     return await invoke("status", "--over", "0.1", "--url", node.url, *options, code=code, **environment)
 
 
+NOBODY = "ws://127.0.0.1:1/"
+
+
 async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_is_full(tmp_path: Path) -> None:
     async with leader_and_follower(tmp_path) as (server, leader, follower):
         assert await told_by(leader, "ready") == "ready, leading, log lab, durability full"
@@ -75,6 +78,8 @@ async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_
         told = (await status(follower)).out
         assert f"lab, durability full; this node follows {at}, 0 records behind; what stands below is told" in told
         assert "commits" in told
+        first_gone = json.loads((await status(leader, "--url", f"{NOBODY},{leader.url}", "--json")).out)
+        assert (first_gone["url"], first_gone["shared_log"]["leads"]) == (leader.url, True)
 
         await server.kill9()
         await leader.end()  # and nobody can claim its place
@@ -82,7 +87,8 @@ async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_
         assert "this node follows" in alone.out
         assert "commits" not in alone.out
         assert f"No hub answers at {leader.url}" in alone.err
-        shown = json.loads((await status(follower, "--json", code=3)).out)
+        shown = json.loads((await status(follower, "--url", f"{leader.url},{follower.url}", "--json", code=3)).out)
+        assert shown["url"] == follower.url
         assert (shown["shared_log"]["leads"], shown["figures"]["ready"]) == (False, 0)
         async with asyncio.timeout(20):
             while read_figures(await get(follower, "/metrics"))["log_age_seconds"] < 1:  # noqa: ASYNC110
