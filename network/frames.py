@@ -165,6 +165,18 @@ class ModInfo(Struct, frozen=True):
     operations: list[OperationInfo]
 
 
+READING = "read_only=1"
+"""In the query of a hub's address: a session that only reads is enough, and a node that follows grants it."""
+
+
+class Follows(Struct, frozen=True):
+    """Of a node that shows what another one decides. ``leader`` is that node's name, empty where it is not known;
+    ``as_of`` as in a ``result``."""
+
+    leader: str
+    as_of: int
+
+
 class WelcomeFrame(Struct, tag_field="type", tag="welcome", frozen=True, kw_only=True, omit_defaults=True):
     protocol: int
     server: str
@@ -173,6 +185,7 @@ class WelcomeFrame(Struct, tag_field="type", tag="welcome", frozen=True, kw_only
     kind: Kind
     is_operator: bool = False
     is_read_only: bool = False
+    follows: Follows | UnsetType = UNSET
     role: Role
     session_id: str
     fence: int | UnsetType = UNSET
@@ -222,6 +235,8 @@ class DeliverFrame(Struct, tag_field="type", tag="deliver", frozen=True, kw_only
 class ResultFrame(Struct, tag_field="type", tag="result", frozen=True, kw_only=True):
     call_id: str
     value: Raw
+    as_of: int | UnsetType = UNSET
+    """Of a node that follows: what its network had stored at this time (ms) is in the result, if it is asked for."""
 
 
 class ErrorFrame(Struct, tag_field="type", tag="error", frozen=True, kw_only=True):

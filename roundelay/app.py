@@ -9,6 +9,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from roundelay.network.frames import Role as SessionRole
 from roundelay.network.home import owner_token
 from roundelay.network.hub import Hub
 from roundelay.network.hub.browsers import Doors
+from roundelay.network.hub.following import Readers
 from roundelay.network.hub.hub import NO_QUOTAS
 from roundelay.network.hub.local import LocalTransport
 from roundelay.network.hub.metrics import list_log_figures
@@ -175,8 +177,8 @@ async def serve(
     shared = None if config.log is None else make_replicated_ledger(config, say)
     if shared is not None:
         ledger = shared
-    hub = Hub(
-        ledger,
+    make_hub = partial(
+        Hub,
         limits=config.limits,
         quotas=config.quotas,
         retain=config.retain,
@@ -190,6 +192,9 @@ async def serve(
         clock=system_clock,
         new_id=random_id,
     )
+    hub, readers = make_hub(ledger), None
+    if shared is not None:
+        readers = shared.follower = Readers(partial(make_hub, follows=shared.tell_whom))
     server = WebSocketServer(
         hub,
         config.limits,
@@ -198,6 +203,7 @@ async def serve(
         site=PageSite(is_reloaded=config.web_reload) if config.web else None,
         standing=None if shared is None else lambda: str(shared.standing),
         leader=None if shared is None else lambda: shared.leader_node,
+        readers=readers,
     )
     if shared is not None:
         hub.list_more_figures = lambda: list_log_figures(shared.standing)

@@ -34,7 +34,7 @@ from .entries import (
     Refused,
     Send,
 )
-from .joining import apply_join, bind
+from .joining import CLOSE_CODES, apply_join, bind
 from .mod import named_seqs
 from .reactions import apply_lost, apply_nack, apply_record, keep_handled
 from .sending import Rules, apply_send
@@ -86,8 +86,25 @@ def wanted(entries: list[Entry]) -> Wanted:
 
 def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
     """Turn the next entry into rows, deltas and effects. Changes none of its arguments."""
+    outcome = _apply(rules, state, facts, entry)
+    if rules.follows is None or not outcome.stores:
+        return outcome
+    error = Forbidden(describe_follower(rules.follows()))
+    if isinstance(entry, Join):
+        return Outcome(effects=(Refuse(entry.session_id, CLOSE_CODES[Forbidden], error),))
+    return answer_error(rules, state, entry, error) if isinstance(entry, Record | Operate | Send) else Outcome()
+
+
+def describe_follower(leader: str) -> str:
+    """Why a node that follows refuses something, and where it is done."""
+    return f"This node follows, and stores nothing: the one that leads does{f', {leader}' if leader else ''}."
+
+
+def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
     try:
         if rules.is_read_only and isinstance(entry, Send | Record | Operate):
+            if rules.follows is not None:
+                raise Forbidden(describe_follower(rules.follows()))
             raise Forbidden("This hub is only looked at: it takes no messages, no records and no changes.")
         if isinstance(entry, Send):
             sent = apply_send(rules, state, facts, entry)

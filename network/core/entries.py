@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct
 from roundelay.network.errors import RoundelayError
 from roundelay.network.frames import ErrorFrame, HelloFrame, Kind, RecordFrame, SendFrame, encode
 
-from .tables import Awaited, Login, Participant, Put, Row, Spent
+from .tables import VOLATILE_TABLES, Awaited, Login, Participant, Put, Row, Spent
 
 
 class Origin(Struct, frozen=True):
@@ -279,6 +279,11 @@ class Outcome(Struct, frozen=True, gc=False):
     rows: Sequence[Row] = ()
     puts: Sequence[Put] = ()
     effects: Sequence[Effect] = ()
+
+    @property
+    def stores(self) -> bool:
+        """Whether anything of it is for the ledger."""
+        return bool(self.rows) or any(put.table not in VOLATILE_TABLES for put in self.puts)
 
 
 NOTHING = Outcome()

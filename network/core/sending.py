@@ -7,7 +7,7 @@ the conversation's budget, the day's quota. Pure: a refusal is raised, and leave
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -61,6 +61,8 @@ class Rules(Struct, frozen=True):
     ended_hooks: tuple[Mod, ...] = ()
     registration: Registration = "local"
     is_read_only: bool = False
+    follows: Callable[[], str] | None = None
+    """Of a hub that shows what another node of its network decides: that node's name. Nothing is stored by it."""
 
 
 def apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcome:

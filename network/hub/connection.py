@@ -140,6 +140,10 @@ class HubConnection(ServerConnection):
         self._written = 0
         self._is_heard = True
 
+    def serve_by(self, hub: Hub) -> None:
+        """This hub's session it is to be, if any."""
+        self._hub = hub
+
     # --- Connection, for the hub
 
     @property

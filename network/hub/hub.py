@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from roundelay.network.clock import Clock, NewId, SteadyClock
 from roundelay.network.config import Limits, Quota, Registration, Retain
@@ -29,10 +30,10 @@ from roundelay.network.core.reactions import forget_failures
 from roundelay.network.core.rights import Rights
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import Facts, Known, Login, Put, Row, Wanted
+from roundelay.network.core.tables import Facts, Known, Login, Participant, Put, Row, Wanted
 from roundelay.network.core.visibility import Visibility
-from roundelay.network.errors import LedgerError, RoundelayError
-from roundelay.network.frames import write_moved
+from roundelay.network.errors import Forbidden, LedgerError, RoundelayError
+from roundelay.network.frames import Follows, write_moved
 from roundelay.network.ledger import KeyTaken, Ledger, LogMoved, Unstorable
 from roundelay.network.operations import list_operations
 
@@ -85,6 +86,7 @@ class Hub:
     then ``close``.
 
     ``quotas`` are what participants may of their own, by their ids, ``rights`` the page of what everybody may.
+    ``follows`` tells whom a hub follows that only shows what another node decides: it stores nothing at all.
     ``owner_hash`` is the hash of the owner's token, if there is one. One that ``is_read_only`` lets people join and
     look, and refuses all else. Time and ids come in as arguments. Implements
     `mod.HubView`.
@@ -104,10 +106,12 @@ class Hub:
         server: str = "roundelay",
         owner_hash: str | None = None,
         is_read_only: bool = False,
+        follows: Callable[[], Follows] | None = None,
         clock: Clock,
         new_id: NewId,
     ) -> None:
         self.ledger = ledger
+        self._follows = follows
         self.server = server
         self.limits = limits
         self.quotas = Quotas(limits, quotas)
@@ -128,7 +132,8 @@ class Hub:
             apply_hooks=tuple(mod for mod in mods if mod.overrides("apply")),
             ended_hooks=tuple(mod for mod in mods if mod.overrides("ended")),
             registration=registration,
-            is_read_only=is_read_only,
+            is_read_only=is_read_only or follows is not None,
+            follows=None if follows is None else lambda: follows().leader,
         )
         self.failed = asyncio.Event()
         """Set when the hub cannot go on by itself; whoever runs it closes it then."""
@@ -167,7 +172,12 @@ class Hub:
         self.receive = self._intake.receive
         """One text message, valid UTF-8, has arrived: steps 1 to 4."""
         self._publisher = Publisher(
-            self.switchboard, self._rules, server=server, release=self._intake.release, enter=self._intake.enter
+            self.switchboard,
+            self._rules,
+            server=server,
+            release=self._intake.release,
+            enter=self._intake.enter,
+            follows=follows,
         )
 
     # --- lifetime
@@ -176,14 +186,40 @@ class Hub:
         """Open the ledger, load the state and begin to commit. Raises `LedgerError`."""
         await self._load()
         self._writer = asyncio.create_task(self._write_batches(), name="hub-writer")
+        self._writer.add_done_callback(self._on_end)
+        if self._follows is not None:  # the ledger is another one's, who looks after it
+            return
         trimming = keep_trimming(self._retain, self.switchboard, self.ledger, self._clock, self.writing)
         self._upkeep = [
             asyncio.create_task(self._flush_floors(), name="hub-floors"),
             asyncio.create_task(trimming, name="hub-retention"),
             asyncio.create_task(self._watch_ledger(), name="hub-ledger-watch"),
         ]
-        for task in (self._writer, *self._upkeep):
+        for task in self._upkeep:
             task.add_done_callback(self._on_end)
+
+    async def take_over(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+        """What another node has stored is in the ledger here: the state and the sessions get it. For a hub that
+        follows."""
+        async with self.writing:
+            board = self.switchboard
+            draft = board.state.draft(max(self._clock(), board.state.stamp))
+            outcome = Outcome(rows=rows, puts=puts)
+            draft.take(outcome)
+            self._publisher.publish(draft, [(Bind(), outcome)])
+            for put in puts:
+                if put.table == "participant" and put.value is not None:
+                    self._end_those_before(put.value)
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def _end_those_before(self, participant: Participant) -> None:
+        """End the sessions of who was removed, or whose tokens were revoked, since they joined."""
+        ended = max(participant.cut_seq, participant.removed_seq or 0)
+        for session in self.switchboard.mailboxes.sessions_of(participant.agent_id):
+            if session.joined_at < ended:
+                gone = Forbidden(f"{participant.agent_id} was removed, or its token was revoked.")
+                self.switchboard.refuse(session, 4403, gone)
 
     async def bind_tokens(self, tokens: Mapping[str, str]) -> None:
         """Bind tokens of agents, their hashes by id, as a first use does; they are on the disk when it returns.
@@ -204,22 +240,23 @@ class Hub:
                 self._work.set()
             raise
 
-    async def close(self) -> None:
-        """Say ``draining`` to everyone, commit what is pending, close sessions with 4503 and the ledger cleanly."""
+    async def close(self, why: str = STOPPING) -> None:
+        """Say ``draining`` to everyone, commit what is pending, close sessions with 4503, which tells ``why``, and the
+        ledger cleanly."""
         if self.is_draining:
             return
         self.is_draining = True
         self._draining.set()
         everyone = [session for session in self.switchboard.sessions.values() if session.state is SessionState.LIVE]
-        self.switchboard.notice(everyone, "draining", None, {"reason": STOPPING})
+        self.switchboard.notice(everyone, "draining", None, {"reason": why})
         self._intake.is_closed = True
-        self._intake.enter(self._floors())
+        self._intake.enter(Handled(()) if self._follows is not None else self._floors())
         if self._writer is not None:
             await asyncio.wait([self._writer])  # a failure of it has been told
         for task in self._upkeep:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
-        self.switchboard.end_all(STOPPING)
+        self.switchboard.end_all(why)
         await self.switchboard.close()
         await self.ledger.close()
 
@@ -427,7 +464,9 @@ class Hub:
         try:
             await place.take()
             outage = self.switchboard.read_outage
-            data = await answer_read(self, session.live_origin(), operation, call_id, args, self._new_id, outage, place)
+            as_of = UNSET if self._follows is None else self._follows().as_of  # of before it reads
+            origin = session.live_origin()
+            data = await answer_read(self, origin, operation, call_id, args, self._new_id, outage, place, as_of)
             if session.state is SessionState.LIVE:
                 self.switchboard.write_result(session, data)
         finally:

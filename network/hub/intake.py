@@ -18,6 +18,7 @@ from msgspec import UNSET, Raw
 from roundelay.network.addresses import mod_address, parse_address
 from roundelay.network.clock import Clock
 from roundelay.network.core.access import check_right
+from roundelay.network.core.apply import describe_follower
 from roundelay.network.core.entries import (
     Bind,
     Entry,
@@ -40,6 +41,7 @@ from roundelay.network.core.reactions import CALL_KINDS, CHARGED, read_awaited, 
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.tables import OpenReaction
 from roundelay.network.errors import (
+    Forbidden,
     InvalidArguments,
     InvalidFrame,
     Overloaded,
@@ -112,6 +114,7 @@ class Intake:
         self._max_depth = rules.limits.max_depth
         self._operations = rules.operations
         self._before = rules.before_hooks
+        self._follows = rules.follows
         self._owner_hash = owner_hash
         self._clock = clock
         self._read = read
@@ -217,6 +220,9 @@ class Intake:
         """Any frame but a ``send``: it waits for the next batch, or is done here if nothing is stored."""
         keys: dict[str, str] = {}
         try:
+            if self._follows is not None and isinstance(frame, NackFrame | SignalFrame):
+                self._count(session)
+                raise Forbidden(describe_follower(self._follows()))
             match frame:
                 case AckFrame():
                     self._accept_ack(session, origin, frame)

@@ -50,6 +50,7 @@ from roundelay.network.errors import Forbidden, LedgerError, RoundelayError
 from roundelay.network.frames import (
     FIRST_DELIVERY,
     PROTOCOL_VERSION,
+    Follows,
     NetworkInfo,
     NoticeFrame,
     OpenReactionInfo,
@@ -483,7 +484,7 @@ class Switchboard:
 
 class Publisher:
     """Performs what a committed batch came to. ``release`` lets in what a session sent before its welcome, ``enter``
-    takes entries."""
+    takes entries. ``follows`` is told of by a hub of a node that follows."""
 
     def __init__(
         self,
@@ -493,16 +494,19 @@ class Publisher:
         server: str,
         release: Callable[[Session], None],
         enter: Callable[[Entry], None],
+        follows: Callable[[], Follows] | None = None,
     ) -> None:
         self._board = board
         self._server = server
         self._release = release
         self._enter = enter
-        self._after = tuple(mod for mod in rules.mods.values() if mod.overrides("after"))
+        # what comes after a message is done where it was decided
+        self._after = tuple(mod for mod in rules.mods.values() if mod.overrides("after") and follows is None)
         self._mod_infos = [mod.describe() for mod in rules.mods.values()]
         self._limits = rules.limits.model_dump()
         self._quotas = rules.quotas
         self._is_read_only = rules.is_read_only
+        self._follows = follows
 
     def publish(self, draft: State, outcomes: Sequence[tuple[Entry, Outcome]]) -> None:
         """Step 8: the committed state takes a batch over, then it is handed on in its order: each entry's messages,
@@ -642,6 +646,7 @@ class Publisher:
             kind=participant.kind,
             is_operator=origin.is_operator,
             is_read_only=self._is_read_only,
+            follows=UNSET if self._follows is None else self._follows(),
             role=hello.role,
             session_id=session.session_id,
             fence=UNSET if origin.fence is None else origin.fence,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import cast
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from roundelay.network.clock import NewId
 from roundelay.network.config import Limits
@@ -265,16 +265,19 @@ async def answer_read(
     new_id: NewId,
     outage: Outage,
     place: PlaceInRoom | None = None,
+    as_of: int | UnsetType = UNSET,
 ) -> bytes:
     """Perform one reading operation; gives the ``result`` or ``error`` frame, whatever happens. ``place`` is the room
-    that it has for its result."""
+    that it has for its result, ``as_of`` what a node that follows says of it."""
     who = f"{operation.op} of {origin.agent_id}"
     try:
         reading = Reading(origin, hub, operation.op.partition(".")[0], place)
         value = await operation.call(reading, args)
         if outage.is_on:
             outage.end(who)
-        return encode(ResultFrame(call_id=call_id, value=cast(Raw, value)))  # at once: a result has megabytes
+        return encode(
+            ResultFrame(call_id=call_id, value=cast(Raw, value), as_of=as_of)
+        )  # at once: a result has megabytes
     except LedgerError as error:
         quote = outage.fail(error, who)
         internal = InternalError(f"The hub cannot read its ledger; call again, or quote {quote} to its operator.")

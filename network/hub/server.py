@@ -18,11 +18,12 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State as WireState
 
 from roundelay.network.config import Limits
-from roundelay.network.frames import LEADER
+from roundelay.network.frames import LEADER, READING
 
 from .admission import Gate
 from .browsers import Doors, Site, asks_for_session, takes_gzip
 from .connection import CLOSE_TIMEOUT_S, HubConnection
+from .following import Readers
 from .hub import Hub
 from .metrics import metrics_text
 
@@ -57,6 +58,7 @@ class WebSocketServer:
         site: Site | None = None,
         standing: Callable[[], str] | None = None,
         leader: Callable[[], str] | None = None,
+        readers: Readers | None = None,
     ) -> None:
         self._hub = hub
         self._doors = doors or Doors("", (), behind_proxy=behind_proxy)
@@ -67,6 +69,7 @@ class WebSocketServer:
         self._at_once = min(ACCEPTED_AT_ONCE, max(1, limits.max_unauthenticated // ROUNDS))
         self._standing = standing
         self._leader = leader
+        self._readers = readers
         self.is_letting_in = True
         """Whether sessions are accepted once the hub is ready. One that waits for its turn to lead is not yet prepared
         for them."""
@@ -193,7 +196,7 @@ class WebSocketServer:
         connection.read_address(request.headers)
         path = request.path.partition("?")[0]
         if path == "/" and (self._site is None or asks_for_session(request.headers)):
-            return self._refuse_origin(connection, request) or self._admit(connection)
+            return self._refuse_origin(connection, request) or self._admit(connection, request)
         if self._site is not None and (path == "/" or path.startswith("/web/")):
             return self._refuse_origin(connection, request) or self._show(connection, request, self._site, path)
         if path == "/healthz":
@@ -233,18 +236,25 @@ class WebSocketServer:
         response.body = file.body
         return response
 
-    def _admit(self, connection: ServerConnection) -> Response | None:
+    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         assert isinstance(connection, HubConnection)
+        hub = self._hub
+        if not self._is_ready and READING in request.path.partition("?")[2].split("&") and self._readers is not None:
+            hub = self._readers.hub or hub
+            connection.serve_by(hub)
         if connection.is_head:  # no session comes of it
             response = connection.respond(HTTPStatus.UPGRADE_REQUIRED, "")
             response.headers["Upgrade"] = "websocket"
             return response
-        if self._hub.switchboard.taken >= self._limits.max_connections:
+        if hub.switchboard.taken >= self._limits.max_connections:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections is reached; try again later.\n")
-        if not self._is_ready:
+        if hub is self._hub and not self._is_ready:
             what = self._standing() if self._standing is not None and not self._hub.is_open else ""
             if what.startswith("following"):
-                sentence = f"This node does not serve: it is {what.partition(', log ')[0]}, while another one leads. Connect to that one."
+                sentence = (
+                    f"This node does not serve: it is {what.partition(', log ')[0]}, while another one leads. Connect to "
+                    f"that one; to read what this one has, connect with ?{READING}."
+                )
             else:
                 sentence = "The hub is recovering; try again in a moment."
             response = connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")

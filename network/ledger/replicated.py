@@ -16,10 +16,13 @@ from typing import Any, cast
 
 import msgspec
 
+from roundelay.network.clock import Clock, system_clock
 from roundelay.network.core.tables import Followed, Put, Row
 from roundelay.network.errors import LedgerError
+from roundelay.network.frames import Follows
 
 from . import LogMoved, Meta
+from .followed import FollowedIndex, Follower, IndexReads, NobodyReads
 from .shared_log import (
     Claim,
     Commit,
@@ -64,7 +67,7 @@ TOGETHER = 256
 log = logging.getLogger(__name__)
 
 
-class ReplicatedLedger:
+class ReplicatedLedger(IndexReads):
     """A `Ledger` over a shared log and an index. ``open`` returns when this node leads; until then it follows.
 
     ``new_id`` gives a name for each claim, and the epoch of a new log; ``say`` is told who leads, in a sentence. The
@@ -82,9 +85,11 @@ class ReplicatedLedger:
         name: str,
         say: Callable[[str], None] = lambda _: None,
         is_full: bool = False,
+        clock: Clock = system_clock,
     ) -> None:
+        super().__init__(index)
         self._shared = shared
-        self._index = index
+        self._clock = clock
         self._new_id = new_id
         self._name = name
         self._say = say
@@ -106,35 +111,26 @@ class ReplicatedLedger:
         self.node = ""
         self.leader_node = ""
         """What the leader calls itself, as far as it was heard."""
-        self.path = index.path
-        # what is read is read from the index
-        self.inbox = index.inbox
-        self.thread = index.thread
-        self.reaction = index.reaction
-        self.newest_heads = index.newest_heads
-        self.threads = index.threads
-        self.search = index.search
-        self.forget_dropped = index.forget_dropped
-        self.all_threads = index.all_threads
-        self.messages = index.messages
-        self.heads = index.heads
-        self.cold = index.cold
         self.lookup = index.lookup
-        self.lookup_cold = index.lookup_cold
+        self.forget_dropped = index.forget_dropped
         self.expire_calls = index.expire_calls
         self.trim = index.trim
-        self.records = index.records
-        self.rows = index.rows
-        self.check = index.check
-
-    @property
-    def damaged(self) -> int:
-        return self._index.damaged
+        self.follower: Follower = NobodyReads()
+        """Who is shown what this node takes in while it follows."""
+        self._is_shown = False
+        self._known_at = 0
+        """What the log held at this time is in the index (`as_of`)."""
+        self._asked = (0, 0)
+        """The end of the log that was told last, and the time before it was asked for."""
 
     @property
     def durability(self) -> str:
         """``full`` where the engine shows that what is acknowledged is on disks, else ``replicated``."""
         return "full" if self._doubt == "" else "replicated"
+
+    def tell_whom(self) -> Follows:
+        """Whom this node follows, and as of when: at that time (ms) the log held nothing that is not here by now."""
+        return Follows(self.leader_node, self._known_at)
 
     @property
     def standing(self) -> LogStanding:
@@ -175,6 +171,7 @@ class ReplicatedLedger:
                 is_away = True
             await self._lead(is_away=is_away)
             self._telling = asyncio.create_task(self._tell(), name="ledger-leads")  # a large index takes long to open
+            await self._stop_showing()  # before the state is loaded a second time
             await self._index.close()  # what the tables hold is read at its start
             meta, puts = await self._index.open()
         except BaseException:
@@ -196,6 +193,7 @@ class ReplicatedLedger:
                 async with asyncio.timeout(RELEASE_S):
                     await self._append(Header(kind="release", writer=self._writer, previous=self._reader.last), b"")
         self._writer = ""
+        await self._stop_showing()
         await self._shared.close()
         await self._index.close()
 
@@ -382,7 +380,9 @@ class ReplicatedLedger:
                     silent_s = quiet_s + min(loop.time() - looked, LISTENED_S)
                     is_asked = has_come or not self._reader.leader or silent_s > LEADERLESS_S
                     if is_asked or loop.time() - asked_at >= ASK_S:
+                        asked_ms = self._clock()
                         end, is_asked, has_come = await self._shared.end(), True, False
+                        self._asked = end, asked_ms
                         self._reached_at = asked_at = loop.time()
                     self._behind = max(0, end - self._reader.end)
                     quiet_s, looked = quiet_s + min(loop.time() - looked, LISTENED_S), loop.time()
@@ -395,6 +395,7 @@ class ReplicatedLedger:
                     # an end from before the silence says nothing of what was written since
                     if is_asked and is_alone and self._reader.end >= end:
                         return
+                    await self._show()
                     if self._reader.end >= end and not is_told:
                         is_told = True
                         log.info("following", extra={"log": self._shared.name, "position": self._reader.position})
@@ -428,7 +429,25 @@ class ReplicatedLedger:
         is_new = self._reader.position == stored.position or bool(taken.rows or taken.puts)  # else the rest is to come
         if is_new and (stored.position >= end or len(taken.rows) + len(taken.puts) >= TOGETHER):
             self._unindexed = Commit([], [])
-            await self._index.append(taken.rows, [*_last_of_each(taken.puts), self._place()])
+            puts = _last_of_each(taken.puts)
+            await self._index.append(taken.rows, [*puts, self._place()])
+            if self._is_shown and (taken.rows or puts):
+                await self.follower.take(taken.rows, puts)
+
+    async def _show(self) -> None:
+        """Where the index has reached the end that the log had when it was asked: note as of when it is, and let it be
+        read from then on."""
+        end, asked_ms = self._asked
+        if self._reader.end < end or self._unindexed.rows or self._unindexed.puts or self._reader.is_filling:
+            return
+        self._known_at = asked_ms
+        if not self._is_shown:
+            self._is_shown = True
+            await self.follower.begin(FollowedIndex(self._index, epoch=self._reader.epoch, name=self._reader.name))
+
+    async def _stop_showing(self) -> None:
+        self._is_shown = False
+        await self.follower.end()
 
     def _place(self) -> Put:
         """Where the index is, stored with what brought it there."""

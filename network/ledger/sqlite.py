@@ -165,6 +165,17 @@ class SQLiteLedger:
             raise
         return meta, puts
 
+    async def look_again(self) -> tuple[Meta, list[Put]]:
+        """What `open` gave, as it is now."""
+
+        def look(db: sqlite3.Connection) -> tuple[Meta, list[Put]]:
+            meta, head, stamp = load_meta(db), read_head(db), newest_stamp(self._damage, db)
+            first = int(meta.get("first_seq", "1"))
+            found = Meta(epoch=self._epoch, name=self._name, first_seq=first, head=head, stamp=stamp)
+            return found, load_state(self._damage, db)
+
+        return await self._run(self._writer, look)
+
     async def close(self) -> None:
         connections = (self._writer, self._browser, self._reader)
         writer, browser, _ = connections

@@ -33,6 +33,7 @@ export interface WelcomeFrame {
   kind: "agent" | "human" | "service";
   is_operator?: boolean;
   is_read_only?: boolean;
+  follows?: Follows;
   role: "observer" | "reactor";
   session_id: string;
   fence?: number;

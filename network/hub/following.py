@@ -1,0 +1,47 @@
+"""`Readers`: those who read at a node that follows, as long as it does.
+
+They are let in to a hub of their own, that stores nothing: a `Hub` over the node's index, which the ledger tells of what
+has come into it. The node's own hub waits meanwhile, and begins when the node leads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from roundelay.network.core.tables import Put, Row
+from roundelay.network.errors import LedgerError
+from roundelay.network.ledger import Ledger
+
+from .hub import Hub
+
+log = logging.getLogger(__name__)
+
+LEADS_NOW = "This node follows no longer; reconnect."
+
+
+class Readers:
+    """A `followed.Follower`: ``make_hub`` gives the hub for readers of this ledger."""
+
+    def __init__(self, make_hub: Callable[[Ledger], Hub]) -> None:
+        self._make_hub = make_hub
+        self.hub: Hub | None = None
+        """The hub that readers are let in to; None while this node does not follow, or has not caught up yet."""
+
+    async def begin(self, ledger: Ledger) -> None:
+        hub = self._make_hub(ledger)
+        try:
+            await hub.start()
+        except LedgerError as error:  # who follows meets it too
+            log.warning("what this node follows cannot be read: %s", error)
+            return
+        self.hub = hub
+
+    async def take(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+        if self.hub is not None:
+            await self.hub.take_over(rows, puts)
+
+    async def end(self) -> None:
+        hub, self.hub = self.hub, None
+        if hub is not None:
+            await hub.close(LEADS_NOW)

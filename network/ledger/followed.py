@@ -1,0 +1,99 @@
+"""A node's index of a shared log, as others read it: `IndexReads`, what a ledger asks of its index, and `FollowedIndex`,
+the `Ledger` of a hub that only reads while the node follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from roundelay.network.core.tables import Facts, Put, Row, Wanted
+from roundelay.network.errors import LedgerError
+
+from . import Ledger, Meta, Trim, Trimmed
+from .sqlite import SQLiteLedger
+
+
+class IndexReads:
+    """The part of a `Ledger` that is read from the index as it is."""
+
+    def __init__(self, index: SQLiteLedger) -> None:
+        self._index = index
+        self.path = index.path
+        self.inbox = index.inbox
+        self.thread = index.thread
+        self.reaction = index.reaction
+        self.newest_heads = index.newest_heads
+        self.threads = index.threads
+        self.search = index.search
+        self.all_threads = index.all_threads
+        self.messages = index.messages
+        self.heads = index.heads
+        self.cold = index.cold
+        self.lookup_cold = index.lookup_cold
+        self.records = index.records
+        self.rows = index.rows
+        self.check = index.check
+
+    @property
+    def damaged(self) -> int:
+        return self._index.damaged
+
+
+class FollowedIndex(IndexReads):
+    """A `Ledger` over an index that is open, and that somebody else writes to. It stores nothing, and closes nothing."""
+
+    def __init__(self, index: SQLiteLedger, *, epoch: str, name: str) -> None:
+        super().__init__(index)
+        self._epoch = epoch
+        self._name = name
+
+    async def open(self) -> tuple[Meta, list[Put]]:
+        meta, puts = await self._index.look_again()
+        return msgspec.structs.replace(meta, epoch=self._epoch, name=self._name), puts
+
+    async def close(self) -> None:
+        """The index goes on."""
+
+    async def verify(self) -> None:
+        """Whoever follows the log finds out."""
+
+    async def lookup(self, _wanted: Wanted) -> Facts:
+        """Nothing: it is asked for what is to be stored."""
+        return Facts()
+
+    async def append(self, _rows: Sequence[Row], _puts: Sequence[Put]) -> None:
+        raise LedgerError("This node follows, and stores nothing.")
+
+    async def expire_calls(self, _before: int) -> None:
+        """The index is not written to here."""
+
+    async def forget_dropped(self) -> None:
+        """Nothing is dropped here."""
+
+    async def trim(self, _trim: Trim) -> Trimmed:
+        raise LedgerError("This node follows, and drops nothing.")
+
+
+class Follower(Protocol):
+    """Who is shown what a node takes in while it follows. It raises nothing."""
+
+    async def begin(self, ledger: Ledger) -> None:
+        """The index holds what the log held a moment ago."""
+
+    async def take(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+        """This has come into the index."""
+
+    async def end(self) -> None:
+        """The node follows no longer. Idempotent."""
+
+
+class NobodyReads:
+    """A `Follower` that does nothing."""
+
+    async def begin(self, ledger: Ledger) -> None: ...
+
+    async def take(self, rows: Sequence[Row], puts: Sequence[Put]) -> None: ...
+
+    async def end(self) -> None: ...

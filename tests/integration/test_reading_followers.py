@@ -1,0 +1,116 @@
+"""A node that follows shows what it has and as of when, and stores nothing. docs/protocol.md ("Several nodes")."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.crash.test_takeovers import OWNER, ClusterNode
+from tests.integration.test_cluster_told import leader_and_follower, told_by
+from tests.support.node import Node
+from tests.support.wire import WireSession, expect_error, make_token
+
+READS: list[tuple[str, dict[str, Any]]] = [
+    ("network.history", {"thread_id": "direct:ann~mia"}),
+    ("network.list_threads", {}),
+    ("network.inbox", {}),
+    ("network.search", {"query": "two"}),
+    ("network.list_agents", {}),
+]
+
+
+async def look(node: ClusterNode, agent_id: str, token: str, *, kind: str = "human") -> tuple[WireSession, Any]:
+    """A session that reads at a node, and its welcome."""
+    session = await WireSession.open(f"{node.url}?read_only=1")
+    return session, await session.hello(agent_id, kind=kind, token=token)
+
+
+async def ask(session: WireSession, op: str, args: dict[str, Any]) -> tuple[Any, int]:
+    """What a read gives, and as of when."""
+    frame = await session.submit_call(op, args)
+    assert frame["type"] == "result", frame
+    return frame["value"], frame["as_of"]
+
+
+async def until_as_of(session: WireSession, beyond: int) -> None:
+    async with asyncio.timeout(20):
+        while (await ask(session, "network.list_threads", {}))[1] <= beyond:  # noqa: ASYNC110 (it tells nobody)
+            await asyncio.sleep(0.05)
+
+
+async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_stored_there(tmp_path: Path) -> None:
+    async with leader_and_follower(tmp_path) as (server, leader, follower):
+        there = Node(leader.url, OWNER)
+        mia, ann = await there.person("mia"), await there.agent("ann")
+        eve = await there.invite(mia, "eve")
+        await mia.send("agent:ann", "one")
+        reader, welcome = await look(follower, "mia", OWNER)
+        assert (welcome["is_read_only"], welcome["follows"]["leader"]) == (True, f"127.0.0.1:{leader.port}")
+        await mia.send("agent:ann", "two")  # comes while somebody reads there
+        assert await reader.contents_until("two") in ([], ["one"])
+        sent_at = (await mia.call("network.history", {"thread_id": "direct:ann~mia"}))["messages"][-1]["sent_at"]
+        await until_as_of(reader, sent_at)
+        for op, args in READS:
+            expected, (found, as_of) = await mia.call(op, args), await ask(reader, op, args)
+            assert sent_at < as_of <= time.time() * 1000
+            if op != "network.list_agents":  # who is here is said of each node
+                assert found == expected, op
+
+        strange, _ = await look(follower, "eve", there.tokens["eve"])
+        hidden, _ = await ask(strange, "network.list_threads", {})
+        assert "ann" not in str(hidden)
+        assert (await strange.submit_call("network.history", {"thread_id": "direct:ann~mia"}))["type"] == "error"
+
+        end = (await ann.call("network.history", {"thread_id": "direct:ann~mia"}))["messages"][-1]["seq"]
+        expect_error(await reader.submit("agent:ann", "three"), "forbidden")
+        expect_error(await reader.submit_call("channels.create", {"name": "dev"}), "forbidden")
+        expect_error(await reader.submit_record("r", "started", {"trigger": end}), "forbidden")
+        await reader.send_frame({"type": "nack", "seq": end, "reason": "no"})
+        await reader.send_frame({"type": "signal", "thread_id": "direct:ann~mia", "kind": "typing", "body": {}})
+        for _ in range(2):
+            told = expect_error(await reader.expect("error"), "forbidden")
+            assert f"127.0.0.1:{leader.port}" in told["message"]
+        for agent_id, kind, token, more in (
+            ("new", "agent", make_token(), {}),  # would be registered
+            ("ann", "agent", there.tokens["ann"], {"role": "reactor"}),  # would take the place of another one
+            ("mia", "human", OWNER, {"card": {"about": "another"}}),
+        ):
+            refused = await WireSession.open(f"{follower.url}?read_only=1")
+            await refused.send_frame({
+                "type": "hello", "protocol": 1, "agent_id": agent_id, "kind": kind, "token": token, **more,
+            })  # fmt: skip
+            expect_error(await refused.next_frame(), "forbidden")
+            assert await refused.closed() == 4403
+        await mia.send("agent:ann", "last")
+        rows = (await mia.call("network.history", {"thread_id": "direct:ann~mia"}))["messages"]
+        assert [it["content"] for it in rows] == ["one", "two", "last"]
+        assert "new" not in str(await mia.call("network.list_agents", {}))
+
+        await mia.call("network.revoke_token", {"agent_id": "eve"})
+        assert await strange.closed() == 4403
+        again = await WireSession.open(f"{follower.url}?read_only=1")
+        await again.send_frame({
+            "type": "hello", "protocol": 1, "agent_id": "eve", "kind": "human", "token": there.tokens["eve"],
+        })  # fmt: skip
+        assert (await again.next_frame())["type"] == "error"
+
+        assert server._process is not None
+        server._process.send_signal(signal.SIGSTOP)  # the log is silent: what is read grows old, and says so
+        _, before = await ask(reader, "network.list_threads", {})
+        await asyncio.sleep(1.5)  # time is what is told of
+        _, after = await ask(reader, "network.list_threads", {})
+        assert after - before < 1000
+        await there.close_sessions()
+        assert leader.process is not None
+        leader.process.kill()
+        server._process.send_signal(signal.SIGCONT)
+        assert await reader.closed() == 4503
+        await told_by(follower, "ready")
+        writer, welcome = await look(follower, "mia", OWNER)
+        assert "follows" not in welcome
+        assert (await writer.send("agent:ann", "at the new one"))["type"] == "stored"
+        for session in (reader, strange, writer, eve):
+            await session.close()
