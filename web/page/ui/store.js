@@ -163,8 +163,8 @@ export const actions = {
   /** Send one's message anew with another content, in the place of the old one; what works on that is asked to stop. */
   async resend(seq, content) {
     const {recipients} = await actions.call("network.message_status", {seq});
-    const newest = recipients.map((it) => it.again ?? it); // the one since somebody took the thread over
-    const open = newest.filter((it) => it.reaction_status === "open" && it.reaction).map((it) => it.reaction);
+    const latest = recipients.map((it) => it.again ?? it); // the one since somebody took the thread over
+    const open = latest.filter((it) => it.reaction_status === "open" && it.reaction).map((it) => it.reaction);
     await Promise.all(open.map((reaction) => actions.call("network.cancel", {reaction})));
     const {to, reply_to, requires_response, thread_id} = newest().messages[seq];
     return sendTo(to, {content, requires_response, metadata: {replaces: seq}}, newest().messages[reply_to] ?? {thread_id}, reply_to);
