@@ -110,6 +110,19 @@ async def test_why_of_what_is_no_message_leads_on(shared_team: WebNode, open_win
         await expect(page.get_by_role("main").get_by_role("link", name=name)).to_have_attribute("href", place)
 
 
+# Presses j in the very moment in which the first row is there, and says later whether that row has the focus.
+PRESS_AT_ONCE = """() => {
+  window.hasChosen = new Promise(resolve => new MutationObserver((_, observer) => {
+    if (!document.querySelector("[data-row]")) return;
+    observer.disconnect();
+    document.dispatchEvent(new KeyboardEvent("keydown", {key: "j"}));
+    let frames = 10; // by then the page has put the focus where it wants it
+    const look = () => frames-- ? requestAnimationFrame(look) : resolve(document.activeElement.matches("[data-row]"));
+    look();
+  }).observe(document.body, {childList: true, subtree: true}));
+}"""
+
+
 async def test_threads_are_used_by_keys_alone(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("yuri") as yuri:
         for name in ("first", "second"):
@@ -120,10 +133,11 @@ async def test_threads_are_used_by_keys_alone(shared_team: WebNode, open_window:
     page = window.page
     await log_in(page, await shared_team.link("yuri"))
     threads = ThreadsScreen(page)
+    await page.evaluate(PRESS_AT_ONCE)
     await page.keyboard.press("g")
     await page.keyboard.press("t")
     await expect(threads.row("echo")).to_be_visible()
-    await page.keyboard.press("j")
+    assert await page.evaluate("hasChosen"), "the key was lost, or its row lost the focus to the heading"
     await page.keyboard.press("j")
     await expect(page.locator("[data-row]:focus")).to_be_visible()
     await page.keyboard.press("Enter")

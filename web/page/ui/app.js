@@ -183,22 +183,25 @@ function useTitle() {
   useEffect(() => { document.title = title; }, [title]);
 }
 
-/** After a navigation the focus goes to the screen's heading, unless the screen has taken it itself. */
+/**
+ * After a navigation the focus goes to the screen's heading, unless the screen has taken it itself or the person has chosen
+ * a row since. What had the focus before is read as the screen is drawn: what takes it later may be the person.
+ */
 function useFocus(main) {
-  const isFirst = useRef(true);
   const {screen, id} = route.value;
+  const place = `${screen} ${id ?? ""}`;
+  const first = useRef(place);
+  const drawn = useRef({});
+  if (drawn.current.place !== place) drawn.current = {place, before: document.activeElement};
   useEffect(() => {
-    if (isFirst.current) {
-      isFirst.current = false;
-      return;
-    }
-    const before = document.activeElement;
+    if (first.current === place) return;
+    first.current = null;
     requestAnimationFrame(() => {
       const active = document.activeElement;
-      const hasMoved = active !== before && active !== document.body && main.current?.contains(active);
-      if (!hasMoved) focusHeading(main.current);
+      const isOnScreen = main.current?.contains(active) || active?.closest(".list-pane");
+      if (active === drawn.current.before || !isOnScreen) focusHeading(main.current);
     });
-  }, [screen, id]);
+  }, [place]);
 }
 
 function focusHeading(main) {

@@ -3,7 +3,7 @@
  * written with a blank ("g i"). While somebody types, only "Escape" and those with Control are taken. Owns no action.
  */
 import {signal} from "#vendor/signals.js";
-import {useEffect, useRef} from "#vendor/hooks.js";
+import {useLayoutEffect, useRef} from "#vendor/hooks.js";
 
 const SEQUENCE_MS = 1200;
 
@@ -22,7 +22,7 @@ let pendingSince = 0;
 export function useKeys(keys, isActive = true) {
   const own = useRef(keys);
   own.current = keys;
-  useEffect(() => {
+  useLayoutEffect(() => { // as soon as it is drawn: a key that is pressed before the next frame counts
     if (!isActive) return undefined;
     layers.push(own);
     tellTaken();
