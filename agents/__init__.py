@@ -4,22 +4,29 @@ The way in is `simple` (`SimpleAgentRunner`), for agents in YAML `team`. A react
 `prompt` -> `reaction` (what to do next) and `driver` (does it), with `models` and `tools`, written down by
 `journal`, told by `events`. What can be added to the loop is `middleware`, one module each under `features`;
 docs/design.md lists them all. Imports only `roundelay.network` and `roundelay.templates`; no model provider is loaded
-until one is built.
+until one is built, and of this package nothing until it is used: who reads records runs no agents.
 """
 
-from .agent import Agent, Handoff, Returns
-from .compose import agent_tool, remote_agent_tool, remote_handoff, template_instruction
-from .events import Event, OnEvent, event_to_json
-from .inbox import ReactTo
-from .middleware import Answer, Around, Correction, Instruction, Middleware
-from .models.fallback import FallbackModel
-from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, NamedTool
-from .policy import AgentPolicy, OnText
-from .reactions import ReactionResult
-from .runner import AgentRunner
-from .simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
-from .tools import Output, Tool, ToolContext, tool
-from .values import AfterTool, End, ToolResult, TurnState
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from roundelay.lazy import load_when_used
+
+if TYPE_CHECKING:
+    from .agent import Agent, Handoff, Returns
+    from .compose import agent_tool, remote_agent_tool, remote_handoff, template_instruction
+    from .events import Event, OnEvent, event_to_json
+    from .inbox import ReactTo
+    from .middleware import Answer, Around, Correction, Instruction, Middleware
+    from .models.fallback import FallbackModel
+    from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, NamedTool
+    from .policy import AgentPolicy, OnText
+    from .reactions import ReactionResult
+    from .runner import AgentRunner
+    from .simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
+    from .tools import Output, Tool, ToolContext, tool
+    from .values import AfterTool, End, ToolResult, TurnState
 
 __all__ = [
     "AfterTool",
@@ -60,3 +67,20 @@ __all__ = [
     "template_instruction",
     "tool",
 ]
+
+_NAMES = {
+    "agent": ("Agent", "Handoff", "Returns"),
+    "compose": ("agent_tool", "remote_agent_tool", "remote_handoff", "template_instruction"),
+    "events": ("Event", "OnEvent", "event_to_json"),
+    "inbox": ("ReactTo",),
+    "middleware": ("Answer", "Around", "Correction", "Instruction", "Middleware"),
+    "models.fallback": ("FallbackModel",),
+    "models.model": ("Model", "ModelDelta", "ModelError", "ModelReply", "ModelRequest", "NamedTool"),
+    "policy": ("AgentPolicy", "OnText"),
+    "reactions": ("ReactionResult",),
+    "runner": ("AgentRunner",),
+    "simple": ("SimpleAgentRunner", "SimpleOpenAIAgentRunner"),
+    "tools": ("Output", "Tool", "ToolContext", "tool"),
+    "values": ("AfterTool", "End", "ToolResult", "TurnState"),
+}  # fmt: skip
+__getattr__ = load_when_used(__name__, {it: f"{__name__}.{home}" for home, names in _NAMES.items() for it in names})

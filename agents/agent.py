@@ -28,7 +28,8 @@ from roundelay.network.errors import ConfigError
 from .history import HistoryFilter, filter_history, say
 from .middleware import AgentView, Chain, Middleware
 from .models.model import ChatMessage, ToolSpec
-from .tools import FINISH, Tool, index_tools, tool_name
+from .text import handoff_name
+from .tools import FINISH, Tool, index_tools
 from .values import ToolError, TurnState
 
 _logger = logging.getLogger(__name__)
@@ -189,11 +190,6 @@ def _check_kinds(agent: Agent) -> None:
 
 def _describe(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of the type {type(value).__name__}"
-
-
-def handoff_name(agent_id: str) -> str:
-    """Give the name of the tool that hands over to an agent."""
-    return tool_name(f"hand_over_to_{agent_id}")
 
 
 def list_agents(start: Agent) -> list[Agent]:

@@ -19,12 +19,13 @@ from pydantic import Field, JsonValue
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage
 
-from .agent import KEEPER, Agent, Returns, handoff_name
+from .agent import KEEPER, Agent, Returns
 from .inbox import is_declined
 from .middleware import Around, Instruction, Middleware
 from .models.model import ModelReply, ModelRequest, ToolCall, derive_call_id
 from .network_tools import describe_replies, put_question
-from .tools import Output, Tool, ToolContext, tool, tool_name
+from .text import handoff_name, tool_name
+from .tools import Output, Tool, ToolContext, tool
 from .values import ToolError, TurnState
 
 CHILD_TURNS = 5

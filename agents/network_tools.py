@@ -35,10 +35,10 @@ from pydantic import Field
 from .models.json_schema import read_properties
 from .models.model import JsonSchema
 from .prompt import write_said
+from .text import MAX_NAME_CHARS, tool_name
 from .tool_client import JUDGED
 from .tools import (
     FINISH,
-    MAX_NAME_CHARS,
     Output,
     Tool,
     ToolContext,
@@ -46,7 +46,6 @@ from .tools import (
     read_required,
     tidy_schema,
     tool,
-    tool_name,
 )
 
 if TYPE_CHECKING:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+MAX_NAME_CHARS = 64
+"""Of a tool's name, as OpenAI-compatible servers take it."""
+
 
 def replace_surrogates(text: str) -> str:
     """Join halves of characters, which JSON escapes bring apart where a text comes in pieces, and replace a half that
@@ -36,3 +39,13 @@ def cut(text: str, max_chars: int) -> str:
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}\n[cut here: the first {max_chars} of {len(text)} characters]"
+
+
+def tool_name(text: str) -> str:
+    """Give a name that servers take for a tool."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:MAX_NAME_CHARS]
+
+
+def handoff_name(agent_id: str) -> str:
+    """Give the name of the tool that hands over to an agent."""
+    return tool_name(f"hand_over_to_{agent_id}")

@@ -42,7 +42,7 @@ from .containment import describe_error, run_in_thread, without_words
 from .import_path import import_named
 from .models.json_schema import describe_type, read_properties
 from .models.model import MAX_TOKENS, JsonSchema, ToolCall, ToolSpec, Usage
-from .text import replace_surrogates
+from .text import MAX_NAME_CHARS, replace_surrogates
 from .values import ToolArgumentsError, ToolError, ToolResult
 from .waiting import Waiter
 
@@ -73,7 +73,6 @@ Effect = Literal["once", "idempotent"]
 """``once``: an interrupted call is never repeated; ``idempotent``: it may be, with the same ``call_id``."""
 
 FINISH = "finish"
-MAX_NAME_CHARS = 64
 MAX_STREAMED_CHARS = 10_000_000
 MAX_ITEMS = 100_000
 MAX_DATA_DEPTH = 48
@@ -330,11 +329,6 @@ def index_tools(tools: Iterable[Tool | Callable[..., object]]) -> dict[str, Tool
             raise ToolError(f"Two tools are named {item.name}: give one of them another with @tool(name=...).")
         index[item.name] = item
     return index
-
-
-def tool_name(text: str) -> str:
-    """Give a name that servers take for a tool."""
-    return re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:MAX_NAME_CHARS]
 
 
 def load_tool(spec: str) -> Tool:

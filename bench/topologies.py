@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.agents import AgentPolicy, SimpleAgentRunner
-from roundelay.agents.agent import handoff_name
 from roundelay.agents.compose import remote_handoff
 from roundelay.agents.events import Event, Finished
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import ScriptedModel, call, finish, send
+from roundelay.agents.text import handoff_name
 from roundelay.app import Network
 from roundelay.network.config import Limits
 

@@ -37,6 +37,7 @@ from roundelay.commands import (
     webhook,
 )
 from roundelay.commands.options import debug_option, node_options
+from roundelay.garbage import collect_seldom
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NO_CONNECTION, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -109,6 +110,8 @@ for command in (
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave the process. A hook ends with 0 also where its very environment is wrong: coding agents
     take a 2 for a veto."""
+    if arguments is None:  # the process is this command's
+        collect_seldom()
     code = _run(arguments)
     is_hook = list(sys.argv[1:] if arguments is None else arguments)[:2] == ["bridge", "deliver"]
     sys.exit(0 if is_hook else code)

@@ -40,7 +40,8 @@ from roundelay.agents.features.mcp_schemas import (
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.options import InFile, Strict, checked
 from roundelay.agents.prompt import escape_text
-from roundelay.agents.tools import Effect, Output, Tool, ToolContext, read_object, tool, tool_name
+from roundelay.agents.text import tool_name
+from roundelay.agents.tools import Effect, Output, Tool, ToolContext, read_object, tool
 from roundelay.agents.values import Finish, PromptPart, ToolError, TurnState
 from roundelay.network.errors import ConfigError
 

@@ -19,6 +19,7 @@ from roundelay.agents.containment import first_error
 from roundelay.agents.events import Event, Finished, Resumed, ToolCallEnd, ToolCallStart, TurnStart, event_to_json
 from roundelay.agents.models.model import Model
 from roundelay.agents.team import AgentSpec, build_runner, load_agents
+from roundelay.garbage import collect_seldom
 from roundelay.network.client import Delivery, NetworkClient
 from roundelay.network.errors import RoundelayError
 from roundelay.nodes.run_agents import run_agents
@@ -63,6 +64,7 @@ class ReportingClient(NetworkClient):
 def main() -> int:
     """Run one agent until its input ends; 1 when it cannot start or loses its hub, with the reason on standard
     error."""
+    collect_seldom()
     parser = argparse.ArgumentParser(prog="python -m roundelay.demo.member")
     parser.add_argument("agent", choices=sorted(load_team()))
     parser.add_argument("--url", required=True)

@@ -15,10 +15,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from roundelay.agents.agent import handoff_name
 from roundelay.agents.history import read_argument
 from roundelay.agents.journal import Approval, Recorded, reaction_id, read_records
 from roundelay.agents.models.model import ModelReply, Usage
+from roundelay.agents.text import handoff_name
 from roundelay.agents.values import Reviewed, Status
 from roundelay.network.core.tables import Row
 from roundelay.network.errors import LedgerError, RoundelayError

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents.agent import Agent, Handoff, Returns, handoff_name
+from roundelay.agents.agent import Agent, Handoff, Returns
 from roundelay.agents.features.forced_tools import ForcedTools
 from roundelay.agents.features.registry import ToolRegistry
 from roundelay.agents.models.model import Model
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
+from roundelay.agents.text import handoff_name
 from roundelay.agents.tools import Tool, tool
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError

@@ -16,7 +16,7 @@ ALLOWED = {
     "templates": set[str](),
     "network": set[str](),
     "mods": {"roundelay.network"},
-    "agents": {"roundelay.network", "roundelay.templates"},
+    "agents": {"roundelay.lazy", "roundelay.network", "roundelay.templates"},
     "web": {"roundelay.network"},
     "interop": {"roundelay.network"},
     "adapters": {"roundelay.network", "roundelay.agents", "roundelay.interop.a2a_parts"},

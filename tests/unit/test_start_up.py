@@ -41,3 +41,16 @@ def test_the_bare_package_loads_nothing_but_itself() -> None:
     assert (
         find_loaded("import roundelay") & {"pydantic", "websockets", "msgspec", "jinja2", "click", "asyncio"} == set()
     )
+
+
+def test_who_reads_and_talks_runs_no_agent() -> None:
+    code = "import roundelay.runs.why, roundelay.terminal.chat, roundelay.tui.app, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "roundelay.agents.journal" in loaded
+    assert {"roundelay.agents.agent", "roundelay.agents.runner", "jinja2"} & {*loaded} == set()
+
+
+def test_every_name_that_agents_offer_is_found() -> None:
+    code = "from roundelay import agents; print([it for it in agents.__all__ if not hasattr(agents, it)])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
