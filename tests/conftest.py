@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ __all__ = ["note", "pytest_terminal_summary"]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+gc.disable()  # until all is collected, of which nothing is garbage
+
 # Examples are the same in every run; a slow machine is no failure. `--hypothesis-profile=explore` looks for new ones.
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
@@ -36,6 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("full")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector, which tests call too, pass over modules and thousands of tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
