@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -28,6 +27,7 @@ from pydantic import (
 )
 
 from .errors import ConfigError
+from .log_urls import hide_password, split_log_url
 from .yaml import Settings, YamlNode, bind, describe_problem, load_yaml, show_value
 
 __all__ = [
@@ -205,12 +205,10 @@ _WebHostName = Annotated[str, AfterValidator(_check_web_host)]
 
 
 def _check_log_url(text: str) -> str:
-    nats, postgres = r"(nats|tls)://[^\s/?]+/[A-Za-z0-9_-]{1,64}(\?\S*)?", r"postgres(ql)?://[^\s/?]+/[^\s/?]+\?\S+"
-    if not re.fullmatch(f"{nats}|{postgres}", text):
-        raise ValueError(
-            "must be the address of a log, nats://HOST:PORT/STREAM or postgres://HOST/DATABASE?network=NAME, not "
-            f"{show_value(hide_password(text))}"
-        )
+    try:
+        split_log_url(text)
+    except ConfigError as error:
+        raise ValueError(f"must be the address of a log, not {show_value(hide_password(text))}: {error}") from error
     return text
 
 
@@ -335,12 +333,6 @@ def _flatten(config: NodeConfig) -> dict[str, JsonValue]:
         assert isinstance(quota, dict)
         nested |= {f"quotas.{agent_id}.{name}": value for name, value in quota.items() if value is not None}
     return nested
-
-
-def hide_password(url: str) -> str:
-    """An address as it may be shown."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def env_name(field: str) -> str:

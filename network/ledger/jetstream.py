@@ -11,11 +11,12 @@ import asyncio
 import http.client
 import json
 import re
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -35,6 +36,7 @@ from nats.js.api import (
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from roundelay.network.errors import ConfigError, LedgerError
+from roundelay.network.log_urls import split_log_url
 
 from . import LogMoved
 from .shared_log import LogAway, LogChoosing, LogRecord, digest
@@ -78,6 +80,12 @@ class LogAddress(NamedTuple):
     """``nats://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/STREAM?replicas=3&max_bytes=...&monitor=8222``, taken apart."""
 
     servers: tuple[str, ...]
+    """Without a user."""
+    user: str
+    password: str | None
+    """Without one the user is a token."""
+    is_encrypted: bool
+    """Whether it has to be; `nats://` is where the server asks for it."""
     stream: str
     replicas: int
     max_bytes: int
@@ -88,37 +96,48 @@ class LogAddress(NamedTuple):
 
 def read_log_url(url: str) -> LogAddress:
     """Raises `ConfigError`."""
-    parts = urlsplit(url)
-    stream = parts.path.strip("/")
-    if parts.scheme not in ("nats", "tls") or not parts.netloc:
-        raise ConfigError("A shared log is named as nats://HOST:PORT/STREAM (several hosts with commas between them).")
-    if not STREAM.fullmatch(stream):
+    parts = split_log_url(url)
+    if not STREAM.fullmatch(parts.place):
         raise ConfigError(
             "The shared log's address ends with the name of its stream, as in nats://127.0.0.1:4222/lab: letters, digits, "
             "'_' and '-'."
         )
-    user, at, hosts = parts.netloc.rpartition("@")
+    options = dict(parts.options)
     try:
-        options = parse_qs(parts.query, strict_parsing=True, keep_blank_values=True) if parts.query else {}
         replicas, max_bytes = (
-            int(options.pop(name, [str(default)])[-1]) for name, default in (("replicas", 1), ("max_bytes", MAX_BYTES))
+            int(options.pop(name, default)) for name, default in (("replicas", 1), ("max_bytes", MAX_BYTES))
         )
-        ports = [int(port) for port in options.pop("monitor", [""])[-1].split(",") if port]
+        ports = [int(port) for port in options.pop("monitor", "").split(",") if port]
     except ValueError as error:
         raise ConfigError("Of a shared log's address replicas, max_bytes and monitor are whole numbers.") from error
     if options:
         raise ConfigError(
             f"A shared log's address has no option {min(options)!r}; it has replicas, max_bytes and monitor."
         )
-    if replicas not in (1, 3, 5) or max_bytes < 1 << 20:
+    if replicas not in (1, 3, 5) or not 1 << 20 <= max_bytes < 1 << 63:
         raise ConfigError("A shared log has replicas=1, 3 or 5, and max_bytes of at least one mebibyte.")
-    each = hosts.split(",")
-    servers = tuple(f"{parts.scheme}://{user}{at}{host}" for host in each)
-    if len(ports) not in (0, 1, len(each)):
+    if len(ports) not in (0, 1, len(parts.hosts)) or not all(1 <= port <= 65535 for port in ports):
         raise ConfigError("monitor is one port for all servers of a shared log, or one for each, in their order.")
+    servers = tuple(f"{parts.scheme}://{host}" for host in parts.hosts)
     names = (urlsplit(server).hostname or "" for server in servers)
-    monitors = tuple(zip(names, ports * len(each) if len(ports) == 1 else ports, strict=False))
-    return LogAddress(servers, stream, replicas, max_bytes, monitors, f"{parts.scheme}://{hosts}/{stream}")
+    monitors = tuple(zip(names, ports * len(servers) if len(ports) == 1 else ports, strict=False))
+    shown = f"{parts.scheme}://{','.join(parts.hosts)}/{parts.place}"
+    is_encrypted = parts.scheme == "tls"
+    return LogAddress(servers, *parts.credentials, is_encrypted, parts.place, replicas, max_bytes, monitors, shown)
+
+
+class _InTheClear(NatsError):
+    pass
+
+
+class _EncryptedClient(Client):
+    """Says nothing of itself to a server that does not encrypt: the client of NATS would go on in the clear with whoever
+    does not ask for TLS."""
+
+    def _connect_command(self) -> bytes:
+        if not self._server_info.get("tls_required"):  # else TLS has come about by now
+            raise _InTheClear("it does not encrypt, and tls:// asks for that")
+        return super()._connect_command()
 
 
 class JetStreamLog:
@@ -135,23 +154,32 @@ class JetStreamLog:
         """How servers sync by what they have shown, by their names: ``always``, or how often."""
 
     async def open(self, *, is_made: bool = True) -> None:
-        client, refusals = Client(), list[Exception]()
+        client, refusals = _EncryptedClient() if self._address.is_encrypted else Client(), list[Exception]()
 
         async def note(error: Exception) -> None:  # what a call needs is raised there
+            if isinstance(error, ssl.SSLError | _InTheClear) and not client.is_reconnecting:
+                raise error  # of TLS that did not come about the client would wait for the end, which never comes
             if "authorization" in str(error).lower() or "permissions" in str(error).lower():
                 refusals.append(error)
 
         try:
             await client.connect(
                 list(self._address.servers),
+                user=self._address.user if self._address.password is not None else None,
+                password=self._address.password,
+                token=self._address.user or None if self._address.password is None else None,
                 connect_timeout=CONNECT_S,
                 max_reconnect_attempts=RECONNECTS,  # of -1 the first connect tries for ever
                 reconnect_time_wait=1,
                 error_cb=note,
             )
         except FAILURES as error:
-            with suppress(*FAILURES):
-                await client.close()
+            await _close(client)
+            if isinstance(error, ssl.SSLError | _InTheClear):
+                raise LogAway(
+                    f"A NATS server of {self.name} cannot be trusted ({_tell(error)}): let it show a certificate of its host, "
+                    "from an authority that this machine trusts (SSL_CERT_FILE names another one)."
+                ) from error
             if refusals:
                 raise LedgerError(
                     f"The NATS servers of {self.name} refuse who connects ({refusals[-1]}): name a user and a password that "
@@ -192,9 +220,7 @@ class JetStreamLog:
     async def close(self) -> None:
         client, self._nats = self._nats, None
         if client is not None:
-            with suppress(*FAILURES):
-                async with asyncio.timeout(CLOSE_S):  # to a server that is away nothing can be written
-                    await client.close()
+            await _close(client)
 
     @property
     def max_bytes(self) -> int:
@@ -406,6 +432,12 @@ class JetStreamLog:
             )
         # while servers choose a new one to lead, a stream or a consumer may not even be found
         return LogAway(f"The shared log {self.name} failed: {_tell(error)}.")
+
+
+async def _close(client: Client) -> None:
+    with suppress(*FAILURES):
+        async with asyncio.timeout(CLOSE_S):  # to a server that is away nothing can be written
+            await client.close()
 
 
 async def _heed(work: Awaitable[_T]) -> _T:

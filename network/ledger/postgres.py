@@ -16,13 +16,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlencode
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from roundelay.network.clock import random_id
 from roundelay.network.errors import ConfigError, LedgerError
+from roundelay.network.log_urls import split_log_url
 
 from . import LogMoved
 from .shared_log import LogAway, LogChoosing, LogRecord
@@ -52,7 +53,6 @@ PAGE_S = 10.0
 """How long that may take, on a slow line too."""
 MAX_BYTES = 10 * 1024**3
 NETWORK = re.compile("[a-z0-9_]{1,48}")
-HOSTS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:@,\[\]]+)(:\d{1,5})?(,(\[[0-9A-Fa-f:.]+\]|[^\s:@,\[\]]+)(:\d{1,5})?)*")
 TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
 TLS_OPTIONS = ("sslmode", *TLS_FILES)
 TLS_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
@@ -131,20 +131,17 @@ class PostgresAddress(NamedTuple):
 
 def read_postgres_url(url: str) -> PostgresAddress:
     """Raises `ConfigError`."""
-    parts = urlsplit(url)
-    user, at, hosts = parts.netloc.rpartition("@")
-    database = unquote(parts.path.strip("/"))
-    if not HOSTS.fullmatch(hosts) or not database or "/" in database:
-        raise ConfigError(
-            "A shared log in PostgreSQL is named as postgres://USER:PASSWORD@HOST:PORT/DATABASE?network=NAME."
-        )
+    parts = split_log_url(url)
+    database = unquote(parts.place)
+    if not database or "/" in database or "\0" in database:
+        raise ConfigError("A shared log in PostgreSQL is named as postgres://USER:PASSWORD@HOST/DATABASE?network=NAME.")
+    options = dict(parts.options)
     try:
-        options = parse_qs(parts.query, strict_parsing=True, keep_blank_values=True) if parts.query else {}
-        max_bytes = int(options.pop("max_bytes", [str(MAX_BYTES)])[-1])
+        max_bytes = int(options.pop("max_bytes", MAX_BYTES))
     except ValueError as error:
         raise ConfigError("Of a shared log's address max_bytes is a whole number.") from error
-    network = options.pop("network", [""])[-1]
-    tls = {name: options.pop(name)[-1] for name in TLS_OPTIONS if name in options}
+    network = options.pop("network", "")
+    tls = {name: options.pop(name) for name in TLS_OPTIONS if name in options}
     if options:
         raise ConfigError(
             f"A shared log's address has no option {min(options)!r}; it has network, max_bytes, {', '.join(TLS_OPTIONS)}."
@@ -159,10 +156,11 @@ def read_postgres_url(url: str) -> PostgresAddress:
     for name in TLS_FILES:
         if name in tls and not Path(tls[name]).is_file():
             raise ConfigError(f"{name} of a shared log's address names no file: {tls[name]}.")
-    if max_bytes < 1 << 20:
+    if not 1 << 20 <= max_bytes < 1 << 63:
         raise ConfigError("A shared log has max_bytes of at least one mebibyte.")
-    dsn = f"postgresql://{user}{at}{hosts}{parts.path}" + (f"?{urlencode(tls)}" if tls else "")
-    shown = f"postgres://{hosts}{parts.path}?network={network}"
+    user, hosts = f"{parts.user}@" if parts.user else "", ",".join(parts.hosts)
+    dsn = f"postgresql://{user}{hosts}/{parts.place}" + (f"?{urlencode(tls)}" if tls else "")
+    shown = f"postgres://{hosts}/{parts.place}?network={network}"
     return PostgresAddress(dsn, database, f"roundelay_{network}", max_bytes, shown)
 
 

@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Literal
 
 from roundelay.app import OWN_MODS, make_rights, raise_file_limit
 from roundelay.network.client import NetworkClient
-from roundelay.network.config import NodeConfig, YamlNode, hide_password, load_yaml, resolve_config
+from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
 from roundelay.network.ledger.files import explain
 from roundelay.network.ledger.log_file import open_database
 from roundelay.network.ledger.upkeep import check_file, summarise
+from roundelay.network.log_urls import hide_password
 from roundelay.network.mod import load_mods
 from roundelay.nodes.hub_http import TIMEOUT_S, get_from_hub, read_readiness
 from roundelay.nodes.up import (

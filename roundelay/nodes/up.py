@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from roundelay.app import Node, StoppedWaiting, raise_file_limit, serve
 from roundelay.network.client import NetworkClient
-from roundelay.network.config import NodeConfig, hide_password, load_yaml
+from roundelay.network.config import NodeConfig, load_yaml
 from roundelay.network.core.ids import describe_reserved
 from roundelay.network.core.joining import describe_look_alike, hash_token
 from roundelay.network.core.rights import Rights
@@ -31,6 +31,7 @@ from roundelay.network.home import agent_token, announce_node, home, node_at, sa
 from roundelay.network.hub import Hub
 from roundelay.network.hub.memory import keep_what_is_there
 from roundelay.network.ledger.files import explain
+from roundelay.network.log_urls import hide_password
 from roundelay.network.tls import read_certificate, server_context
 from roundelay.nodes.hub_http import TIMEOUT_S, read_readiness
 from roundelay.nodes.links import make_owners_link

@@ -23,6 +23,7 @@ from roundelay.network.ledger.replicated import ReplicatedLedger
 from roundelay.network.ledger.shared_log import digest
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
+from tests.support.certificates import make_certificate
 from tests.support.command import command, invoke, run
 from tests.support.nats import NatsServer, free_port, nats_server, nats_servers
 from tests.support.postgres import PostgresServer, postgres_server
@@ -66,27 +67,48 @@ async def fill(made: ReplicatedLedger, *seqs: int) -> None:
     [
         ("nats://127.0.0.1:4222", "ends with the name of its stream"),
         ("nats://127.0.0.1:4222/a.b", "ends with the name of its stream"),
-        ("http://127.0.0.1/lab", "nats://HOST:PORT/STREAM"),
+        ("http://127.0.0.1/lab", "is named as nats://"),
         ("nats://127.0.0.1:4222/lab?replicas=2", "replicas=1, 3 or 5"),
         ("nats://127.0.0.1:4222/lab?replicas=x", "whole numbers"),
         ("nats://127.0.0.1:4222/lab?speed=9", "no option 'speed'"),
         ("nats://127.0.0.1:4222/lab?monitor=http", "whole numbers"),
         ("nats://a:1,b:2,c:3/lab?monitor=1,2", "one for each"),
+        ("nats://a:1/lab?monitor=99999", "one port"),
+        ("nats://a:1/lab?replicas=1&replicas=3", "replicas twice"),
+        ("nats://a:1/lab?max_bytes=99999999999999999999", "max_bytes"),
+        *[
+            (url, "in a user or a password @ is written %40")
+            for url in (
+                "nats://[::1/lab", "nats://[bad]:1/lab", "nats://a:99999/lab", "nats://a:0/lab", "nats://a:b/lab",
+                "nats://a:1,,b:2/lab", "nats://me:hush@/lab", "nats://a b:1/lab", " nats://a:1/lab", "nats://a:1\n/lab",
+                "nats://\u2100:1/lab", "nats://me:hu/sh@a:1/lab", "nats://me:hu#sh@a:1/lab", "nats://me:hu@sh@a:1/lab",
+                "nats://me:hush@a:1,you:hush@b:2/lab", "nats://a:1/lab#lab", "postgres://[::1/db?network=lab",
+                "postgres://a:99999/db?network=lab", "postgres://me:hu/sh@a/db?network=lab",
+            )
+        ],
+        ("postgres://a/d%00b?network=lab", "DATABASE"),
+        ("postgres://a/db?network=lab&password=hush", "no option 'password'"),
     ],
-)
+)  # fmt: skip
 def test_an_address_that_is_none_is_refused(url: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told.replace("?", "[?]")):
-        read_log_url(url)
+    with pytest.raises(ConfigError, match=told.replace("?", "[?]")) as refused:
+        make_shared_log(url)
+    assert "hu" not in str(refused.value)
 
 
 async def test_a_password_is_shown_to_nobody() -> None:
     address = read_log_url("nats://me:secret@a:1,b:2/lab")
     assert address.shown == "nats://a:1,b:2/lab"
-    assert address.servers == ("nats://me:secret@a:1", "nats://me:secret@b:2")
+    assert address.servers == ("nats://a:1", "nats://b:2")
     for options in ((), ("--json",), ("--origin", "--json")):
         shown = await invoke("config", "show", *options, ROUNDELAY_LOG="nats://me:secret@a:1/lab")
         assert "secret" not in shown.out
         assert "nats://a:1/lab" in shown.out
+    for wrong in ("nats://me:s3/cret@a:1/lab", "nats://me:s3#cret@a:1/lab", "nats://cret@[::1/lab", "cret@a"):
+        refused = await invoke("config", "show", code=2, ROUNDELAY_LOG=wrong)
+        assert "must be the address of a log" in refused.err
+        assert "Unexpected" not in refused.err
+        assert "cret" not in refused.out + refused.err
 
 
 @pytest.mark.parametrize(
@@ -111,6 +133,7 @@ accounts {
   NONE: {users: [{user: none, password: p}]}
   LAB: {jetstream: enabled, users: [
     {user: all, password: p}
+    {user: "o@all", password: "p@/?#%%,"}
     {user: few, password: p, permissions: {publish: "orders.>", subscribe: "_INBOX.>"}}
   ]}
 }
@@ -130,10 +153,31 @@ async def test_what_servers_refuse_is_said_in_a_sentence(tmp_path: Path, monkeyp
         ):
             with pytest.raises(LedgerError, match=told):
                 await ledger(f"nats://{who}:p@{server.hosts}/lab{options}", tmp_path / "a.db").open()
-        await fill(ledger(f"nats://all:p@{server.hosts}/lab?max_bytes={1 << 20}", tmp_path / "a.db"), 1)
+        for number, who in enumerate(("all:p", "o%40all:p%40%2F%3F%23%25,"), 1):
+            await fill(ledger(f"nats://{who}@{server.hosts}/lab?max_bytes={1 << 20}", tmp_path / "a.db"), number)
     async with nats_server(tmp_path / "other", text="# no JetStream") as server:
         with pytest.raises(LedgerError, match="configure `jetstream`"):
             await ledger(server.url("lab"), tmp_path / "b.db").open()
+
+
+async def test_who_is_to_encrypt_is_told_nothing_before_it_does_and_shows_a_certificate_that_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = make_certificate(tmp_path)
+    text = f'jetstream {{ store_dir: "{tmp_path}/store" }}\ntls {{ cert_file: "{certificate}", key_file: "{key}" }}'
+    async with nats_server(tmp_path / "plain") as plain, nats_server(tmp_path / "nats", text=text) as server:
+        for where, told in (
+            (f"tls://me:hush@{plain.hosts}", "does not encrypt"),
+            (f"tls://{server.hosts}", "CERTIFICATE_VERIFY_FAILED"),
+            (f"nats://{server.hosts}", "CERTIFICATE_VERIFY_FAILED"),  # the server asks for it
+        ):
+            with pytest.raises(LedgerError, match=f"cannot be trusted.*{told}"):
+                async with asyncio.timeout(10):
+                    await make_shared_log(f"{where}/lab").open()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        trusted = make_shared_log(f"tls://{server.hosts}/lab")
+        await trusted.open()
+        await trusted.close()
 
 
 @pytest.mark.parametrize("server", ["jetstream"], indirect=True)
