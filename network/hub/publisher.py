@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, assert_never
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from roundelay.network.addresses import channel_address, name_of, parse_address
 from roundelay.network.clock import NewId
@@ -55,6 +55,7 @@ from roundelay.network.frames import (
     NoticeFrame,
     OpenReactionInfo,
     PresenceFrame,
+    ResumePoint,
     SignalOutFrame,
     WelcomeFrame,
     encode,
@@ -71,6 +72,8 @@ from .redelivery import Redelivery
 from .session import LIVE, Connection, Pause, Session, SessionState
 
 log = logging.getLogger(__name__)
+
+BEHIND = "This node follows, and does not have yet what this session has seen; reconnect in a moment."
 
 WRITE_BYTES = 1 << 18
 INBOX_NOTICE = encode(NoticeFrame(kind="inbox", body={}))
@@ -631,6 +634,10 @@ class Publisher:
         session = self._board.sessions.get(origin.session_id)
         if session is None or session.state is not SessionState.JOINING:
             return
+        # to begin at an earlier place would show again what was seen
+        if self._follows is not None and self._is_beyond(hello.resume):
+            self._board.end(session, 4503, BEHIND)
+            return
         cursor, resume, missing_before = self._where_to_start(effect)
         reactions = [
             OpenReactionInfo(
@@ -671,6 +678,10 @@ class Publisher:
             return self._limits
         shown = {**self._limits, **self._quotas.describe(agent_id)}
         return {name: number for name, number in shown.items() if number is not None}
+
+    def _is_beyond(self, resume: ResumePoint | UnsetType) -> bool:
+        """Whether that is a place in this history which is still to come."""
+        return resume is not UNSET and resume.epoch == self._board.meta.epoch and resume.cursor > self._board.state.head
 
     def _where_to_start(self, effect: Accepted) -> tuple[int, Any, int | None]:
         """The cursor, how the session resumes, and, if the history was cut, where it begins."""

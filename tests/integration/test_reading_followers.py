@@ -114,3 +114,28 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
         assert (await writer.send("agent:ann", "at the new one"))["type"] == "stored"
         for session in (reader, strange, writer, eve):
             await session.close()
+
+
+async def test_who_resumes_beyond_what_a_follower_has_comes_again_and_is_shown_nothing_twice(tmp_path: Path) -> None:
+    async with leader_and_follower(tmp_path) as (_, leader, follower):
+        there = Node(leader.url, OWNER)
+        mia = await there.person("mia")
+        await there.agent("ann")
+        seen = (await mia.send("agent:ann", "seen at the leader"))["seq"]
+        reader, welcome = await look(follower, "mia", OWNER)
+        early = await WireSession.open(f"{follower.url}?read_only=1")
+        point = {"epoch": welcome["network"]["epoch"], "cursor": seen + 1}  # it follows the leader, which is ahead
+        hello = {"type": "hello", "protocol": 1, "agent_id": "mia", "kind": "human", "token": OWNER, "resume": point}
+        await early.send_frame(hello)
+        assert await early.closed() == 4503
+        await mia.send("agent:ann", "seen too")
+        await reader.contents_until("seen too")
+        late = await WireSession.open(f"{follower.url}?read_only=1")
+        await late.send_frame(hello)
+        again = await late.expect("welcome")
+        assert (again["resume"], again["cursor"]) == ("full", seen + 1)
+        await mia.send("agent:ann", "new")
+        assert await late.contents_until("new") == []
+        await there.close_sessions()
+        for session in (reader, early, late):
+            await session.close()
