@@ -389,7 +389,8 @@ class ReplicatedLedger(IndexReads):
                     if hearing.done():
                         said = Heartbeat.read(hearing.result())
                         if said.leads and said.leads == self._reader.leader:
-                            quiet_s, self.leader_node = 0.0, said.node
+                            quiet_s = 0.0
+                            self.leader_node = self._reader.leader_node or said.node  # the claim's own word goes first
                         hearing = asyncio.ensure_future(self._shared.listen())
                     is_alone = not self._reader.leader or quiet_s > LEADERLESS_S
                     # an end from before the silence says nothing of what was written since

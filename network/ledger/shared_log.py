@@ -26,6 +26,7 @@ FORMAT = 1
 STANDING = re.compile(
     r"(?:leading|following(?: (?P<leader>\S+))?, (?P<behind>\d+) records behind), log (?P<log>\S+), durability (?P<durability>\w+)"
 )
+NODE = re.compile("[!-~]{1,255}")
 HEADER_ROOM = 1024
 """Bytes of a record that its header may take."""
 
@@ -135,6 +136,12 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     is_filled_later: bool = False
 
 
+def read_name(node: str) -> str:
+    """What a node calls itself, where that can stand in a header and on a terminal; else nothing. Whoever may write to
+    the log's server says it."""
+    return node if NODE.fullmatch(node) else ""
+
+
 class Claim(Struct, frozen=True):
     """The body of a claim, which a release from before it passes over: what the node that leads calls itself."""
 
@@ -144,7 +151,7 @@ class Claim(Struct, frozen=True):
     def read(cls, body: bytes) -> Claim:
         """What is nothing of the kind, as the body of an older release's, names nobody."""
         try:
-            return msgspec.json.decode(body, type=cls)
+            return cls(read_name(msgspec.json.decode(body, type=cls).node))
         except msgspec.MsgspecError:
             return cls()
 
@@ -164,9 +171,10 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True):
     def read(cls, text: str) -> Heartbeat:
         """What is nothing of the kind says nothing."""
         try:
-            return msgspec.json.decode(text, type=cls)
+            said = msgspec.json.decode(text, type=cls)
         except msgspec.MsgspecError:
             return cls()
+        return cls(read_name(said.node), said.position, said.leads)
 
     def write(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -20,7 +20,7 @@ from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.ledger import KeyTaken, LogMoved, jetstream, postgres, replicated
 from roundelay.network.ledger.jetstream import read_log_url
 from roundelay.network.ledger.replicated import ReplicatedLedger
-from roundelay.network.ledger.shared_log import digest
+from roundelay.network.ledger.shared_log import Heartbeat, digest
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.support.certificates import make_certificate
@@ -426,6 +426,52 @@ def sleep(leader: ReplicatedLedger) -> None:
     """Say nothing more, as a node that is paused."""
     assert leader._telling is not None
     leader._telling.cancel()
+
+
+async def test_what_nodes_say_names_no_other_leader_than_the_log_does_and_can_be_shown(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, follows = ledger(server.url("lab"), tmp_path / "a.db"), asyncio.Event()
+    follower = ledger(server.url("lab"), tmp_path / "b.db", say=lambda _: follows.set())
+    stranger, shared, are_heard, names = (
+        make_shared_log(server.url("lab")),
+        follower._shared,
+        asyncio.Event(),
+        set[str](),
+    )
+    listen = shared.listen
+
+    async def note_listen() -> str:
+        if "last:1" in names:  # and has been taken in
+            are_heard.set()
+        said = await listen()
+        names.add(Heartbeat.read(said).node)
+        return said
+
+    monkeypatch.setattr(shared, "listen", note_listen)
+    leader.node = "a:8700"
+    await leader.open()
+    await stranger.open()
+    following = asyncio.create_task(follower.open())
+    async with asyncio.timeout(20):
+        await follows.wait()
+        sleep(leader)
+        for node in (
+            "evil:1",
+            "a b:1",
+            "evil:1\r\nSet-Cookie: a=b",
+            "\x1b[31mred:1",
+            "\u202eabc:1",
+            "x" * 300,
+            "last:1",
+        ):
+            await stranger.say(Heartbeat(node, 1, leads=leader._writer).write())
+        await are_heard.wait()
+    assert follower.tell_whom().leader == "a:8700"
+    assert names <= {"a:8700", "evil:1", "last:1", ""}
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await asyncio.gather(leader.close(), stranger.close())
 
 
 async def test_who_follows_asks_for_the_end_seldom_and_once_more_before_it_claims(
