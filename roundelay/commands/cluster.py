@@ -80,16 +80,19 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
     import asyncio
 
     from roundelay.network.errors import RoundelayError
+    from roundelay.network.ledger.jetstream import read_log_url
     from roundelay.nodes.log_servers import log_url, running_servers
     from roundelay.nodes.processes import stop_signals, wait_for_first
 
     if nodes not in (1, 3, 5):
         raise click.UsageError("Start 1, 3 or 5: most of them have to agree.")
 
+    url = log_url(nodes, port, stream)
+    read_log_url(url)  # a node would refuse it
+
     async def work() -> None:
         with stop_signals() as stopping:
             async with running_servers(folder, nodes, port) as ends:
-                url = log_url(nodes, port, stream)
                 click.echo(f"{nodes} NATS server{'s are' if nodes > 1 else ' is'} ready in {folder}. A node:")
                 click.echo(f"  roundelay up --db a.db --port 8700 --log '{url}'")
                 await wait_for_first(stopping.wait(), *(it.wait() for it in ends))

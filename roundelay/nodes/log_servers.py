@@ -7,12 +7,15 @@ loopback alone, without a password: they are not made for others.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from roundelay.network.errors import ConfigError
 
@@ -25,8 +28,8 @@ CONFIG = """\
 server_name: "{name}"
 listen: "{host}:{port}"
 http: "{host}:{monitor}"
-log_file: "{folder}/server.log"
-jetstream {{ store_dir: "{folder}/store", sync_interval: always }}
+log_file: {log}
+jetstream {{ store_dir: {store}, sync_interval: always }}
 """
 CLUSTER = 'cluster {{ name: roundelay, listen: "{host}:{port}", routes: [{routes}] }}\n'
 
@@ -49,9 +52,39 @@ def log_url(count: int, port: int, stream: str) -> str:
 
 @asynccontextmanager
 async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    """Servers, ready; stopped at the end. Raises `ConfigError` for a port
-    that is taken, and for a server that does not start."""
+    """Servers, ready; stopped at the end. Raises `ConfigError` for a folder that others use, for a port that is taken, and
+    for a server that does not start."""
     program = find_server()
+    with _holding(folder) as held:
+        async with _running(program, folder, count, port, held) as processes:
+            held.truncate()
+            held.write(" ".join(str(it.pid) for it in processes))
+            held.flush()
+            yield processes
+
+
+@contextmanager
+def _holding(folder: Path) -> Iterator[TextIO]:
+    """Keep others from a folder, as long as this process or a server that it has started lives: two servers on one store
+    would spoil it. Raises `ConfigError` where somebody uses it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "servers.pid").open("a+") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            held.seek(0)
+            raise ConfigError(
+                f"Servers use {folder} already, of a start that goes on or was killed (processes {held.read() or '?'}): end "
+                "them, or name another --dir."
+            ) from error
+        held.seek(0)
+        yield held
+
+
+@asynccontextmanager
+async def _running(
+    program: str, folder: Path, count: int, port: int, held: TextIO
+) -> AsyncIterator[list[asyncio.subprocess.Process]]:
     ports = [*range(port, port + count)]
     for it in [*ports, *(it + MONITOR_PORTS for it in ports), *(it + ROUTE_PORTS for it in ports if count > 1)]:
         _refuse_taken(it)
@@ -62,7 +95,13 @@ async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[
             quiet = asyncio.subprocess.DEVNULL
             processes.append(
                 await asyncio.create_subprocess_exec(
-                    program, "-c", str(file), stdout=quiet, stderr=quiet, start_new_session=True
+                    program,
+                    "-c",
+                    str(file),
+                    stdout=quiet,
+                    stderr=quiet,
+                    start_new_session=True,
+                    pass_fds=(held.fileno(),),  # which it never looks at: the folder is held until it ends
                 )
             )
         folders = [folder / f"n{number}" for number in range(1, count + 1)]
@@ -85,7 +124,8 @@ def _write_config(folder: Path, port: int, ports: list[int]) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "server.log").unlink(missing_ok=True)
     monitor = port + MONITOR_PORTS
-    text = CONFIG.format(name=folder.name, host=HOST, port=port, monitor=monitor, folder=folder.resolve())
+    log, store = (json.dumps(str(folder.resolve() / it), ensure_ascii=False) for it in ("server.log", "store"))
+    text = CONFIG.format(name=folder.name, host=HOST, port=port, monitor=monitor, log=log, store=store)
     if ports:
         routes = ", ".join(f'"nats-route://{HOST}:{it + ROUTE_PORTS}"' for it in ports)
         text += CLUSTER.format(host=HOST, port=port + ROUTE_PORTS, routes=routes)

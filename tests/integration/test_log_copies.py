@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import signal
 import sqlite3
 import sys
@@ -154,8 +156,9 @@ async def test_what_cannot_be_moved_is_refused_and_nothing_is_made(server: NatsS
 
 
 async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_there(tmp_path: Path) -> None:
-    port = free_port()
-    start = ("cluster", "start", "--nodes", "1", "--dir", str(tmp_path / "nats"), "--port", str(port))
+    port = next(port for port in iter(free_port, None) if port < 60_000)
+    folder = tmp_path / 'my "nats" {1}'
+    start = ("cluster", "start", "--nodes", "1", "--port", str(port), "--dir", str(folder))
 
     async def started() -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -174,8 +177,20 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
 
     log, known = f"nats://127.0.0.1:{port}/lab", dict[str, Any]()
     process = await started()
-    taken = await run(*start, code=2)
+    taken = await run(*start[:-1], tmp_path / "other", code=2)
     assert f"Port {port}" in taken.err
+    wrong = await invoke(*start, "--stream", "a.b", code=2)
+    assert "the name of its stream" in wrong.err
+    process.kill()  # its server goes on, and nobody else may use what that writes to
+    await process.wait()
+    pid = (folder / "servers.pid").read_text()
+    try:
+        assert f"(processes {pid})" in (await run(*start, code=2)).err
+    finally:
+        os.kill(int(pid), signal.SIGTERM)
+    with (folder / "servers.pid").open() as held:
+        await asyncio.to_thread(fcntl.flock, held, fcntl.LOCK_EX)
+    process = await started()
     up = ("up", "--port", "0", "--no-web", "--db", str(tmp_path / "a.db"), "--log", log)
     node = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "roundelay", *up), stdout=asyncio.subprocess.PIPE
