@@ -154,39 +154,8 @@ class JetStreamLog:
         """How servers sync by what they have shown, by their names: ``always``, or how often."""
 
     async def open(self, *, is_made: bool = True) -> None:
-        client, refusals = _EncryptedClient() if self._address.is_encrypted else Client(), list[Exception]()
-
-        async def note(error: Exception) -> None:  # what a call needs is raised there
-            if isinstance(error, ssl.SSLError | _InTheClear) and not client.is_reconnecting:
-                raise error  # of TLS that did not come about the client would wait for the end, which never comes
-            if "authorization" in str(error).lower() or "permissions" in str(error).lower():
-                refusals.append(error)
-
-        try:
-            await client.connect(
-                list(self._address.servers),
-                user=self._address.user if self._address.password is not None else None,
-                password=self._address.password,
-                token=self._address.user or None if self._address.password is None else None,
-                connect_timeout=CONNECT_S,
-                max_reconnect_attempts=RECONNECTS,  # of -1 the first connect tries for ever
-                reconnect_time_wait=1,
-                error_cb=note,
-            )
-        except FAILURES as error:
-            await _close(client)
-            if isinstance(error, ssl.SSLError | _InTheClear):
-                raise LogAway(
-                    f"A NATS server of {self.name} cannot be trusted ({_tell(error)}): let it show a certificate of its host, "
-                    "from an authority that this machine trusts (SSL_CERT_FILE names another one)."
-                ) from error
-            if refusals:
-                raise LedgerError(
-                    f"The NATS servers of {self.name} refuse who connects ({refusals[-1]}): name a user and a password that "
-                    "they know, as in nats://USER:PASSWORD@HOST:PORT/STREAM."
-                ) from error
-            raise LogAway(f"No NATS server of {self.name} can be reached ({_tell(error)}); is one running?") from error
-        self._nats = client
+        refusals = list[Exception]()
+        client = self._nats = await self._connect(refusals)
         try:
             if self.max_bytes < MIN_RECORD_BYTES:
                 raise LedgerError(
@@ -216,6 +185,46 @@ class JetStreamLog:
         except BaseException:
             await self.close()
             raise
+
+    async def _connect(self, refusals: list[Exception]) -> Client:
+        """A client that is connected; from then on ``refusals`` gets what its servers do not let it do."""
+        client = _EncryptedClient() if self._address.is_encrypted else Client()
+
+        async def note(error: Exception) -> None:  # what a call needs is raised there
+            if isinstance(error, ssl.SSLError | _InTheClear) and not client.is_reconnecting:
+                raise error  # of TLS that did not come about the client would wait for the end, which never comes
+            if "authorization" in str(error).lower() or "permissions" in str(error).lower():
+                refusals.append(error)
+
+        try:
+            connecting = client.connect(
+                list(self._address.servers),
+                user=self._address.user if self._address.password is not None else None,
+                password=self._address.password,
+                token=self._address.user or None if self._address.password is None else None,
+                connect_timeout=CONNECT_S,
+                max_reconnect_attempts=RECONNECTS,  # of -1 the first connect tries for ever
+                reconnect_time_wait=1,
+                error_cb=note,
+            )
+            await _heed(connecting)
+        except asyncio.CancelledError:
+            await _close(client)
+            raise
+        except FAILURES as error:
+            await _close(client)
+            if isinstance(error, ssl.SSLError | _InTheClear):
+                raise LogAway(
+                    f"A NATS server of {self.name} cannot be trusted ({_tell(error)}): let it show a certificate of its host, "
+                    "from an authority that this machine trusts (SSL_CERT_FILE names another one)."
+                ) from error
+            if refusals:
+                raise LedgerError(
+                    f"The NATS servers of {self.name} refuse who connects ({refusals[-1]}): name a user and a password that "
+                    "they know, as in nats://USER:PASSWORD@HOST:PORT/STREAM."
+                ) from error
+            raise LogAway(f"No NATS server of {self.name} can be reached ({_tell(error)}); is one running?") from error
+        return client
 
     async def close(self) -> None:
         client, self._nats = self._nats, None
@@ -254,9 +263,10 @@ class JetStreamLog:
         while True:
             try:
                 config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
-                subscription = await self._context().subscribe(
+                subscribing = self._context().subscribe(
                     f"{self._subject}.log", stream=self._address.stream, ordered_consumer=True, config=config
                 )
+                subscription = await _heed(subscribing)
                 first = (await _heed(self._context().stream_info(self._address.stream))).state.first_seq
             except FAILURES as error:
                 raise self._failed(error) from error

@@ -193,6 +193,7 @@ class ReplicatedLedger(IndexReads):
                 async with asyncio.timeout(RELEASE_S):
                     await self._append(Header(kind="release", writer=self._writer, previous=self._reader.last), b"")
         self._writer = ""
+        self._behind = None  # until it looks again it follows nobody
         await self._stop_showing()
         await self._shared.close()
         await self._index.close()

@@ -295,7 +295,7 @@ class SQLiteLedger:
         name = meta.get("name", self._name)
         epoch = meta.get("epoch", "")
         if self._is_new_history(meta, head):
-            if epoch:
+            if epoch and not self._is_index:  # the log brings an index what it lacks, and has the epoch
                 log.warning("the database may have lost its newest messages: a new epoch begins", extra={"head": head})
             epoch = self._new_epoch()
         self._begin(db, epoch, name, head)

@@ -358,6 +358,37 @@ async def test_a_commit_that_is_larger_than_a_record_is_one_all_the_same(server:
     await other.close()
 
 
+class FailingIndex(SQLiteLedger):
+    """Its disk goes away."""
+
+    has_failed = False
+
+    async def open(self) -> Any:
+        if self.has_failed:
+            raise LedgerError("The disk is gone.")
+        return await super().open()
+
+
+async def test_who_cannot_open_its_index_says_of_no_leader_that_it_follows_it(
+    server: LogServer, tmp_path: Path
+) -> None:
+    leader, follows = ledger(server.url("lab"), tmp_path / "a.db"), asyncio.Event()
+    sick = ledger(server.url("lab"), tmp_path / "b.db", index=FailingIndex, say=lambda _: follows.set())
+    await leader.open()
+    following = asyncio.create_task(sick.open())
+    async with asyncio.timeout(20):
+        await follows.wait()
+    assert str(sick.standing).startswith("following, 0 records behind")
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert isinstance(sick._index, FailingIndex)
+    sick._index.has_failed = True
+    with pytest.raises(LedgerError, match="The disk is gone"):
+        await sick.open()
+    assert str(sick.standing) == "starting"
+    await leader.close()
+
+
 class SlowIndex(SQLiteLedger):
     """Takes long over each record that it follows."""
 
