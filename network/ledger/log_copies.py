@@ -118,7 +118,7 @@ async def _read(shared: SharedLog, reader: Reader, until: int) -> AsyncGenerator
 
 async def compare(shared: SharedLog, db: Path, progress: Progress = lambda done, of: None) -> Copied:
     """Whether a database holds what the log says up to where it has followed it; one that was made of a log, or from which a
-    log was filled, what the whole log says. A node may be using it. Opens and closes the log. Raises `LedgerError`."""
+    log was filled, what the whole log says; one with nothing in it has followed none of it yet. A node may be using it. Opens and closes the log. Raises `LedgerError`."""
     await shared.open(is_made=False)
     try:
         with open_database(db) as kept:
@@ -134,7 +134,8 @@ async def _compare(shared: SharedLog, kept: DatabaseLog, db: Path, progress: Pro
     end = await shared.end()
     if followed is not None and followed.position > end:
         return Copied(end, 0, 0, f"{db} has followed {followed.position} records, and the log has {end}")
-    until = end if followed is None else followed.position
+    is_begun = bool(values) or next(kept.rows(), None) is not None
+    until = followed.position if followed is not None else end if is_begun else 0
     reader, rows, known = Reader(), 0, dict[tuple[str, str], str]()
     mine = kept.rows()
     async for commit in _read(shared, reader, until):

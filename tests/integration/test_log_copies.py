@@ -155,6 +155,20 @@ async def test_what_cannot_be_moved_is_refused_and_nothing_is_made(server: NatsS
     assert "There is no log" in (await invoke("cluster", "status", "--log", server.url("new"), code=1)).err
 
 
+async def test_an_index_that_has_followed_nothing_yet_is_what_the_log_said_then(tmp_path: Path) -> None:
+    async with nats_server(tmp_path / "nats") as server:
+        own = SQLiteLedger(tmp_path / "own.db", new_epoch=lambda: "e")
+        await own.open()
+        await own.append([message(1, "ann", "agent:bob")], [])
+        await own.close()
+        await invoke("cluster", "migrate", "--from", tmp_path / "own.db", "--to", server.url("lab"))
+        new = SQLiteLedger(tmp_path / "new.db", new_epoch=lambda: "e", is_index=True)
+        await new.open()
+        await new.close()
+        told = await invoke("cluster", "verify", "--log", server.url("lab"), "--db", tmp_path / "new.db")
+        assert "up to record 0: 0 rows" in told.out
+
+
 async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_there(tmp_path: Path) -> None:
     port = next(port for port in iter(free_port, None) if port < 60_000)
     folder = tmp_path / 'my "nats" {1}'
