@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -67,14 +68,17 @@ def tui(to: str | None) -> None:
         )
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("roundelay tui needs a terminal; in a pipe: roundelay chat")
+    if (term := os.environ.get("TERM", "")) in ("dumb", "unknown"):
+        raise click.UsageError(f"This terminal shows lines alone (TERM={term}), no full screen; there: roundelay chat")
 
-    async def show_screens() -> None:
+    async def show_screens() -> int:
         from roundelay.tui.app import run_terminal
 
         async with join(as_person=True, reconnect=True) as client:
-            await run_terminal(client, to)
+            return await run_terminal(client, to)
 
-    run(show_screens())
+    if code := run(show_screens()):
+        click.get_current_context().exit(code)
 
 
 @click.command()
@@ -101,7 +105,11 @@ def send(
 
     TO is an ID, broadcast, channel:NAME or mod:ID. TEXT of - is read from the input.
     """
-    content = sys.stdin.read().removesuffix("\n") if text == "-" else text
+    try:
+        content = sys.stdin.read().removesuffix("\n") if text == "-" else text
+        content.encode()  # a byte of an argument that is no UTF-8 comes as half a surrogate pair
+    except UnicodeError:
+        raise click.UsageError("The text is not UTF-8, so nothing is sent; `iconv -t UTF-8` makes it that.") from None
     if not content.strip():
         raise click.UsageError("There is nothing to send: the text is empty.")
 

@@ -5,6 +5,9 @@ dialog or another view. It decides nothing about the conversation."""
 
 from __future__ import annotations
 
+import asyncio
+import codecs
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -15,6 +18,7 @@ from textual.binding import Binding
 from textual.containers import Container, Horizontal
 from textual.content import Content
 from textual.css.query import NoMatches
+from textual.drivers import linux_driver
 from textual.widgets import Footer, Static
 from textual.worker import Worker
 
@@ -32,6 +36,8 @@ from roundelay.tui.reading import CostPane, WhyPane
 from roundelay.tui.thread import ThreadPane
 from roundelay.tui.views import AgentsPane, InboxPane, SearchPane, ThreadsPane
 
+ENDED_BY_SIGTERM = 143
+"""As a shell says it: 128 and the signal's number."""
 MAX_STACK = 12
 """Views that Esc goes back through."""
 DRAW_EVERY_S = 0.05
@@ -46,12 +52,25 @@ VIEWS: dict[str, type[Pane]] = {
 }
 
 
-async def run_terminal(client: NetworkClient, to: str | None = None) -> None:
-    """Show the conversation full screen until the person leaves. Raises what ends the connection."""
+async def run_terminal(client: NetworkClient, to: str | None = None) -> int:
+    """Show the conversation full screen until the person leaves, or SIGTERM comes; gives the exit code. Raises what ends
+    the connection."""
     app = RoundelayTerminal(client, to)
-    await app.run_async()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, lambda: app.exit(return_code=ENDED_BY_SIGTERM))
+    # Textual reads keys strictly: its thread, and the screen with it, ends at the first byte that is no UTF-8.
+    linux_driver.getincrementaldecoder = _decode_whatever_comes  # type: ignore[attr-defined, assignment]  # no setting
+    try:
+        await app.run_async()
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
     if app.failure is not None:
         raise app.failure
+    return app.return_code or 0
+
+
+def _decode_whatever_comes(encoding: str) -> Callable[[], codecs.IncrementalDecoder]:
+    return partial(codecs.getincrementaldecoder(encoding), "replace")
 
 
 class Tab(Static):

@@ -307,6 +307,15 @@ async def test_send_answers_when_the_message_is_stored(node: Node, bob: WireSess
     assert (await bob.message("two\nlines"))["reply_to"] == sent["seq"]
 
 
+async def test_text_that_is_no_utf_8_is_refused_in_words(node: Node) -> None:
+    python = [sys.executable, "-m", "roundelay", "send", "broadcast", "--as", "mia"]
+    for last, given in ((b"caf\xe9", b""), (b"-", b"caf\xe9")):
+        done = await asyncio.to_thread(subprocess.run, [*python, last], input=given, capture_output=True, timeout=60)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert b"not UTF-8" in done.stderr
+    assert (await run_json("history", "broadcast"))["messages"] == []
+
+
 async def test_send_with_the_same_id_sends_once(node: Node, bob: WireSession) -> None:
     first = await run_json("send", "broadcast", "hello", "--id", "mine")
     again = await run_json("send", "broadcast", "hello", "--id", "mine")

@@ -45,8 +45,8 @@ class Terminal:
         """The line in which the cursor stands, and its column."""
         return self._screen.display[self._screen.cursor.y].rstrip(), self._screen.cursor.x
 
-    def type(self, keys: str) -> None:
-        os.write(self._descriptor, keys.encode())
+    def type(self, keys: str | bytes) -> None:
+        os.write(self._descriptor, keys.encode() if isinstance(keys, str) else keys)
 
     def resize(self, columns: int) -> None:
         self._screen.resize(24, columns)
@@ -70,6 +70,13 @@ class Terminal:
             raise AssertionError(f"{pattern!r} is not in:\n{self.screen}") from None
         self._seen = self._seen[found[0] :]
         return self._seen[0]
+
+    async def told(self, text: str) -> None:
+        """Wait until the command has written this, control characters included."""
+        async with asyncio.timeout(20):
+            while text not in self.raw:
+                self._news.clear()
+                await self._news.wait()
 
     def _read(self) -> None:
         try:
