@@ -157,6 +157,12 @@ class NetworkClient:
         return self._link.is_connected
 
     @property
+    def as_of(self) -> int | None:
+        """Of what was read last at a node that follows: all that the network had stored by then is in it (ms, by that
+        node's clock). None where the node leads."""
+        return self._link.as_of
+
+    @property
     def cursor(self) -> Cursor:
         """Everything up to here was handled: to be saved, and given as ``resume`` later."""
         return Cursor(self._epoch, self._acks.prefix)

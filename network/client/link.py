@@ -109,6 +109,7 @@ class Link:
         connect_timeout_s: float | None,
     ) -> None:
         self.welcome: Welcome | None = None
+        self.as_of: int | None = None
         self.failure: RoundelayError | None = None
         self.is_closing = False
         self._owner = owner
@@ -325,6 +326,7 @@ class Link:
                     case "error":
                         self._refuse(frame)
                     case "result":
+                        self.as_of = frame.get("as_of")
                         self._resolve(f"c:{frame['call_id']}", frame["value"])
                     case "stored" if "message_id" in frame:
                         self._store(f"m:{frame['message_id']}", frame)

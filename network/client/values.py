@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from roundelay.network.frames import Kind, ModInfo, NetworkInfo, OpenReactionInfo
+from roundelay.network.frames import Follows, Kind, ModInfo, NetworkInfo, OpenReactionInfo
 from roundelay.network.messages import (
     BroadcastMessage,
     ChannelMessage,
@@ -44,6 +44,9 @@ class Welcome(Struct, frozen=True, kw_only=True):
     open_reactions: list[OpenReactionInfo] = []
     mods: list[ModInfo] = []
     limits: dict[str, int] = {}
+    is_read_only: bool = False
+    follows: Follows | None = None
+    """Of a node that follows, and lets read what it has."""
 
 
 class Stored(Struct, frozen=True):

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -278,10 +279,20 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         raise Forbidden(f"{error} {_advise(target)}" if target.token is not None else str(error)) from error
     try:
         yield client
+        if client.as_of is not None:
+            click.echo(f"* {_tell_age(client)}", err=True)
     except ConnectError as error:
         raise ConnectError(f"{error} Check that the hub at {client.url} is running, and run this again.") from error
     finally:
         await client.close()
+
+
+def _tell_age(client: NetworkClient) -> str:
+    from roundelay.terminal.text import clean
+
+    leader = client.welcome.follows.leader if client.welcome.follows is not None else ""
+    moment = datetime.fromtimestamp((client.as_of or 0) / 1000).astimezone().isoformat(" ", "seconds")
+    return f"Read at a node that follows {clean(leader) or 'another one'}, as of {moment}."
 
 
 async def _check_registered(agent_id: str, url: str) -> None:

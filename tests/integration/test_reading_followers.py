@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
+import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,18 @@ async def ask(session: WireSession, op: str, args: dict[str, Any]) -> tuple[Any,
     frame = await session.submit_call(op, args)
     assert frame["type"] == "result", frame
     return frame["value"], frame["as_of"]
+
+
+async def read_by_command(node: ClusterNode, agent_id: str) -> str:
+    """What `roundelay threads` says beside what it prints."""
+    command = ["threads", "--url", f"{node.url}?read_only=1", "--as", agent_id, "--token", OWNER]
+    done = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "roundelay", *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, told = await done.communicate()
+    assert done.returncode == 0, told.decode()
+    assert b"ann" in out
+    return told.decode()
 
 
 async def until_as_of(session: WireSession, beyond: int) -> None:
@@ -88,6 +103,11 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
         rows = (await mia.call("network.history", {"thread_id": "direct:ann~mia"}))["messages"]
         assert [it["content"] for it in rows] == ["one", "two", "last"]
         assert "new" not in str(await mia.call("network.list_agents", {}))
+
+        told, asked_at = await read_by_command(follower, "mia"), datetime.now(UTC)
+        found = re.search(rf"follows 127\.0\.0\.1:{leader.port}, as of (\S+ \S+)\.", told)
+        assert found, told
+        assert abs((datetime.fromisoformat(found[1]).astimezone(UTC) - asked_at).total_seconds()) < 10
 
         await mia.call("network.revoke_token", {"agent_id": "eve"})
         assert await strange.closed() == 4403

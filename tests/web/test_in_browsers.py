@@ -12,6 +12,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from roundelay.demo.play import QUESTION
+from roundelay.network.client import NetworkClient
 from tests.crash.test_takeovers import OWNER, ClusterNode, find_leader, follows, running
 from tests.support.fake_openai import FakeOpenAI, text
 from tests.support.nats import nats_server
@@ -182,7 +183,9 @@ async def test_a_hub_that_is_killed_loses_neither_draft_nor_message(open_window:
 
 
 @often
-async def test_a_page_of_a_node_that_follows_says_which_one_serves(open_window: OpenWindow, tmp_path: Path) -> None:
+async def test_a_page_of_a_node_that_follows_reads_and_writes_once_that_leads(
+    open_window: OpenWindow, tmp_path: Path
+) -> None:
     async with nats_server(tmp_path / "nats") as server:
         made = [ClusterNode(tmp_path / "nodes", name, server.url("lab")) for name in ("leads", "follows")]
         async with running(made[:1]) as [leader]:
@@ -191,19 +194,37 @@ async def test_a_page_of_a_node_that_follows_says_which_one_serves(open_window: 
             await follower.start("--web")
             try:
                 await follows(follower)
-                mia = await open_window(f"http://127.0.0.1:{follower.port}")
-                mia.allowed = rf"{LOST_CONNECTION}|503"
-                login = json.dumps({"agent_id": "mia", "token": OWNER})
-                await mia.page.add_init_script(
-                    f"if (location.port) localStorage['roundelay.login'] = JSON.stringify({login})"
-                )
-                await mia.page.goto(mia.origin)
-                told = mia.page.get_by_role("status").get_by_role("link")
-                await expect(told).to_have_text(f"127.0.0.1:{leader.port}")
-                await expect(told).to_have_attribute("href", f"http://127.0.0.1:{leader.port}/")
+                async with NetworkClient("mia", leader.url, kind="human", token=OWNER) as at_leader:
+                    await at_leader.broadcast("said before")
+                    mia = await open_window(f"http://127.0.0.1:{follower.port}")
+                    mia.allowed = rf"{LOST_CONNECTION}|503"
+                    login = json.dumps({"agent_id": "mia", "token": OWNER})
+                    await mia.page.add_init_script(
+                        f"if (location.port) localStorage['roundelay.login'] = JSON.stringify({login})"
+                    )
+                    await mia.page.goto(f"{mia.origin}/#/thread/broadcast")
+                    bar = mia.page.get_by_role("status").get_by_text("This node follows")
+                    await expect(bar).to_have_text(re.compile(r"as of \d+:\d\d:\d\d"))
+                    told = mia.page.get_by_role("status").get_by_role("link")
+                    await expect(told).to_have_attribute("href", f"http://127.0.0.1:{leader.port}/")
+                    messages = mia.page.get_by_role("main")
+                    await expect(messages.get_by_text("said before")).to_be_visible()
+                    await at_leader.broadcast("said meanwhile")
+                    await expect(messages.get_by_text("said meanwhile")).to_be_visible()
+                    before = await bar.text_content()
+                    await expect(bar).not_to_have_text(before or "", timeout=15_000)
+                    composer = mia.page.get_by_role("textbox", name="Message")
+                    await expect(composer).to_have_count(0)
                 await leader.end()
-                await Screen(mia.page).expect_online()
-                await expect(told).to_have_count(0)
+                await expect(composer).to_be_visible(timeout=20_000)
+                await expect(bar).to_have_count(0)
+                await composer.fill("said by the page")
+                await composer.press("Enter")
+                async with NetworkClient("yuri", follower.url, kind="human", token=OWNER) as yuri, asyncio.timeout(10):
+                    while "said by the page" not in [  # noqa: ASYNC110 (nothing tells of it here)
+                        it.text for it in (await yuri.history("broadcast")).messages
+                    ]:
+                        await asyncio.sleep(0.05)
                 await mia.leave()
             finally:
                 await follower.end()

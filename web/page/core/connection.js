@@ -26,6 +26,7 @@ const WELCOME_TIMEOUT_MS = 20_000;
 const LED_TIMEOUT_MS = 3_000; // of a node that another one has named: from here it may not be reached by that name
 const MAX_LED = 3; // so often, until all were tried, a node is believed that names another one
 const COME_BACK = 4503;
+const AS_OF_MS = 5_000; // so often a node that follows is asked as of when it shows what it has
 const QUIET_MS = 25_000; // after so long without a frame the hub is asked whether it is there
 const ANSWER_TIMEOUT_MS = 15_000;
 const BYE_TIMEOUT_MS = 2_000;
@@ -69,7 +70,8 @@ export class Connection {
    * `handlesAtOnce`: what `onEvent` has taken is handled; without it `ack` and `nack` say. `maxUnanswered` messages are under way
    * at a time; with more than one, a message that is put off may be overtaken by the next ones. `welcomeTimeout` (ms) is how long the
    * first welcome may take; of several addresses each has its share of that. With `goesToLeader` a node that says that another one leads
-   * is believed, also if that is none of the addresses; encrypted as this one is.
+   * is believed, also if that is none of the addresses; encrypted as this one is. Without, and with `?read_only=1` in `url`, this reads at a
+   * node that follows, and messages wait until that node leads.
    * @param {ConnectionOptions} options
    */
   constructor({
@@ -207,7 +209,7 @@ export class Connection {
   /** Tell who watches; lost while there is no connection. `where`: {to} or {thread_id, trigger?}.
    * @param {string} kind @param {any} body @param {{to?: string, thread_id?: string, trigger?: number}} where */
   signal(kind, body, where) {
-    if (!this._isWelcome || this._socket === null || this._socket.bufferedAmount > MAX_BUFFERED) return;
+    if (!this._isWelcome || this._isAtFollower() || this._socket === null || this._socket.bufferedAmount > MAX_BUFFERED) return;
     const text = JSON.stringify({ type: "signal", kind, body, ...where });
     if (!this._isTooLarge(text)) this._writeText(text);
   }
@@ -432,6 +434,7 @@ export class Connection {
       case "stored":
         return this._takeStored(frame);
       case "result":
+        if (frame.as_of !== undefined) this._tell({ type: "as_of", as_of: frame.as_of });
         return this._settle("call", frame.call_id, (call) => call.resolve(frame.value));
       case "error":
         return this._takeError(frame);
@@ -460,6 +463,7 @@ export class Connection {
     if (this._newToken !== undefined) [this._token, this._newToken] = [this._newToken, undefined];
     this._stop("welcome");
     this._tell(frame);
+    if (this._isAtFollower()) this._askAsOf();
     this._pump();
   }
 
@@ -570,6 +574,7 @@ export class Connection {
       call.isSent = true;
       room -= 1;
     }
+    if (this._isAtFollower() && !this._goesToLeader) return;
     for (const entry of this._outbox.entries.values()) {
       // what is put off stays before what was said after it
       if (this._sent.size >= this._maxUnanswered || this._marks.has("send")) return;
@@ -620,6 +625,18 @@ export class Connection {
     if (!this._isWelcome || socket === null || this._marks.has("answer")) return;
     this._write({ type: "call", call_id: this.newId(), op: "network.info", args: {} });
     this._after("answer", ANSWER_TIMEOUT_MS, () => this._cut(socket));
+  }
+
+  /** Whether this reads at a node that follows: nothing is stored there. */
+  _isAtFollower() {
+    return this.welcome?.follows !== undefined;
+  }
+
+  _askAsOf() {
+    this._after("as_of", AS_OF_MS, () => {
+      this._ask();
+      this._askAsOf();
+    });
   }
 
   // --- telling and time

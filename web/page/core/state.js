@@ -36,6 +36,9 @@ export function createState() {
     network: { name: "", epoch: "" },
     connection: "connecting",
     limits: {},
+    /** @type {{leader: string, as_of: number} | null} of a node that follows: whom, and as of when it shows what it has */
+    follows: null,
+    is_read_only: false,
     head: 0,
     ...nothingHeard(),
     outbox: {},
@@ -157,6 +160,9 @@ function takeEvent(draft, event) {
       return closeThread(draft, event.thread_id);
     case "reset":
       return forgetAll(draft);
+    case "as_of":
+      if (state.follows !== null) state.follows = { ...state.follows, as_of: event.as_of };
+      return undefined;
     case "tick":
       if (isAnybodyAtWork(state)) draft.own("stale").agents = true; // no frame tells when all of it is done
       return live.takeTick(draft, event.at);
@@ -171,7 +177,8 @@ function takeWelcome(draft, frame) {
   if (isOther || frame.resume === "limited" || isFarBehind) forgetAll(draft);
   state.me = { agent_id: frame.agent_id, kind: frame.kind, is_operator: frame.is_operator === true };
   state.log_at = state.log_at || frame.head;
-  if (frame.is_read_only) state.is_read_only = true;
+  state.is_read_only = frame.is_read_only === true || (state.is_read_only && state.follows === null); // a recording stays one
+  state.follows = frame.follows ?? null;
   state.network = frame.network;
   state.limits = frame.limits;
   state.connection = "online";

@@ -4,7 +4,7 @@
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useEffect, useRef} from "#vendor/hooks.js";
-import {readStanding} from "#core/leader.js";
+import {readAddress, readStanding} from "#core/leader.js";
 import {Agents} from "#ui/agents.js";
 import {Cost} from "#ui/cost.js";
 import {Inbox, inboxItems, useNotifications} from "#ui/inbox.js";
@@ -13,7 +13,7 @@ import {credentials, Login, logOut} from "#ui/login.js";
 import {Age, Boundary, Button, Count, Dialog, Face, html, Icon} from "#ui/parts.js";
 import {go, linkTo, route} from "#ui/router.js";
 import {Search} from "#ui/search.js";
-import {actions, isReadOnly, me, nameHere, state} from "#ui/store.js";
+import {actions, follows, isOver, isReadOnly, me, nameHere, state} from "#ui/store.js";
 import {setTheme, theme} from "#ui/theme.js";
 import {Thread} from "#ui/thread.js";
 import {Threads, unreadCount} from "#ui/threads.js";
@@ -31,7 +31,7 @@ const connection = computed(() => state.value.connection);
 const refusal = computed(() => state.value.error);
 const places = computed(() => PLACES.filter(([place]) => {
   if (place === "inbox") return !isReadOnly.value;
-  return place !== "timeline" || isReadOnly.value || me.value?.is_operator;
+  return place !== "timeline" || isOver.value || me.value?.is_operator;
 }));
 
 /** The whole page. */
@@ -113,7 +113,7 @@ function Nav() {
       <div class="nav-tools">
         <button type="button" class="icon-button" title="Keys (?)" aria-label="Keys" onClick=${() => { isHelpOpen.value = true; }}><${Icon} name="help" /></button>
         <button type="button" class="icon-button" title=${`Theme: ${theme.value}`} aria-label=${`Theme: ${theme.value}`} onClick=${() => setTheme()}><${Icon} name="theme" /></button>
-        ${!isReadOnly.value && html`<button type="button" class="icon-button" title="Log out: this browser forgets its token" aria-label="Log out"
+        ${!isOver.value && html`<button type="button" class="icon-button" title="Log out: this browser forgets its token" aria-label="Log out"
           onClick=${() => { isLeaving.value = true; }}><${Icon} name="out" /></button>`}
       </div>
       <${Myself} />
@@ -124,7 +124,7 @@ function Nav() {
 function Myself() {
   const who = me.value;
   if (!who?.agent_id) return null;
-  const role = isReadOnly.value ? "a recording" : who.is_operator ? "operator" : who.kind;
+  const role = isOver.value ? "a recording" : who.is_operator ? "operator" : who.kind;
   return html`<p class="myself"><${Face} id=${who.agent_id} isSmall /><span class="myself-text"><span dir="auto">${who.agent_id}</span>
     <span class="faint"><span class=${`dot ${connection.value}`} aria-hidden="true"></span>${role}</span></span></p>`;
 }
@@ -141,7 +141,7 @@ function Connection() {
   useEffect(() => {
     if (is === "offline") offlineSince.value ||= Date.now();
     else if (is !== "connecting") offlineSince.value = 0;
-    if (is === "offline" && !isReadOnly.value) void findServing();
+    if (is === "offline" && !isOver.value) void findServing();
     else if (is === "online") servedBy.value = "";
   }, [is, refusal.value]);
   return html`<div class="connection-place" role="status" aria-live="polite">${tellConnection(is)}</div>`;
@@ -157,8 +157,8 @@ async function findServing() {
 }
 
 function tellConnection(is) {
-  if (is === "online") return null;
-  if (isReadOnly.value) return html`<p class="connection warn">What shows this file has ended: <code>roundelay view</code> shows it again.</p>`;
+  if (is === "online") return follows.value && html`<${Following} ...${follows.value} />`;
+  if (isOver.value) return html`<p class="connection warn">What shows this file has ended: <code>roundelay view</code> shows it again.</p>`;
   if (is === "refused") {
     const told = refusal.value?.message ?? "The hub refuses this browser.";
     return html`<p class="connection bad">${told} A new link comes from <code>roundelay web</code> on the node's machine.
@@ -166,10 +166,17 @@ function tellConnection(is) {
         <button type="button" class="button" onClick=${logOut}>Log out</button></span></p>`;
   }
   if (offlineSince.value) {
-    return html`<p class="connection warn">Offline<span aria-hidden="true"> <${Age} at=${offlineSince.value} label="for " /></span>. ${servedBy.value && html`Another node serves this network: <a href=${`${location.protocol}//${servedBy.value}/`}>${servedBy.value}</a>. `}What you write waits here and is sent when the hub answers again.</p>`;
+    return html`<p class="connection warn">Offline<span aria-hidden="true"> <${Age} at=${offlineSince.value} label="for " /></span>. ${servedBy.value && html`Another node serves this network: <${Serving} at=${servedBy.value} />. `}What you write waits here and is sent when the hub answers again.</p>`;
   }
   return html`<p class="connection">Connecting to the hub…</p>`;
 }
+
+/** At a node that follows: whom, and as of when what it shows is. The time is not read out, as it changes all the while. */
+function Following({leader, as_of: asOf}) {
+  return html`<p class="connection">This node follows ${readAddress(leader) ? html`<${Serving} at=${leader} />, where one writes` : "another one"}. What it shows is for reading<span aria-hidden="true">, as of ${new Date(asOf).toLocaleTimeString()}</span>.</p>`;
+}
+
+const Serving = ({at}) => html`<a href=${`${location.protocol}//${at}/`}>${at}</a>`;
 
 // --- title, focus, keys
 

@@ -7,7 +7,7 @@ import {writeArguments} from "#core/json.js";
 import {isDecision} from "#core/under_way.js";
 import {saidOf} from "#core/text.js";
 import {Agent, Badge, Button, html, now, tellSpan} from "#ui/parts.js";
-import {actions, state} from "#ui/store.js";
+import {actions, isOver} from "#ui/store.js";
 
 /**
  * What people have decided, by the seqs of the requests: {by, at, seq, text, isApproved}. A decision that its agent
@@ -42,7 +42,7 @@ export function readApproval(message) {
 export function Approval({message, asked, decision, isAwaited = true, isNamed = false, mayDecide}) {
   const [form, setForm] = useState(null);
   const rest = asked.until - now.value;
-  const ended = decision ? "" : state.value.is_read_only ? "Nobody had decided when this was recorded." : rest <= 0 ? "Nobody decided in time." : isAwaited ? "" : "Nobody waits for it any more.";
+  const ended = decision ? "" : isOver.value ? "Nobody had decided when this was recorded." : rest <= 0 ? "Nobody decided in time." : isAwaited ? "" : "Nobody waits for it any more.";
   const decide = (what, said) => actions.decide(message.seq, what, said);
   return html`<section class=${`approval ${decision ? (decision.isApproved ? "approved" : "denied") : ended ? "over" : "waits"}`} aria-label=${`Approval of ${asked.tool}`}>
     <p class="approval-head">${!isNamed && html`<${Badge} kind=${decision || ended ? "plain" : "warn"}>Approval<//> `}<${Agent} id=${message.sender_id} /> wants to call <code dir="auto">${asked.tool}</code></p>

@@ -106,6 +106,10 @@ export const me = computed(() => state.value.me);
 export const threads = computed(() => state.value.threads);
 export const agents = computed(() => state.value.agents);
 export const isReadOnly = computed(() => Boolean(state.value.is_read_only));
+/** Where the node only follows: {leader, as_of}. */
+export const follows = computed(() => state.value.follows);
+/** Whether a run is shown that is over, and not what goes on. */
+export const isOver = computed(() => isReadOnly.value && !follows.value);
 
 /** What a thread is called for the person at the page. @param {string} id */
 export const nameHere = (id) => nameThread(threads.value[id] ?? {thread_id: id}, me.value.agent_id);
@@ -122,7 +126,7 @@ export async function fetchMessage(threadId, seq) {
 export const actions = {
   /** Join a hub as somebody. `login_code`: a one-time login, by which `token` is bound. */
   connect({agent_id, token, login_code}) {
-    const url = new URL("/", location.href);
+    const url = new URL("/?read_only=1", location.href); // a node that follows is read; one that leads takes no notice of it
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const tokens = login_code ? {token: login_code, newToken: token} : {token};
     useSource(new Connection({url: url.href.split("#")[0], agentId: agent_id, storage: findStorage(), ...tokens}));

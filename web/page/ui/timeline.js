@@ -7,7 +7,7 @@ import {tellCount} from "#core/text.js";
 import {createScale, endOf, readTimeline} from "#core/timeline.js";
 import {Agent, Badge, Empty, ErrorBox, Head, html, Loading, tellMoment, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
-import {actions, state} from "#ui/store.js";
+import {actions, isOver, state} from "#ui/store.js";
 import {STATUS, Step, tellTook} from "#ui/why.js";
 
 const PAGE = 60; // reactions that are drawn on one scale
@@ -16,7 +16,7 @@ const KINDS = {model: "Model", tool: "Tool", wait: "Waits for agents", approval:
 
 /** The screen; `query` has `agent`, `thread` and `reaction`, the chosen one. */
 export function Timeline({query}) {
-  const isWhole = Boolean(state.value.is_read_only);
+  const isWhole = isOver.value;
   const {value, error, isLoading, again} = useFetched(() => readTimeline(actions.call, {isWhole, most: isWhole ? 20_000 : 300}), []);
   const {agent, thread, reaction} = query;
   const shown = useMemo(() => value?.reactions.filter((it) => (!agent || it.agent_id === agent) && (!thread || it.thread_id === thread)), [value, agent, thread]);
