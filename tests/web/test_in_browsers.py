@@ -83,6 +83,23 @@ async def test_who_logs_out_leaves_nothing_behind(open_window: OpenWindow, share
 
 
 @both
+@pytest.mark.parametrize("gives", ["return null", "throw new DOMException('denied', 'SecurityError')"])
+async def test_a_browser_that_keeps_nothing_shows_the_page_until_it_is_left(
+    open_window: OpenWindow, shared_team: WebNode, gives: str
+) -> None:
+    window = await open_window(shared_team.origin)
+    await window.page.add_init_script(
+        f"Object.defineProperty(window, 'localStorage', {{configurable: true, get() {{ {gives}; }}}})"
+    )
+    await log_in(window.page, await shared_team.link("nemo"))
+    thread = await Screen(window.page).open_thread("direct:echo~nemo")
+    await thread.say("is this kept?")
+    await expect(thread.message("You wrote: is this kept?").last).to_be_visible()
+    await window.page.get_by_role("button", name="Log out").click()
+    await window.page.get_by_role("dialog").get_by_role("button", name="Log out").click()
+    await expect(LoginPage(window.page).link).to_be_visible()
+
+
 async def test_the_demos_conversation_is_seen_live(
     open_window: OpenWindow, shared_team: WebNode, browser_name: str
 ) -> None:

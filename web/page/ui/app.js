@@ -218,7 +218,7 @@ function focusHeading(main) {
 
 function LogOut() {
   return html`<${Dialog} title="Log out?" onClose=${() => { isLeaving.value = false; }}>
-    <p>This browser forgets its token. To come back you need a new link: <code>roundelay web</code> on the node's machine prints one.</p>
+    <p>This browser forgets its token, which stays good at the node until it is revoked there. To come back you need a new link: <code>roundelay web</code> on the node's machine prints one.</p>
     <div class="dialog-tools"><${Button} kind="danger" run=${() => { isLeaving.value = false; logOut(); }}>Log out<//></div><//>`;
 }
 

@@ -30,7 +30,7 @@ export function forgetAllBut(...keys) {
 /** The browser's storage; undefined where it gives none. */
 export function findStorage() {
   try {
-    return globalThis.localStorage;
+    return globalThis.localStorage ?? undefined; // some browsers throw, some give null
   } catch {
     return undefined;
   }
