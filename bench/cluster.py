@@ -1,11 +1,13 @@
 """What a shared log costs: a node that leads on one NATS server or on three, alone or with one that follows, beside one durable node
-(FULL); and how soon another takes over.
+(FULL); how far behind a node is that follows, how fast it catches up; and how soon another takes over.
 
     ./dev bench cluster [--quick] [--rounds 5] [--json FILE] [--postgres postgres://USER:PASSWORD@HOST/DATABASE]
 
 Each round measures each subject once, on processes of its own; a ratio is taken within its round. One sender keeps a window of
 messages under way, then sends one at a time (load.py, which verifies every message). A takeover begins with the `kill -9` of
-the leader and ends when the node that followed answers that it is ready. NATS syncs each record (`always`), or as it does by default.
+the leader and ends when the node that followed answers that it is ready. How far behind a follower is: from `stored`, at the
+leader, until the message is delivered to who reads at the follower; both are seen by one process. Catching up: the same number of
+messages as the leader was sent, into an empty database, less what a start takes with nothing to take in. NATS syncs each record (`always`), or as it does by default.
 With --postgres a leader whose log is in that database is measured as well; the tables roundelay_bench_* are left there.
 """
 
@@ -13,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
+import selectors
 import socket
 import statistics
 import subprocess
@@ -22,18 +26,18 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import nats
 import nats.errors
-from load import Fleet
+from load import Fleet, Participant
 from machine import describe_machine, measure_fdatasync, read_process_cpu_s
 from report import Results, make_parser, pick_size, tell, tell_results
 from servers import DEFAULT_NODE, HUB_CONFIG, start_server
 from table import Line
-from wire import LoadError
+from wire import LoadError, encode_masked_frame, encode_send, make_message_id
 
 SIZE_BYTES, WINDOW = 200, 1024
 TO = "agent:receiver-000"
@@ -66,9 +70,20 @@ class Size:
     rounds: int
     messages: int
     latency_messages: int
+    followed_messages: int
+    """That a follower catches up with."""
+    lag_s: int
+    takeovers: int
+    """In each round."""
 
 
-SIZES = {"full": Size(5, 40_000, 1_000), "quick": Size(1, 4_000, 200), "tiny": Size(1, 300, 50)}
+SIZES = {
+    "full": Size(5, 40_000, 1_000, 100_000, 15, 4),
+    "quick": Size(1, 4_000, 200, 10_000, 3, 1),
+    "tiny": Size(1, 300, 50, 300, 1, 1),
+}
+LAG_RATES = (300, 3_000)
+"""Messages a second, sent at a steady pace."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,17 @@ class Sample:
     node_cpu_us: float
     others_busy: float
     """What else ran meanwhile, in cores; NATS is in it."""
+
+
+@dataclass(frozen=True)
+class Following:
+    """What a follower did beside its leader, on the same machine."""
+
+    leader_per_s: float
+    caught_up_per_s: float
+    rebuilt_per_s: float
+    lag_ms: dict[int, list[float]]
+    """By the rate that was sent: the median, the 99th percentile and the most."""
 
 
 def free_port() -> int:
@@ -170,6 +196,73 @@ def start_follower(stack: contextlib.ExitStack, folder: Path, log: str, port: in
             raise LoadError("the follower did not start")
 
 
+def measure_following(size: Size, scratch: Path) -> Following:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
+        log = stack.enter_context(nats_servers(folder, "always"))
+        url, _ = stack.enter_context(start_server(node_command(folder, "a", log), home=folder))
+        fleet = stack.enter_context(Fleet(url, 1, names_stored=True))
+        count = size.followed_messages
+        led = fleet.send_pipelined(count, to=TO, size_bytes=SIZE_BYTES, window=WINDOW)
+        with contextlib.ExitStack() as first:
+            caught_s = _time(lambda: start_follower(first, folder, log, free_port()))
+        port = free_port()
+        caught_s -= _time(lambda: start_follower(stack, folder, log, port))
+        lags = {rate: measure_lag(fleet, f"ws://127.0.0.1:{port}/?read_only=1", rate, size.lag_s) for rate in LAG_RATES}
+        command = [sys.executable, "-m", "roundelay", "cluster", "rebuild", "--log", log, "--json"]
+        done = subprocess.run([*command, "--db", folder / "c.db"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LoadError(done.stderr)
+    sent = count + sum(LAG_RATES) * size.lag_s
+    return Following(led.messages_per_s, count / caught_s, sent / json.loads(done.stdout)["seconds"], lags)
+
+
+def _time(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def measure_lag(fleet: Fleet, follower: str, rate: int, seconds: int) -> list[float]:
+    """How long after the sender's `stored` each message is delivered at the follower: median, 99th percentile, most, ms."""
+    count, (at_leader,) = rate * seconds, fleet.receivers
+    reader = Participant.join(follower, at_leader.agent_id, counted=(b'{"type":"deliver"',))
+    ids = [make_message_id() for _ in range(count)]
+    frames = [encode_masked_frame(encode_send(it, TO, b"x" * SIZE_BYTES, SIZE_BYTES), b"abcd") for it in ids]
+    came: dict[Participant, list[float]] = {it: [] for it in (fleet.sender, at_leader, reader)}
+    with contextlib.closing(reader), selectors.DefaultSelector() as selector:
+        for participant in came:
+            selector.register(participant.socket, selectors.EVENT_READ, participant)
+        for participant in (fleet.sender, at_leader):
+            participant.forget()
+        while reader.read():  # what is not handled at the leader yet comes first
+            pass
+        reader.forget()
+        began = time.perf_counter()
+        sent = 0
+        while min(map(len, came.values())) < count:
+            now = time.perf_counter()
+            if now - began > seconds + 30:
+                raise LoadError(f"of {count} messages {len(came[reader])} came at the follower")
+            due = min(count, int((now - began) * rate) + 1)
+            if sent < due:
+                fleet.sender.socket.sendall(b"".join(frames[sent:due]))
+                sent = due
+            for key, _ in selector.select(max(0.0, began + sent / rate - now) if sent < count else 1.0):
+                participant = key.data
+                if participant.read():
+                    news = participant.received - len(came[participant])
+                    came[participant] += [time.perf_counter()] * news
+                    if participant is not fleet.sender:
+                        participant.ack_if_due()
+        at_leader.ack()
+        shown = [json.loads(it)["message"]["message_id"].encode() for it in reader.read_frames()]
+        if shown != ids:
+            raise LoadError("the follower did not show what was sent")
+    lags = sorted((b - a) * 1000 for a, b in zip(came[fleet.sender], came[reader], strict=True))
+    return [lags[count // 2], lags[int(count * 0.99)], lags[-1]]
+
+
 def measure_takeover(scratch: Path, postgres: str = "") -> float:
     """Seconds from the leader's death until the node that followed is ready; on NATS unless a database is named."""
     with contextlib.ExitStack() as stack:
@@ -199,6 +292,7 @@ def run(size: Size, rounds: int, postgres: str) -> Results:
     takeovers: list[float] = []
     postgres_takeovers: list[float] = []
     disk: list[float] = []
+    following: list[Following] = []
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as made:
         scratch = Path(made)
         for number in range(rounds):
@@ -211,24 +305,35 @@ def run(size: Size, rounds: int, postgres: str) -> Results:
                     f"{subject:<17} {sample.messages_per_s:>8,.0f}/s  stored p50 {sample.stored_p50_us:6.0f} us  "
                     f"node {sample.node_cpu_us:5.1f} us CPU  others {sample.others_busy:4.0%}"
                 )
-            takeovers.append(measure_takeover(scratch))
+            following.append(it := measure_following(size, scratch))
+            tell(f"a follower: catches up at {it.caught_up_per_s:,.0f}/s (the leader did {it.leader_per_s:,.0f}/s)")
+            tell(f"rebuild {it.rebuilt_per_s:,.0f}/s; behind by (p50, p99, most) {_show_lags(it)}")
+            takeovers += [measure_takeover(scratch) for _ in range(size.takeovers)]
             if postgres:
                 postgres_takeovers.append(measure_takeover(scratch, postgres))
                 tell(f"takeover, PostgreSQL {postgres_takeovers[-1]:.2f} s")
-            tell(f"takeover {takeovers[-1]:.2f} s; fdatasync p50 {disk[-1]:.0f} us")
+            tell(f"takeover {max(takeovers[-size.takeovers :]):.2f} s at the most; fdatasync p50 {disk[-1]:.0f} us")
         machine = asdict(describe_machine(scratch))
     return {
         "machine": machine,
         "fdatasync_p50_us": disk,
         "takeover_s": takeovers,
         "postgres_takeover_s": postgres_takeovers,
+        "following": [asdict(it) for it in following],
         "samples": {name: [asdict(it) for it in found] for name, found in samples.items()},
-        "table": [asdict(line) for line in list_lines(samples, takeovers, postgres_takeovers)],
+        "table": [asdict(line) for line in list_lines(samples, following, takeovers, postgres_takeovers)],
     }
 
 
+def _show_lags(it: Following) -> str:
+    return "; ".join(f"{rate:,}/s: {', '.join(f'{ms:.1f}' for ms in found)} ms" for rate, found in it.lag_ms.items())
+
+
 def list_lines(
-    samples: dict[str, list[Sample]], takeovers: Sequence[float], postgres_takeovers: Sequence[float]
+    samples: dict[str, list[Sample]],
+    following: Sequence[Following],
+    takeovers: Sequence[float],
+    postgres_takeovers: Sequence[float],
 ) -> list[Line]:
     lines = []
     single = samples[SINGLE]
@@ -244,7 +349,22 @@ def list_lines(
             f"{statistics.median(it.stored_p50_us for it in side):.0f} us" for side in (samples[name], single)
         )
         lines.append(Line(f"p50 {name}", "  unpipelined p50", waits, wait, None, True, beside=both))
+    rates = [it.caught_up_per_s / it.leader_per_s for it in following]
+    beside = " / ".join(
+        f"{statistics.median(it):,.0f}/s"
+        for it in ([it.caught_up_per_s for it in following], [it.leader_per_s for it in following])
+    )
+    lines.append(Line("catch-up", "a follower's catching up / leader", rates, 1.5, None, beside=beside))
+    rates = [it.rebuilt_per_s / it.leader_per_s for it in following]
+    beside = f"{statistics.median(it.rebuilt_per_s for it in following):,.0f}/s"
+    lines.append(Line("rebuild", "cluster rebuild / leader", rates, None, None, beside=beside))
+    for rate in LAG_RATES:
+        p50, most = (statistics.median(it.lag_ms[rate][index] for it in following) for index in (0, 2))
+        lags = [it.lag_ms[rate][1] for it in following]
+        beside = f"p50 {p50:.1f}, most {most:.1f}"
+        lines.append(Line(f"lag {rate}", f"follower's lag p99 at {rate:,}/s, ms", lags, 50, None, True, beside=beside))
     lines.append(Line("takeover", "takeover after kill -9, s", list(takeovers), 1.5, None, True))
+    lines.append(Line("takeover, most", "  the longest, s", [max(takeovers)], 3.0, None, True))
     if postgres_takeovers:
         lines.append(
             Line("takeover on PostgreSQL", "takeover on PostgreSQL, s", list(postgres_takeovers), None, None, True)

@@ -77,8 +77,9 @@ def leading_run(data: bytes) -> int:
 def websocket_request(url: str) -> bytes:
     """What asks for a WebSocket at a URL."""
     address, key = urlsplit(url), base64.b64encode(os.urandom(16)).decode()
+    place = (address.path or "/") + (f"?{address.query}" if address.query else "")
     return (
-        f"GET {address.path or '/'} HTTP/1.1\r\nHost: {address.netloc}\r\n"
+        f"GET {place} HTTP/1.1\r\nHost: {address.netloc}\r\n"
         "Upgrade: websocket\r\nConnection: Upgrade\r\n"
         f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
         "Sec-WebSocket-Protocol: roundelay.v1\r\n\r\n"
