@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from .errors import ConfigError
-from .log_urls import hide_password, split_log_url
+from .log_urls import hide_password, read_log_url
 from .yaml import Settings, YamlNode, bind, describe_problem, load_yaml, show_value
 
 __all__ = [
@@ -206,7 +206,7 @@ _WebHostName = Annotated[str, AfterValidator(_check_web_host)]
 
 def _check_log_url(text: str) -> str:
     try:
-        split_log_url(text)
+        read_log_url(text)
     except ConfigError as error:
         raise ValueError(f"must be the address of a log, not {show_value(hide_password(text))}: {error}") from error
     return text

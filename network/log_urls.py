@@ -1,39 +1,83 @@
-"""The address of a log that several nodes share, taken apart: what is the same for each engine. No IO."""
+"""The address of a log that several nodes share, read: `read_log_url`. What is wrong with one is told here, before anything
+is connected, and nothing that is told repeats a password. No IO."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from .errors import ConfigError
 
-ENGINES = ("nats", "tls", "postgres", "postgresql")
+NATS, POSTGRES = ("nats", "tls"), ("postgres", "postgresql")
+MAX_BYTES = 10 * 1024**3
+"""Of a log that is made, where its address says nothing else."""
+TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
+_TLS_OPTIONS = ("sslmode", *TLS_FILES)
+_TLS_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+_STREAM = re.compile("[A-Za-z0-9_-]{1,64}")
+_NETWORK = re.compile("[a-z0-9_]{1,48}")
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:@,/?#\[\]]+)(?::\d{1,5})?"
 _URL = re.compile(
-    rf"(?P<scheme>{'|'.join(ENGINES)})://(?:(?P<user>[^\s@/?#]*)@)?(?P<hosts>{_HOST}(?:,{_HOST})*)"
+    rf"(?P<scheme>{'|'.join(NATS + POSTGRES)})://(?:(?P<user>[^\s@/?#]*)@)?(?P<hosts>{_HOST}(?:,{_HOST})*)"
     r"(?:/(?P<place>[^\s?#]*))?(?:\?(?P<query>[^\s#]*))?"
 )
 
 
-class LogUrl(NamedTuple):
+class NatsAddress(NamedTuple):
+    """``nats://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/STREAM?replicas=3&max_bytes=...&monitor=8222``, taken apart."""
+
+    servers: tuple[str, ...]
+    """Without a user."""
+    user: str
+    password: str | None
+    """Without one the user is a token."""
+    is_encrypted: bool
+    """Whether it has to be; `nats://` is where the server asks for it."""
+    stream: str
+    replicas: int
+    max_bytes: int
+    monitors: tuple[tuple[str, int], ...]
+    """Host and monitoring port of each server; empty where none is named."""
+    shown: str
+
+
+class PostgresAddress(NamedTuple):
+    """``postgres://[USER:PASSWORD@]HOST[:PORT][,HOST...]/DATABASE?network=...&max_bytes=...&sslmode=...``, taken apart."""
+
+    dsn: str
+    database: str
+    table: str
+    max_bytes: int
+    tls: dict[str, str]
+    """Of `sslmode` and `TLS_FILES` those that it says."""
+    shown: str
+
+
+class _Parts(NamedTuple):
     """``SCHEME://[USER[:PASSWORD]@]HOST[:PORT][,HOST...]/PLACE[?OPTIONS]``, as it was written."""
 
     scheme: str
     user: str
-    """With the password, and escaped: `credentials` reads it."""
+    """With the password, and escaped."""
     hosts: tuple[str, ...]
     place: str
     options: dict[str, str]
 
-    @property
-    def credentials(self) -> tuple[str, str | None]:
-        user, colon, password = self.user.partition(":")
-        return unquote(user), unquote(password) if colon else None
+
+def read_log_url(url: str) -> NatsAddress | PostgresAddress:
+    """Raises `ConfigError`."""
+    parts = _split(url)
+    return _read_postgres(parts) if parts.scheme in POSTGRES else _read_nats(parts)
 
 
-def split_log_url(url: str) -> LogUrl:
-    """Raises `ConfigError`, which repeats nothing of a password."""
+def hide_password(url: str) -> str:
+    """An address as it may be shown, also one that is none: without what stands before its last @."""
+    without_user = re.sub(r"^([a-z]+://)?.*@", r"\1", url, flags=re.DOTALL)
+    return re.sub(r"(?<=[?&]password=)[^&\s]*", "...", without_user)
+
+
+def _split(url: str) -> _Parts:
     found = _URL.fullmatch(url)
     hosts = tuple(found["hosts"].split(",")) if found is not None else ()
     if found is None or not all(map(_is_host, hosts)):
@@ -49,7 +93,7 @@ def split_log_url(url: str) -> LogUrl:
     if twice := [name for name, values in query.items() if len(values) > 1]:
         raise ConfigError(f"A shared log's address says {twice[0]} twice.")
     options = {name: value for name, (value,) in query.items()}
-    return LogUrl(found["scheme"], found["user"] or "", hosts, (found["place"] or "").strip("/"), options)
+    return _Parts(found["scheme"], found["user"] or "", hosts, (found["place"] or "").strip("/"), options)
 
 
 def _is_host(host: str) -> bool:
@@ -59,7 +103,77 @@ def _is_host(host: str) -> bool:
         return False
 
 
-def hide_password(url: str) -> str:
-    """An address as it may be shown, also one that is none: without what stands before its last @."""
-    without_user = re.sub(r"^([a-z]+://)?.*@", r"\1", url, flags=re.DOTALL)
-    return re.sub(r"(?<=[?&]password=)[^&\s]*", "...", without_user)
+def _read_nats(parts: _Parts) -> NatsAddress:
+    if not _STREAM.fullmatch(parts.place):
+        raise ConfigError(
+            "The shared log's address ends with the name of its stream, as in nats://127.0.0.1:4222/lab: letters, digits, "
+            "'_' and '-'."
+        )
+    options = dict(parts.options)
+    max_bytes = _take_max_bytes(options)
+    replicas = options.pop("replicas", "1")
+    try:
+        ports = [int(port) for port in options.pop("monitor", "").split(",") if port]
+    except ValueError as error:
+        raise ConfigError(
+            "monitor of a shared log's address is a port, or several with commas between them."
+        ) from error
+    _refuse_others(options, "replicas", "max_bytes", "monitor")
+    if replicas not in ("1", "3", "5"):
+        raise ConfigError("replicas of a shared log's address is 1, 3 or 5.")
+    if len(ports) not in (0, 1, len(parts.hosts)) or not all(1 <= port <= 65535 for port in ports):
+        raise ConfigError("monitor is one port for all servers of a shared log, or one for each, in their order.")
+    servers = tuple(f"{parts.scheme}://{host}" for host in parts.hosts)
+    names = (urlsplit(server).hostname or "" for server in servers)
+    monitors = tuple(zip(names, ports * len(servers) if len(ports) == 1 else ports, strict=False))
+    user, colon, password = parts.user.partition(":")
+    return NatsAddress(
+        servers,
+        unquote(user),
+        unquote(password) if colon else None,
+        parts.scheme == "tls",
+        parts.place,
+        int(replicas),
+        max_bytes,
+        monitors,
+        f"{parts.scheme}://{','.join(parts.hosts)}/{parts.place}",
+    )
+
+
+def _read_postgres(parts: _Parts) -> PostgresAddress:
+    database = unquote(parts.place)
+    if not database or "/" in database or "\0" in database:
+        raise ConfigError(
+            "A shared log in PostgreSQL is named as postgres://USER:PASSWORD@HOST:PORT/DATABASE?network=NAME, with one database."
+        )
+    options = dict(parts.options)
+    max_bytes = _take_max_bytes(options)
+    network = options.pop("network", "")
+    tls = {name: options.pop(name) for name in _TLS_OPTIONS if name in options}
+    _refuse_others(options, "network", "max_bytes", *_TLS_OPTIONS)
+    if not _NETWORK.fullmatch(network):
+        raise ConfigError(
+            "The shared log's address has to say which network of the database it is, as in "
+            "postgres://HOST/DATABASE?network=lab: at most 48 small letters, digits and '_'."
+        )
+    if tls.get("sslmode", "prefer") not in _TLS_MODES:
+        raise ConfigError(f"sslmode of a shared log's address is one of {', '.join(_TLS_MODES)}.")
+    user, hosts = f"{parts.user}@" if parts.user else "", ",".join(parts.hosts)
+    dsn = f"postgresql://{user}{hosts}/{parts.place}" + (f"?{urlencode(tls)}" if tls else "")
+    shown = f"postgres://{hosts}/{parts.place}?network={network}"
+    return PostgresAddress(dsn, database, f"roundelay_{network}", max_bytes, tls, shown)
+
+
+def _take_max_bytes(options: dict[str, str]) -> int:
+    try:
+        max_bytes = int(options.pop("max_bytes", MAX_BYTES))
+    except ValueError as error:
+        raise ConfigError("max_bytes of a shared log's address is a whole number.") from error
+    if not 1 << 20 <= max_bytes < 1 << 63:
+        raise ConfigError("max_bytes of a shared log's address is at least one mebibyte (1048576).")
+    return max_bytes
+
+
+def _refuse_others(options: dict[str, str], *known: str) -> None:
+    if options:
+        raise ConfigError(f"A shared log's address has no option {min(options)!r}; it has {', '.join(known)}.")

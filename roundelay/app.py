@@ -38,6 +38,7 @@ from roundelay.network.hub.server import WebSocketServer
 from roundelay.network.ledger import Ledger
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import Durability, SQLiteLedger
+from roundelay.network.log_urls import PostgresAddress, read_log_url
 from roundelay.network.mod import Mod, load_mods
 from roundelay.network.operations import list_operations
 from roundelay.network.visibility import Visibility
@@ -72,14 +73,15 @@ def make_ledger(
 def make_shared_log(url: str) -> SharedLog:
     """The log with this address. Raises `ConfigError` for an address that is none, or where the client of its engine is
     not installed."""
+    address = read_log_url(url)
     try:
-        if url.startswith(("postgres://", "postgresql://")):
-            from roundelay.network.ledger.postgres import PostgresLog, read_postgres_url
+        if isinstance(address, PostgresAddress):
+            from roundelay.network.ledger.postgres import PostgresLog
 
-            return PostgresLog(read_postgres_url(url))
-        from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
+            return PostgresLog(address)
+        from roundelay.network.ledger.jetstream import JetStreamLog
 
-        return JetStreamLog(read_log_url(url))
+        return JetStreamLog(address)
     except ImportError as error:
         raise ConfigError("A shared log needs the extra cluster: pip install 'roundelay[cluster]'.") from error
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import re
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -35,8 +33,8 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.log_urls import split_log_url
+from roundelay.network.errors import LedgerError
+from roundelay.network.log_urls import NatsAddress
 
 from . import LogMoved
 from .shared_log import LogAway, LogChoosing, LogRecord, digest
@@ -68,62 +66,10 @@ MAX_ANSWER_BYTES = 1 << 20
 HEARD = 64
 """What was said and not listened to yet: of more the oldest is dropped."""
 MIN_RECORD_BYTES = 64 * 1024
-MAX_BYTES = 10 * 1024**3
 ALWAYS = "always"
-STREAM = re.compile("[A-Za-z0-9_-]{1,64}")
 FAILURES = (NatsError, OSError, asyncio.TimeoutError)
 
 _T = TypeVar("_T")
-
-
-class LogAddress(NamedTuple):
-    """``nats://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/STREAM?replicas=3&max_bytes=...&monitor=8222``, taken apart."""
-
-    servers: tuple[str, ...]
-    """Without a user."""
-    user: str
-    password: str | None
-    """Without one the user is a token."""
-    is_encrypted: bool
-    """Whether it has to be; `nats://` is where the server asks for it."""
-    stream: str
-    replicas: int
-    max_bytes: int
-    monitors: tuple[tuple[str, int], ...]
-    """Host and monitoring port of each server; empty where none is named."""
-    shown: str
-
-
-def read_log_url(url: str) -> LogAddress:
-    """Raises `ConfigError`."""
-    parts = split_log_url(url)
-    if not STREAM.fullmatch(parts.place):
-        raise ConfigError(
-            "The shared log's address ends with the name of its stream, as in nats://127.0.0.1:4222/lab: letters, digits, "
-            "'_' and '-'."
-        )
-    options = dict(parts.options)
-    try:
-        replicas, max_bytes = (
-            int(options.pop(name, default)) for name, default in (("replicas", 1), ("max_bytes", MAX_BYTES))
-        )
-        ports = [int(port) for port in options.pop("monitor", "").split(",") if port]
-    except ValueError as error:
-        raise ConfigError("Of a shared log's address replicas, max_bytes and monitor are whole numbers.") from error
-    if options:
-        raise ConfigError(
-            f"A shared log's address has no option {min(options)!r}; it has replicas, max_bytes and monitor."
-        )
-    if replicas not in (1, 3, 5) or not 1 << 20 <= max_bytes < 1 << 63:
-        raise ConfigError("A shared log has replicas=1, 3 or 5, and max_bytes of at least one mebibyte.")
-    if len(ports) not in (0, 1, len(parts.hosts)) or not all(1 <= port <= 65535 for port in ports):
-        raise ConfigError("monitor is one port for all servers of a shared log, or one for each, in their order.")
-    servers = tuple(f"{parts.scheme}://{host}" for host in parts.hosts)
-    names = (urlsplit(server).hostname or "" for server in servers)
-    monitors = tuple(zip(names, ports * len(servers) if len(ports) == 1 else ports, strict=False))
-    shown = f"{parts.scheme}://{','.join(parts.hosts)}/{parts.place}"
-    is_encrypted = parts.scheme == "tls"
-    return LogAddress(servers, *parts.credentials, is_encrypted, parts.place, replicas, max_bytes, monitors, shown)
 
 
 class _InTheClear(NatsError):
@@ -143,7 +89,7 @@ class _EncryptedClient(Client):
 class JetStreamLog:
     """A `SharedLog` in one stream."""
 
-    def __init__(self, address: LogAddress) -> None:
+    def __init__(self, address: NatsAddress) -> None:
         self._address = address
         self.name, self.network = address.shown, address.stream
         self._nats: Client | None = None

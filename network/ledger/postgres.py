@@ -9,21 +9,19 @@ something to read, and carries what nodes tell each other; it is a hint, and who
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import unquote, urlencode
+from typing import Any
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from roundelay.network.clock import random_id
 from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.log_urls import split_log_url
+from roundelay.network.log_urls import TLS_FILES, PostgresAddress
 
 from . import LogMoved
 from .shared_log import LogAway, LogChoosing, LogRecord
@@ -51,11 +49,6 @@ PAGE, PAGE_BYTES = 256, 2 * 1024**2
 """A follower reads so many records at once, and no further one where they have so many bytes."""
 PAGE_S = 10.0
 """How long that may take, on a slow line too."""
-MAX_BYTES = 10 * 1024**3
-NETWORK = re.compile("[a-z0-9_]{1,48}")
-TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
-TLS_OPTIONS = ("sslmode", *TLS_FILES)
-TLS_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 SETTINGS = {
     "synchronous_commit": "on",  # whatever the server's own default is
     "default_transaction_isolation": "read committed",
@@ -119,55 +112,13 @@ SELECT application_name, state = 'streaming' AS is_current, sync_state IN ('sync
 FROM pg_stat_replication WHERE sync_state IS NOT NULL ORDER BY application_name"""
 
 
-class PostgresAddress(NamedTuple):
-    """``postgres://[USER:PASSWORD@]HOST[:PORT][,HOST...]/DATABASE?network=...&max_bytes=...&sslmode=...``, taken apart."""
-
-    dsn: str
-    database: str
-    table: str
-    max_bytes: int
-    shown: str
-
-
-def read_postgres_url(url: str) -> PostgresAddress:
-    """Raises `ConfigError`."""
-    parts = split_log_url(url)
-    database = unquote(parts.place)
-    if not database or "/" in database or "\0" in database:
-        raise ConfigError("A shared log in PostgreSQL is named as postgres://USER:PASSWORD@HOST/DATABASE?network=NAME.")
-    options = dict(parts.options)
-    try:
-        max_bytes = int(options.pop("max_bytes", MAX_BYTES))
-    except ValueError as error:
-        raise ConfigError("Of a shared log's address max_bytes is a whole number.") from error
-    network = options.pop("network", "")
-    tls = {name: options.pop(name) for name in TLS_OPTIONS if name in options}
-    if options:
-        raise ConfigError(
-            f"A shared log's address has no option {min(options)!r}; it has network, max_bytes, {', '.join(TLS_OPTIONS)}."
-        )
-    if not NETWORK.fullmatch(network):
-        raise ConfigError(
-            "The shared log's address says which network of the database it is, as in ?network=lab: at most 48 small "
-            "letters, digits and '_'."
-        )
-    if tls.get("sslmode", "prefer") not in TLS_MODES:
-        raise ConfigError(f"sslmode of a shared log's address is one of {', '.join(TLS_MODES)}.")
-    for name in TLS_FILES:
-        if name in tls and not Path(tls[name]).is_file():
-            raise ConfigError(f"{name} of a shared log's address names no file: {tls[name]}.")
-    if not 1 << 20 <= max_bytes < 1 << 63:
-        raise ConfigError("A shared log has max_bytes of at least one mebibyte.")
-    user, hosts = f"{parts.user}@" if parts.user else "", ",".join(parts.hosts)
-    dsn = f"postgresql://{user}{hosts}/{parts.place}" + (f"?{urlencode(tls)}" if tls else "")
-    shown = f"postgres://{hosts}/{parts.place}?network={network}"
-    return PostgresAddress(dsn, database, f"roundelay_{network}", max_bytes, shown)
-
-
 class PostgresLog:
-    """A `SharedLog` in one table."""
+    """A `SharedLog` in one table. Raises `ConfigError` where its address names a file that is not there."""
 
     def __init__(self, address: PostgresAddress) -> None:
+        for name in TLS_FILES:
+            if name in address.tls and not Path(address.tls[name]).is_file():
+                raise ConfigError(f"{name} of a shared log's address names no file: {address.tls[name]}.")
         self._address = address
         self.name, self.network = address.shown, address.table.removeprefix("roundelay_")
         self.max_bytes = RECORD_BYTES

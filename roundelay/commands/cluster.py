@@ -80,7 +80,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
     import asyncio
 
     from roundelay.network.errors import RoundelayError
-    from roundelay.network.ledger.jetstream import read_log_url
+    from roundelay.network.log_urls import read_log_url
     from roundelay.nodes.log_servers import log_url, running_servers
     from roundelay.nodes.processes import stop_signals, wait_for_first
 

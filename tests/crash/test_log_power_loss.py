@@ -20,8 +20,9 @@ from typing import Any, cast
 
 import pytest
 
+from roundelay.app import make_shared_log
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
+from roundelay.network.ledger.shared_log import SharedLog
 from tests.crash.power import LOSSES, Mark, Sync, Write
 from tests.crash.traced import NamedDisk, Timed, read_files, read_trace, trace_command
 from tests.support.counts import Note
@@ -61,10 +62,10 @@ def make_servers(folder: Path, count: int, sync: str) -> list[NatsServer]:
     ]
 
 
-async def open_log(servers: Sequence[NatsServer], *, is_made: bool) -> JetStreamLog | None:
+async def open_log(servers: Sequence[NatsServer], *, is_made: bool) -> SharedLog | None:
     """Once the servers have chosen who of them decides; None where they have no such log."""
     hosts = ",".join(it.hosts for it in servers)
-    log = JetStreamLog(read_log_url(f"nats://{hosts}/lab?replicas={len(servers)}&max_bytes={64 << 20}"))
+    log = make_shared_log(f"nats://{hosts}/lab?replicas={len(servers)}&max_bytes={64 << 20}")
     loop = asyncio.get_running_loop()
     until = loop.time() + CHOOSE_S[len(servers)]
     while True:

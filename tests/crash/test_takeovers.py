@@ -23,9 +23,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
+from roundelay.app import make_shared_log
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
 from roundelay.nodes.hub_http import get_from_hub, read_readiness
 from tests.support.command import run
 from tests.support.counts import Note
@@ -349,7 +349,7 @@ async def find_stream_leader(log: str, servers: list[NatsServer]) -> NatsServer:
     """Which server decides for the stream now."""
     async with asyncio.timeout(60):
         while True:
-            shared = JetStreamLog(read_log_url(log))
+            shared = make_shared_log(log)
             try:
                 await shared.open(is_made=False)
                 found = [it["name"] for it in (await shared.describe())["servers"] if it["leads"]]

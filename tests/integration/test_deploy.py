@@ -18,7 +18,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from roundelay.network.ledger.postgres import OLDEST, read_postgres_url
+from roundelay.network.ledger.postgres import OLDEST
+from roundelay.network.log_urls import PostgresAddress, read_log_url
 from tests.support.command import command, run
 from tests.support.nats import SERVER, free_port, wait_until_chosen
 
@@ -195,7 +196,9 @@ def test_the_nodes_of_compose_on_postgresql_are_those_on_nats() -> None:
         url = node["environment"]["ROUNDELAY_LOG"].replace("${POSTGRES_PASSWORD:?}", "p4ss")
         said = server["environment"]
         user = f"{said['POSTGRES_USER']}:p4ss"
-        assert read_postgres_url(url).dsn == f"postgresql://{user}@postgres:5432/{said['POSTGRES_DB']}"
+        address = read_log_url(url)
+        assert isinstance(address, PostgresAddress)
+        assert address.dsn == f"postgresql://{user}@postgres:5432/{said['POSTGRES_DB']}"
     assert "ports" not in server
     assert int(re.findall(r"postgres:(\d+)", server["image"])[0]) >= OLDEST
     used = {it.split(":")[0] for service in other["services"].values() for it in service["volumes"]}

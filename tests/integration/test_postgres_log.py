@@ -15,8 +15,9 @@ from roundelay.app import make_shared_log
 from roundelay.network.config import resolve_config
 from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.ledger import LogMoved, postgres
-from roundelay.network.ledger.postgres import PostgresLog, read_postgres_url
+from roundelay.network.ledger.postgres import PostgresLog
 from roundelay.network.ledger.shared_log import LogAway, LogChoosing
+from roundelay.network.log_urls import PostgresAddress, read_log_url
 from tests.support.certificates import make_certificate
 from tests.support.command import command, invoke, run
 from tests.support.nats import free_port, nats_server
@@ -66,12 +67,13 @@ async def refused(url: str, kind: type[LedgerError] = LedgerError) -> str:
 )
 def test_an_address_that_is_none_is_refused(url: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        read_postgres_url(url)
+        make_shared_log(url)
 
 
 async def test_a_password_is_shown_to_nobody() -> None:
     url = "postgres://me:se%3Fcret@a:1,[::1]:2/lab?network=dev&sslmode=verify-full"
-    address = read_postgres_url(url)
+    address = read_log_url(url)
+    assert isinstance(address, PostgresAddress)
     assert address.shown == "postgres://a:1,[::1]:2/lab?network=dev"
     assert address.dsn == "postgresql://me:se%3Fcret@a:1,[::1]:2/lab?sslmode=verify-full"
     shown = await invoke("config", "show", "--json", ROUNDELAY_LOG=url)
@@ -79,7 +81,7 @@ async def test_a_password_is_shown_to_nobody() -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_config(None, {"ROUNDELAY_LOG": "postgres://me:secret@a/lab"}, {})
     assert "secret" not in str(caught.value)
-    assert "postgres://HOST/DATABASE?network=NAME" in str(caught.value)
+    assert "postgres://HOST/DATABASE?network=lab" in str(caught.value)
 
 
 @pytest.mark.full
@@ -222,7 +224,9 @@ async def wait_until_replayed(standby: PostgresServer) -> None:
 async def test_a_server_that_begins_to_serve_is_waited_for(server: PostgresServer) -> None:
     connection = await server.connect()
     starting = asyncpg.CannotConnectNowError("the database system is starting up")
-    assert type(PostgresLog(read_postgres_url(server.url("lab")))._not_opened(starting)) is LogChoosing
+    log = make_shared_log(server.url("lab"))
+    assert isinstance(log, PostgresLog)
+    assert type(log._not_opened(starting)) is LogChoosing
     await connection.close()
 
 
