@@ -93,10 +93,6 @@ def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> Re
 
     assert config.log is not None
     shared = make_shared_log(config.log)
-    if config.retain != Retain():
-        raise ConfigError(
-            "retain does not go with a shared log: that is kept whole, so that each node can be made anew."
-        )
     if config.durability == "memory":
         raise ConfigError("durability memory does not go with a shared log, which outlives its nodes.")
     # the log holds the truth, so what a power loss takes of the index is followed again
@@ -196,7 +192,8 @@ async def serve(
     )
     hub, readers = make_hub(ledger), None
     if shared is not None:
-        readers = shared.follower = Readers(partial(make_hub, follows=shared.tell_whom))
+        # what is dropped the leader decides
+        readers = shared.follower = Readers(partial(make_hub, follows=shared.tell_whom, retain=Retain()))
     server = WebSocketServer(
         hub,
         config.limits,

@@ -41,6 +41,10 @@ class Readers:
         if self.hub is not None:
             await self.hub.take_over(rows, puts)
 
+    async def drop(self, first_seq: int) -> None:
+        if self.hub is not None:
+            await self.hub.give_up_before(first_seq)
+
     async def end(self) -> None:
         hub, self.hub = self.hub, None
         if hub is not None:

@@ -43,7 +43,7 @@ from .metrics import CommitFigures, Figure, list_figures
 from .outage import Outage
 from .publisher import Publisher, Switchboard
 from .reads import answer_read
-from .retention import KEEP_ALL, keep_trimming
+from .retention import KEEP_ALL, give_up_before, keep_trimming
 from .session import Connection, Session, SessionState
 
 log = logging.getLogger(__name__)
@@ -212,6 +212,11 @@ class Hub:
                     self._end_those_before(put.value)
         self._moved.set()
         self._moved = asyncio.Event()
+
+    async def give_up_before(self, first_seq: int) -> None:
+        """What is older is in the ledger no more, by what another node has decided. For a hub that follows."""
+        async with self.writing:
+            give_up_before(self.switchboard, first_seq)
 
     def _end_those_before(self, participant: Participant) -> None:
         """End the sessions of who was removed, or whose tokens were revoked, since they joined."""

@@ -72,6 +72,16 @@ def _end_stalled(board: Switchboard, pinned: int, patience_ms: int, now: int) ->
     return bool(stalled)
 
 
+def give_up_before(board: Switchboard, first_seq: int) -> None:
+    """What is older was dropped, and nobody asked whether it may go: end the sessions that have yet to be given some of
+    it. They come back and are told `limited`."""
+    board.meta = msgspec.structs.replace(board.meta, first_seq=first_seq)
+    for session in list(board.sessions.values()):
+        owed = session.outbox.first_owed() if session.origin is not None else None
+        if owed is not None and owed < first_seq:
+            board.end(session, 4503, TOO_LATE)
+
+
 async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock) -> int:
     """Drop what is too old or too much; gives how many rows went. Raises `LedgerError`.
 

@@ -16,6 +16,7 @@ from roundelay.network.errors import LedgerError
 
 __all__ = [
     "MAX_PAGE_BYTES",
+    "Cut",
     "KeyTaken",
     "Ledger",
     "LogMoved",
@@ -79,6 +80,16 @@ class Trimmed(Struct, frozen=True, kw_only=True):
     is_held: bool
 
 
+class Cut(Struct, frozen=True):
+    """What one step of a trim drops: every record below ``records``, and every other row below ``messages``."""
+
+    messages: int
+    records: int
+    is_last: bool
+    """Whether messages are dropped as far as they may be: what is kept about those that are gone goes then, since that
+    looks through whole tables."""
+
+
 class Page(NamedTuple):
     """Rows of a range, ascending, and whether the range holds more beyond them."""
 
@@ -127,6 +138,11 @@ KEPT_WITH: dict[Table, str] = {
 counts until the last message that it was charged for is gone."""
 KEYED_BY_SEQ: tuple[Table, ...] = ("triggered", "tried", "dead")
 """Those whose keys end in that seq."""
+
+
+def seq_of(table: Table, key: str, value: Any) -> int:
+    """The seq of the message until whose end a value of one of these tables is kept."""
+    return int(getattr(value, KEPT_WITH[table]) if table in KEPT_WITH else key.partition("/")[2])
 
 
 class Ledger(Protocol):

@@ -85,6 +85,9 @@ class Follower(Protocol):
     async def take(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         """This has come into the index."""
 
+    async def drop(self, first_seq: int) -> None:
+        """What is older is in the index no more."""
+
     async def end(self) -> None:
         """The node follows no longer. Idempotent."""
 
@@ -95,5 +98,7 @@ class NobodyReads:
     async def begin(self, ledger: Ledger) -> None: ...
 
     async def take(self, rows: Sequence[Row], puts: Sequence[Put]) -> None: ...
+
+    async def drop(self, first_seq: int) -> None: ...
 
     async def end(self) -> None: ...

@@ -29,6 +29,7 @@ from roundelay.network.core.tables import (
 )
 from roundelay.network.errors import LedgerError
 
+from . import KEPT_WITH, KEYED_BY_SEQ, Cut, seq_of
 from .log_file import DatabaseLog, encode_row, open_database
 from .replicated import LEADERLESS_S, PRESENT_S, ReplicatedLedger
 from .shared_log import (
@@ -43,6 +44,7 @@ from .shared_log import (
     write_commit,
     write_record,
     write_records,
+    write_trim,
 )
 from .sqlite import SQLiteLedger
 
@@ -100,15 +102,15 @@ async def refuse_nodes(shared: SharedLog) -> None:
         )
 
 
-async def _read(shared: SharedLog, reader: Reader, until: int) -> AsyncGenerator[Commit, None]:
-    """The commits of an open log up to a position."""
+async def _read(shared: SharedLog, reader: Reader, until: int) -> AsyncGenerator[Commit | Cut, None]:
+    """What the records of an open log come to, up to a position."""
     if reader.end >= until:
         return
     async with aclosing(cast(AsyncGenerator[LogRecord, None], shared.follow(reader.end))) as records:
         async for stored in records:
             body = reader.take(stored)
             if body is not None:
-                yield read_commit(body)
+                yield body if isinstance(body, Cut) else read_commit(body)
             if stored.position >= until:
                 return
 
@@ -136,10 +138,17 @@ async def _compare(shared: SharedLog, kept: DatabaseLog, db: Path, progress: Pro
         return Copied(end, 0, 0, f"{db} has followed {followed.position} records, and the log has {end}")
     is_begun = bool(values) or next(kept.rows(), None) is not None
     until = followed.position if followed is not None else end if is_begun else 0
-    reader, rows, known = Reader(), 0, dict[tuple[str, str], str]()
+    dropped = Cut(kept.head.first_seq, kept.first_record_seq, is_last=False)
+    reader, rows, known, said = Reader(), 0, _Known(), Cut(1, 1, is_last=False)
     mine = kept.rows()
-    async for commit in _read(shared, reader, until):
-        for row in commit.rows:
+    async for taken in _read(shared, reader, until):
+        if isinstance(taken, Cut):
+            said = taken
+            known.drop(taken)
+            continue
+        for row in taken.rows:
+            if _is_below(dropped, row):
+                continue
             found = next(mine, None)
             if found is None or encode_row(found) != encode_row(row):
                 what = "lacks" if found is None or found.seq > row.seq else "has another"
@@ -147,19 +156,67 @@ async def _compare(shared: SharedLog, kept: DatabaseLog, db: Path, progress: Pro
             rows += 1
             if rows % PAGE_ROWS == 0:
                 progress(rows, 0)
-        _note(known, commit.puts)
-    if followed is not None and followed.digest != reader.digest:
-        return Copied(reader.position, rows, 0, f"{db} was made from another log than {shared.name}")
+        known.note(taken.puts)
+    compared, digest = reader.position, reader.digest
+    if followed is not None and followed.digest != digest:
+        return Copied(compared, rows, 0, f"{db} was made from another log than {shared.name}")
     if (more := next(mine, None)) is not None:
-        return Copied(
-            reader.position, rows, 0, f"{db} has row #{more.seq}, and the log has none behind #{more.seq - 1}"
-        )
+        return Copied(compared, rows, 0, f"{db} has row #{more.seq}, and the log has none behind #{more.seq - 1}")
+    begun = said  # a trim is in the log before a node does it: of the one that it may be doing a part may be done
+    async for taken in _read(shared, reader, min(end, until + 1)):
+        begun = taken if isinstance(taken, Cut) else said
+    if not (said.messages <= dropped.messages <= begun.messages and said.records <= dropped.records <= begun.records):
+        where = f"#{dropped.messages} (records at #{dropped.records})"
+        return Copied(compared, rows, 0, f"{db} begins at {where}, by the log at #{said.messages} (#{said.records})")
+    if begun is not said:
+        known.forget({it for it in known.about_dropped(begun) if it not in values})
+    return Copied(compared, rows, len(known.values), _find_other_value(db, known.values, values))
+
+
+def _find_other_value(db: Path, known: dict[tuple[str, str], str], values: dict[tuple[str, str], str]) -> str:
     for table, key in sorted(known.keys() | values.keys()):
         one, other = known.get((table, key)), values.get((table, key))
         if one != _written_now(table, other) and not (table == EXPIRING and other is None):
             what = "lacks" if other is None else "has, and the log has not," if one is None else "has another value for"
-            return Copied(reader.position, rows, len(known), f"{db} {what} {key!r} of the table {table}")
-    return Copied(reader.position, rows, len(known))
+            return f"{db} {what} {key!r} of the table {table}"
+    return ""
+
+
+def _is_below(cut: Cut, row: Row) -> bool:
+    return row.seq < (cut.records if row.type == "record" else cut.messages)
+
+
+class _Known:
+    """What the tables hold by the log, encoded."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, str], str] = {}
+        self._first = 1
+
+    def note(self, puts: list[Put]) -> None:
+        for put in puts:
+            if put.value is None:
+                self.values.pop((put.table, put.key), None)
+            else:
+                self.values[put.table, put.key] = encode_value(put.value).decode()
+
+    def drop(self, cut: Cut) -> None:
+        """As `upkeep.make_cut` does."""
+        if cut.is_last and cut.messages > self._first:
+            self._first = cut.messages
+            self.forget(self.about_dropped(cut))
+
+    def about_dropped(self, cut: Cut) -> set[tuple[str, str]]:
+        """Which values are kept no longer than a message that the cut drops."""
+        return {
+            (table, key)
+            for (table, key), value in self.values.items()
+            if table in (*KEPT_WITH, *KEYED_BY_SEQ) and seq_of(table, key, decode_value(table, value)) < cut.messages
+        }
+
+    def forget(self, places: set[tuple[str, str]]) -> None:
+        for place in places:
+            del self.values[place]
 
 
 def _written_now(table: str, value: str | None) -> str | None:
@@ -172,33 +229,21 @@ def _written_now(table: str, value: str | None) -> str | None:
         return value
 
 
-def _note(known: dict[tuple[str, str], str], puts: list[Put]) -> None:
-    for put in puts:
-        if put.value is None:
-            known.pop((put.table, put.key), None)
-        else:
-            known[put.table, put.key] = encode_value(put.value).decode()
-
-
 # --- from a database into a log
 
 
 async def fill(db: Path, shared: SharedLog, progress: Progress = lambda done, of: None) -> Copied:
     """Fill a new log from a database that no node uses, or go on with it; the database stays as it is. Opens and closes
     the log. Raises `LedgerError`."""
-    with open_database(db):
-        pass  # it is there, and is one
+    with open_database(db) as kept:  # it is there, and is one
+        dropped = Cut(kept.head.first_seq, kept.first_record_seq, is_last=True)
     ledger = SQLiteLedger(db, new_epoch=random_id)
     try:
         meta, puts = await ledger.open()
-        if meta.first_seq > 1:
-            raise LedgerError(
-                f"Retention has dropped rows of {db}: a shared log is kept whole, and cannot begin at #{meta.first_seq}."
-            )
         await shared.open()
         filling = _Filling(shared)
         if await filling.go_on(ledger, meta.epoch, meta.name):
-            await filling.add_rows(ledger, meta.head, progress)
+            await filling.add_rows(ledger, meta.head, dropped, progress)
             await filling.add_values([it async for it in _list_values(ledger, puts)])
             await filling.append(Header(kind="filled", writer=filling.writer, previous=filling.reader.last))
     finally:
@@ -227,7 +272,8 @@ class _Filling:
         self._shared = shared
         self._rows = 0
         """How many are in the log."""
-        self._known: dict[tuple[str, str], str] = {}
+        self._known = _Known()
+        self._dropped = Cut(1, 1, is_last=True)
 
     async def append(self, header: Header) -> None:
         await self._append(write_record(header))
@@ -242,10 +288,13 @@ class _Filling:
         if end == 0:
             begin = Header(kind="begin", writer=self.writer, epoch=epoch, name=name, is_filled_later=True)
             await self.append(begin)
-        async for commit in _read(self._shared, self.reader, end):
+        async for taken in _read(self._shared, self.reader, end):
+            if isinstance(taken, Cut):
+                self._dropped = taken
+                continue
             if self.reader.epoch == epoch:
-                await self._refuse_others(ledger, commit.rows)
-            _note(self._known, commit.puts)
+                await self._refuse_others(ledger, taken.rows)
+            self._known.note(taken.puts)
         if self.reader.epoch != epoch:
             raise LedgerError(
                 f"The log {self._shared.name} holds another network ({self.reader.name}); name a stream that is new."
@@ -265,27 +314,32 @@ class _Filling:
             )
         self._rows = rows[-1].seq
 
-    async def add_rows(self, ledger: SQLiteLedger, head: int, progress: Progress) -> None:
-        """Add the rows that the log lacks, in their order."""
+    async def add_rows(self, ledger: SQLiteLedger, head: int, dropped: Cut, progress: Progress) -> None:
+        """Add the rows that the log lacks, in their order, and say which ones retention has dropped before."""
+        whole_from = max(dropped.messages, dropped.records)
         most = (self._shared.max_bytes - HEADER_ROOM) // ROW_ROOM
         while rows := await ledger.rows(self._rows, PAGE_ROWS, max_bytes=most):
             for row in rows:
-                if row.seq != self._rows + 1 or row.is_damaged:
+                lacked = row.seq if row.is_damaged else max(self._rows + 1, whole_from)
+                if row.is_damaged or lacked < row.seq:
                     raise LedgerError(
-                        f"{ledger.path} has no whole row #{self._rows + 1}: a shared log is kept whole. Go on from a "
-                        "backup that has it."
+                        f"{ledger.path} has no whole row #{lacked}: a shared log holds all that was not dropped by retention. "
+                        "Go on from a backup that has it."
                     )
                 self._rows = row.seq
             await self._commit(rows, [])
             progress(self._rows, head)
         if self._rows != head:
             raise LedgerError(f"{ledger.path} lacks the rows from #{self._rows + 1} to #{head}: it is not whole.")
+        if dropped not in (self._dropped, Cut(1, 1, is_last=True)):
+            await self._append(write_trim(dropped, self.writer, self.reader.last))
 
     async def add_values(self, values: list[Put]) -> None:
         """Let the tables be these."""
         wanted = {(it.table, it.key): it for it in values if it.table not in VOLATILE_TABLES}
-        news = [it for place, it in wanted.items() if self._known.get(place) != encode_value(it.value).decode()]
-        news += [Put(cast(Table, table), key, None) for table, key in self._known.keys() - wanted.keys()]
+        known = self._known.values
+        news = [it for place, it in wanted.items() if known.get(place) != encode_value(it.value).decode()]
+        news += [Put(cast(Table, table), key, None) for table, key in known.keys() - wanted.keys()]
         for start in range(0, len(news), PAGE_ROWS):
             await self._commit([], news[start : start + PAGE_ROWS])
 

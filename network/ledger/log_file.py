@@ -233,12 +233,14 @@ class DatabaseLog:
             # a file of an earlier schema is read as it is: only a node's start brings it up
             has_checksums = refuse_schema(self._db) >= CHECKSUMS_SINCE
             meta = load_meta(self._db) if has_checksums else dict(self._db.execute("SELECT key, value FROM meta"))
-            first = int(meta.get("first_seq", "1"))
+            first, first_record = (int(meta.get(key, "1")) for key in ("first_seq", "first_record_seq"))
         self._columns = ROW_COLUMNS if has_checksums else f"{LOG_COLUMNS}, NULL"
         self.damaged: list[int] = []
         self._damage = Damage(self._tell, int(meta[CHECKED_FROM]) if has_checksums else 2**63)
         epoch = meta.get("epoch") or meta.get(COPIED_EPOCH, "")
         self.head = LogHead(epoch=epoch, name=meta.get("name", "roundelay"), first_seq=first)
+        self.first_record_seq = first_record
+        """As `head.first_seq` for messages: what is older was dropped."""
 
     def rows(self) -> Iterator[Row]:
         with _explaining_database(self._path):

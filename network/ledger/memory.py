@@ -35,6 +35,7 @@ from . import (
     ThreadSummary,
     Trim,
     Trimmed,
+    seq_of,
     take_page,
 )
 from .search import PRIVATE, holds, is_within
@@ -272,7 +273,7 @@ class MemoryLedger:
         """Forget what is kept about dropped messages, as the other ledger does."""
         for table in (*KEPT_WITH, *KEYED_BY_SEQ):
             values = self._tables[table].items()
-            self._tables[table] = {key: it for key, it in values if _seq_of(table, key, it) >= self._first_seq}
+            self._tables[table] = {key: it for key, it in values if seq_of(table, key, it) >= self._first_seq}
 
     async def records(
         self,
@@ -302,11 +303,6 @@ def _summarise(rows: Iterable[Row], before: int | None, limit: int) -> list[Thre
     below = (item for item in counts.items() if before is None or item[1][0] < before)
     newest_first = nsmallest(limit, below, key=lambda item: -item[1][0])
     return [ThreadSummary(thread_id, last, count) for thread_id, (last, count) in newest_first]
-
-
-def _seq_of(table: Table, key: str, value: Any) -> int:
-    """The seq of the message until whose end a value is kept."""
-    return int(getattr(value, KEPT_WITH[table]) if table in KEPT_WITH else key.partition("/")[2])
 
 
 def _is_old(row: Row, trim: Trim) -> bool:

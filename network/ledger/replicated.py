@@ -21,7 +21,7 @@ from roundelay.network.core.tables import Followed, Put, Row
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import Follows
 
-from . import LogMoved, Meta
+from . import Cut, LogMoved, Meta, Trim, Trimmed
 from .followed import FollowedIndex, Follower, IndexReads, NobodyReads
 from .shared_log import (
     Claim,
@@ -39,6 +39,7 @@ from .shared_log import (
     write_commit,
     write_record,
     write_records,
+    write_trim,
 )
 from .sqlite import SQLiteLedger
 
@@ -114,7 +115,6 @@ class ReplicatedLedger(IndexReads):
         self.lookup = index.lookup
         self.forget_dropped = index.forget_dropped
         self.expire_calls = index.expire_calls
-        self.trim = index.trim
         self.follower: Follower = NobodyReads()
         """Who is shown what this node takes in while it follows."""
         self._is_shown = False
@@ -256,6 +256,30 @@ class ReplicatedLedger(IndexReads):
                 logged.set_exception(LedgerError("The shared log has not taken it."))
                 await asyncio.gather(indexing, return_exceptions=True)
         await indexing
+
+    async def trim(self, trim: Trim) -> Trimmed:
+        """As `Ledger.trim`. The log says first what goes: each node drops the same, this one too where it is killed on the
+        way. What the log says stays in the log."""
+        cut, is_held = await self._index.find_cut(trim)
+        if cut is None:
+            return Trimmed(dropped=0, first_seq=self._index.first_seq, is_held=is_held)
+        if not self._writer:
+            raise await self._step_down(LogMoved("This node does not lead; it has to be opened again."))
+        self._is_appending = True
+        try:
+            await self._append_record(write_trim(cut, self._writer, self._reader.last))
+        except LogMoved as error:
+            await self._step_down(error)
+            raise
+        finally:
+            self._is_appending = False
+        return Trimmed(dropped=await self._drop(cut), first_seq=self._index.first_seq, is_held=is_held)
+
+    async def _drop(self, cut: Cut) -> int:
+        """Drop it from the index, which is after that record of the log then; gives how many rows that were."""
+        dropped = await self._index.drop(cut)
+        await self._index.append([], [self._place()])  # a kill before this does all of it again
+        return dropped
 
     async def _step_down(self, error: LogMoved) -> LogMoved:
         """Lead no longer; gives the error, with who does."""
@@ -419,10 +443,17 @@ class ReplicatedLedger(IndexReads):
 
     async def _take(self, stored: LogRecord, end: int) -> None:
         """Read a record; what was read comes into the index where no more of it is known to be there, or enough is."""
-        led_by = self._reader.leader
+        led_by, place = self._reader.leader, self._place()
         body = self._reader.take(stored)
         if self._reader.leader != led_by:  # of an older release's claim the heartbeat tells it
             self.leader_node = self._reader.leader_node
+        if isinstance(body, Cut):
+            if self._unindexed.rows or self._unindexed.puts:
+                await self._take_into_index(place)  # of what came before it, it may drop some
+            await self._drop(body)
+            if self._is_shown:
+                await self.follower.drop(self._index.first_seq)
+            return
         if body is not None:
             commit = read_commit(body)
             self._unindexed.rows.extend(commit.rows)
@@ -430,11 +461,15 @@ class ReplicatedLedger(IndexReads):
         taken = self._unindexed
         is_new = self._reader.position == stored.position or bool(taken.rows or taken.puts)  # else the rest is to come
         if is_new and (stored.position >= end or len(taken.rows) + len(taken.puts) >= TOGETHER):
-            self._unindexed = Commit([], [])
-            puts = _last_of_each(taken.puts)
-            await self._index.append(taken.rows, [*puts, self._place()])
-            if self._is_shown and (taken.rows or puts):
-                await self.follower.take(taken.rows, puts)
+            await self._take_into_index(self._place())
+
+    async def _take_into_index(self, place: Put) -> None:
+        """Let the index have what was read, and be at that place."""
+        taken, self._unindexed = self._unindexed, Commit([], [])
+        puts = _last_of_each(taken.puts)
+        await self._index.append(taken.rows, [*puts, place])
+        if self._is_shown and (taken.rows or puts):
+            await self.follower.take(taken.rows, puts)
 
     async def _show(self) -> None:
         """Where the index has reached the end that the log had when it was asked: note as of when it is, and let it be

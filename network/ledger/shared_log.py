@@ -1,8 +1,8 @@
 """The shared log: what several nodes of one network have in common, and one of them at a time writes.
 
 An engine (`jetstream`, `postgres`) holds the records, in one order, and takes a record only behind the one that its writer names.
-What a record says is written and read here, whichever engine it is: rows and puts of a commit, who leads, and the
-digest of the record before it, so that a follower knows that it reads what was written. No IO.
+What a record says is written and read here, whichever engine it is: rows and puts of a commit, what is dropped, who
+leads, and the digest of the record before it, so that a follower knows that it reads what was written. No IO.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 from roundelay.network.core.tables import VOLATILE_TABLES, Put, Row, Table, decode_value, encode_value
 from roundelay.network.errors import LedgerError
 
-from . import Unstorable
+from . import Cut, Unstorable
 from .log_file import decode_row, encode_row
 from .queries import UNENCODABLE
 
@@ -123,11 +123,12 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
     ``begin`` is the first record of a log, ``claim`` says that ``writer`` leads from here on, ``release`` that it does no
     more, ``commit`` has rows and puts; one that is too large for a record comes as several, of which ``left`` are to come.
+    ``trim`` says what each node drops of what came before it (a `Cut`), since what is old is for one to decide.
     A log that begins with ``is_filled_later`` gets what a database holds; nobody leads before it is ``filled``.
     """
 
     format: int = FORMAT
-    kind: Literal["begin", "claim", "release", "commit", "filled"]
+    kind: Literal["begin", "claim", "release", "commit", "trim", "filled"]
     writer: str
     previous: str = ""
     epoch: str = ""
@@ -244,6 +245,21 @@ def read_commit(body: bytes) -> Commit:
         ) from error
 
 
+def write_trim(cut: Cut, writer: str, previous: str) -> bytes:
+    """The record of a trim."""
+    return write_record(Header(kind="trim", writer=writer, previous=previous), msgspec.json.encode(cut))
+
+
+def read_cut(body: bytes) -> Cut:
+    """Raises `LedgerError`, as `read_commit` does."""
+    try:
+        return msgspec.json.decode(body, type=Cut)
+    except msgspec.MsgspecError as error:
+        raise LedgerError(
+            f"The shared log holds a trim that this Roundelay cannot read ({error}): upgrade this node."
+        ) from error
+
+
 def split(body: bytes, room: int) -> list[bytes]:
     """The parts of a body, each of at most ``room`` bytes; one at least."""
     return [body[start : start + room] for start in range(0, len(body), room)] or [b""]
@@ -287,9 +303,9 @@ class Reader:
         """The digest of that record: what the next one names."""
         return self._end[1]
 
-    def take(self, stored: LogRecord) -> bytes | None:
-        """Read the next record; gives the body of a commit once it is whole. Raises `LedgerError` where the log is not
-        the one that was read so far."""
+    def take(self, stored: LogRecord) -> bytes | Cut | None:
+        """Read the next record; gives the body of a commit once it is whole, or what is to be dropped. Raises `LedgerError`
+        where the log is not the one that was read so far."""
         position, last = self._end
         if stored.position != position + 1:
             raise LedgerError(
@@ -307,11 +323,8 @@ class Reader:
             self.epoch, self.name, self.is_filling = header.epoch, header.name, header.is_filled_later
         if header.kind == "filled":
             self.is_filling = False
-        if header.kind != "commit":  # what a writer left half done is nothing
-            self._parts.clear()
-            is_claim = header.kind == "claim"
-            self.leader, self.leader_node = (header.writer, Claim.read(body).node) if is_claim else ("", "")
-        elif header.writer == self.leader:
+        is_leaders = header.writer == self.leader
+        if header.kind == "commit" and is_leaders:
             self._parts.append(body)
             if header.left:
                 return None
@@ -319,5 +332,11 @@ class Reader:
             whole = b"".join(self._parts)
             self._parts.clear()
             return whole
+        if header.kind == "claim":
+            self.leader, self.leader_node = header.writer, Claim.read(body).node
+        elif header.kind not in ("commit", "trim"):
+            self.leader = self.leader_node = ""
+        if header.kind != "commit":  # what a writer left half done is nothing
+            self._parts.clear()
         self.position, self.digest = self._end
-        return None
+        return read_cut(body) if header.kind == "trim" and is_leaders else None

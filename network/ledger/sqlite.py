@@ -24,7 +24,7 @@ from roundelay.network.config import Durability
 from roundelay.network.core.tables import Facts, MessageHead, Put, Row, Span, Table, Wanted
 from roundelay.network.errors import LedgerError
 
-from . import MAX_PAGE_BYTES, Found, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
+from . import MAX_PAGE_BYTES, Cut, Found, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
 from .files import HeadFile, HeldFiles, explain
 from .queries import (
     ALL_THREADS,
@@ -56,7 +56,7 @@ from .queries import (
 from .schema import CHECKED_FROM, ROW_COLUMNS, SCHEMA_VERSION, migrate, refuse_schema
 from .search import SearchIndex, holds, is_within
 from .unplaced import PLACED_TO, Unplaced, load_unplaced
-from .upkeep import newest_stamp, read_head, rescue, trim_log
+from .upkeep import CutMade, find_cut, make_cut, newest_stamp, read_head, rescue
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
 CHECKPOINT_PAGES = 2_500
@@ -560,9 +560,33 @@ class SQLiteLedger:
             last = seen[-1][0]
 
     async def trim(self, trim: Trim) -> Trimmed:
-        done = await self._change(partial(trim_log, trim, self._damage, self._unplaced))
-        self._first = done.first_seq
-        return done
+        cut, is_held = await self.find_cut(trim)
+        if cut is None:
+            return Trimmed(dropped=0, first_seq=self._first, is_held=is_held)
+        made = await self._make_cut(cut)
+        return Trimmed(dropped=made.dropped, first_seq=made.first_seq, is_held=is_held)
+
+    async def find_cut(self, trim: Trim) -> tuple[Cut | None, bool]:
+        """What `trim` would drop now, None where nothing; and whether more was to go but for the pin."""
+        return await self._run(self._writer, partial(find_cut, trim, self._damage))
+
+    async def drop(self, cut: Cut) -> int:
+        """Drop all that a cut says, and gives how many rows that were; what is gone already is passed over."""
+        made, dropped = await self._make_cut(cut), 0
+        while not made.is_done:
+            dropped += made.dropped
+            made = await self._make_cut(cut)
+        return dropped + made.dropped
+
+    async def _make_cut(self, cut: Cut) -> CutMade:
+        made = await self._change(partial(make_cut, cut, self._damage, self._unplaced))
+        self._first = made.first_seq
+        return made
+
+    @property
+    def first_seq(self) -> int:
+        """The smallest seq whose message can still be delivered."""
+        return self._first
 
     async def records(
         self,

@@ -20,7 +20,7 @@ from roundelay.network.core.tables import Row
 from roundelay.network.durable_files import give_name, sync
 from roundelay.network.errors import LedgerError
 
-from . import KEPT_WITH, KEYED_BY_SEQ, Trim, Trimmed
+from . import KEPT_WITH, KEYED_BY_SEQ, Cut, Trim
 from .files import explain, find_errno
 from .queries import KEYED, UNREADABLE, Damage, integer_in, pass_once, put_meta, read_rows, reading_any_text, walk_log
 from .rows import hash_key, list_places
@@ -54,41 +54,77 @@ class LogSummary(Struct, frozen=True, kw_only=True):
     """The newest row that is from before rows had checksums, if one is kept yet."""
 
 
-def trim_log(trim: Trim, damage: Damage, unplaced: Unplaced, db: sqlite3.Connection) -> Trimmed:
-    """`Ledger.trim` on a connection: one transaction of at most ``trim.limit`` rows of messages and as many of
-    records."""
+class Marks(Struct, frozen=True):
+    """Where what is kept begins: messages and what is no record, records, and what is known of messages."""
+
+    first_seq: int
+    first_record_seq: int
+    first_cold: int
+
+
+class CutMade(Struct, frozen=True):
+    """What one transaction dropped of a `Cut`, and whether that was all of it."""
+
+    dropped: int
+    first_seq: int
+    is_done: bool
+
+
+def read_marks(db: sqlite3.Connection) -> Marks:
+    return Marks(*(_read_mark(db, key) for key in Marks.__struct_fields__))
+
+
+def find_cut(trim: Trim, damage: Damage, db: sqlite3.Connection) -> tuple[Cut | None, bool]:
+    """What a trim comes to now: at most ``trim.limit`` rows of messages and as many of records, None where nothing may
+    go; and whether more was to go but for the pin."""
+    marks = read_marks(db)
+    messages = _first_not_before(damage, db, trim.messages_before, trim.pinned, marks.first_seq)
+    records = _first_not_before(damage, db, trim.records_before, trim.pinned, marks.first_record_seq)
+    is_held = any(_is_older(damage, db, trim.pinned, ms) for ms in (trim.messages_before, trim.records_before))
+    if trim.max_bytes is not None:
+        wanted = _first_within(db, trim.max_bytes, min(marks.first_seq, marks.first_record_seq))
+        by_size = min(trim.pinned, wanted)
+        messages, records = max(messages, by_size), max(records, by_size)
+        is_held = is_held or wanted > trim.pinned
+    end = _cut_off(db, _NO_RECORDS, marks.first_seq, messages, trim.limit)
+    cut = Cut(end, _cut_off(db, _RECORDS, marks.first_record_seq, records, trim.limit), end == messages)
+    is_due = (
+        cut.messages > marks.first_seq or cut.records > marks.first_record_seq or marks.first_seq > marks.first_cold
+    )
+    return cut if is_due else None, is_held
+
+
+def _cut_off(db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -> int:
+    """``end``, or the seq before which there are ``limit`` rows of a kind."""
+    sql = f"SELECT seq FROM log WHERE {kind} AND seq >= ? AND seq < ? ORDER BY seq LIMIT 1 OFFSET ?"
+    found = db.execute(sql, (start, end, limit)).fetchone()
+    return max(start, end) if found is None else int(found[0])
+
+
+def make_cut(cut: Cut, damage: Damage, unplaced: Unplaced, db: sqlite3.Connection) -> CutMade:
+    """Drop what a cut says, in one transaction, or a part of it where the rows are large; to be called until it is done.
+    What was done before is not done again."""
     db.execute("BEGIN IMMEDIATE")
     try:
-        first, first_record, first_cold = (
-            _read_mark(db, key) for key in ("first_seq", "first_record_seq", "first_cold")
-        )
-        newest = newest_stamp(damage, db)
-        messages_end = _first_not_before(damage, db, trim.messages_before, trim.pinned, first)
-        records_end = _first_not_before(damage, db, trim.records_before, trim.pinned, first_record)
-        is_held = any(_is_older(damage, db, trim.pinned, ms) for ms in (trim.messages_before, trim.records_before))
-        if trim.max_bytes is not None:
-            wanted_end = _first_within(db, trim.max_bytes, min(first, first_record))
-            size_end = min(trim.pinned, wanted_end)
-            messages_end, records_end = max(messages_end, size_end), max(records_end, size_end)
-            is_held = is_held or wanted_end > trim.pinned
-        dropped, first = _drop(damage, db, "type <> 'record'", first, messages_end, trim.limit)
-        dropped_records, first_record = _drop(damage, db, "type = 'record'", first_record, records_end, trim.limit)
-        if (
-            first > first_cold and len(dropped) < trim.limit
-        ):  # the last of several transactions: it reads the whole table
+        marks, newest = read_marks(db), newest_stamp(damage, db)
+        dropped, first = _drop(damage, db, _NO_RECORDS, marks.first_seq, cut.messages)
+        dropped_records, first_record = _drop(damage, db, _RECORDS, marks.first_record_seq, cut.records)
+        is_done = first >= cut.messages and first_record >= cut.records
+        first_cold = marks.first_cold
+        if is_done and cut.is_last and first > first_cold:
             _drop_cold(db, first)
             first_cold = first
-        marks = {"first_seq": first, "first_record_seq": first_record, "first_cold": first_cold}
+        now = {"first_seq": first, "first_record_seq": first_record, "first_cold": first_cold}
         if newest:
-            marks["trimmed_stamp"] = newest
-        put_meta(db, {key: str(mark) for key, mark in marks.items()})
+            now["trimmed_stamp"] = newest
+        put_meta(db, {key: str(mark) for key, mark in now.items()})
         db.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):  # a full disk has ended the transaction already
             db.execute("ROLLBACK")
         raise
     unplaced.drop(dropped + dropped_records)
-    return Trimmed(dropped=len(dropped) + len(dropped_records), first_seq=first, is_held=is_held)
+    return CutMade(len(dropped) + len(dropped_records), first, is_done)
 
 
 def _read_mark(db: sqlite3.Connection, key: str) -> int:
@@ -158,6 +194,7 @@ def _first_within(db: sqlite3.Connection, max_bytes: int, low: int) -> int:
     return int(lowest + math.ceil((highest - lowest + 1) * min(share, 1.0)))
 
 
+_RECORDS, _NO_RECORDS = "type = 'record'", "type <> 'record'"
 _DROP_ROWS = "DELETE FROM log WHERE seq IN (SELECT value FROM json_each(?))"
 _DROP_KEYS = """
     DELETE FROM {} WHERE (hash, seq) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?))"""
@@ -174,8 +211,9 @@ DROPPED_BYTES = 16 * 1024 * 1024
 """Rows are read to be dropped: after so much a step ends."""
 
 
-def _drop(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -> tuple[list[int], int]:
-    """Drop rows of a kind in start <= seq < end, at most ``limit``; gives which, and where the kept ones begin."""
+def _drop(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: int) -> tuple[list[int], int]:
+    """Drop rows of a kind in start <= seq < end, or the first of them where they are large; gives which, and where the
+    kept ones begin."""
     if end <= start:
         return [], start
     seqs: list[int] = []
@@ -199,10 +237,10 @@ def _drop(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: in
                 places.setdefault(place, []).append(row.seq)
             if size > DROPPED_BYTES:
                 return True
-        return len(seqs) == limit
+        return False
 
-    sql = f"SELECT {ROW_COLUMNS} FROM log WHERE {kind} AND seq >= ? AND seq < ? ORDER BY seq LIMIT ?"
-    is_cut = read_rows(damage, sql, (start, end, limit), take, db)
+    sql = f"SELECT {ROW_COLUMNS} FROM log WHERE {kind} AND seq >= ? AND seq < ? ORDER BY seq"
+    is_cut = read_rows(damage, sql, (start, end), take, db)
     db.execute(_DROP_ROWS, (json.dumps(seqs),))
     for table in ("key", "key_more"):
         db.execute(_DROP_KEYS.format(table), (json.dumps(keys),))

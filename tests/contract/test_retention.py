@@ -299,6 +299,30 @@ async def test_who_takes_nothing_holds_what_it_is_owed_for_a_while_only(opener: 
             assert bob.welcome.resume == "limited"
 
 
+async def test_at_a_node_that_follows_who_is_owed_what_the_leader_dropped_is_told_at_once(opener: Opener) -> None:
+    async with team(opener(), max_unacked=1) as it, it.joined("ann") as ann, it.joined("cid") as cid:
+        connection = LocalConnection(it.hub)
+        connection.send(b'{"type":"hello","protocol":1,"agent_id":"bob","kind":"agent"}')
+        frames = connection.frames()
+        assert b'"welcome"' in await anext(frames)
+        for number in range(3):
+            await ann.send_text("bob", f"old {number}")
+        await ann.send_text("cid", "read")
+        assert b"old 0" in await anext(frames)
+        assert await take(cid, 1) == ["read"]
+        first = (await ann.broadcast("new")).seq
+        done = await it.ledger.trim(Trim(messages_before=it.clock() + DAY_MS, pinned=first))  # elsewhere it was decided
+        await it.hub.give_up_before(done.first_seq)
+        with pytest.raises(Closed) as end:
+            async with asyncio.timeout(TIMEOUT_S):
+                await anext(frames)
+        assert end.value.code == 4503
+        assert await take(cid, 1) == ["new"], "who is owed nothing of it stays"
+        async with it.joined("bob") as bob:
+            assert (bob.welcome.resume, bob.welcome.missing_before) == ("limited", first)
+            assert await take(bob, 1) == ["new"]
+
+
 async def test_who_takes_nothing_is_not_ended_while_nothing_is_to_go(opener: Opener) -> None:
     async with team(opener(), max_unacked=1) as it, it.joined("ann") as ann, it.joined("bob") as bob:
         for number in range(3):

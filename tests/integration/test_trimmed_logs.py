@@ -1,0 +1,193 @@
+"""What is old goes from each node of a shared log as the leader says. docs/cluster.md ("What a node of a cluster is told")."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+from msgspec import Raw
+
+from roundelay.app import make_shared_log
+from roundelay.network.core.tables import CallResult, DeadLetter, Put, Row
+from roundelay.network.errors import LedgerError
+from roundelay.network.ledger import LogMoved, Trim, replicated, upkeep
+from roundelay.network.ledger.log_copies import compare, rebuild
+from roundelay.network.ledger.shared_log import write_trim
+from roundelay.network.ledger.sqlite import SQLiteLedger
+from tests.contract.test_ledger import message
+from tests.integration.test_shared_log import LogServer, ledger, server, sleep
+from tests.support.command import invoke
+
+__all__ = ["server"]
+
+
+def record(seq: int, agent: str = "bob") -> Row:
+    return Row(
+        seq=seq, at=1000 + seq, type="record", actor=agent, key=f"r:{seq}", stream=f"reaction-{seq // 3}", label="started",
+        digest="d", data=b'{"seq":%d}' % seq,
+    )  # fmt: skip
+
+
+def mixed(seq: int) -> Row:
+    return record(seq) if seq % 3 == 0 else message(seq, "ann", "agent:bob")
+
+
+def letter(seq: int) -> Put:
+    return Put("dead", f"bob/{seq:016d}", DeadLetter("bob", seq, "no", 5, 1))
+
+
+def told(db: Path, sql: str = "SELECT seq FROM log ORDER BY seq") -> list[object]:
+    with closing(sqlite3.connect(db)) as connection:
+        return [row[0] for row in connection.execute(sql)]
+
+
+async def difference(log: str, db: Path) -> str:
+    return (await compare(make_shared_log(log), db)).difference
+
+
+async def test_what_the_leader_drops_goes_from_each_node(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
+    log, a, b, c = server.url("lab"), *(tmp_path / f"{name}.db" for name in "abc")
+    leader, follower = ledger(log, a), ledger(log, b)
+    await leader.open()
+    taking_over = asyncio.create_task(follower.open())
+    for seq in range(1, 31):
+        await leader.append([mixed(seq)], [letter(seq)] if seq % 5 == 0 else [])
+    done = await leader.trim(Trim(messages_before=1011, records_before=1021, pinned=26))
+    assert (done.dropped, done.first_seq, done.is_held) == (7 + 6, 11, False)
+    await leader.append([mixed(31)], [])
+    kept = [seq for seq in range(1, 32) if seq >= (21 if seq % 3 == 0 else 11)]
+    assert (await leader.trim(Trim(messages_before=1011, records_before=1021, pinned=26))).dropped == 0
+    await rebuild(make_shared_log(log), c)
+    sleep(leader)
+    meta, _ = await taking_over
+    assert (meta.first_seq, meta.head) == (11, 31)
+    for db in (a, b, c):
+        assert told(db) == kept, db
+        assert told(db, "SELECT key FROM state WHERE tbl = 'dead'") == [
+            f"bob/{seq:016d}" for seq in (15, 20, 25, 30)
+        ], db
+        assert await difference(log, db) == "", db
+    assert await follower.lookup_cold("dead", f"bob/{10:016d}") is None
+    with pytest.raises(LogMoved):
+        await leader.trim(Trim(messages_before=1021, pinned=31))
+    assert told(a) == kept, "who leads no longer drops nothing"
+    await asyncio.gather(leader.close(), follower.close())
+
+
+async def test_what_another_node_wrote_as_if_it_led_drops_nothing(server: LogServer, tmp_path: Path) -> None:
+    log, made = server.url("lab"), ledger(server.url("lab"), tmp_path / "a.db")
+    await made.open()
+    await made.append([message(1, "ann", "agent:bob")], [])
+    reader = made._reader
+    await server.write("lab", write_trim(replicated.Cut(9, 9, is_last=True), "somebody", reader.last))
+    await made.close()
+    again = ledger(log, tmp_path / "b.db")
+    await again.open()
+    assert [row.seq for row in await again.rows(0, 9)] == [1]
+    await again.close()
+    assert await difference(log, tmp_path / "b.db") == ""
+
+
+class Killed(LedgerError):
+    pass
+
+
+class Failing(SQLiteLedger):
+    """Is killed, as it were, after so many transactions of a trim."""
+
+    left = 0
+
+    async def _make_cut(self, cut: replicated.Cut) -> upkeep.CutMade:
+        if not self.left:
+            raise Killed("killed")
+        self.left -= 1
+        return await super()._make_cut(cut)
+
+
+async def test_of_a_trim_that_was_interrupted_anywhere_all_is_done_in_the_end(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "DROPPED_BYTES", 300)  # several transactions for one trim
+    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.05)
+    log, random = server.url("lab"), Random(18)
+    dbs = [tmp_path / "a.db", tmp_path / "b.db"]
+    head = rounds = interrupted = 0
+    for number in range(24):
+        db = dbs[number % 2]
+        made = ledger(log, db, index=Failing)
+        index = made._index
+        assert isinstance(index, Failing)
+        index.left = random.choice((0, 1, 2, 99))
+        try:
+            await made.open()  # which goes on with what the other one has begun
+            for _ in range(random.randrange(1, 12)):
+                head += 1
+                puts = [letter(random.randrange(1, head + 1))] if random.random() < 0.4 else []
+                puts += [Put("call", f"a/{head}", CallResult("d", head, Raw(b"{}")))] if random.random() < 0.2 else []
+                await made.append([mixed(head)], puts)
+            before = [1000 + random.randrange(head + 1) for _ in range(2)]
+            trim = Trim(messages_before=before[0], records_before=before[1], pinned=head, limit=random.randrange(1, 9))
+            await made.trim(trim)
+            rounds += 1
+        except Killed:
+            interrupted += 1
+        assert await difference(log, db) == "", f"also in the middle of it, round {number}"
+        await made._shared.close()
+        await made.close()
+        meta, _ = await (after := ledger(log, db)).open()
+        assert meta.head == head
+        await after.close()
+        assert await difference(log, db) == ""
+    last = tmp_path / "c.db"
+    await rebuild(make_shared_log(log), last)
+    await rebuild(make_shared_log(log), dbs[0])
+    await rebuild(make_shared_log(log), dbs[1])
+    for db in dbs:
+        assert told(db) == told(last)
+        assert told(db, "SELECT key || value FROM meta WHERE key LIKE 'first%' ORDER BY key") == told(
+            last, "SELECT key || value FROM meta WHERE key LIKE 'first%' ORDER BY key"
+        )
+    assert rounds > 5 < interrupted, (rounds, interrupted)
+
+
+async def test_a_trimmed_database_moves_into_a_log_and_back(server: LogServer, tmp_path: Path) -> None:
+    lab, back, log = tmp_path / "lab.db", tmp_path / "back.db", server.url("lab")
+    made = SQLiteLedger(lab, new_epoch=lambda: "e1", name="lab", durability="normal")
+    await made.open()
+    await made.append([mixed(seq) for seq in range(1, 31)], [letter(seq) for seq in (5, 25)])
+    await made.trim(Trim(messages_before=1011, records_before=1021, pinned=30))
+    await made.close()
+    before = (await invoke("export", "--db", lab)).out
+    moved = json.loads((await invoke("cluster", "migrate", "--from", lab, "--to", log, "--json")).out)
+    assert (moved["is_equal"], moved["rows"], moved["values"]) == (True, len(told(lab)), 1)
+    assert "is in the log" in (await invoke("cluster", "migrate", "--from", lab, "--to", log)).out, "again"
+    leader = ledger(log, tmp_path / "a.db")
+    meta, _ = await leader.open()
+    assert (meta.first_seq, meta.head) == (11, 30)
+    await leader.close()
+    await invoke("cluster", "migrate", "--from", log, "--to", back)
+    assert (await invoke("export", "--db", back)).out == before
+
+
+@pytest.mark.parametrize(("seq", "lacks"), [(15, 15), (24, 24)])
+async def test_of_a_database_that_lacks_what_no_trim_has_dropped_no_log_is_made(
+    server: LogServer, tmp_path: Path, seq: int, lacks: int
+) -> None:
+    lab = tmp_path / "lab.db"
+    made = SQLiteLedger(lab, new_epoch=lambda: "e1", durability="normal")
+    await made.open()
+    await made.append([message(seq, "ann", "agent:bob") for seq in range(1, 31)], [])
+    await made.trim(Trim(messages_before=1011, pinned=30))
+    await made.close()
+    with closing(sqlite3.connect(lab)) as connection, connection:
+        connection.execute("DELETE FROM log WHERE seq = ?", (seq,))
+    refused = await invoke("cluster", "migrate", "--from", lab, "--to", server.url("lab"), code=1)
+    assert f"has no whole row #{lacks}" in refused.err
