@@ -7,7 +7,7 @@ import asyncio
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -35,8 +35,9 @@ from roundelay.network.hub.hub import NO_QUOTAS
 from roundelay.network.hub.local import LocalTransport
 from roundelay.network.hub.metrics import list_log_figures
 from roundelay.network.hub.server import WebSocketServer
-from roundelay.network.ledger import Ledger
+from roundelay.network.ledger import Ledger, LogMoved
 from roundelay.network.ledger.memory import MemoryLedger
+from roundelay.network.ledger.shared_log import LogAway
 from roundelay.network.ledger.sqlite import Durability, SQLiteLedger
 from roundelay.network.log_urls import PostgresAddress, read_log_url
 from roundelay.network.mod import Mod, load_mods
@@ -215,9 +216,9 @@ async def serve(
                 shared.node = f"{socket.gethostname() if config.host in ('0.0.0.0', '::') else host}:{port}"
                 server.is_letting_in = False
                 server.listen(tls=tls)
-            await _start(hub, stopping)
+            await _unless_stopped(hub.start(), stopping)
             if prepare is not None:
-                await prepare(hub, url)
+                await _unless_stopped(_prepare(hub, partial(prepare, hub, url)), stopping)
             if shared is None:
                 server.listen(tls=tls)
             server.is_letting_in = True
@@ -228,18 +229,28 @@ async def serve(
         await _close(hub, server)
 
 
-async def _start(hub: Hub, stopping: asyncio.Event | None) -> None:
-    """Start a hub, which may have to wait for its ledger. Raises `StoppedWaiting`, and what starting raises."""
-    starting = asyncio.create_task(hub.start(), name="node-start")
+async def _unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Event | None) -> None:
+    """Do what may have to wait for a ledger. Raises `StoppedWaiting`, and what it raises."""
+    doing = asyncio.create_task(work, name="node-start")
     if stopping is not None:
         asked = asyncio.create_task(stopping.wait())
-        await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((doing, asked), return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
-        if not starting.done():
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+        if not doing.done():
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
             raise StoppedWaiting
-    await starting
+    await doing
+
+
+async def _prepare(hub: Hub, prepare: Callable[[], Awaitable[None]]) -> None:
+    """Prepare the hub; again, where the log that it shares with others went away meanwhile, or another node has claimed it."""
+    while True:
+        try:
+            return await prepare()
+        except (LogMoved, LogAway) as error:
+            hub.mend(error)
+            await hub.opened.wait()
 
 
 async def _check_address(host: str, port: int) -> None:

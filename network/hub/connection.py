@@ -396,6 +396,8 @@ class HubConnection(ServerConnection):
         self.peer = describe_peer(self, behind_proxy=self._behind_proxy)
         self.request, self.response = _DONE, None
         self._session = self._hub.connect(self)
+        if self._hub.is_draining:  # the one that readers were let in to has ended while they shook hands
+            self.end(4503, "This node follows no longer, or stops; reconnect.")
         self._gate.get_on(self)
         self._after("ping", self._limits.ping_interval_ms / 1000, self._ping)
         self.resume_reading("session")

@@ -1,13 +1,14 @@
 """`Readers`: those who read at a node that follows, as long as it does.
 
 They are let in to a hub of their own, that stores nothing: a `Hub` over the node's index, which the ledger tells of what
-has come into it. The node's own hub waits meanwhile, and begins when the node leads.
+has come into it. The node's own hub waits meanwhile, and begins when the node leads. What fails here ends that hub alone:
+that others read is no reason not to take over.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from roundelay.network.core.tables import Put, Row
 from roundelay.network.errors import LedgerError
@@ -18,6 +19,7 @@ from .hub import Hub
 log = logging.getLogger(__name__)
 
 LEADS_NOW = "This node follows no longer; reconnect."
+FAILED = "What this node has of the network can't be shown for the moment; reconnect."
 
 
 class Readers:
@@ -27,6 +29,10 @@ class Readers:
         self._make_hub = make_hub
         self.hub: Hub | None = None
         """The hub that readers are let in to; None while this node does not follow, or has not caught up yet."""
+
+    @property
+    def is_showing(self) -> bool:
+        return self.hub is not None
 
     async def begin(self, ledger: Ledger) -> None:
         hub = self._make_hub(ledger)
@@ -39,13 +45,26 @@ class Readers:
 
     async def take(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         if self.hub is not None:
-            await self.hub.take_over(rows, puts)
+            await self._tell(self.hub, self.hub.take_over(rows, puts))
 
     async def drop(self, first_seq: int) -> None:
         if self.hub is not None:
-            await self.hub.give_up_before(first_seq)
+            await self._tell(self.hub, self.hub.give_up_before(first_seq))
+
+    async def _tell(self, hub: Hub, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception:  # a defect: the state of that hub is not the ledger's any more
+            log.exception("what has come into the index could not be shown")
+            await self._stop(FAILED)
+            return
+        if hub.failed.is_set():
+            await self._stop(FAILED)
 
     async def end(self) -> None:
+        await self._stop(LEADS_NOW)
+
+    async def _stop(self, reason: str) -> None:
         hub, self.hub = self.hub, None
         if hub is not None:
-            await hub.close(LEADS_NOW)
+            await hub.close(reason)

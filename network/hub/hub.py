@@ -53,6 +53,8 @@ FLOOR_FLUSH_S = 0.5
 VERIFY_S = 0.5
 """How often a hub makes sure that its ledger's files are still there, also while nothing is stored: it says so within a
 second."""
+LOADED_AT_ONCE = 20_000
+"""Values of tables that are taken into memory in one go: some 40 ms."""
 FIRST_REOPEN_S, MAX_REOPEN_S = 0.1, 1.0
 """docs/operations.md says that a hub is ready again within 5 s after a fault: to open a ledger takes its time too."""
 COMMIT_PATIENCE_S = 2.0
@@ -142,6 +144,8 @@ class Hub:
         """What was found between two batches; the writer recovers from it."""
         self._moved = asyncio.Event()
         self.is_draining = False
+        self.opened = asyncio.Event()
+        """Set while the ledger is open."""
         self._draining = asyncio.Event()
         self.newcomers: Gate | None = None
         """Of the server that listens for this hub, if one does: its figures."""
@@ -206,10 +210,10 @@ class Hub:
             draft = board.state.draft(max(self._clock(), board.state.stamp))
             outcome = Outcome(rows=rows, puts=puts)
             draft.take(outcome)
-            self._publisher.publish(draft, [(Bind(), outcome)])
-            for put in puts:
+            for put in puts:  # before anything is shown that was stored after
                 if put.table == "participant" and put.value is not None:
                     self._end_those_before(put.value)
+            self._publisher.publish(draft, [(Bind(), outcome)])
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -240,10 +244,15 @@ class Hub:
             async with self.writing:
                 await self.commit([Bind(logins={login_hash: login})])
         except LedgerError as error:
-            if self.is_open:  # else the writer has met it too, and recovers
-                self._trouble = error
-                self._work.set()
+            self.mend(error)
             raise
+
+    def mend(self, error: LedgerError) -> None:
+        """Have the ledger opened anew: who is not the writer has met this error. `opened` says when it is."""
+        if self.is_open:  # else the writer has met it too, and recovers
+            self._trouble = error
+            self.opened.clear()
+            self._work.set()
 
     async def close(self, why: str = STOPPING) -> None:
         """Say ``draining`` to everyone, commit what is pending, close sessions with 4503, which tells ``why``, and the
@@ -306,9 +315,12 @@ class Hub:
         board.meta, puts = await self.ledger.open()
         board.mailboxes.state = State(head=board.meta.head, stamp=board.meta.stamp, rights=self._rights)
         self._clock.not_before(board.meta.stamp)
-        board.state.change(puts)
+        for start in range(0, len(puts), LOADED_AT_ONCE):
+            board.state.change(puts[start : start + LOADED_AT_ONCE])
+            await asyncio.sleep(0)  # who leads a shared log goes on saying so
         await self.ledger.expire_calls(self._clock() - CALL_KEPT_MS)
         self.is_open = True
+        self.opened.set()
 
     @property
     def is_ready(self) -> bool:
@@ -375,9 +387,7 @@ class Hub:
             try:
                 await self.ledger.verify()
             except LedgerError as error:
-                if self.is_open:  # else the writer has met it too, and recovers
-                    self._trouble = error
-                    self._work.set()
+                self.mend(error)
 
     async def commit(self, entries: list[Entry]) -> None:
         """Commit one batch. Raises `LedgerError`: then its outcome is unknown."""
@@ -637,6 +647,7 @@ class Hub:
         """The outcome of a commit is unknown: answer nothing, close every session, reopen the ledger and start from
         what it holds."""
         self.is_open = False
+        self.opened.clear()
         self._trouble = None
         self._committing_since_s = None
         self._outage.fail(cause)

@@ -77,7 +77,11 @@ class FollowedIndex(IndexReads):
 
 
 class Follower(Protocol):
-    """Who is shown what a node takes in while it follows. It raises nothing."""
+    """Who is shown what a node takes in while it follows. It raises nothing: who cannot be shown it is shown it no more."""
+
+    @property
+    def is_showing(self) -> bool:
+        """Whether others may read what it was shown."""
 
     async def begin(self, ledger: Ledger) -> None:
         """The index holds what the log held a moment ago."""
@@ -94,6 +98,8 @@ class Follower(Protocol):
 
 class NobodyReads:
     """A `Follower` that does nothing."""
+
+    is_showing = False
 
     async def begin(self, ledger: Ledger) -> None: ...
 

@@ -37,7 +37,7 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.log_urls import NatsAddress
 
 from . import LogMoved
-from .shared_log import LogAway, LogChoosing, LogRecord, digest
+from .shared_log import LogAway, LogChoosing, LogFull, LogRecord, WrongLog, digest, find_no_log
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """The server's codes for a record that does not follow the last one."""
@@ -59,6 +59,9 @@ PATIENCE_S = 10.0
 """How long a record is tried: a stream of several servers may have to find a leader of its own."""
 FOLLOW_S = 5.0
 """A follower to whom nothing comes for so long looks whether there is anything."""
+HEARTBEAT_S = 5.0
+"""How often a server says that it still has what follows the stream for this node: of two that are missing the client
+makes it anew."""
 CLOSE_S = 2.0
 MONITOR_S = 1.0
 """So long a server's monitoring port may take to answer."""
@@ -66,6 +69,7 @@ MAX_ANSWER_BYTES = 1 << 20
 HEARD = 64
 """What was said and not listened to yet: of more the oldest is dropped."""
 MIN_RECORD_BYTES = 64 * 1024
+UNBOUNDED = 1 << 62
 ALWAYS = "always"
 FAILURES = (NatsError, OSError, asyncio.TimeoutError)
 
@@ -184,6 +188,11 @@ class JetStreamLog:
     async def end(self) -> int:
         return (await self._get_info()).state.last_seq
 
+    async def room(self) -> tuple[int, int]:
+        info = await self._get_info()
+        of = info.config.max_bytes or -1
+        return (UNBOUNDED, UNBOUNDED) if of < 0 else (max(0, of - info.state.bytes), of)
+
     async def append(self, data: bytes, after: int) -> int:
         headers = {"Nats-Expected-Last-Sequence": str(after), "Nats-Msg-Id": f"{after + 1}-{digest(data)}"}
         until = asyncio.get_running_loop().time() + PATIENCE_S
@@ -210,16 +219,20 @@ class JetStreamLog:
             try:
                 config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
                 subscribing = self._context().subscribe(
-                    f"{self._subject}.log", stream=self._address.stream, ordered_consumer=True, config=config
+                    f"{self._subject}.log",
+                    stream=self._address.stream,
+                    ordered_consumer=True,
+                    idle_heartbeat=HEARTBEAT_S,
+                    config=config,
                 )
                 subscription = await _heed(subscribing)
-                first = (await _heed(self._context().stream_info(self._address.stream))).state.first_seq
             except FAILURES as error:
                 raise self._failed(error) from error
             is_first = True
             try:
+                first = (await _heed(self._context().stream_info(self._address.stream))).state.first_seq
                 if after + 1 < first:
-                    raise LedgerError(
+                    raise WrongLog(
                         f"The shared log {self.name} begins at {first}, and {after + 1} is to be read: records are "
                         "missing. Restore it, or begin with a new one."
                     )
@@ -230,12 +243,15 @@ class JetStreamLog:
                         if await self.end() > after:
                             break  # there is more, and it does not come
                         continue
-                    position = message.metadata.sequence.stream
-                    if position != after + 1 and not is_first:
-                        break  # some were lost on their way: begin again behind the last one
+                    metadata = message.metadata
+                    position = metadata.sequence.stream
+                    # Some were lost on their way, or the client has made its consumer anew from the stream's beginning, as
+                    # it does where the server was started again before anything had come: begin again behind the last one.
+                    if position <= after or (position != after + 1 and not is_first):
+                        break
                     is_first = False
                     after = position
-                    yield LogRecord(position, message.data)
+                    yield LogRecord(position, message.data, has_more=bool(metadata.num_pending))
             except FAILURES as error:
                 raise self._failed(error) from error
             except asyncio.CancelledError as error:  # also of a client that gives up: then nobody has asked for it
@@ -330,13 +346,15 @@ class JetStreamLog:
             found = (await _heed(self._context().stream_info(address.stream))).config
         except NotFoundError:
             if not is_made:
-                raise LedgerError(f"There is no log {self.name}: a node that is started with --log makes it.") from None
+                raise find_no_log(self.name) from None
             found = (await _heed(self._context().add_stream(wanted))).config
         wrong = [
             name
-            for name in ("subjects", "retention", "discard", "storage", "num_replicas")
+            for name in ("subjects", "retention", "discard", "storage")
             if getattr(found, name) != getattr(wanted, name)
         ]
+        # more than are asked for are more: somebody has scaled it
+        wrong += ["num_replicas"] if (found.num_replicas or 1) < address.replicas else []
         wrong += ["persist_mode"] if found.persist_mode == PersistMode.ASYNC else []  # it acknowledges before it writes
         wrong += [name for name in ("max_age", "max_msgs_per_subject") if (getattr(found, name) or 0) > 0]  # they drop
         if wrong:
@@ -377,7 +395,7 @@ class JetStreamLog:
     def _failed(self, error: BaseException) -> LedgerError:
         code = error.err_code if isinstance(error, APIError) else None
         if code in FULL:
-            return LedgerError(
+            return LogFull(
                 f"The shared log {self.name} has no room ({_tell(error)}): give the stream and its servers more, or name "
                 "fewer bytes with ?max_bytes=."
             )

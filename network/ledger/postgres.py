@@ -24,7 +24,7 @@ from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.log_urls import TLS_FILES, PostgresAddress
 
 from . import LogMoved
-from .shared_log import LogAway, LogChoosing, LogRecord
+from .shared_log import LogAway, LogChoosing, LogFull, LogRecord, WrongLog, find_no_log
 
 OLDEST = 14
 """The first release of the server that is used."""
@@ -193,7 +193,7 @@ class PostgresLog:
         oid = await connection.fetchval("SELECT to_regclass($1)::oid", table)
         if oid is None:
             if not is_made:
-                raise LedgerError(f"There is no log {self.name}: a node that is started with --log makes it.")
+                raise find_no_log(self.name)
             async with connection.transaction():  # one node makes it, and the others find it made
                 await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", table)
                 await connection.execute(self._sql(MAKE))
@@ -201,12 +201,12 @@ class PostgresLog:
             oid = await connection.fetchval("SELECT to_regclass($1)::oid", table)
         shape = await connection.fetchrow(SHAPE, oid)
         if shape is None or (shape["is_guarded"], shape["rows"]) != (True, ROWS):
-            raise LedgerError(
+            raise WrongLog(
                 f"The table {table} of {self.name} is there, and is no log of a Roundelay network; name another network."
             )
         found = await connection.fetchval(f"SELECT data FROM {table} WHERE position = 0")
         if found is None:
-            raise LedgerError(
+            raise WrongLog(
                 f"The table {table} of {self.name} has lost its first row: records are missing. Restore it, or begin with "
                 "a new one."
             )
@@ -221,8 +221,18 @@ class PostgresLog:
         except FAILURES as error:
             raise self._failed(error) from error
         if row is None or row["id"] != self._id:
-            raise LedgerError(f"The table of {self.name} was made anew, or has lost its first row: restore it.")
+            raise WrongLog(f"The table of {self.name} was made anew, or has lost its first row: restore it.")
         return int(row["max"])
+
+    async def room(self) -> tuple[int, int]:
+        try:
+            async with self._connection() as connection:
+                found = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
+        except FAILURES as error:
+            raise self._failed(error) from error
+        assert found is not None  # it was found when it was opened
+        of = found["max_bytes"] or 1 << 62  # somebody has taken the bound away
+        return max(0, of - found["total"]), of
 
     async def append(self, data: bytes, after: int) -> int:
         until = asyncio.get_running_loop().time() + PATIENCE_S
@@ -253,13 +263,13 @@ class PostgresLog:
                     page = await connection.fetch(self._sql(READ), after, PAGE, PAGE_BYTES, timeout=PAGE_S)
             except FAILURES as error:
                 raise self._failed(error) from error
-            for position, data in page:
+            for left, (position, data) in zip(range(len(page) - 1, -1, -1), page, strict=True):
                 if position != after + 1:
-                    raise LedgerError(
+                    raise WrongLog(
                         f"The shared log {self.name} goes on at {position}, and {after + 1} is to be read: records are "
                         "missing. Restore it, or begin with a new one."
                     )
-                yield LogRecord(position, data)
+                yield LogRecord(position, data, has_more=left > 0)
                 after = position
             if not page:
                 with suppress(TimeoutError):
@@ -432,7 +442,7 @@ class PostgresLog:
 
     def _failed(self, error: BaseException) -> LedgerError:
         if isinstance(error, asyncpg.CheckViolationError):
-            return LedgerError(
+            return LogFull(
                 f"The shared log {self.name} is full: its table has a constraint max_bytes. Widen it, as docs/cluster.md says."
             )
         kind = LogAway if isinstance(error, PASSING) else LedgerError

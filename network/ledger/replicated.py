@@ -30,10 +30,13 @@ from .shared_log import (
     Heartbeat,
     LogAway,
     LogChoosing,
+    LogDoubtful,
+    LogFull,
     LogRecord,
     LogStanding,
     Reader,
     SharedLog,
+    WrongLog,
     digest,
     read_commit,
     write_commit,
@@ -62,10 +65,38 @@ UNREACHED_S = 5.0
 """So long a leader that nobody writes to goes on while its engine is away."""
 NAMING_S = 0.5
 """So long a node that no longer leads asks the log at most who does, before it says so."""
-TOGETHER = 256
-"""So many rows and values a follower that is behind takes into its index at once."""
+SHORT_S = 2.0
+"""So long a log may end before what was read of it, as servers say that do not know yet that they lead no more."""
+DOUBT_S = 10.0
+"""So long a node waits that finds the log gone, or shorter than it knows it: servers that choose anew may say so."""
+RESERVE_BYTES = 8 * 1024 * 1024
+"""Nobody claims a log with less room, or less than a 64th of what it may hold."""
+SHOW_AGAIN_S = 10.0
+"""Between two tries to let others read at a node that follows."""
+TOGETHER, TOGETHER_BYTES = 256, 4 * 1024 * 1024
+"""So many rows and values, or bytes of records, a follower that is behind takes into its index at once."""
 
 log = logging.getLogger(__name__)
+
+
+class Silence:
+    """How long nothing was heard of a leader. Who slept has not listened: from one look to the next `LISTENED_S` count at
+    most."""
+
+    def __init__(self, now_s: float) -> None:
+        self._quiet_s, self._looked_s = 0.0, now_s
+
+    def look(self, now_s: float) -> None:
+        self._quiet_s += min(now_s - self._looked_s, LISTENED_S)
+        self._looked_s = now_s
+
+    def hear(self) -> None:
+        self._quiet_s = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has lasted so long that nobody leads."""
+        return self._quiet_s > LEADERLESS_S
 
 
 class ReplicatedLedger(IndexReads):
@@ -109,6 +140,15 @@ class ReplicatedLedger(IndexReads):
         """When the engine answered last whether this node leads, or where the log ends."""
         self._unindexed = Commit([], [])
         """What was read of the log and is to come into the index together with what follows it."""
+        self._unindexed_bytes = 0
+        self._has_followed = False
+        """Whether this node has followed to the log's end, ever: then it waits for what may come right again."""
+        self._doubted_since: float | None = None
+        """Since when what this node knows of the log is not to be found there."""
+        self._short_since: float | None = None
+        """Since when the log ends before what this node has read of it."""
+        self._failed: LedgerError | None = None
+        """What this node could not do though the log says it: it has to be opened again."""
         self.node = ""
         self.leader_node = ""
         """What the leader calls itself, as far as it was heard."""
@@ -117,7 +157,7 @@ class ReplicatedLedger(IndexReads):
         self.expire_calls = index.expire_calls
         self.follower: Follower = NobodyReads()
         """Who is shown what this node takes in while it follows."""
-        self._is_shown = False
+        self._shown_at = -SHOW_AGAIN_S
         self._known_at = 0
         """What the log held at this time is in the index (`as_of`)."""
         self._asked = (0, 0)
@@ -150,9 +190,10 @@ class ReplicatedLedger(IndexReads):
             if self._reader.end < end:
                 async with self._follow(self._reader.end) as records:
                     async for stored in records:
-                        await self._take(stored, end)
+                        await self._take(stored)
                         if stored.position >= end:
                             break
+            await self._take_into_index(self._place())
             return self._reader
         finally:
             await self.close()
@@ -162,14 +203,14 @@ class ReplicatedLedger(IndexReads):
     async def open(self) -> tuple[Meta, list[Put]]:
         """Follow the log until nobody leads, claim it, and give what the index then holds."""
         try:
+            self._failed = None
             await self._index.open()
-            is_away = False
+            trouble = None
             try:
-                await self._shared.open()
-            except LogChoosing as error:  # an engine that was never there is a wrong address, and is told
-                log.warning("the shared log is waited for: %s", error)
-                is_away = True
-            await self._lead(is_away=is_away)
+                await self._open_log()
+            except (LogChoosing, LogDoubtful) as error:  # one that was never there is a wrong address, and is told
+                trouble = self._judge(error, before=None)
+            await self._lead(trouble)
             self._telling = asyncio.create_task(self._tell(), name="ledger-leads")  # a large index takes long to open
             await self._stop_showing()  # before the state is loaded a second time
             await self._index.close()  # what the tables hold is read at its start
@@ -183,11 +224,10 @@ class ReplicatedLedger(IndexReads):
 
     async def close(self) -> None:
         """Give the lead away, if this node has it, and close both."""
-        if self._telling is not None:
-            self._telling.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._telling
-            self._telling = None
+        telling, self._telling = self._telling, None
+        if telling is not None:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
         if self._writer:
             with suppress(LedgerError, TimeoutError):  # then the others find out by hearing nothing
                 async with asyncio.timeout(RELEASE_S):
@@ -200,7 +240,9 @@ class ReplicatedLedger(IndexReads):
 
     async def verify(self) -> None:
         """Raises `LedgerError` also where another node leads now, or the engine cannot be asked whether: who commits
-        nothing would not learn it otherwise."""
+        nothing would not learn it otherwise. Also where the log lacks what this node has appended."""
+        if self._failed is not None:
+            raise self._failed
         await self._index.verify()
         now = asyncio.get_running_loop().time
         if now() - self._doubted_at >= SYNC_S:  # also of a leader that appends all the time
@@ -215,10 +257,15 @@ class ReplicatedLedger(IndexReads):
                 return
             raise
         self._reached_at = now()
-        if end > self._reader.end and not self._is_appending:
+        if self._is_appending:
+            return
+        self._note_end(end)
+        if end > self._reader.end:
             raise await self._step_down(LogMoved(f"Another node leads the network of {self._shared.name} now."))
 
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+        if self._failed is not None:
+            raise self._failed
         if not self._writer:
             raise await self._step_down(LogMoved("This node does not lead; it has to be opened again."))
         try:
@@ -268,12 +315,18 @@ class ReplicatedLedger(IndexReads):
         self._is_appending = True
         try:
             await self._append_record(write_trim(cut, self._writer, self._reader.last))
+            dropped = await self._drop(cut)
         except LogMoved as error:
             await self._step_down(error)
             raise
+        except (
+            LedgerError
+        ) as error:  # whoever asks for a trim goes on; this node cannot before it has done what the log says
+            self._failed = error
+            raise
         finally:
             self._is_appending = False
-        return Trimmed(dropped=await self._drop(cut), first_seq=self._index.first_seq, is_held=is_held)
+        return Trimmed(dropped=dropped, first_seq=self._index.first_seq, is_held=is_held)
 
     async def _drop(self, cut: Cut) -> int:
         """Drop it from the index, which is after that record of the log then; gives how many rows that were."""
@@ -318,13 +371,13 @@ class ReplicatedLedger(IndexReads):
         known: Followed | None = await self._index.lookup_cold("followed", "log")
         if known is None:
             if await self._index.rows(0, 1):
-                raise LedgerError(
+                raise WrongLog(
                     f"{self.path} has a history of its own, which the log {self._shared.name} does not hold; name a new "
                     "file with --db."
                 )
             return Reader()
         if await self._shared.end() < known.position:
-            raise LedgerError(
+            raise LogDoubtful(
                 f"{self.path} was made from a log of at least {known.position} records, and {self._shared.name} has "
                 "fewer: it is another log, or has lost some. Name a new file with --db to go on with what it has."
             )
@@ -333,7 +386,7 @@ class ReplicatedLedger(IndexReads):
         async with self._follow(known.position - 1) as records:
             stored = await anext(records)
         if digest(stored.data) != known.digest:
-            raise LedgerError(
+            raise WrongLog(
                 f"{self.path} was made from another log than {self._shared.name}; name a new file with --db, or that log."
             )
         reader.leader, reader.is_filling = known.leader, known.is_filling
@@ -342,41 +395,81 @@ class ReplicatedLedger(IndexReads):
     def _follow(self, after: int) -> aclosing[AsyncGenerator[LogRecord, None]]:
         return aclosing(cast(AsyncGenerator[LogRecord, None], self._shared.follow(after)))
 
-    async def _lead(self, *, is_away: bool = False) -> None:
-        """Follow until this node has claimed the log. An engine that goes away meanwhile is waited for."""
+    async def _open_log(self) -> None:
+        """Open the log. Who knows of one makes none in its place: that would be another history."""
+        is_known = await self._index.lookup_cold("followed", "log") is not None
+        await self._shared.open(is_made=not is_known)
+
+    async def _lead(self, trouble: LedgerError | None) -> None:
+        """Follow until this node has claimed the log. An engine that goes away meanwhile is waited for, and so is, once the
+        node has followed, whatever may come right again; ``trouble`` is what it begins with. Raises `LedgerError`."""
         is_placed = False
         while True:
             try:
-                if is_away:
+                if trouble is not None:
                     await asyncio.sleep(AGAIN_S)
-                    await self._shared.close()
-                    await self._shared.open()
-                    is_away = is_placed = False
+                    await self._open_again(trouble)
+                    trouble, is_placed = None, False
                 if not is_placed:
                     self._reader, is_placed = await self._find_place(), True
+                    self._doubted_since = None
                     await self._look_at_disks()  # before it is this node's turn, for who reads what it says
                 if await self._shared.end() == 0:
                     writer = self._new_id()
                     await self._append(Header(kind="begin", writer=writer, epoch=self._new_id(), name=self._name), b"")
                     continue
                 await self._follow_leader()
-                if self._reader.is_filling:
-                    raise LedgerError(
-                        f"The shared log {self._shared.name} is to be filled from a database, and is not whole yet: let "
-                        "`roundelay cluster migrate` go on with it, until it says that it is done."
-                    )
-                await self._look_at_disks()
-                writer = self._new_id()
-                header = Header(kind="claim", writer=writer, previous=self._reader.last)
-                await self._append(header, Claim(self.node).write())
-                self._writer = writer
+                self._has_followed = True
+                await self._claim()
                 return
             except LogMoved:
                 continue  # somebody else was faster: follow it
-            except LogAway as error:
-                if not is_away:
-                    log.warning("the shared log is away: %s", error)
-                is_away = True
+            except LedgerError as error:
+                trouble = self._judge(error, before=trouble)
+
+    async def _claim(self) -> None:
+        if self._reader.is_filling:
+            raise WrongLog(
+                f"The shared log {self._shared.name} is to be filled from a database, and is not whole yet: let "
+                "`roundelay cluster migrate` go on with it, until it says that it is done."
+            )
+        await self._look_at_disks()
+        free, of = await self._shared.room()
+        if free < min(RESERVE_BYTES, of // 64):  # else each large commit that is refused would cost another claim
+            raise LogFull(
+                f"The shared log {self._shared.name} has room for {free:,} bytes: too few for somebody to lead. Give the log and "
+                "its servers more."
+            )
+        writer = self._new_id()
+        await self._append(Header(kind="claim", writer=writer, previous=self._reader.last), Claim(self.node).write())
+        self._writer = writer
+
+    def _judge(self, error: LedgerError, before: LedgerError | None) -> LedgerError:
+        """Gives the error if what failed is to be tried again; says so once. Raises it otherwise."""
+        now = asyncio.get_running_loop().time()
+        if isinstance(error, LogDoubtful):
+            self._doubted_since = now if self._doubted_since is None else self._doubted_since
+            if now - self._doubted_since > DOUBT_S:
+                raise WrongLog(str(error)) from error
+        elif isinstance(error, WrongLog) or not (isinstance(error, LogAway) or self._has_followed):
+            raise error
+        if str(error) != str(before):
+            log.warning("this node waits, and tries again: %s", error)
+            if not isinstance(error, LogAway) or isinstance(error, LogDoubtful):
+                self._say(f"{error} This node waits, and tries again.")
+        return error
+
+    async def _open_again(self, trouble: LedgerError) -> None:
+        """Have the log, and the index where that failed, opened anew; what is full lets others read meanwhile."""
+        if isinstance(trouble, LogFull):
+            await self._show()
+            return
+        await self._shared.close()
+        if not isinstance(trouble, LogAway):
+            await self._stop_showing()
+            await self._index.close()
+            await self._index.open()
+        await self._open_log()
 
     async def _look_at_disks(self) -> None:
         """Ask the engine whether what is acknowledged is on disks. Raises `LedgerError` where that was asked for and it
@@ -395,35 +488,36 @@ class ReplicatedLedger(IndexReads):
     async def _follow_leader(self) -> None:
         """Take in the log, up to its end and until nobody leads."""
         loop = asyncio.get_running_loop()
-        looked, quiet_s, said_at, asked_at = loop.time(), 0.0, -PRESENT_S, -ASK_S
-        end, has_come, is_told = 0, False, False
+        silence, said_at, asked_at = Silence(loop.time()), -PRESENT_S, -ASK_S
+        end, is_told = 0, False
         async with self._follow(self._reader.end) as records:
             upcoming = asyncio.ensure_future(anext(records))
             hearing = asyncio.ensure_future(self._shared.listen())
             try:
                 while True:
-                    silent_s = quiet_s + min(loop.time() - looked, LISTENED_S)
-                    is_asked = has_come or not self._reader.leader or silent_s > LEADERLESS_S
-                    if is_asked or loop.time() - asked_at >= ASK_S:
+                    silence.look(loop.time())
+                    is_alone = not self._reader.leader or silence.is_over
+                    is_asked = (is_alone and self._reader.end >= end) or loop.time() - asked_at >= ASK_S
+                    if is_asked:
                         asked_ms = self._clock()
-                        end, is_asked, has_come = await self._shared.end(), True, False
+                        end = await self._shared.end()
+                        self._note_end(end)
                         self._asked = end, asked_ms
                         self._reached_at = asked_at = loop.time()
                     self._behind = max(0, end - self._reader.end)
-                    quiet_s, looked = quiet_s + min(loop.time() - looked, LISTENED_S), loop.time()
                     if hearing.done():
                         said = Heartbeat.read(hearing.result())
                         if said.leads and said.leads == self._reader.leader:
-                            quiet_s = 0.0
+                            silence.hear()
                             self.leader_node = self._reader.leader_node or said.node  # the claim's own word goes first
                         hearing = asyncio.ensure_future(self._shared.listen())
-                    is_alone = not self._reader.leader or quiet_s > LEADERLESS_S
+                    is_alone = not self._reader.leader or silence.is_over
                     # an end from before the silence says nothing of what was written since
                     if is_asked and is_alone and self._reader.end >= end:
                         return
                     await self._show()
                     if self._reader.end >= end and not is_told:
-                        is_told = True
+                        is_told = self._has_followed = True
                         log.info("following", extra={"log": self._shared.name, "position": self._reader.position})
                         self._say(
                             f"Another node leads the network of {self._shared.name}; this one follows, and waits."
@@ -434,15 +528,29 @@ class ReplicatedLedger(IndexReads):
                             await self._shared.say(Heartbeat(self.node, self._reader.end).write())
                     await asyncio.wait((upcoming, hearing), timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
                     while upcoming.done():
-                        await self._take(upcoming.result(), end)
-                        quiet_s, looked, has_come = 0.0, loop.time(), True  # whoever wrote it was there
+                        await self._take(upcoming.result())
+                        silence.hear()  # whoever wrote it was there
                         upcoming = asyncio.ensure_future(anext(records))
                         await asyncio.sleep(0)
             finally:
                 await _end(upcoming, hearing)
 
-    async def _take(self, stored: LogRecord, end: int) -> None:
-        """Read a record; what was read comes into the index where no more of it is known to be there, or enough is."""
+    def _note_end(self, end: int) -> None:
+        """Raises `LogDoubtful` where the log goes on ending before what this node has read of it."""
+        now = asyncio.get_running_loop().time()
+        if end >= self._reader.end:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        elif now - self._short_since > SHORT_S:
+            self._short_since = None
+            raise LogDoubtful(
+                f"The shared log {self._shared.name} ends at {end}, and this node has read its record {self._reader.end}: it has "
+                "lost some."
+            )
+
+    async def _take(self, stored: LogRecord) -> None:
+        """Read a record; what was read comes into the index where no more is known to be on its way, or it is much."""
         led_by, place = self._reader.leader, self._place()
         body = self._reader.take(stored)
         if self._reader.leader != led_by:  # of an older release's claim the heartbeat tells it
@@ -451,24 +559,25 @@ class ReplicatedLedger(IndexReads):
             if self._unindexed.rows or self._unindexed.puts:
                 await self._take_into_index(place)  # of what came before it, it may drop some
             await self._drop(body)
-            if self._is_shown:
-                await self.follower.drop(self._index.first_seq)
+            await self.follower.drop(self._index.first_seq)
             return
         if body is not None:
             commit = read_commit(body)
             self._unindexed.rows.extend(commit.rows)
             self._unindexed.puts.extend(commit.puts)
+            self._unindexed_bytes += len(body)
         taken = self._unindexed
         is_new = self._reader.position == stored.position or bool(taken.rows or taken.puts)  # else the rest is to come
-        if is_new and (stored.position >= end or len(taken.rows) + len(taken.puts) >= TOGETHER):
+        is_much = len(taken.rows) + len(taken.puts) >= TOGETHER or self._unindexed_bytes >= TOGETHER_BYTES
+        if is_new and (is_much or not stored.has_more):
             await self._take_into_index(self._place())
 
     async def _take_into_index(self, place: Put) -> None:
         """Let the index have what was read, and be at that place."""
-        taken, self._unindexed = self._unindexed, Commit([], [])
+        taken, self._unindexed, self._unindexed_bytes = self._unindexed, Commit([], []), 0
         puts = _last_of_each(taken.puts)
         await self._index.append(taken.rows, [*puts, place])
-        if self._is_shown and (taken.rows or puts):
+        if taken.rows or puts:
             await self.follower.take(taken.rows, puts)
 
     async def _show(self) -> None:
@@ -478,12 +587,13 @@ class ReplicatedLedger(IndexReads):
         if self._reader.end < end or self._unindexed.rows or self._unindexed.puts or self._reader.is_filling:
             return
         self._known_at = asked_ms
-        if not self._is_shown:
-            self._is_shown = True
+        now = asyncio.get_running_loop().time()
+        if not self.follower.is_showing and now - self._shown_at >= SHOW_AGAIN_S:
+            self._shown_at = now
             await self.follower.begin(FollowedIndex(self._index, epoch=self._reader.epoch, name=self._reader.name))
 
     async def _stop_showing(self) -> None:
-        self._is_shown = False
+        self._shown_at = -SHOW_AGAIN_S
         await self.follower.end()
 
     def _place(self) -> Put:

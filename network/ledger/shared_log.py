@@ -39,15 +39,39 @@ class LogChoosing(LogAway):
     """The engine is there, and will answer when its servers have chosen who of them leads."""
 
 
+class LogDoubtful(LogAway):
+    """The engine says what it would say if it had lost records. Just after its servers have chosen who of them leads it may
+    be wrong; if it goes on saying so, it is true."""
+
+
+def find_no_log(name: str) -> LogDoubtful:
+    """What an engine says that was asked for a log that has to be there."""
+    return LogDoubtful(
+        f"There is no log {name}. Nobody makes it who knows of one already, for that would be another history: check the name, "
+        "or restore it; a node with a new file for --db makes one."
+    )
+
+
+class LogFull(LedgerError):
+    """Nothing was appended: there is no room."""
+
+
+class WrongLog(LedgerError):
+    """It is not the log that this node knows, or none that it can read: nothing is to be waited for."""
+
+
 class LogRecord(NamedTuple):
     """One record as the engine holds it; positions ascend by one."""
 
     position: int
     data: bytes
+    has_more: bool = False
+    """Whether the engine has said that others follow, which are on their way."""
 
 
 class SharedLog(Protocol):
-    """What is asked of an engine. Every method raises `LedgerError` where it fails, in a sentence for an operator."""
+    """What is asked of an engine. Every method raises `LedgerError` where it fails, in a sentence for an operator: `LogAway`
+    where it may work in a while."""
 
     name: str
     """What an operator calls it: its address without what is secret."""
@@ -55,7 +79,7 @@ class SharedLog(Protocol):
     """Its name alone, which says nothing of where it is."""
 
     async def open(self, *, is_made: bool = True) -> None:
-        """Connect, and make the log where there is none, unless it has to be there."""
+        """Connect, and make the log where there is none, unless it has to be there (`LogDoubtful`)."""
 
     async def close(self) -> None:
         """Idempotent."""
@@ -67,9 +91,12 @@ class SharedLog(Protocol):
     async def end(self) -> int:
         """The position of the newest record; 0 for none."""
 
+    async def room(self) -> tuple[int, int]:
+        """How many bytes it still takes, and how many it may hold."""
+
     async def append(self, data: bytes, after: int) -> int:
-        """Append behind the record at ``after``; gives the new position, once the engine keeps it. Raises `LogMoved`;
-        after any other error its outcome is unknown."""
+        """Append behind the record at ``after``; gives the new position, once the engine keeps it. Raises `LogMoved` or
+        `LogFull`; after any other error its outcome is unknown."""
 
     def follow(self, after: int) -> AsyncIterator[LogRecord]:
         """The records above a position, ascending without a gap, and those to come. Close the iterator."""
@@ -203,16 +230,14 @@ def write_record(header: Header, body: bytes = b"") -> bytes:
 
 
 def read_record(record: bytes) -> tuple[Header, bytes]:
-    """Raises `LedgerError` for what is no record, or one of a newer format."""
+    """Raises `WrongLog` for what is no record, or one of a newer format."""
     head, _, body = record.partition(b"\n")
     try:
         header = msgspec.json.decode(head, type=Header)
     except msgspec.MsgspecError as error:
-        raise LedgerError(
-            f"The shared log holds something that is no record of a Roundelay network: {error}."
-        ) from error
+        raise WrongLog(f"The shared log holds something that is no record of a Roundelay network: {error}.") from error
     if header.format != FORMAT:
-        raise LedgerError(f"The shared log is of format {header.format}; this Roundelay reads {FORMAT}. Upgrade it.")
+        raise WrongLog(f"The shared log is of format {header.format}; this Roundelay reads {FORMAT}. Upgrade it.")
     return header, body
 
 
@@ -230,7 +255,7 @@ def write_commit(rows: Sequence[Row], puts: Sequence[Put]) -> bytes:
 
 
 def read_commit(body: bytes) -> Commit:
-    """Raises `LedgerError`: the log holds what no writer of this release writes."""
+    """Raises `WrongLog`: the log holds what no writer of this release writes."""
     try:
         decoded = msgspec.json.decode(body, type=_Body)
         puts = [
@@ -239,7 +264,7 @@ def read_commit(body: bytes) -> Commit:
         ]
         return Commit([decode_row(bytes(row)) for row in decoded.rows], puts)
     except (msgspec.MsgspecError, ValueError, KeyError) as error:
-        raise LedgerError(
+        raise WrongLog(
             f"The shared log holds a commit that this Roundelay cannot read ({error}); a newer one may have written it: "
             "upgrade this node."
         ) from error
@@ -251,11 +276,11 @@ def write_trim(cut: Cut, writer: str, previous: str) -> bytes:
 
 
 def read_cut(body: bytes) -> Cut:
-    """Raises `LedgerError`, as `read_commit` does."""
+    """Raises `WrongLog`, as `read_commit` does."""
     try:
         return msgspec.json.decode(body, type=Cut)
     except msgspec.MsgspecError as error:
-        raise LedgerError(
+        raise WrongLog(
             f"The shared log holds a trim that this Roundelay cannot read ({error}): upgrade this node."
         ) from error
 
@@ -266,7 +291,12 @@ def split(body: bytes, room: int) -> list[bytes]:
 
 
 def write_records(body: bytes, writer: str, previous: str, room: int) -> list[bytes]:
-    """The records of one commit, each of at most ``room`` bytes; ``previous`` is the digest of the one before them."""
+    """The records of one commit, each of at most ``room`` bytes; ``previous`` is the digest of the one before them. Raises
+    `LedgerError` where a server takes next to nothing."""
+    if room <= 2 * HEADER_ROOM:
+        raise LedgerError(
+            f"The server of the shared log takes messages of at most {room} bytes (max_payload): too few."
+        )
     records, parts = list[bytes](), split(body, room - HEADER_ROOM)
     for number, part in enumerate(parts, 1):
         header = Header(kind="commit", writer=writer, previous=previous, left=len(parts) - number)
@@ -304,17 +334,17 @@ class Reader:
         return self._end[1]
 
     def take(self, stored: LogRecord) -> bytes | Cut | None:
-        """Read the next record; gives the body of a commit once it is whole, or what is to be dropped. Raises `LedgerError`
+        """Read the next record; gives the body of a commit once it is whole, or what is to be dropped. Raises `WrongLog`
         where the log is not the one that was read so far."""
         position, last = self._end
         if stored.position != position + 1:
-            raise LedgerError(
+            raise WrongLog(
                 f"The shared log goes on at {stored.position} where {position + 1} was to come: records are missing. "
                 "Restore it, or begin with a new one."
             )
         header, body = read_record(stored.data)
         if (header.previous, header.kind == "begin") != (last, stored.position == 1):
-            raise LedgerError(
+            raise WrongLog(
                 f"The record {stored.position} of the shared log does not follow from the one before it: this is not "
                 "the log that this node knows, or it was changed."
             )

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
+import nats
 import pytest
 
 from roundelay.app import make_shared_log
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import LogMoved
-from roundelay.network.ledger.shared_log import LogRecord, SharedLog
-from tests.support.nats import nats_server
+from roundelay.network.ledger import LogMoved, jetstream
+from roundelay.network.ledger.shared_log import LogFull, LogRecord, SharedLog
+from tests.support.nats import NatsServer, nats_server
 from tests.support.postgres import postgres_server
 
 
@@ -41,7 +42,7 @@ async def logs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             yield Logs((await stack.enter_async_context(postgres_server())).url("lab"), stack)
 
 
-async def read(log: SharedLog, until: int, after: int = 0) -> list[LogRecord]:
+async def read_records(log: SharedLog, until: int, after: int = 0) -> list[LogRecord]:
     found = list[LogRecord]()
     async with asyncio.timeout(20), aclosing(log.follow(after)) as records:  # type: ignore[type-var]  # a generator
         async for record in records:
@@ -49,6 +50,10 @@ async def read(log: SharedLog, until: int, after: int = 0) -> list[LogRecord]:
             if record.position == until:
                 return found
     raise AssertionError("it ended")
+
+
+async def read(log: SharedLog, until: int, after: int = 0) -> list[tuple[int, bytes]]:
+    return [(it.position, it.data) for it in await read_records(log, until, after)]
 
 
 async def test_a_new_log_is_empty_and_counts_its_records_from_one(logs: Logs) -> None:
@@ -120,6 +125,13 @@ async def test_who_follows_gets_every_record_once_and_in_order_while_it_is_writt
     assert await asyncio.gather(*reading) == [expected, expected]
 
 
+async def test_of_each_record_is_said_whether_others_are_on_their_way(logs: Logs) -> None:
+    log = await logs.open()
+    for number in range(5):
+        await log.append(b"x", number)
+    assert [it.has_more for it in await read_records(log, 5)] == [True, True, True, True, False]
+
+
 async def test_what_is_said_is_heard_by_all(logs: Logs) -> None:
     log, other = await logs.open(), await logs.open()
     async with asyncio.timeout(10):
@@ -136,6 +148,11 @@ async def test_an_engine_tells_how_much_is_in_it_and_may_be(logs: Logs) -> None:
     told = await log.describe()
     assert (told["records"], told["max_bytes"], told["replicas"]) == (1, 1 << 20, 1)
     assert 1000 <= told["bytes"] - before["bytes"] < 2000
+    assert await log.room() == ((1 << 20) - told["bytes"], 1 << 20)
+    for number in range(1, 6):
+        await log.append(b"x" * 200_000, number)
+    with pytest.raises(LogFull, match="max_bytes"):
+        await log.append(b"x" * 200_000, 6)
 
 
 async def test_a_log_that_is_closed_says_so(logs: Logs) -> None:
@@ -145,3 +162,34 @@ async def test_a_log_that_is_closed_says_so(logs: Logs) -> None:
     for asked in (log.end(), log.append(b"x", 0), log.say("x"), log.describe()):
         with pytest.raises(LedgerError, match="is closed"):
             await asked
+
+
+async def test_who_follows_an_idle_log_goes_on_where_it_was_after_its_server_was_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jetstream, "HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(jetstream, "FOLLOW_S", 60.0)  # so that it is the client of NATS that makes its consumer anew
+    async with nats_server(tmp_path / "nats") as server:
+        log = make_shared_log(server.url("lab"))
+        await log.open()
+        for number in range(3):
+            await log.append(str(number).encode(), number)
+        records = log.follow(3)
+        coming = asyncio.ensure_future(anext(records))
+        await asyncio.sleep(0.1)  # it has said what it wants; nothing tells of it
+        await server.kill9()
+        await server.start()
+        other = make_shared_log(server.url("lab"))
+        await other.open()
+        async with asyncio.timeout(30):
+            while not await is_followed(server):  # noqa: ASYNC110 (the server tells nobody)
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(1.0)  # what a consumer from the beginning would bring is here by then
+            assert await other.append(b"next", 3) == 4
+            assert await coming == (4, b"next", False)
+        await asyncio.gather(log.close(), other.close())
+
+
+async def is_followed(server: NatsServer) -> bool:
+    async with await nats.connect(f"nats://{server.hosts}") as client:
+        return bool(await client.jetstream().consumers_info("lab"))

@@ -16,7 +16,7 @@ from roundelay.network.config import resolve_config
 from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.ledger import LogMoved, postgres
 from roundelay.network.ledger.postgres import PostgresLog
-from roundelay.network.ledger.shared_log import LogAway, LogChoosing
+from roundelay.network.ledger.shared_log import LogAway, LogChoosing, LogFull, WrongLog
 from roundelay.network.log_urls import PostgresAddress, read_log_url
 from tests.support.certificates import make_certificate
 from tests.support.command import command, invoke, run
@@ -148,7 +148,7 @@ async def test_who_may_not_is_told_what_would_let_him(server: PostgresServer) ->
 )
 async def test_a_table_that_does_not_keep_what_a_log_has_to_is_refused(server: PostgresServer, sql: str) -> None:
     await server.execute(sql)
-    assert "is no log of a Roundelay network" in await refused(server.url("lab"))
+    assert "is no log of a Roundelay network" in await refused(server.url("lab"), WrongLog)
 
 
 @pytest.mark.full
@@ -237,7 +237,7 @@ async def test_a_table_that_is_full_is_widened_while_it_is_used(server: Postgres
     await log.append(b"x" * 1_000_000, 0)
     with pytest.raises(LedgerError, match="is full") as caught:
         await log.append(b"x" * 100_000, 1)
-    assert type(caught.value) is LedgerError, "waiting helps nothing"
+    assert type(caught.value) is LogFull
     # as docs/cluster.md says
     widen = "DROP CONSTRAINT max_bytes, ADD CONSTRAINT max_bytes CHECK (total <= 21474836480) NOT VALID"
     assert widen in (Path(__file__).parents[2] / "docs/cluster.md").read_text(encoding="utf-8")

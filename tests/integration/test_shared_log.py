@@ -6,20 +6,24 @@ import asyncio
 import contextlib
 import itertools
 import json
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import nats
 import pytest
+from nats.js.errors import NotFoundError
 
 from roundelay.app import make_shared_log
 from roundelay.network.core.tables import Put, Row
 from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.ledger import KeyTaken, LogMoved, jetstream, postgres, replicated
+from roundelay.network.ledger import Cut, KeyTaken, Ledger, LogMoved, Trim, jetstream, postgres, replicated
+from roundelay.network.ledger.log_copies import compare
 from roundelay.network.ledger.replicated import ReplicatedLedger
-from roundelay.network.ledger.shared_log import Heartbeat, digest
+from roundelay.network.ledger.shared_log import Heartbeat, LogFull, WrongLog, digest
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.log_urls import NatsAddress, read_log_url
 from tests.contract.test_ledger import message
@@ -296,7 +300,10 @@ def fill_disk(file: Path) -> None:
             out.write(bytes(4096))
 
 
-async def test_a_database_of_another_history_is_refused(server: LogServer, tmp_path: Path) -> None:
+async def test_a_database_of_another_history_is_refused(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "DOUBT_S", 0.0)
     own = SQLiteLedger(tmp_path / "own.db", new_epoch=lambda: "e")
     await own.open()
     await own.append([message(1, "ann", "agent:bob")], [])
@@ -307,6 +314,12 @@ async def test_a_database_of_another_history_is_refused(server: LogServer, tmp_p
     await fill(ledger(server.url("other"), tmp_path / "other.db"), 1, 2, 3)
     with pytest.raises(LedgerError, match="made from another log"):
         await ledger(server.url("other"), tmp_path / "lab.db").open()
+    with pytest.raises(LedgerError, match=r"There is no log .*\bnew\b"):
+        await ledger(server.url("new"), tmp_path / "lab.db").open()
+    new = make_shared_log(server.url("new"))
+    with pytest.raises(LedgerError, match="There is no log"):
+        await new.open(is_made=False)
+    await fill(ledger(server.url("new"), tmp_path / "new.db"))
     with pytest.raises(LedgerError, match="has fewer"):
         await ledger(server.url("new"), tmp_path / "lab.db").open()
     await fill(ledger(server.url("lab"), tmp_path / "lab.db"), 3)
@@ -671,3 +684,213 @@ async def test_who_is_told_to_stop_as_the_answer_comes_stops(server: LogServer) 
                 await asyncio.wait([task], timeout=0.01)
     await shared.close()
     assert not deaf
+
+
+# --- what a node goes on through that has followed, and what ends it
+
+
+class Shown:
+    """A `Follower` that counts."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    @property
+    def is_showing(self) -> bool:
+        return self.begun.is_set()
+
+    async def begin(self, ledger: Ledger) -> None:
+        self.begun.set()
+
+    async def take(self, rows: Sequence[Row], puts: Sequence[Put]) -> None: ...
+
+    async def drop(self, first_seq: int) -> None: ...
+
+    async def end(self) -> None:
+        self.begun.clear()
+
+
+async def follow(made: ReplicatedLedger) -> asyncio.Task[Any]:
+    """Have it open, which ends when it leads; it has followed to the end, and shows."""
+    made.follower = shown = Shown()
+    opening = asyncio.create_task(made.open())
+    async with asyncio.timeout(20):
+        await shown.begun.wait()
+    return opening
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LEADERLESS_S", 0.3), ("ASK_S", 0.1), ("AGAIN_S", 0.1), ("SHORT_S", 0.3), ("DOUBT_S", 0.3)):
+        monkeypatch.setattr(replicated, name, seconds)
+    monkeypatch.setattr(replicated, "SHOW_AGAIN_S", 0.1)
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_of_a_log_that_has_lost_its_newest_records_nobody_says_that_he_follows_or_leads(tmp_path: Path) -> None:
+    async with nats_server(tmp_path / "nats") as server:
+        log = server.url("lab")
+        leader, follower = ledger(log, tmp_path / "a.db"), ledger(log, tmp_path / "b.db")
+        await leader.open()
+        await leader.append([message(1, "ann", "agent:bob")], [])
+        await server.stop()
+        shutil.copytree(server.folder / "store", tmp_path / "before")
+        await server.start()
+        for seq in (2, 3):
+            await leader.append([message(seq, "ann", "agent:bob")], [])
+        opening = await follow(follower)
+        assert (await follower.rows(2, 1))[0].seq == 3
+        await server.kill9()  # and what it had not synced is gone with the power
+        shutil.rmtree(server.folder / "store")
+        shutil.copytree(tmp_path / "before", server.folder / "store")
+        await server.start()
+        async with asyncio.timeout(20):
+            with pytest.raises(WrongLog, match="has lost some"):
+                await opening
+            with pytest.raises(LedgerError, match="has lost some"):
+                await verify_on(leader)
+        await leader.close()
+        with pytest.raises(WrongLog, match="has fewer"):
+            await leader.open()
+        assert (await make_and_count(log)) < 6, "and nobody has written to it"
+
+
+async def verify_on(made: ReplicatedLedger) -> None:
+    """As a hub does."""
+    while True:
+        await made.verify()
+        await asyncio.sleep(0.05)
+
+
+async def make_and_count(log: str) -> int:
+    shared = make_shared_log(log)
+    await shared.open()
+    end = await shared.end()
+    await shared.close()
+    return end
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_log_that_is_full_is_led_by_nobody_and_read_until_it_has_room(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    log = server.url("lab") + ("&" if "?" in server.url("lab") else "?") + f"max_bytes={1 << 20}"
+    leader, follower = ledger(log, tmp_path / "a.db", say=said.append), ledger(log, tmp_path / "b.db", say=said.append)
+    await leader.open()
+    opening = await follow(follower)
+    stored = itertools.count(1)
+
+    async def append_on(made: ReplicatedLedger) -> None:
+        for seq in stored:
+            await made.append([message(seq, "ann", "agent:bob", thread="t" * 4000)], [])
+
+    with pytest.raises(LogFull):
+        await append_on(leader)
+    refused = next(stored) - 1
+    await leader.close()
+    again, end = await follow(leader), await make_and_count(log)
+    async with asyncio.timeout(20):
+        while sum("room for" in it for it in said) < 2:  # noqa: ASYNC110 (each says so once, when it would lead)
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*(made.follower.begun.wait() for made in (leader, follower)))  # type: ignore[attr-defined]
+    await asyncio.sleep(1)  # ten tries of each
+    assert await make_and_count(log) == end, "no claim takes the room that is left"
+    assert not opening.done()
+    assert not again.done()
+    assert [len(await made.rows(refused - 2, 9)) for made in (leader, follower)] == [1, 1]
+    await server.widen("lab", 4 << 20)
+    done, _ = await asyncio.wait((opening, again), return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    made = follower if opening in done else leader
+    await made.append([message(refused, "ann", "agent:bob")], [])
+    for task in (opening, again):
+        task.cancel()
+    await asyncio.gather(opening, again, return_exceptions=True)
+    await asyncio.gather(leader.close(), follower.close())
+
+
+class FullDisk(SQLiteLedger):
+    """An index whose disk is full for a while."""
+
+    is_full = False
+
+    async def append(self, rows: Sequence[Row], puts: Sequence[Put], **more: Any) -> None:
+        if self.is_full:
+            raise LedgerError("There is no space left on the disk.")
+        await super().append(rows, puts, **more)
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_who_has_followed_waits_for_room_on_his_own_disk(server: LogServer, tmp_path: Path) -> None:
+    said: list[str] = []
+    leader = ledger(server.url("lab"), tmp_path / "a.db")
+    follower = ledger(server.url("lab"), tmp_path / "b.db", index=FullDisk, say=said.append)
+    index = follower._index
+    assert isinstance(index, FullDisk)
+    await leader.open()
+    opening = await follow(follower)
+    index.is_full = True
+    for seq in range(1, 4):
+        await leader.append([message(seq, "ann", "agent:bob")], [])
+    async with asyncio.timeout(20):
+        while not any("no space left" in it for it in said):  # noqa: ASYNC110 (it says so, and waits)
+            await asyncio.sleep(0.05)
+    index.is_full = False
+    await leader.close()
+    meta, _ = await asyncio.wait_for(opening, 20)
+    assert meta.head == 3
+    assert [row.seq for row in await follower.rows(0, 9)] == [1, 2, 3]
+    await follower.close()
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_who_knows_of_a_log_makes_none_in_its_place(tmp_path: Path) -> None:
+    async with nats_server(tmp_path / "nats") as server:
+        leader = ledger(server.url("lab"), tmp_path / "a.db")
+        await fill(leader, 1, 2)
+        follower = ledger(server.url("lab"), tmp_path / "b.db")
+        await fill(follower)
+        async with await nats.connect(f"nats://{server.hosts}") as client:
+            await client.jetstream().delete_stream("lab")
+            for made in (leader, follower, ledger(server.url("lab"), tmp_path / "a.db")):
+                with pytest.raises(LedgerError, match="There is no log"):
+                    await made.open()
+            with pytest.raises(NotFoundError):
+                await client.jetstream().stream_info("lab")
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_leader_that_could_not_drop_what_the_log_says_goes_on_only_when_it_has(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = tmp_path / "a.db"
+    made = ledger(server.url("lab"), db)
+    await made.open()
+    for seq in range(1, 5):
+        await made.append([message(seq, "ann", "agent:bob")], [])
+
+    async def fail(_: Cut) -> int:
+        raise LedgerError("There is no space left on the disk.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made._index, "drop", fail)
+        for attempt in (
+            made.trim(Trim(messages_before=1003, pinned=4)),
+            made.append([message(5, "ann", "agent:bob")], []),
+            made.verify(),
+        ):
+            with pytest.raises(LedgerError, match="no space left"):
+                await attempt
+    await made.close()
+    meta, _ = await made.open()
+    assert (meta.first_seq, meta.head) == (3, 4)
+    await made.append([message(5, "ann", "agent:bob")], [])
+    await made.close()
+    assert (await compare(make_shared_log(server.url("lab")), db)).difference == ""
+
+
+async def test_a_server_that_was_given_more_replicas_than_a_node_asks_for_is_used(tmp_path: Path) -> None:
+    async with nats_servers(tmp_path / "nats") as servers:
+        hosts = ",".join(it.hosts for it in servers)
+        await fill(ledger(f"nats://{hosts}/lab?replicas=3", tmp_path / "a.db"), 1)
+        await fill(ledger(f"nats://{hosts}/lab", tmp_path / "a.db"), 2)

@@ -115,7 +115,7 @@ class Failing(SQLiteLedger):
 async def test_of_a_trim_that_was_interrupted_anywhere_all_is_done_in_the_end(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "DROPPED_BYTES", 300)  # several transactions for one trim
+    monkeypatch.setattr(upkeep, "DROPPED_BYTES", 60)  # several transactions for one trim
     monkeypatch.setattr(replicated, "LEADERLESS_S", 0.05)
     log, random = server.url("lab"), Random(18)
     dbs = [tmp_path / "a.db", tmp_path / "b.db"]

@@ -63,6 +63,12 @@ class NatsServer:
         async with await nats.connect(f"nats://{self.hosts}") as client:
             await client.jetstream().purge_stream(stream)
 
+    async def widen(self, stream: str, max_bytes: int) -> None:
+        async with await nats.connect(f"nats://{self.hosts}") as client:
+            config = (await client.jetstream().stream_info(stream)).config
+            config.max_bytes = max_bytes
+            await client.jetstream().update_stream(config)
+
     async def make_another(self, name: str) -> None:
         """What bears the name of a log, and is none."""
         async with await nats.connect(f"nats://{self.hosts}") as client:

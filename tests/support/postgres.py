@@ -206,6 +206,10 @@ class PostgresServer:
     async def drop_all(self, network: str) -> None:
         await self.execute(f"TRUNCATE roundelay_{network}")
 
+    async def widen(self, network: str, max_bytes: int) -> None:
+        bound = f"ADD CONSTRAINT max_bytes CHECK (total <= {max_bytes}) NOT VALID"
+        await self.execute(f"ALTER TABLE roundelay_{network} DROP CONSTRAINT max_bytes, {bound}")
+
     async def make_another(self, name: str) -> None:
         """What bears the name of a log, and is none."""
         await self.execute(f"CREATE TABLE roundelay_{name} (id bigint PRIMARY KEY, item text)")

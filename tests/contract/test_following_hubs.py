@@ -1,0 +1,131 @@
+"""The hub for those who read at a node that follows: what it shows, and what ends it. docs/protocol.md ("Several nodes")."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from roundelay.app import serve
+from roundelay.network.clock import random_id, system_clock
+from roundelay.network.config import Limits, NodeConfig
+from roundelay.network.core.tables import Put
+from roundelay.network.errors import Closed
+from roundelay.network.frames import Follows
+from roundelay.network.hub import Hub
+from roundelay.network.hub.following import Readers
+from roundelay.network.hub.local import LocalConnection
+from roundelay.network.ledger import Ledger
+from roundelay.network.ledger.memory import MemoryLedger
+from roundelay.network.ledger.shared_log import LogAway
+from tests.contract.test_ledger import message
+from tests.support.nats import nats_server
+from tests.support.wire import WireSession
+
+TIMEOUT_S = 10
+
+
+def make_hub(ledger: Ledger) -> Hub:
+    return Hub(ledger, limits=Limits(), clock=system_clock, new_id=random_id, follows=lambda: Follows("a:8700", 1))
+
+
+async def known(ledger: MemoryLedger, *agent_ids: str) -> None:
+    """Let these be participants, by a hub that leads."""
+    hub = Hub(ledger, limits=Limits(), clock=system_clock, new_id=random_id)
+    await hub.start()
+    for agent_id in agent_ids:
+        connection = LocalConnection(hub)
+        connection.send(b'{"type":"hello","protocol":1,"agent_id":"%b","kind":"agent"}' % agent_id.encode())
+        async with asyncio.timeout(TIMEOUT_S):
+            assert b'"welcome"' in await anext(connection.frames())
+    await hub.close()
+
+
+async def reads(hub: Hub, agent_id: str) -> Any:
+    """The frames of a session there, behind its welcome; what comes from now on it is given live."""
+    connection = LocalConnection(hub)
+    connection.send(b'{"type":"hello","protocol":1,"agent_id":"%b","kind":"agent"}' % agent_id.encode())
+    frames = connection.frames()
+    async with asyncio.timeout(TIMEOUT_S):
+        assert b'"welcome"' in await anext(frames)
+        while any(it.outbox.is_paging for it in hub.switchboard.sessions.values()):  # noqa: ASYNC110 (nothing tells of it)
+            await asyncio.sleep(0)
+    return frames
+
+
+async def rest_of(frames: Any) -> tuple[list[bytes], int]:
+    found = []
+    async with asyncio.timeout(TIMEOUT_S):
+        try:
+            async for frame in frames:
+                found.append(frame)
+        except Closed as end:
+            return found, end.code
+    raise AssertionError("it was not closed")
+
+
+async def test_who_was_revoked_is_shown_nothing_that_was_stored_after_it_in_the_same_commit() -> None:
+    ledger = MemoryLedger(epoch="e1")
+    await known(ledger, "ann", "bob")
+    hub = make_hub(ledger)
+    await hub.start()
+    frames = await reads(hub, "bob")
+    head, bob = hub.state.head, hub.state.participant("bob")
+    assert bob is not None
+    rows = [message(head + 2, "ann", "agent:bob", thread="direct:ann~bob")]
+    await hub.take_over(rows, [Put("participant", "bob", msgspec.structs.replace(bob, cut_seq=head + 1))])
+    found, code = await rest_of(frames)
+    assert code == 4403
+    assert not any(b'"deliver"' in frame for frame in found), found
+    await hub.close()
+
+
+async def test_what_cannot_be_shown_ends_those_who_read_and_not_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = MemoryLedger(epoch="e1")
+    await known(ledger, "bob")
+    readers = Readers(make_hub)
+    await readers.begin(ledger)
+    assert readers.hub is not None
+    frames = await reads(readers.hub, "bob")
+
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Hub, "take_over", fail)
+        await readers.take([message(9, "ann", "agent:bob")], [])
+    assert (await rest_of(frames))[1] == 4503
+    assert not readers.is_showing
+    await readers.take([message(10, "ann", "agent:bob")], [])
+    await readers.begin(ledger)
+    assert readers.hub is not None
+    await reads(readers.hub, "bob")
+    await readers.end()
+
+
+async def test_who_shakes_hands_as_that_hub_ends_comes_again(tmp_path: Path) -> None:
+    config = NodeConfig(host="127.0.0.1", port=0, db=tmp_path / "a.db", durability="memory", web=False)
+    async with serve(config) as node:
+        node.hub.is_draining = True
+        session = await WireSession.open(node.url)
+        assert await session.closed() == 4503
+        node.hub.is_draining = False
+
+
+async def test_a_node_whose_log_goes_away_as_it_begins_to_lead_prepares_again(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    async def prepare(hub: Hub, url: str) -> None:
+        assert hub.is_open
+        told.append(url)
+        if len(told) == 1:
+            raise LogAway("It went away.")
+
+    async with nats_server(tmp_path / "nats") as server:
+        config = NodeConfig(host="127.0.0.1", port=0, db=tmp_path / "a.db", log=server.url("lab"), web=False)
+        async with asyncio.timeout(30), serve(config, prepare=prepare) as node:
+            assert told == [node.url] * 2
+            assert node.hub.is_ready
