@@ -188,6 +188,17 @@ class JetStreamLog:
     async def end(self) -> int:
         return (await self._get_info()).state.last_seq
 
+    async def first(self) -> int:
+        state = (await self._get_info()).state
+        return max(1, state.first_seq) if state.messages else state.last_seq + 1
+
+    async def drop(self, before: int) -> bool:
+        try:
+            await _heed(self._context().purge_stream(self._address.stream, seq=before))
+        except FAILURES as error:
+            raise self._failed(error) from error
+        return True
+
     async def room(self) -> tuple[int, int]:
         info = await self._get_info()
         of = info.config.max_bytes or -1

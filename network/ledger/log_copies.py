@@ -133,13 +133,15 @@ async def _compare(shared: SharedLog, kept: DatabaseLog, db: Path, progress: Pro
     values = {(table, key): value for table, key, value in kept.values()}
     place = values.pop(PLACE, None)
     followed = msgspec.json.decode(place, type=Followed) if place is not None else None
-    end = await shared.end()
+    end, first = await shared.end(), await shared.first()
     if followed is not None and followed.position > end:
         return Copied(end, 0, 0, f"{db} has followed {followed.position} records, and the log has {end}")
     is_begun = bool(values) or next(kept.rows(), None) is not None
     until = followed.position if followed is not None else end if is_begun else 0
     dropped = Cut(kept.head.first_seq, kept.first_record_seq, is_last=False)
-    reader, rows, known, said = Reader(), 0, _Known(), Cut(1, 1, is_last=False)
+    if followed is not None and followed.position < first:
+        return Copied(end, 0, 0, f"{db} has followed {followed.position} records, and the log begins at {first}")
+    reader, rows, known, said = Reader.at(first), 0, _Known(), Cut(1, 1, is_last=False)
     mine = kept.rows()
     async for taken in _read(shared, reader, until):
         if isinstance(taken, Cut):
@@ -363,8 +365,9 @@ async def take_out(shared: SharedLog, db: Path, progress: Progress = lambda done
     await shared.open(is_made=False)
     try:
         await refuse_nodes(shared)
-        first = Reader()
-        async for _ in _read(shared, first, min(1, await shared.end())):
+        begins = await shared.first()
+        first = Reader.at(begins)
+        async for _ in _read(shared, first, min(begins, await shared.end())):
             pass
     finally:
         await shared.close()

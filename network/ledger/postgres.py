@@ -47,6 +47,8 @@ HEARD = 64
 RECORD_BYTES = 512 * 1024
 PAGE, PAGE_BYTES = 256, 2 * 1024**2
 """A follower reads so many records at once, and no further one where they have so many bytes."""
+DROPPED = 5000
+"""So many records are dropped in one transaction."""
 PAGE_S = 10.0
 """How long that may take, on a slow line too."""
 SETTINGS = {
@@ -97,13 +99,25 @@ RETURNING position"""
 # A write, so that it ends only once the server has kept it, on its standbys too, and with it the record.
 IS_OURS = "UPDATE {table} SET total = total WHERE position = $1 AND data = $2 RETURNING position"
 END = "SELECT max(position), (SELECT data FROM {table} WHERE position = 0) AS id FROM {table}"
+FIRST = "SELECT position FROM {table} WHERE position > 0 ORDER BY position LIMIT 1"
+# What is gone counts no longer: each record's total is made of the newest one's.
+DROP = """\
+WITH gone AS (
+    DELETE FROM {table} WHERE position IN (
+        SELECT position FROM {table} WHERE position > 0 AND position < $1 ORDER BY position LIMIT $2
+    ) RETURNING length(data) AS bytes
+), freed AS (SELECT count(*) AS records, coalesce(sum(bytes), 0)::bigint AS bytes FROM gone), newest AS (
+    UPDATE {table} SET total = total - (SELECT bytes FROM freed)
+    WHERE position = (SELECT max(position) FROM {table}) AND position >= $1 RETURNING position
+)
+SELECT records FROM freed"""
 READ = """\
 SELECT position, data FROM (
     SELECT position, data, sum(length(data)) OVER (ORDER BY position) - length(data) AS bytes_before
     FROM (SELECT position, data FROM {table} WHERE position > $1 ORDER BY position LIMIT $2) AS page
 ) AS sized WHERE bytes_before < $3 ORDER BY position"""
 DESCRIBE = """\
-SELECT position, total, version() AS version, (
+SELECT position, total, (SELECT count(*) FROM {table} WHERE position > 0) AS records, version() AS version, (
     SELECT substring(pg_get_constraintdef(oid) FROM '[0-9]+')::bigint
     FROM pg_constraint WHERE conrelid = $1::text::regclass AND conname = 'max_bytes'
 ) AS max_bytes FROM {table} ORDER BY position DESC LIMIT 1"""
@@ -224,6 +238,21 @@ class PostgresLog:
             raise WrongLog(f"The table of {self.name} was made anew, or has lost its first row: restore it.")
         return int(row["max"])
 
+    async def first(self) -> int:
+        try:
+            async with self._connection() as connection:
+                found = await connection.fetchval(self._sql(FIRST))
+        except FAILURES as error:
+            raise self._failed(error) from error
+        return int(found) if found is not None else await self.end() + 1
+
+    async def drop(self, before: int) -> bool:
+        try:
+            async with self._connection() as connection:
+                return int(await connection.fetchval(self._sql(DROP), before, DROPPED)) < DROPPED
+        except FAILURES as error:
+            raise self._failed(error) from error
+
     async def room(self) -> tuple[int, int]:
         try:
             async with self._connection() as connection:
@@ -300,7 +329,7 @@ class PostgresLog:
             "durability": "replicated" if doubt else "full",
             "doubt": doubt,
             "engine": " ".join(found["version"].split()[:2]),
-            "records": found["position"],
+            "records": found["records"],
             "bytes": found["total"],
             "max_bytes": found["max_bytes"] or 0,
             "replicas": 1 + sum(it["is_waited_for"] for it in standbys),

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, cast
 
 import msgspec
 
 from roundelay.network.clock import Clock, system_clock
-from roundelay.network.core.tables import Followed, Put, Row
+from roundelay.network.core.tables import COLD_TABLES, LOADED_TABLES, VOLATILE_TABLES, Followed, Put, Row, Table
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import Follows
 
@@ -73,6 +73,10 @@ RESERVE_BYTES = 8 * 1024 * 1024
 """Nobody claims a log with less room, or less than a 64th of what it may hold."""
 SHOW_AGAIN_S = 10.0
 """Between two tries to let others read at a node that follows."""
+BASE_EVERY = 10_000
+"""Records between the oldest one and a new base."""
+BASE_PAGE = 500
+"""So many values of a base are in one record, or in several where they are large; nothing is committed meanwhile."""
 TOGETHER, TOGETHER_BYTES = 256, 4 * 1024 * 1024
 """So many rows and values, or bytes of records, a follower that is behind takes into its index at once."""
 
@@ -135,7 +139,8 @@ class ReplicatedLedger(IndexReads):
         self._telling: asyncio.Task[None] | None = None
         self._behind: int | None = None
         """How many records there were to follow when this node looked last."""
-        self._is_appending = False
+        self._appending = asyncio.Lock()
+        """Held from the reading of the log's end to the record behind it, and while the index is not what the log is."""
         self._reached_at = 0.0
         """When the engine answered last whether this node leads, or where the log ends."""
         self._unindexed = Commit([], [])
@@ -153,7 +158,6 @@ class ReplicatedLedger(IndexReads):
         self.leader_node = ""
         """What the leader calls itself, as far as it was heard."""
         self.lookup = index.lookup
-        self.forget_dropped = index.forget_dropped
         self.expire_calls = index.expire_calls
         self.follower: Follower = NobodyReads()
         """Who is shown what this node takes in while it follows."""
@@ -248,7 +252,7 @@ class ReplicatedLedger(IndexReads):
         if now() - self._doubted_at >= SYNC_S:  # also of a leader that appends all the time
             with suppress(LogAway):
                 await self._look_at_disks()
-        if self._is_appending:  # which finds out whether this node leads
+        if self._appending.locked():  # which finds out whether this node leads
             return
         try:
             end = await self._shared.end()
@@ -257,7 +261,7 @@ class ReplicatedLedger(IndexReads):
                 return
             raise
         self._reached_at = now()
-        if self._is_appending:
+        if self._appending.locked():
             return
         self._note_end(end)
         if end > self._reader.end:
@@ -269,7 +273,8 @@ class ReplicatedLedger(IndexReads):
         if not self._writer:
             raise await self._step_down(LogMoved("This node does not lead; it has to be opened again."))
         try:
-            await self._append_commit(rows, puts)
+            async with self._appending:
+                await self._append_commit(rows, puts)
         except LogMoved as error:
             await self._step_down(error)
             raise
@@ -290,7 +295,6 @@ class ReplicatedLedger(IndexReads):
 
         # what the index refuses, a key that is taken above all, must not come into the log, which takes everything
         indexing = asyncio.ensure_future(self._index.append(rows, [*puts, place], before_commit=wait_for_log))
-        self._is_appending = True
         try:
             await asyncio.wait((indexing, ready), return_when=asyncio.FIRST_COMPLETED)
             if not indexing.done():
@@ -298,7 +302,6 @@ class ReplicatedLedger(IndexReads):
                     await self._append_record(record)
                 logged.set_result(None)
         finally:
-            self._is_appending = False
             if not logged.done():
                 logged.set_exception(LedgerError("The shared log has not taken it."))
                 await asyncio.gather(indexing, return_exceptions=True)
@@ -306,27 +309,76 @@ class ReplicatedLedger(IndexReads):
 
     async def trim(self, trim: Trim) -> Trimmed:
         """As `Ledger.trim`. The log says first what goes: each node drops the same, this one too where it is killed on the
-        way. What the log says stays in the log."""
+        way."""
         cut, is_held = await self._index.find_cut(trim)
         if cut is None:
             return Trimmed(dropped=0, first_seq=self._index.first_seq, is_held=is_held)
-        if not self._writer:
-            raise await self._step_down(LogMoved("This node does not lead; it has to be opened again."))
-        self._is_appending = True
-        try:
+        async with self._leading():
             await self._append_record(write_trim(cut, self._writer, self._reader.last))
             dropped = await self._drop(cut)
+        return Trimmed(dropped=dropped, first_seq=self._index.first_seq, is_held=is_held)
+
+    @asynccontextmanager
+    async def _leading(self) -> AsyncIterator[None]:
+        """Write to the log beside the hub's commits. Whoever asks for that goes on where it fails; this node does not,
+        before it was opened again and has done what the log says. Raises `LedgerError`."""
+        try:
+            async with self._appending:
+                if not self._writer:
+                    raise LogMoved("This node does not lead; it has to be opened again.")
+                yield
         except LogMoved as error:
             await self._step_down(error)
             raise
-        except (
-            LedgerError
-        ) as error:  # whoever asks for a trim goes on; this node cannot before it has done what the log says
+        except LedgerError as error:
             self._failed = error
             raise
-        finally:
-            self._is_appending = False
-        return Trimmed(dropped=dropped, first_seq=self._index.first_seq, is_held=is_held)
+
+    async def forget_dropped(self) -> None:
+        """As `Ledger.forget_dropped`; and let the log begin later, where nothing before is needed any more."""
+        await self._index.forget_dropped()
+        if self._writer:
+            await self._shorten()
+
+    async def _shorten(self) -> None:
+        first, marks = await self._shared.first(), await self._index.read_marks()
+        base = self._reader.base
+        if base > first:
+            if min(marks.first_seq, marks.first_record_seq) <= self._reader.base_head:
+                return  # rows from before it are kept
+            is_done = False
+            while not is_done:
+                async with self._leading():
+                    is_done = await self._shared.drop(base)
+            log.info("the shared log begins later", extra={"log": self._shared.name, "position": base})
+        elif self._reader.end - first >= BASE_EVERY and not self._index.damaged:
+            await self._write_base(Cut(marks.first_seq, marks.first_record_seq, is_last=False))
+
+    async def _write_base(self, begins: Cut) -> None:
+        """Say everything again that is in tables; commits may come between, and what they say goes for what was said before."""
+        it = self._reader
+        async with self._leading():
+            base, head = it.end + 1, self._index.head
+            begin = Header(kind="base", writer=self._writer, previous=it.last, epoch=it.epoch, name=it.name, head=head)
+            await self._append(begin, b"")
+            await self._append_record(write_trim(begins, self._writer, it.last))
+        for table in (*LOADED_TABLES, *sorted(COLD_TABLES - VOLATILE_TABLES - {"followed"})):
+            await self._write_values(cast(Table, table))
+        async with self._leading():
+            done = Header(kind="based", writer=self._writer, previous=it.last, base=base, head=head)
+            await self._append(done, b"")
+
+    async def _write_values(self, table: Table) -> None:
+        after, it = "", self._reader
+        while True:
+            async with self._leading():
+                page = await self._index.cold(table, "", BASE_PAGE, after=after)
+                if not page:
+                    return
+                body = write_commit([], [Put(table, key, value) for key, value in page])
+                for record in write_records(body, self._writer, it.last, self._shared.max_bytes, "values"):
+                    await self._append_record(record)
+            after = page[-1][0]
 
     async def _drop(self, cut: Cut) -> int:
         """Drop it from the index, which is after that record of the log then; gives how many rows that were."""
@@ -360,7 +412,9 @@ class ReplicatedLedger(IndexReads):
         """The records of a commit, and what the index then says of its place. Raises `Unstorable`."""
         it = self._reader
         records = write_records(write_commit(rows, puts), self._writer, it.last, self._shared.max_bytes)
-        place = Followed(it.end + len(records), digest(records[-1]), self._writer, it.epoch, it.name)
+        place = Followed(
+            it.end + len(records), digest(records[-1]), self._writer, it.epoch, it.name, False, it.base, it.base_head
+        )
         return records, Put("followed", "log", place)
 
     # --- following
@@ -375,14 +429,21 @@ class ReplicatedLedger(IndexReads):
                     f"{self.path} has a history of its own, which the log {self._shared.name} does not hold; name a new "
                     "file with --db."
                 )
-            return Reader()
+            return await self._find_beginning()
         if await self._shared.end() < known.position:
             raise LogDoubtful(
                 f"{self.path} was made from a log of at least {known.position} records, and {self._shared.name} has "
                 "fewer: it is another log, or has lost some. Name a new file with --db to go on with what it has."
             )
+        if known.position < await self._shared.first():
+            begins = await self._find_beginning()
+            raise WrongLog(
+                f"{self.path} has followed {self._shared.name} up to record {known.position}, and that begins at {begins.end + 1} by "
+                f"now: move {self.path} away (not {self.path}.owner), and start this node again."
+            )
         reader = Reader(known.position, known.digest)
         reader.epoch, reader.name = known.epoch, known.name
+        reader.base, reader.base_head = known.base, known.base_head
         async with self._follow(known.position - 1) as records:
             stored = await anext(records)
         if digest(stored.data) != known.digest:
@@ -391,6 +452,19 @@ class ReplicatedLedger(IndexReads):
             )
         reader.leader, reader.is_filling = known.leader, known.is_filling
         return reader
+
+    async def _find_beginning(self) -> Reader:
+        """Reads the log from its oldest record on. Raises `WrongLog` where that is not what nodes leave there."""
+        first = await self._shared.first()
+        if first == 1:
+            return Reader()
+        if first > await self._shared.end():
+            raise WrongLog(
+                f"Of the shared log {self._shared.name} all records are missing: restore it, or begin with a new one."
+            )
+        async with self._follow(first - 1) as records:
+            Reader.at(first).take(await anext(records))
+        return Reader.at(first)
 
     def _follow(self, after: int) -> aclosing[AsyncGenerator[LogRecord, None]]:
         return aclosing(cast(AsyncGenerator[LogRecord, None], self._shared.follow(after)))
@@ -599,7 +673,11 @@ class ReplicatedLedger(IndexReads):
     def _place(self) -> Put:
         """Where the index is, stored with what brought it there."""
         it = self._reader
-        return Put("followed", "log", Followed(it.position, it.digest, it.leader, it.epoch, it.name, it.is_filling))
+        return Put(
+            "followed",
+            "log",
+            Followed(it.position, it.digest, it.leader, it.epoch, it.name, it.is_filling, it.base, it.base_head),
+        )
 
     # --- leading
 

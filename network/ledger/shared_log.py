@@ -91,6 +91,12 @@ class SharedLog(Protocol):
     async def end(self) -> int:
         """The position of the newest record; 0 for none."""
 
+    async def first(self) -> int:
+        """The position of the oldest record, or of the first that is to come."""
+
+    async def drop(self, before: int) -> bool:
+        """Drop the records below a position, or the oldest of them; whether none is left. Only whoever leads may."""
+
     async def room(self) -> tuple[int, int]:
         """How many bytes it still takes, and how many it may hold."""
 
@@ -151,17 +157,22 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     ``begin`` is the first record of a log, ``claim`` says that ``writer`` leads from here on, ``release`` that it does no
     more, ``commit`` has rows and puts; one that is too large for a record comes as several, of which ``left`` are to come.
     ``trim`` says what each node drops of what came before it (a `Cut`), since what is old is for one to decide.
+    From ``base`` on the log says everything again that is in tables, as ``values``, up to ``based`` (which names that
+    ``base``), while commits go on; so a log of which older records were dropped begins with a ``base``, whose ``head`` is
+    the newest row that may stand before it. Who has read what was before passes over values.
     A log that begins with ``is_filled_later`` gets what a database holds; nobody leads before it is ``filled``.
     """
 
     format: int = FORMAT
-    kind: Literal["begin", "claim", "release", "commit", "trim", "filled"]
+    kind: Literal["begin", "claim", "release", "commit", "trim", "filled", "base", "values", "based"]
     writer: str
     previous: str = ""
     epoch: str = ""
     name: str = ""
     left: int = 0
     is_filled_later: bool = False
+    base: int = 0
+    head: int = 0
 
 
 def read_name(node: str) -> str:
@@ -290,8 +301,10 @@ def split(body: bytes, room: int) -> list[bytes]:
     return [body[start : start + room] for start in range(0, len(body), room)] or [b""]
 
 
-def write_records(body: bytes, writer: str, previous: str, room: int) -> list[bytes]:
-    """The records of one commit, each of at most ``room`` bytes; ``previous`` is the digest of the one before them. Raises
+def write_records(
+    body: bytes, writer: str, previous: str, room: int, kind: Literal["commit", "values"] = "commit"
+) -> list[bytes]:
+    """The records of one commit, or of values of a base, each of at most ``room`` bytes; ``previous`` is the digest of the one before them. Raises
     `LedgerError` where a server takes next to nothing."""
     if room <= 2 * HEADER_ROOM:
         raise LedgerError(
@@ -299,7 +312,7 @@ def write_records(body: bytes, writer: str, previous: str, room: int) -> list[by
         )
     records, parts = list[bytes](), split(body, room - HEADER_ROOM)
     for number, part in enumerate(parts, 1):
-        header = Header(kind="commit", writer=writer, previous=previous, left=len(parts) - number)
+        header = Header(kind=kind, writer=writer, previous=previous, left=len(parts) - number)
         records.append(write_record(header, part))
         previous = digest(records[-1])
     return records
@@ -318,10 +331,20 @@ class Reader:
         self.leader_node = ""
         """What that node calls itself, if it was read here that it claimed the log, and it says so."""
         self.is_filling = False
-        """Whether it begins with what a database holds, and not all of that is there."""
+        """Whether it begins with what a database or a base holds, and not all of that is there."""
+        self.base = self.base_head = 0
+        """The newest base that is whole, and its head."""
         self._parts: list[bytes] = []
         self._end = position, last
         """Of the last record, whole or not."""
+        self._is_cut = False
+
+    @classmethod
+    def at(cls, first: int) -> Reader:
+        """Reads a log whose oldest record is at ``first``."""
+        reader = cls(first - 1)
+        reader._is_cut = reader.is_filling = first > 1
+        return reader
 
     @property
     def end(self) -> int:
@@ -343,18 +366,27 @@ class Reader:
                 "Restore it, or begin with a new one."
             )
         header, body = read_record(stored.data)
-        if (header.previous, header.kind == "begin") != (last, stored.position == 1):
+        if self._is_cut and header.kind == "base":  # what it names as the one before it is gone
+            self.epoch, self.name, self.leader = header.epoch, header.name, header.writer
+        elif self._is_cut:
+            raise WrongLog(
+                f"The shared log begins at {stored.position}, and not with what nodes leave there: records are missing. Restore it, "
+                "or begin with a new one."
+            )
+        elif (header.previous, header.kind == "begin") != (last, stored.position == 1):
             raise WrongLog(
                 f"The record {stored.position} of the shared log does not follow from the one before it: this is not "
                 "the log that this node knows, or it was changed."
             )
         self._end = stored.position, digest(stored.data)
+        self._is_cut = False
         if header.kind == "begin":
             self.epoch, self.name, self.is_filling = header.epoch, header.name, header.is_filled_later
         if header.kind == "filled":
             self.is_filling = False
         is_leaders = header.writer == self.leader
-        if header.kind == "commit" and is_leaders:
+        is_taken = header.kind == "commit" or (header.kind == "values" and self.is_filling)
+        if is_taken and is_leaders:
             self._parts.append(body)
             if header.left:
                 return None
@@ -364,9 +396,11 @@ class Reader:
             return whole
         if header.kind == "claim":
             self.leader, self.leader_node = header.writer, Claim.read(body).node
-        elif header.kind not in ("commit", "trim"):
+        elif header.kind in ("begin", "release", "filled"):
             self.leader = self.leader_node = ""
-        if header.kind != "commit":  # what a writer left half done is nothing
+        elif header.kind == "based" and is_leaders:
+            self.base, self.base_head, self.is_filling = header.base, header.head, False
+        if not is_taken:  # what a writer left half done is nothing
             self._parts.clear()
         self.position, self.digest = self._end
         return read_cut(body) if header.kind == "trim" and is_leaders else None

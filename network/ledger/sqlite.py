@@ -56,7 +56,7 @@ from .queries import (
 from .schema import CHECKED_FROM, ROW_COLUMNS, SCHEMA_VERSION, migrate, refuse_schema
 from .search import SearchIndex, holds, is_within
 from .unplaced import PLACED_TO, Unplaced, load_unplaced
-from .upkeep import CutMade, find_cut, make_cut, newest_stamp, read_head, rescue
+from .upkeep import CutMade, Marks, find_cut, make_cut, newest_stamp, read_head, read_marks, rescue
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
 CHECKPOINT_PAGES = 2_500
@@ -582,6 +582,15 @@ class SQLiteLedger:
         made = await self._change(partial(make_cut, cut, self._damage, self._unplaced))
         self._first = made.first_seq
         return made
+
+    async def read_marks(self) -> Marks:
+        """Where what is kept begins."""
+        return await self._run(self._writer, read_marks)
+
+    @property
+    def head(self) -> int:
+        """The newest seq that is in it."""
+        return self._head
 
     @property
     def first_seq(self) -> int:

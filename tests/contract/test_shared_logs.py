@@ -12,7 +12,7 @@ import pytest
 
 from roundelay.app import make_shared_log
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import LogMoved, jetstream
+from roundelay.network.ledger import LogMoved, jetstream, postgres
 from roundelay.network.ledger.shared_log import LogFull, LogRecord, SharedLog
 from tests.support.nats import NatsServer, nats_server
 from tests.support.postgres import postgres_server
@@ -193,3 +193,30 @@ async def test_who_follows_an_idle_log_goes_on_where_it_was_after_its_server_was
 async def is_followed(server: NatsServer) -> bool:
     async with await nats.connect(f"nats://{server.hosts}") as client:
         return bool(await client.jetstream().consumers_info("lab"))
+
+
+async def test_the_oldest_records_are_dropped_and_count_no_longer(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "DROPPED", 2)
+    logs.url += ("&" if "?" in logs.url else "?") + f"max_bytes={1 << 20}"
+    log, other = await logs.open(), await logs.open()
+    assert await log.first() == 1
+    for number in range(5):
+        await log.append(b"x" * 200_000, number)
+    with pytest.raises(LogFull):
+        await log.append(b"x" * 200_000, 5)
+    while not await log.drop(5):
+        pass
+    assert [await it.first() for it in (log, other)] == [5, 5]
+    assert await log.drop(5)
+    assert await log.end() == 5
+    assert await log.append(b"x" * 200_000, 5) == 6
+    assert await other.append(b"y", 6) == 7
+    with pytest.raises(LogMoved):
+        await log.append(b"late", 6)
+    assert [len(data) for _, data in await read(other, 7, after=4)] == [200_000, 200_000, 1]
+    with pytest.raises(LedgerError, match="records are missing"):
+        await read(log, 7, after=0)
+    told = await log.describe()
+    assert told["records"] == 3
+    assert 400_000 < told["bytes"] < 402_000
+    assert (await log.room())[0] > 600_000

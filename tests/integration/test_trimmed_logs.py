@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -13,11 +14,12 @@ import pytest
 from msgspec import Raw
 
 from roundelay.app import make_shared_log
-from roundelay.network.core.tables import CallResult, DeadLetter, Put, Row
+from roundelay.network.core.tables import CallResult, DeadLetter, Put, Row, Token
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import LogMoved, Trim, replicated, upkeep
 from roundelay.network.ledger.log_copies import compare, rebuild
-from roundelay.network.ledger.shared_log import write_trim
+from roundelay.network.ledger.replicated import ReplicatedLedger
+from roundelay.network.ledger.shared_log import WrongLog, write_trim
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.integration.test_shared_log import LogServer, ledger, server, sleep
@@ -191,3 +193,185 @@ async def test_of_a_database_that_lacks_what_no_trim_has_dropped_no_log_is_made(
         connection.execute("DELETE FROM log WHERE seq = ?", (seq,))
     refused = await invoke("cluster", "migrate", "--from", lab, "--to", server.url("lab"), code=1)
     assert f"has no whole row #{lacks}" in refused.err
+
+
+# --- the log itself begins later
+
+
+def value_of(db: Path, table: str) -> list[object]:
+    return told(db, f"SELECT key || value FROM state WHERE tbl = '{table}' ORDER BY key")
+
+
+async def first_of(log: str) -> int:
+    shared = make_shared_log(log)
+    await shared.open(is_made=False)
+    first = await shared.first()
+    await shared.close()
+    return first
+
+
+@pytest.fixture
+def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicated, "BASE_EVERY", 8)
+    monkeypatch.setattr(replicated, "BASE_PAGE", 3)
+    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
+
+
+@pytest.mark.usefixtures("small_bases")
+async def test_a_log_begins_later_when_nothing_before_is_needed_and_nodes_are_made_of_it(
+    server: LogServer, tmp_path: Path
+) -> None:
+    log, a, b, c, d = server.url("lab"), *(tmp_path / f"{name}.db" for name in "abcd")
+    leader, follower = ledger(log, a), ledger(log, b)
+    await leader.open()
+    await rebuild(make_shared_log(log), d)
+    opening = asyncio.create_task(follower.open())
+    tokens = [Put("token", f"hash-{number}", Token("ann", "agent", number)) for number in range(12)]
+    await leader.append([mixed(1)], tokens)
+    for seq in range(2, 10):
+        await leader.append([mixed(seq)], [letter(seq)])
+    await leader.forget_dropped()  # as whoever trims does at the end: it leaves a base
+    assert await first_of(log) == 1, "rows from before are kept"
+    based = await make_and_count(log)
+    for seq in range(10, 20):
+        token = Put("token", f"hash-{seq % 7}", None if seq == 12 else tokens[1].value)
+        await leader.append([mixed(seq)], [letter(seq), token])
+    await leader.trim(Trim(messages_before=1008, records_before=1015, pinned=19))
+    await leader.forget_dropped()
+    assert await first_of(log) == 1, "#8 is from before the base"
+    await leader.trim(Trim(messages_before=1015, records_before=1015, pinned=19))
+    await leader.forget_dropped()
+    first = await first_of(log)
+    assert 1 < first < based
+    await leader.append([mixed(20)], [])
+    await rebuild(make_shared_log(log), c)
+    for db in (a, c):
+        assert await difference(log, db) == "", db
+        assert [value_of(db, table) for table in ("token", "dead")] == [value_of(a, it) for it in ("token", "dead")]
+        assert told(db) == [15, 16, 17, 18, 19, 20]
+    refused = ledger(log, d)
+    with pytest.raises(WrongLog, match=r"begins at .* by now: move .*d.db away"):
+        await refused.open()
+    assert "begins at" in await difference(log, d)
+    sleep(leader)
+    meta, _ = await opening
+    assert (meta.first_seq, meta.head, meta.name, meta.epoch) == (15, 20, "lab", follower._reader.epoch)
+    assert await difference(log, b) == ""
+    await asyncio.gather(leader.close(), follower.close())
+    fresh = ledger(log, tmp_path / "e.db")
+    again, _ = await fresh.open()
+    assert (again.first_seq, again.head, again.name, again.epoch) == (15, 20, "lab", meta.epoch)
+    await fresh.append([mixed(21)], [])
+    await fresh.close()
+    await invoke("cluster", "migrate", "--from", log, "--to", tmp_path / "back.db")
+    assert told(tmp_path / "back.db") == [15, 16, 17, 18, 19, 20, 21]
+
+
+async def make_and_count(log: str) -> int:
+    shared = make_shared_log(log)
+    await shared.open()
+    end = await shared.end()
+    await shared.close()
+    return end
+
+
+@pytest.mark.usefixtures("small_bases")
+async def test_commits_go_on_while_a_base_is_written(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "BASE_PAGE", 50)
+    log, random = server.url("lab"), Random(7)
+    leader = ledger(log, tmp_path / "a.db")
+    await leader.open()
+    names = [f"hash-{number:03}" for number in range(600)]
+    head = 0
+    await leader.append([], [Put("token", name, Token("ann", "agent", 0)) for name in names])
+
+    async def commit() -> None:
+        nonlocal head
+        head += 1
+        puts = [
+            Put("token", name, None if random.random() < 0.3 else Token("ann", "agent", head))
+            for name in random.sample(names, 3)
+        ]
+        await leader.append([mixed(head)], puts)
+
+    async def commit_on(writing: asyncio.Task[None]) -> int:
+        before = head
+        while not writing.done():
+            await commit()
+        return head - before
+
+    meanwhile = 0
+    for number in range(6):
+        for _ in range(10):
+            await commit()
+        now = 1000 + head
+        await leader.trim(Trim(messages_before=now, records_before=now, pinned=head))
+        meanwhile += await commit_on(asyncio.create_task(leader.forget_dropped()))
+        assert await difference(log, tmp_path / "a.db") == ""
+        await rebuild(make_shared_log(log), made := tmp_path / f"b{number}.db")
+        assert await difference(log, made) == ""
+        assert [told(made), value_of(made, "token")] == [told(tmp_path / "a.db"), value_of(tmp_path / "a.db", "token")]
+    assert await first_of(log) > 30
+    assert meanwhile > 30, meanwhile
+    await leader.close()
+
+
+Append = Callable[[bytes, int], Awaitable[int]]
+
+
+def fail_after(left: int, append: Append) -> Append:
+    async def fail(data: bytes, after: int) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed("killed")
+        return await append(data, after)
+
+    return fail
+
+
+async def open_or_make(log: str, db: Path) -> ReplicatedLedger:
+    """As an operator does who is told that the log begins later by now."""
+    made = ledger(log, db)
+    try:
+        await made.open()
+    except WrongLog:
+        for file in db.parent.glob(f"{db.name}*"):
+            file.unlink()
+        made = ledger(log, db)
+        await made.open()
+    return made
+
+
+@pytest.mark.usefixtures("small_bases")
+async def test_a_base_that_was_interrupted_is_none_and_another_one_is_written(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, random, db = server.url("lab"), Random(3), tmp_path / "a.db"
+    head = interrupted = 0
+    firsts = []
+    for number in range(30):
+        made = await open_or_make(log, db if number % 2 else tmp_path / "b.db")
+        for _ in range(4):
+            head += 1
+            await made.append([mixed(head)], [Put("token", f"hash-{head % 11}", Token("ann", "agent", head))])
+        with monkeypatch.context() as patch:
+            left = random.choice((0, 1, 2, 3, 5, 99, 99))
+            patch.setattr(made._shared, "append", fail_after(left, made._shared.append))
+            try:
+                await made.trim(Trim(messages_before=1000 + head, records_before=1000 + head, pinned=head))
+                await made.forget_dropped()
+            except Killed:
+                interrupted += 1
+                with pytest.raises(Killed):
+                    await made.append([mixed(head + 1)], [])
+        await made.close()
+        firsts.append(await first_of(log))
+        await rebuild(make_shared_log(log), fresh := tmp_path / f"c{number}.db")
+        for it in (fresh, made.path):
+            assert await difference(log, it) == "", (number, it)
+        assert [told(fresh), value_of(fresh, "token")] == [told(made.path), value_of(made.path, "token")]
+    assert firsts == sorted(firsts)
+    assert interrupted > 5 < len(set(firsts)), (interrupted, firsts)
