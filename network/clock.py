@@ -63,6 +63,7 @@ class SteadyClock:
 
     def not_before(self, time: int) -> None:
         """Go on from this time, if it is later: it was used before."""
+        self()  # what has passed since it was read last is over: it does not come on top of that time
         self._time = max(self._time, time)
 
 

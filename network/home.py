@@ -5,8 +5,11 @@ It stands under ``$ROUNDELAY_HOME``, else ``~/.roundelay``: ``tokens/HOST_PORT/A
 
 from __future__ import annotations
 
+import base64
+import hmac
 import ipaddress
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -50,9 +53,21 @@ def home() -> Path:
     return Path(chosen) if chosen else Path.home() / ".roundelay"
 
 
-def agent_token(url: str, agent_id: str) -> str:
-    """The token of an agent at one hub: read, or made and saved before it is first used. Raises `ConfigError`."""
-    return _read_or_make(token_path(url, agent_id))
+def agent_token(url: str, agent_id: str, make: Callable[[], str] = make_token) -> str:
+    """The token of an agent at one hub: read, or made and saved before it is first used. Of several addresses, with commas
+    between them, it is the same at each: the first that is there, saved for those that have none. Raises `ConfigError`."""
+    paths = [token_path(it, agent_id) for it in url.split(",")]
+    token = _read_or_make(next((it for it in paths if it.exists()), paths[0]), make)
+    for path in paths:
+        if not path.exists():
+            _read_or_make(path, lambda: token)
+    return token
+
+
+def derive_agent_token(owner: str, agent_id: str) -> str:
+    """The token that an agent has at every node of one owner: made of the owner's token, by which nobody can tell it."""
+    digest = hmac.new(owner.encode(), f"roundelay agent {agent_id}".encode(), "sha256").digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def token_path(url: str, agent_id: str) -> Path:
@@ -75,7 +90,7 @@ def saved_tokens(agent_id: str) -> list[str]:
 
 def owner_token(database: Path) -> str:
     """The owner's token of a node with this database: read from ``FILE.owner``, or made. Raises `ConfigError`."""
-    return _read_or_make(Path(f"{database}.owner"))
+    return _read_or_make(Path(f"{database}.owner"), make_token)
 
 
 def read_token(path: Path) -> str:
@@ -91,17 +106,17 @@ def read_token(path: Path) -> str:
     return token
 
 
-def _read_or_make(path: Path) -> str:
+def _read_or_make(path: Path, make: Callable[[], str]) -> str:
     """The token in a file, on the disk before anybody can have seen it: a hub that has bound it takes no other."""
     if path.exists():
         with suppress(OSError):  # it may have been named a moment ago, by a process that was killed
             sync(path.parent)
         return read_token(path)
-    token = make_token()
+    token = make()
     try:
         save_new(path, f"{token}\n".encode("ascii"))
     except FileExistsError:  # another process was faster
-        return _read_or_make(path)
+        return _read_or_make(path, make)
     except OSError as error:
         raise ConfigError(f"Cannot save a token in {path}: {describe_os_error(error, path)}.") from error
     return token
@@ -178,13 +193,15 @@ def find_token(url: str, agent_id: str, kind: str) -> str | None:
 
 
 def find_owner_token(url: str) -> str | None:
-    """The owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the node here with this URL; None if there is
-    none."""
+    """The owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the node here with this URL, of several with the
+    first of them that runs; None if there is none."""
     chosen = os.environ.get("ROUNDELAY_OWNER_TOKEN")
     if chosen:
         return chosen
-    node = node_at(url)
-    return read_token(Path(node.owner_file)) if node is not None and Path(node.owner_file).exists() else None
+    for node in map(node_at, url.split(",")):
+        if node is not None and Path(node.owner_file).exists():
+            return read_token(Path(node.owner_file))
+    return None
 
 
 def node_at(url: str) -> RunningNode | None:

@@ -157,13 +157,14 @@ async def serve(
     is_read_only: bool = False,
     prepare: Callable[[Hub, str], Awaitable[None]] | None = None,
     stopping: asyncio.Event | None = None,
+    listens: Callable[[str], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Node]:
     """Run a node for the length of an ``async with``; ``mods`` come after those that the config names.
 
     With ``is_read_only`` the hub takes no messages, no records and no changes. ``prepare`` is given the hub, and where it
     will listen, before anybody can connect; what it raises ends the node. A node that shares its log waits here until it
-    leads (it listens, and refuses who comes), says so with ``say``, and raises `StoppedWaiting` when ``stopping`` is set before.
+    leads (it listens, and refuses who comes), says so with ``say``, where it listens with ``listens``, and raises `StoppedWaiting` when ``stopping`` is set before.
     Raises `ModError`, `LedgerError`, `ConfigError` (the owner's token cannot be kept) or `ConnectError` (the address
     cannot be bound), and leaves nothing half open.
     """
@@ -213,14 +214,17 @@ async def serve(
             port = await server.bind(config.host, config.port)
             url = f"{'wss' if tls else 'ws'}://{host}:{port}/"
             if shared is not None:  # it says that it waits, to whom it would serve
+                shared.owner = hash_token(hash_token(token))[:16]
                 shared.node = f"{socket.gethostname() if config.host in ('0.0.0.0', '::') else host}:{port}"
                 server.is_letting_in = False
                 server.listen(tls=tls)
+                listens(url)
             await _unless_stopped(hub.start(), stopping)
             if prepare is not None:
                 await _unless_stopped(_prepare(hub, partial(prepare, hub, url)), stopping)
             if shared is None:
                 server.listen(tls=tls)
+                listens(url)
             server.is_letting_in = True
         except OSError as error:
             raise _cannot_listen(config.host, config.port, error) from error

@@ -100,7 +100,7 @@ class NetworkClient:
         self._deliver = deliver
         self.clock = clock
         named = url or (find_url() if transport is None else "")
-        self.url = named.partition(",")[0]
+        self._named = named
         self._token = token
         self._role: Literal["observer", "reactor"] = role
         self._card = Raw(encode(dict(card))) if card is not None else UNSET
@@ -116,10 +116,12 @@ class NetworkClient:
         self._epoch = ""
         if connect_timeout_s is None and transport is None:  # in a process, time may be another one
             connect_timeout_s = find_connect_timeout_s()
+        self._transport = transport or WebSocketTransport(
+            named, connect_timeout_s or CONNECT_TIMEOUT_S, goes_to_leader=goes_to_leader
+        )
         self._link = Link(
             self,
-            transport
-            or WebSocketTransport(named, connect_timeout_s or CONNECT_TIMEOUT_S, goes_to_leader=goes_to_leader),
+            self._transport,
             reconnects=reconnect,
             jitter=jitter,
             connect_timeout_s=connect_timeout_s,
@@ -133,6 +135,11 @@ class NetworkClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def url(self) -> str:
+        """Where the hub is; of several addresses, the one that serves this client or was tried last."""
+        return self._transport.url if isinstance(self._transport, WebSocketTransport) else self._named
 
     @property
     def welcome(self) -> Welcome:
@@ -170,7 +177,7 @@ class NetworkClient:
     async def connect(self) -> Welcome:
         """Join the network. Raises `ConnectError`, `NotAuthenticated`, `Forbidden`, `Superseded`."""
         if not self._token and not self._is_local:
-            self._token = find_token(self.url, self.agent_id, self.kind)
+            self._token = find_token(self._named, self.agent_id, self.kind)
         if self._role == "reactor" and self._instance is UNSET:
             self._instance = self._new_id()
         await self._link.open()

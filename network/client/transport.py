@@ -89,7 +89,10 @@ class WebSocketTransport:
             except ConnectError as error:
                 left = [it for it in self._list_next(error) if it not in tried]
                 if not left or len(tried) >= len(self._urls) + MAX_LED:
+                    others = sorted(tried - {self.url})
                     self.url = self._list_next(None)[0]
+                    if others and type(error) is ConnectError:
+                        raise ConnectError(f"{error} (Tried before: {', '.join(others)}.)") from error
                     raise
                 self.url = left[0]
 

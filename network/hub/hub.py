@@ -650,7 +650,8 @@ class Hub:
         self.opened.clear()
         self._trouble = None
         self._committing_since_s = None
-        self._outage.fail(cause)
+        if not isinstance(cause, LogMoved):  # which is no failure, and was said
+            self._outage.fail(cause)
         self.counts["recoveries"] += 1
         self.switchboard.end_all(write_moved(cause.leader) if isinstance(cause, LogMoved) else FAILED)
         self._intake.drop_batches()

@@ -255,6 +255,8 @@ class WebSocketServer:
                     f"This node does not serve: it is {what.partition(', log ')[0]}, while another one leads. Connect to "
                     f"that one; to read what this one has, connect with ?{READING}."
                 )
+            elif what.startswith("waiting"):
+                sentence = f"This node is {what.partition(', log ')[0]}; try again in a moment."
             else:
                 sentence = "The hub is recovering; try again in a moment."
             response = connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")

@@ -51,6 +51,8 @@ NOT_ENABLED = (10039, 10076)
 TOO_FEW = (10005, 10074)
 """Its codes where there are fewer servers than replicas."""
 CONNECT_S = 5
+CONNECT_ALL_S = 10.0
+"""How long the first connection may take, whichever of the servers takes it."""
 RECONNECTS = 5
 """Tries at each server until a connection is given up; then whoever uses the log opens it again."""
 APPEND_S = 2.0
@@ -59,6 +61,8 @@ PATIENCE_S = 10.0
 """How long a record is tried: a stream of several servers may have to find a leader of its own."""
 FOLLOW_S = 5.0
 """A follower to whom nothing comes for so long looks whether there is anything."""
+AWAY_S = 4.0
+"""A server of which the one that leads the stream has heard nothing for so long is away; it says something each second."""
 HEARTBEAT_S = 5.0
 """How often a server says that it still has what follows the stream for this node: of two that are missing the client
 makes it anew."""
@@ -157,7 +161,8 @@ class JetStreamLog:
                 reconnect_time_wait=1,
                 error_cb=note,
             )
-            await _heed(connecting)
+            async with asyncio.timeout(CONNECT_ALL_S):
+                await _heed(connecting)
         except asyncio.CancelledError:
             await _close(client)
             raise
@@ -173,7 +178,8 @@ class JetStreamLog:
                     f"The NATS servers of {self.name} refuse who connects ({refusals[-1]}): name a user and a password that "
                     "they know, as in nats://USER:PASSWORD@HOST:PORT/STREAM."
                 ) from error
-            raise LogAway(f"No NATS server of {self.name} can be reached ({_tell(error)}); is one running?") from error
+            why = f"nothing that speaks NATS answered within {CONNECT_ALL_S:.0f} s" if not str(error) else _tell(error)
+            raise LogAway(f"No NATS server of {self.name} can be reached ({why}); is one running?") from error
         return client
 
     async def close(self) -> None:
@@ -295,7 +301,8 @@ class JetStreamLog:
         info, _ = await asyncio.gather(self._get_info(), self._ask_monitors())
         cluster = info.cluster
         names = [cluster.leader or ""] if cluster is not None else []
-        names += [it.name or "" for it in (cluster.replicas if cluster is not None else None) or [] if not it.offline]
+        peers = (cluster.replicas if cluster is not None else None) or []
+        names += [it.name or "" for it in peers if not it.offline and (it.active or 0) < AWAY_S * 1e9]
         for name in names:  # who is away acknowledges nothing
             sync = self._syncs.get(name)
             if sync is None:

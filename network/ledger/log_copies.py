@@ -360,8 +360,21 @@ async def rebuild(shared: SharedLog, db: Path) -> Reader:
     return await ReplicatedLedger(shared, index, new_id=random_id, name="").catch_up()
 
 
+def _refuse_history(db: Path) -> None:
+    """Raises `LedgerError` where a database holds what no log has brought."""
+    if not db.exists():
+        return
+    with open_database(db) as kept:
+        if kept.find_place() is None and next(kept.rows(), None) is not None:
+            raise LedgerError(
+                f"{db} is there, and has a history of its own: name a new file with --to. (`roundelay cluster verify` says "
+                "whether it is what the log says.)"
+            )
+
+
 async def take_out(shared: SharedLog, db: Path, progress: Progress = lambda done, of: None) -> Copied:
     """Make a database of its own of a log that no node uses, or go on with it. Raises `LedgerError`."""
+    await asyncio.to_thread(_refuse_history, db)
     await shared.open(is_made=False)
     try:
         await refuse_nodes(shared)

@@ -39,6 +39,7 @@ from .shared_log import (
     WrongLog,
     digest,
     read_commit,
+    tell_wait,
     write_commit,
     write_record,
     write_records,
@@ -67,6 +68,8 @@ NAMING_S = 0.5
 """So long a node that no longer leads asks the log at most who does, before it says so."""
 SHORT_S = 2.0
 """So long a log may end before what was read of it, as servers say that do not know yet that they lead no more."""
+PATIENT_S = 2.0
+"""So long a node that starts says nothing while its log does not answer."""
 DOUBT_S = 10.0
 """So long a node waits that finds the log gone, or shorter than it knows it: servers that choose anew may say so."""
 RESERVE_BYTES = 8 * 1024 * 1024
@@ -155,6 +158,11 @@ class ReplicatedLedger(IndexReads):
         self._failed: LedgerError | None = None
         """What this node could not do though the log says it: it has to be opened again."""
         self.node = ""
+        self.owner = ""
+        """What tells the owner's token of this node from another one, and nothing else of it."""
+        self._is_owner_doubted = False
+        self._waits = ""
+        """Why this node neither follows nor leads, after it has."""
         self.leader_node = ""
         """What the leader calls itself, as far as it was heard."""
         self.lookup = index.lookup
@@ -182,7 +190,7 @@ class ReplicatedLedger(IndexReads):
         leads, at = bool(self._writer), self._reached_at
         behind, leader = (0, "") if leads else (self._behind, self.leader_node)
         answered_s = asyncio.get_running_loop().time() - at if at else None
-        return LogStanding(leads, leader, behind, answered_s, self._shared.network, self.durability)
+        return LogStanding(leads, leader, behind, answered_s, self._shared.network, self.durability, self._waits)
 
     async def catch_up(self) -> Reader:
         """Take in what the log holds now, leading nothing, and close. Gives how far that is."""
@@ -210,10 +218,14 @@ class ReplicatedLedger(IndexReads):
             self._failed = None
             await self._index.open()
             trouble = None
+            loop = asyncio.get_running_loop()
+            patience = loop.call_later(PATIENT_S, self._say, f"The shared log {self._shared.name} does not answer yet.")
             try:
                 await self._open_log()
             except (LogChoosing, LogDoubtful) as error:  # one that was never there is a wrong address, and is told
                 trouble = self._judge(error, before=None)
+            finally:
+                patience.cancel()
             await self._lead(trouble)
             self._telling = asyncio.create_task(self._tell(), name="ledger-leads")  # a large index takes long to open
             await self._stop_showing()  # before the state is loaded a second time
@@ -483,7 +495,7 @@ class ReplicatedLedger(IndexReads):
                 if trouble is not None:
                     await asyncio.sleep(AGAIN_S)
                     await self._open_again(trouble)
-                    trouble, is_placed = None, False
+                    trouble, is_placed, self._waits = None, False, ""
                 if not is_placed:
                     self._reader, is_placed = await self._find_place(), True
                     self._doubted_since = None
@@ -491,10 +503,12 @@ class ReplicatedLedger(IndexReads):
                 if await self._shared.end() == 0:
                     writer = self._new_id()
                     await self._append(Header(kind="begin", writer=writer, epoch=self._new_id(), name=self._name), b"")
+                    self._say(f"The log {self._shared.name} was empty: a new network begins in it.")
                     continue
                 await self._follow_leader()
                 self._has_followed = True
                 await self._claim()
+                self._waits = ""
                 return
             except LogMoved:
                 continue  # somebody else was faster: follow it
@@ -527,6 +541,7 @@ class ReplicatedLedger(IndexReads):
                 raise WrongLog(str(error)) from error
         elif isinstance(error, WrongLog) or not (isinstance(error, LogAway) or self._has_followed):
             raise error
+        self._waits = tell_wait(error)
         if str(error) != str(before):
             log.warning("this node waits, and tries again: %s", error)
             if not isinstance(error, LogAway) or isinstance(error, LogDoubtful):
@@ -584,6 +599,7 @@ class ReplicatedLedger(IndexReads):
                         if said.leads and said.leads == self._reader.leader:
                             silence.hear()
                             self.leader_node = self._reader.leader_node or said.node  # the claim's own word goes first
+                            self._compare_owners(said.owner)
                         hearing = asyncio.ensure_future(self._shared.listen())
                     is_alone = not self._reader.leader or silence.is_over
                     # an end from before the silence says nothing of what was written since
@@ -608,6 +624,14 @@ class ReplicatedLedger(IndexReads):
                         await asyncio.sleep(0)
             finally:
                 await _end(upcoming, hearing)
+
+    def _compare_owners(self, leaders: str) -> None:
+        if leaders and self.owner and leaders != self.owner and not self._is_owner_doubted:
+            self._is_owner_doubted = True
+            self._say(
+                f"The owner's token of this node is not that of the node that leads: whoever has that will be refused here. Copy "
+                f"the other node's .owner file to {self.path}.owner, and start this node again."
+            )
 
     def _note_end(self, end: int) -> None:
         """Raises `LogDoubtful` where the log goes on ending before what this node has read of it."""
@@ -693,7 +717,7 @@ class ReplicatedLedger(IndexReads):
         """Say that this node leads, as long as it does."""
         while self._writer:
             with suppress(LedgerError):
-                await self._shared.say(Heartbeat(self.node, self._reader.end, leads=self._writer).write())
+                await self._shared.say(Heartbeat(self.node, self._reader.end, self._writer, self.owner).write())
             await asyncio.sleep(ALIVE_S)
 
 

@@ -23,6 +23,7 @@ from .log_file import decode_row, encode_row
 from .queries import UNENCODABLE
 
 FORMAT = 1
+WAITING = re.compile(r"waiting, (?P<waits>.+), log (?P<log>\S+)")
 STANDING = re.compile(
     r"(?:leading|following(?: (?P<leader>\S+))?, (?P<behind>\d+) records behind), log (?P<log>\S+), durability (?P<durability>\w+)"
 )
@@ -54,6 +55,19 @@ def find_no_log(name: str) -> LogDoubtful:
 
 class LogFull(LedgerError):
     """Nothing was appended: there is no room."""
+
+
+def tell_wait(error: LedgerError) -> str:
+    """Why a node waits, for everybody: nothing of where the log is."""
+    match error:
+        case LogFull():
+            return "the log has no room"
+        case LogDoubtful():
+            return "the log seems to lack records"
+        case LogAway():
+            return "the log does not answer"
+        case _:
+            return "it has said why"
 
 
 class WrongLog(LedgerError):
@@ -133,8 +147,12 @@ class LogStanding(NamedTuple):
     """So long ago the log last answered this node."""
     log: str
     durability: str
+    waits: str = ""
+    """Why it neither leads nor follows, though it has."""
 
     def __str__(self) -> str:
+        if self.waits and not self.leads:
+            return f"waiting, {self.waits}, log {self.log}"
         if self.behind is None and not self.leads:
             return "starting"
         whom = f" {self.leader}" if self.leader else ""
@@ -144,6 +162,9 @@ class LogStanding(NamedTuple):
     @classmethod
     def read(cls, text: str) -> LogStanding | None:
         """What such a text says; None for another one, as of a node on a file of its own."""
+        waiting = WAITING.fullmatch(text.strip())
+        if waiting is not None:
+            return cls(False, "", None, None, waiting["log"], "", waiting["waits"])
         found = STANDING.fullmatch(text.strip().removeprefix("ready, "))
         if found is None:
             return None
@@ -200,11 +221,12 @@ class Claim(Struct, frozen=True):
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True):
     """What a node tells the others now and then, `SharedLog.say`: what it calls itself, how far it is, and its claim if
-    it leads."""
+    it leads, and what tells its owner's token from another one."""
 
     node: str = ""
     position: int = 0
     leads: str = ""
+    owner: str = ""
 
     @classmethod
     def read(cls, text: str) -> Heartbeat:
@@ -213,7 +235,7 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True):
             said = msgspec.json.decode(text, type=cls)
         except msgspec.MsgspecError:
             return cls()
-        return cls(read_name(said.node), said.position, said.leads)
+        return cls(read_name(said.node), said.position, said.leads, said.owner)
 
     def write(self) -> str:
         return msgspec.json.encode(self).decode()

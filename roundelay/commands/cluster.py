@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -81,7 +82,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
 
     from roundelay.network.errors import RoundelayError
     from roundelay.network.log_urls import read_log_url
-    from roundelay.nodes.log_servers import log_url, running_servers
+    from roundelay.nodes.log_servers import find_server, log_url, running_servers
     from roundelay.nodes.processes import stop_signals, wait_for_first
 
     if nodes not in (1, 3, 5):
@@ -90,16 +91,25 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
     url = log_url(nodes, port, stream)
     read_log_url(url)  # a node would refuse it
 
+    async def watch(number: int, process: asyncio.subprocess.Process) -> None:
+        code, place = await process.wait(), folder / f"n{number}"
+        why = f"by signal {-code}" if code < 0 else f"with exit code {code}; {place / 'server.log'} may say why"
+        others = "; the others go on" if nodes > 1 else ""
+        click.echo(f"* The NATS server in {place} has ended {why}{others}. It starts again with:", err=True)
+        click.echo(f"*   {shlex.join([find_server(), '-c', str(place / 'server.conf')])}", err=True)
+
+    async def watch_all(processes: list[asyncio.subprocess.Process]) -> None:
+        await asyncio.gather(*(watch(number, it) for number, it in enumerate(processes, 1)))
+
     async def work() -> None:
         with stop_signals() as stopping:
             async with running_servers(folder, nodes, port) as ends:
                 click.echo(f"{nodes} NATS server{'s are' if nodes > 1 else ' is'} ready in {folder}. A node:")
                 click.echo(f"  roundelay up --db a.db --port 8700 --log '{url}'")
-                await wait_for_first(stopping.wait(), *(it.wait() for it in ends))
+                await wait_for_first(stopping.wait(), watch_all(ends))
                 if not stopping.is_set():
-                    number = next(number for number, it in enumerate(ends, 1) if it.returncode is not None)
                     raise RoundelayError(
-                        f"The NATS server in {folder / f'n{number}'} has ended; its server.log says why."
+                        f"All NATS servers in {folder} have ended; the server.log of each may say why."
                     )
 
     asyncio.run(work())
@@ -227,7 +237,9 @@ def migrate(source: str, target: str, as_json: bool) -> None:
             return await fill(Path(source), log, _tell_progress)
 
         done = _use(target, fill_log)
-        told = f"{source} is in the log (its owner's token is in {source}.owner: copy it beside each node's database)"
+        owner = Path(f"{source}.owner")
+        kept = f"is in {owner}: copy that" if owner.exists() else f"is not beside it in {owner}: put that"
+        told = f"{source} is in the log (its owner's token {kept} beside each node's database, as FILE.owner)"
     else:
 
         async def make_database(log: SharedLog) -> Any:

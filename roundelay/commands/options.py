@@ -260,6 +260,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
     """
     from roundelay.network.client import NetworkClient
     from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated
+    from roundelay.network.frames import READING
     from roundelay.network.home import find_owner_token, running_nodes
 
     target = find_target()
@@ -270,13 +271,18 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         told = f"Several nodes run here; this is {client.url}. Another one: --url {', '.join(sorted(others))}"
         click.echo(f"* {told}", err=True)
     try:
-        if not as_person and target.agent_id is not None and target.token is None and find_owner_token(client.url):
+        is_reading = READING in client.url  # where a node follows nobody is registered
+        is_doubtful = not as_person and target.agent_id is not None and target.token is None and not is_reading
+        if is_doubtful and find_owner_token(client.url):
             await _check_registered(agent_id, client.url)
         await client.connect()
     except NotAuthenticated as error:
         raise NotAuthenticated(f"{error} {_advise(target)}") from error
     except Forbidden as error:
-        raise Forbidden(f"{error} {_advise(target)}" if target.token is not None else str(error)) from error
+        told = _advise(target) if target.token is not None else ""
+        if READING in client.url and target.agent_id is None:
+            told = f"{agent_id} has never joined this network: say with --as as whom to read."
+        raise Forbidden(f"{error} {told}".strip()) from error
     try:
         yield client
         if client.as_of is not None:

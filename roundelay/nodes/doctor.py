@@ -23,13 +23,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from roundelay.app import OWN_MODS, make_rights, raise_file_limit
+from roundelay.app import OWN_MODS, make_rights, make_shared_log, raise_file_limit
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
 from roundelay.network.ledger.files import explain
 from roundelay.network.ledger.log_file import open_database
+from roundelay.network.ledger.shared_log import LogDoubtful
 from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.log_urls import hide_password
 from roundelay.network.mod import load_mods
@@ -57,6 +58,7 @@ Status = Literal["ok", "note", "failed"]
 MIN_FREE_BYTES = 200 * 1024 * 1024
 SLOW_SYNC_MS = 50.0
 MAX_SKEW_S = 5.0
+LOG_TIMEOUT_S = 15.0
 LOCK_TIMEOUT_S = 1.0
 """A node that writes holds up nobody who reads; so a lock that is not given sooner is one that is refused."""
 REMAKE = "Stop the node, delete the file and start it again: it is made anew from the log, which lacks nothing of it."
@@ -110,7 +112,9 @@ async def examine(
             checks += shared
             checks.append(await asyncio.to_thread(check_integrity, config.db, is_index=bool(shared)))
             checks.append(check_retention(config))
-        checks += [check_files(config), check_tls(config), check_page(config), check_secrets(config)]
+        if config.log is not None:
+            checks.append(await ask_shared_log(config.log))
+        checks += [check_files(config), check_tls(config), check_page(config), check_secrets(config, file)]
         checks.append(await check_port(config))
         if config.interop.serve:
             checks.append(await check_gateway(config))
@@ -220,6 +224,29 @@ def check_shared_log(config: NodeConfig) -> list[Checked]:
     return [Checked("shared log", "ok", f"{of}{filling}; log names {log}.", compared)]
 
 
+async def ask_shared_log(url: str) -> Checked:
+    """Whether the log that a node shares answers, and how it keeps what it is given."""
+    name = hide_password(url)
+    try:
+        log = make_shared_log(url)
+        try:
+            async with asyncio.timeout(LOG_TIMEOUT_S):
+                await log.open(is_made=False)
+                told = await log.describe()
+        finally:
+            await log.close()
+    except LogDoubtful:
+        return Checked(
+            "log", "note", f"The servers of {name} answer; the log is not there yet: the first node makes it."
+        )
+    except (RoundelayError, TimeoutError) as error:
+        return Checked("log", "failed", str(error) or f"{name} did not answer within {LOG_TIMEOUT_S:.0f} s.")
+    room = f"{told['bytes'] / 2**20:,.1f} of {told['max_bytes'] / 2**20:,.0f} MiB"
+    return Checked(
+        "log", "ok", f"{name} answers: {told['records']:,} records, {room}, durability {told['durability']}."
+    )
+
+
 def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
     """Whether the file is whole, which reads all of it."""
     began = time.perf_counter()
@@ -303,8 +330,15 @@ def check_page(config: NodeConfig) -> Checked:
     return Checked("page", "ok", f"Browsers reach it by {config.host}.")
 
 
-def check_secrets(config: NodeConfig) -> Checked:
-    """Whether the node's owner alone may read what holds its key, its tokens and its messages."""
+def check_secrets(config: NodeConfig, file: Path | None = None) -> Checked:
+    """Whether the node's owner alone may read what holds its key, its tokens and its messages; ``file`` is its own, which
+    may hold a password."""
+    has_password = (
+        config.log is not None and hide_password(config.log) != config.log and "ROUNDELAY_LOG" not in os.environ
+    )
+    if file is not None and has_password and file.stat().st_mode & 0o077:
+        told = f"{file} holds the password of the shared log, and others may read it."
+        return Checked("secrets", "note", told, f"chmod 600 {file}, or set ROUNDELAY_LOG instead.")
     if exposed := find_exposed(config):
         return Checked("secrets", "note", f"{describe_exposed(exposed)}.")
     return Checked("secrets", "ok", "What holds a key, a token or messages is for its owner alone.")

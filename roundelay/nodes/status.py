@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, Forbidden, UnknownOperation
@@ -40,6 +41,8 @@ async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[s
     gateway, told = await asyncio.gather(
         asyncio.to_thread(describe_gateway, client.url), asyncio.to_thread(read_shared_log, urls)
     )
+    if told and urlsplit(told["url"]).netloc != urlsplit(client.url).netloc:
+        told["shared_log"]["rest_told_by"] = client.url
     return {
         "url": client.url,
         **told,
@@ -80,8 +83,8 @@ def describe_status(status: Mapping[str, Any]) -> list[str]:
     parts = dict(status)
     if (shared := parts.pop("shared_log", None)) is not None:
         told = describe_shared_log(shared)
-        if not shared["leads"] and "rates" in parts:
-            told += "; what stands below is told by the one that leads"
+        if other := shared.get("rest_told_by"):
+            told += f"; what stands below is told by the one that leads, {other}"
         parts = {"url": parts.pop("url"), "shared log": told, **parts}
     figures = parts.pop("figures")
     if "rates" in parts:
@@ -93,6 +96,8 @@ def describe_status(status: Mapping[str, Any]) -> list[str]:
 
 
 def describe_shared_log(shared: Mapping[str, Any]) -> str:
+    if shared["waits"]:
+        return f"{shared['log']}; this node waits: {shared['waits']}"
     log = f"{shared['log']}, durability {shared['durability']}"
     if shared["leads"]:
         return f"{log}; this node leads"

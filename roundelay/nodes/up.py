@@ -15,19 +15,28 @@ import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 from roundelay.app import Node, StoppedWaiting, raise_file_limit, serve
 from roundelay.network.client import NetworkClient
+from roundelay.network.clock import make_token
 from roundelay.network.config import NodeConfig, load_yaml
 from roundelay.network.core.ids import describe_reserved
 from roundelay.network.core.joining import describe_look_alike, hash_token
 from roundelay.network.core.rights import Rights
 from roundelay.network.errors import ConfigError, ConnectError, InternalError, LedgerError, ModError, RoundelayError
-from roundelay.network.home import agent_token, announce_node, home, node_at, saved_tokens
+from roundelay.network.home import (
+    agent_token,
+    announce_node,
+    derive_agent_token,
+    home,
+    node_at,
+    owner_token,
+    saved_tokens,
+)
 from roundelay.network.hub import Hub
 from roundelay.network.hub.memory import keep_what_is_there
 from roundelay.network.ledger.files import explain
@@ -81,12 +90,13 @@ async def run_node(
     check_folder(config.db)
     say = voice.say
     tls, certificate = load_tls(config)
-    with stop_signals() as stopping, suppress(StoppedWaiting):
+    with stop_signals() as stopping, suppress(StoppedWaiting), _Note(config, certificate, say) as note:
+        ours = _Agents(agents, config, say)
 
         async def let_in(hub: Hub, url: str) -> None:
-            await _let_in(hub, reachable_url(url), [spec.id for spec in agents], config.db, say)
+            await ours.let_in(hub, reachable_url(url))
 
-        async with _listening(config, tls, operator_id, let_in, stopping, say) as node:
+        async with _listening(config, tls, operator_id, let_in, note.leave, stopping, say) as node:
             warn_of_few_files(say)
             if exposed := find_exposed(config):
                 say(describe_exposed(exposed))
@@ -96,33 +106,30 @@ async def run_node(
             keep_what_is_there()
             place = {"url": url, "network": node.hub.name, "database": str(config.db), "agents": len(agents)}
             _logger.info("the node listens", extra=place)
-            with _announced(url, config, certificate, say) as tell_gateway:
-                processes: list[KeptProcess] = [
-                    AgentProcess(spec, url, log_level=log_level, voice=voice) for spec in agents
-                ]
-                gateway = None
-                if config.interop.serve:
-                    gateway = GatewayProcess(config, url, log_level=log_level, voice=voice)
-                    processes.append(gateway)
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(process.keep()) for process in processes]
+            processes: list[KeptProcess] = [
+                AgentProcess(spec, url, log_level=log_level, voice=voice) for spec in ours.specs
+            ]
+            gateway = None
+            if config.interop.serve:
+                gateway = GatewayProcess(config, url, log_level=log_level, voice=voice)
+                processes.append(gateway)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(process.keep()) for process in processes]
 
-                    async def announce(line: str) -> None:
-                        if gateway is not None and gateway.is_ready:
-                            tell_gateway(gateway.url)
-                            line += (
-                                f"\n{GATEWAY_READY}{url} is ready on {gateway.url} ({' '.join(config.interop.serve)})"
-                            )
-                        link = None if person_id is None else await _make_link(node.hub, url, person_id, say)
-                        announce_ready(line, link)
+                async def announce(line: str) -> None:
+                    if gateway is not None and gateway.is_ready:
+                        note.tell_gateway(gateway.url)
+                        line += f"\n{GATEWAY_READY}{url} is ready on {gateway.url} ({' '.join(config.interop.serve)})"
+                    link = None if person_id is None else await _make_link(node.hub, url, person_id, say)
+                    announce_ready(line, link)
 
-                    settling = _announce_when_settled(node, config, processes, announce, say)
-                    tasks.append(group.create_task(settling))
-                    input_end = [wait_for_input_end()] if until_input_ends else []
-                    await wait_for_first(stopping.wait(), node.hub.failed.wait(), *input_end)
-                    _logger.info("the node stops", extra={"url": url, "has_failed": node.hub.failed.is_set()})
-                    for task in tasks:
-                        task.cancel()
+                settling = _announce_when_settled(node, config, processes, announce, say)
+                tasks.append(group.create_task(settling))
+                input_end = [wait_for_input_end()] if until_input_ends else []
+                await wait_for_first(stopping.wait(), node.hub.failed.wait(), *input_end)
+                _logger.info("the node stops", extra={"url": url, "has_failed": node.hub.failed.is_set()})
+                for task in tasks:
+                    task.cancel()
             if node.hub.failed.is_set():
                 raise InternalError(
                     "The hub failed, and the log says at what; nothing acknowledged is lost: start the node again."
@@ -136,13 +143,16 @@ async def _listening(
     tls: ssl.SSLContext | None,
     operator_id: str,
     prepare: Callable[[Hub, str], Awaitable[None]],
+    listens: Say,
     stopping: asyncio.Event,
     say: Say,
 ) -> AsyncIterator[Node]:
     """As `serve`; where a node listens already the `ConnectError` says which."""
     async with AsyncExitStack() as stack:
         try:
-            node = await stack.enter_async_context(serve(config, tls=tls, prepare=prepare, stopping=stopping, say=say))
+            node = await stack.enter_async_context(
+                serve(config, tls=tls, prepare=prepare, stopping=stopping, listens=listens, say=say)
+            )
         except ConnectError as error:
             url = listening_url(config)
             if await asyncio.to_thread(read_readiness, url) is None:
@@ -394,28 +404,50 @@ def webhooks_file(config: NodeConfig) -> Path:
     return Path(f"{config.db}.webhooks")
 
 
-async def _let_in(hub: Hub, url: str, agent_ids: Sequence[str], db: Path, say: Say) -> None:
-    """Bind the tokens that the agents have here, before anybody else can use their ids first. Raises `ConfigError`
-    for an id that is taken.
+class _Agents:
+    """The agents that a node runs, and their tokens."""
 
-    Tokens are kept by the hub's address, so an agent has another one on another port: it is let in with that too.
-    """
-    unknown = {}
-    for agent_id in agent_ids:
-        token_hash = hash_token(agent_token(url, agent_id))
-        if hub.state.get("token", token_hash) is None:
-            _check_ours(hub, agent_id, db)
-            unknown[agent_id] = token_hash
-    for agent_id in unknown:
-        if hub.state.participant(agent_id) is None and not hub.state.has_token(agent_id):
+    def __init__(self, specs: Sequence[AgentSpec], config: NodeConfig, say: Say) -> None:
+        self.specs = list(specs)
+        self._config = config
+        self._say = say
+
+    async def let_in(self, hub: Hub, url: str) -> None:
+        """Bind the tokens that the agents have here, before anybody else can use their ids first. An id that is somebody
+        else's raises `ConfigError`; a node of several leads all the same, and does not run that one.
+
+        Tokens are kept by the hub's address, so an agent has another one on another port: it is let in with that too. At
+        each node that shares a log it has also one that is made of the owner's token, so that the others may run it.
+        """
+        for spec in list(self.specs):
+            try:
+                await self._let_in(hub, url, spec.id)
+            except ConfigError as error:
+                if self._config.log is None:
+                    raise
+                self._say(f"{error} This node leads without {spec.id}.")
+                self.specs.remove(spec)
+
+    async def _let_in(self, hub: Hub, url: str, agent_id: str) -> None:
+        tokens = []
+        if self._config.log is not None:
+            tokens.append(derive_agent_token(owner_token(self._config.db), agent_id))
+        tokens.insert(0, agent_token(url, agent_id, (lambda: tokens[0]) if tokens else make_token))
+        hashes = dict.fromkeys(map(hash_token, tokens))
+        unknown = [it for it in hashes if hub.state.get("token", it) is None]
+        if len(unknown) == len(hashes):
+            _check_ours(hub, agent_id, self._config)
+        if unknown and hub.state.participant(agent_id) is None and not hub.state.has_token(agent_id):
             passes_for = describe_reserved(agent_id, hub.mod_ids) or describe_look_alike(hub.state, agent_id)
             if passes_for is not None:
-                say(f"Warning: the agent {agent_id} {passes_for}: people and models may take its words for another's.")
-    if unknown:
-        await hub.bind_tokens(unknown)
+                self._say(
+                    f"Warning: the agent {agent_id} {passes_for}: people and models may take its words for another's."
+                )
+        for it in unknown:
+            await hub.bind_tokens({agent_id: it})
 
 
-def _check_ours(hub: Hub, agent_id: str, db: Path) -> None:
+def _check_ours(hub: Hub, agent_id: str, config: NodeConfig) -> None:
     """Raises `ConfigError` if somebody else has an id: a participant that is no agent, or whoever holds a token
     that this user has not."""
     participant = hub.state.participant(agent_id)
@@ -423,31 +455,45 @@ def _check_ours(hub: Hub, agent_id: str, db: Path) -> None:
         raise ConfigError(f"Agent {agent_id}: the network knows {agent_id} as {participant.kind}; choose another id.")
     valid = {key for key, token in hub.state.tokens(agent_id).items() if not token.revoked}
     if valid and valid.isdisjoint(hash_token(token) for token in saved_tokens(agent_id)):
+        way = (
+            f" --db {config.db}, and start again"
+            if config.log is None
+            else ", while this node leads, and start it again"
+        )
         raise ConfigError(
             f"Agent {agent_id}: its id is bound to a token that is not among yours ({home() / 'tokens'}). Who holds "
             f"that joins as {agent_id}. "
-            f"If nobody should, or it is lost: roundelay token revoke {agent_id} --db {db}, and start again. If "
+            f"If nobody should, or it is lost: roundelay token revoke {agent_id}{way}. If "
             f"somebody else runs {agent_id} by right, "
             "take it out of `agents`."
         )
 
 
-@contextmanager
-def _announced(url: str, config: NodeConfig, certificate: str, say: Say) -> Iterator[Callable[[str], None]]:
-    """Leave the note by which commands on this machine find the node, as long as it runs; gives what adds the gateway's
-    address to it."""
-    note = None
+class _Note:
+    """The note by which commands on this machine find the node, as long as it listens."""
 
-    def leave(gateway: str) -> None:
-        nonlocal note
+    def __init__(self, config: NodeConfig, certificate: str, say: Say) -> None:
+        self._owner = Path(f"{config.db}.owner")
+        self._certificate = certificate
+        self._say = say
+        self._url = ""
+        self._path: Path | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def leave(self, url: str) -> None:
+        self._url = reachable_url(url)
+        self.tell_gateway("")
+
+    def tell_gateway(self, gateway: str) -> None:
+        """Leave it with the gateway's address."""
         try:
-            note = announce_node(url, Path(f"{config.db}.owner"), certificate=certificate, gateway=gateway)
+            self._path = announce_node(self._url, self._owner, certificate=self._certificate, gateway=gateway)
         except OSError as error:
-            say(f"No note of this node could be left ({error.strerror}: {error.filename}); commands need --url {url}")
-
-    leave("")
-    try:
-        yield leave
-    finally:
-        if note is not None:
-            note.unlink(missing_ok=True)
+            told = f"{error.strerror}: {error.filename}"
+            self._say(f"No note of this node could be left ({told}); commands need --url {self._url}")

@@ -45,6 +45,7 @@ class ClusterNode:
     def __init__(self, folder: Path, name: str, log: str) -> None:
         self.name, self.db, self.port = name, folder / f"{name}.db", free_port()
         self.log = log
+        self.environment = dict[str, str]()
         self.process: asyncio.subprocess.Process | None = None
         folder.mkdir(exist_ok=True)
         owner = self.db.with_name(f"{self.db.name}.owner")
@@ -70,7 +71,11 @@ class ClusterNode:
         ]
         with self.db.with_suffix(".out").open("ab") as out:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "roundelay", *command, stdout=out, stderr=out, cwd=self.db.parent
+                *(sys.executable, "-m", "roundelay", *command),
+                stdout=out,
+                stderr=out,
+                cwd=self.db.parent,
+                env={**os.environ, **self.environment},
             )
 
     def tell(self, number: int) -> None:
@@ -421,9 +426,9 @@ async def follows(node: ClusterNode) -> None:
     await says(node, "this one follows")
 
 
-async def says(node: ClusterNode, what: str) -> None:
+async def says(node: ClusterNode, what: str, times: int = 1) -> None:
     async with asyncio.timeout(30):
-        while what not in node.db.with_suffix(".out").read_text():  # noqa: ASYNC110 (a file tells nobody)
+        while node.db.with_suffix(".out").read_text().count(what) < times:  # noqa: ASYNC110 (a file tells nobody)
             await asyncio.sleep(0.05)
 
 

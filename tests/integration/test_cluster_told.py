@@ -13,9 +13,10 @@ from typing import Any
 
 from roundelay.app import Network
 from roundelay.nodes.hub_http import get_from_hub
-from tests.crash.test_takeovers import OWNER, ClusterNode, find_leader, follows, join, running
+from tests.crash.test_takeovers import OWNER, ClusterNode, find_leader, follows, join, running, says
 from tests.support.command import invoke
 from tests.support.nats import NatsServer, nats_server
+from tests.support.node import Node
 
 
 @asynccontextmanager
@@ -70,7 +71,8 @@ async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_
             pass
         shown = json.loads((await status(leader, "--json")).out)
         assert shown["shared_log"].pop("answered_s") < 10
-        assert shown["shared_log"] == {"leads": True, "leader": "", "behind": 0, "log": "lab", "durability": "full"}
+        expected = {"leads": True, "leader": "", "behind": 0, "log": "lab", "durability": "full", "waits": ""}
+        assert shown["shared_log"] == expected
         assert shown["figures"]["log_leading"] == 1
         assert re.search(
             "^shared log +lab, durability full; this node leads$", (await status(leader)).out, re.MULTILINE
@@ -84,7 +86,7 @@ async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_
         await server.kill9()
         await leader.end()  # and nobody can claim its place
         alone = await status(follower, code=3)
-        assert "this node follows" in alone.out
+        assert re.search("this node (follows|waits: the log does not answer)", alone.out)
         assert "commits" not in alone.out
         assert f"No hub answers at {leader.url}" in alone.err
         shown = json.loads((await status(follower, "--url", f"{leader.url},{follower.url}", "--json", code=3)).out)
@@ -93,6 +95,8 @@ async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_
         async with asyncio.timeout(20):
             while read_figures(await get(follower, "/metrics"))["log_age_seconds"] < 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
+        assert await told_by(follower, "waiting") == "waiting, the log does not answer, log lab"
+        assert "lab; this node waits: the log does not answer" in (await status(follower, code=3)).out
 
 
 async def test_doctor_tells_of_which_log_a_file_is_an_index_and_what_its_damage_means(tmp_path: Path) -> None:
@@ -102,6 +106,10 @@ async def test_doctor_tells_of_which_log_a_file_is_an_index_and_what_its_damage_
             await find_leader([made])
             async with join([made], "mia") as mia:
                 await mia.send_text("mia", "hello")
+        await doctor_tells(tmp_path, server, made)
+
+
+async def doctor_tells(tmp_path: Path, server: NatsServer, made: ClusterNode) -> None:
     nodes = {"ROUNDELAY_DB": str(made.db), "ROUNDELAY_PORT": "0"}
     log = f"nats://me:hush@{server.hosts}/lab"
 
@@ -110,7 +118,11 @@ async def test_doctor_tells_of_which_log_a_file_is_an_index_and_what_its_damage_
         assert "hush" not in done.out
         return {it["name"]: it for it in json.loads(done.out)["checks"]}
 
-    found = (await look(ROUNDELAY_LOG=log))["shared log"]
+    checks = await look(ROUNDELAY_LOG=log)
+    assert re.search(r"answers: \d+ records, 0\.0 of 10,240 MiB, durability replicated", checks["log"]["detail"])
+    missing = (await look(ROUNDELAY_LOG=log.replace("/lab", "/lap")))["log"]
+    assert (missing["status"], "is not there yet" in missing["detail"]) == ("note", True)
+    found = checks["shared log"]
     told = (
         r"a\.db is an index of the shared log of the network lab \(epoch \S+\), up to record \d+; log names nats://127"
     )
@@ -132,3 +144,89 @@ async def test_doctor_tells_of_which_log_a_file_is_an_index_and_what_its_damage_
     assert "shared log" not in await look()
     refused = (await look(1, ROUNDELAY_LOG=log))["shared log"]
     assert "has a history of its own" in refused["detail"]
+    await server.kill9()
+    away = (await look(1, ROUNDELAY_LOG=log))["log"]
+    assert (away["status"], "can be reached" in away["detail"]) == ("failed", True)
+
+
+# --- nodes as on machines of their own
+
+
+def output(node: ClusterNode) -> str:
+    return node.db.with_suffix(".out").read_text()
+
+
+async def test_the_next_node_runs_the_agents_that_both_declare_with_nothing_copied_but_the_owners_token(
+    tmp_path: Path,
+) -> None:
+    async with nats_server(tmp_path / "nats") as server:
+        made = [ClusterNode(tmp_path / name, name, server.url("lab")) for name in "ab"]
+        for node in made:
+            node.environment = {"ROUNDELAY_HOME": str(node.db.parent / "home")}
+            for agent_id in ("desk", *(["taken"] if node is made[1] else [])):
+                (node.db.parent / f"{agent_id}.yaml").write_text(
+                    f"id: {agent_id}\ninstruction: x\nmodel: {{rules: [{{do: [{{say: hello}}]}}]}}\n"
+                )
+            names = "desk.yaml" if node is made[0] else "desk.yaml, taken.yaml"
+            (node.db.parent / "node.yaml").write_text(f"agents: [{names}]\n")
+        first, second = made
+        try:
+            await first.start("node.yaml", "--no-web")
+            await find_leader([first])
+            assert "was empty: a new network begins in it" in output(first)
+            await second.start("node.yaml", "--no-web")
+            await follows(second)
+            assert "a new network begins" not in output(second)
+            stranger = await Node(first.url, OWNER).agent("taken")
+            async with join(made, "mia") as mia, asyncio.timeout(60):
+                answers = mia.deliveries()
+
+                async def ask() -> str | None:
+                    await mia.send_text("desk", "hello?")
+                    async for delivery in answers:
+                        if delivery.message.sender_id == "desk":
+                            return delivery.message.text
+                    return None
+
+                assert await ask() == "hello"
+                await first.end()
+                await find_leader([second])
+                await says(second, "agents desk)")
+                assert await ask() == "hello"
+            assert "This node leads without taken." in output(second)
+            assert re.search("taken.* is not among yours", output(second)), output(second)
+            await stranger.close()
+            where = {"ROUNDELAY_HOME": str(second.db.parent / "home")}
+            assert "desk" in (await invoke("threads", "--url", f"{first.url},{second.url}", **where)).out
+        finally:
+            for node in made:
+                await node.end()
+
+
+async def test_commands_on_the_machine_of_a_follower_need_no_token_and_a_wrong_owner_is_told(tmp_path: Path) -> None:
+    async with nats_server(tmp_path / "nats") as server:
+        leader, follower = (ClusterNode(tmp_path / name, name, server.url("lab")) for name in "ab")
+        for node in (leader, follower):
+            node.environment = {"ROUNDELAY_HOME": str(node.db.parent / "home")}
+        follower.db.with_name("b.db.owner").unlink()
+        async with running([leader]):
+            await find_leader([leader])
+            async with join([leader], "mia") as mia:
+                await mia.send_text("mia", "hello")
+            async with running([follower]):
+                await follows(follower)
+                await says(follower, "The owner's token of this node is not that of the node that leads")
+                await follower.end()
+                follower.db.with_name("b.db.owner").write_text(f"{OWNER}\n")
+                await follower.start()
+                await says(follower, "this one follows", times=2)
+                await told_by(follower, f"following 127.0.0.1:{leader.port}")
+                home = {"ROUNDELAY_HOME": str(follower.db.parent / "home")}
+                done = await invoke("threads", "--url", f"{follower.url}?read_only=1", "--as", "mia", **home)
+                assert "mia" in done.out
+                assert "Read at a node that follows" in done.err
+                refused = await invoke("threads", "--url", f"{follower.url}?read_only=1", code=1, **home)
+                assert "say with --as as whom to read" in refused.err
+                asked = await invoke("web", "--url", follower.url, "--as", "mia", code=1, **home)
+                assert f"The node at {leader.url} shows no page" in asked.err, "a link is made for where it is good"
+        assert output(follower).count("The owner's token of this node is not that of") == 1
