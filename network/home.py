@@ -9,6 +9,7 @@ import base64
 import hmac
 import ipaddress
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,8 @@ from .clock import make_token
 from .durable_files import describe_os_error, make_folder, open_private, save_new, sync
 from .errors import ConfigError
 
-DEFAULT_URL = "ws://127.0.0.1:8700/"
+DEFAULT_PORT = 8700
+DEFAULT_URL = f"ws://127.0.0.1:{DEFAULT_PORT}/"
 CONNECT_TIMEOUT_S = 20.0
 """Twice what a hub gives a newcomer until its hello: what is slow there has answered by then."""
 
@@ -45,6 +47,16 @@ class RunningNode(Struct, frozen=True):
         except PermissionError:
             return True
         return True
+
+
+def expand_url(url: str) -> str:
+    """The addresses of one network's nodes, with commas between them: ``roundelay://A,B:8701/`` is short for
+    ``ws://A:8700/,ws://B:8701/``, ``roundelays://`` for those with ``wss://``. What is neither stays as it is."""
+    found = re.fullmatch(r"roundelay(s?)://([^/?#\s]+)/?", url)
+    if found is None:
+        return url
+    hosts = [it if re.search(r":\d+$", it) else f"{it}:{DEFAULT_PORT}" for it in found[2].split(",")]
+    return ",".join(f"ws{found[1]}://{it}/" for it in hosts)
 
 
 def home() -> Path:

@@ -19,7 +19,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from roundelay.network.addresses import agent_address, channel_address, mod_address, name_of, thread_parties
 from roundelay.network.clock import Clock, NewId, ordered_id, system_clock
-from roundelay.network.errors import ConnectError, InvalidArguments, RoundelayError, UnknownRecipient
+from roundelay.network.errors import ConfigError, ConnectError, InvalidArguments, RoundelayError, UnknownRecipient
 from roundelay.network.frames import (
     PROTOCOL_VERSION,
     CallFrame,
@@ -30,7 +30,7 @@ from roundelay.network.frames import (
     SignalFrame,
     encode,
 )
-from roundelay.network.home import CONNECT_TIMEOUT_S, find_connect_timeout_s, find_token, find_url
+from roundelay.network.home import CONNECT_TIMEOUT_S, expand_url, find_connect_timeout_s, find_token, find_url
 from roundelay.network.messages import DirectMessage, ModMessage, message_from_wire
 
 from .acks import Acks, Delivery
@@ -61,8 +61,9 @@ _LEFT = (
 class NetworkClient:
     """One participant's session, kept alive. Use as ``async with NetworkClient("alice") as client``.
 
-    Without ``url``, the node of this machine is found; several, with commas between them, are nodes of one network, of
-    which one serves at a time; where one says that another one leads, this ``goes_to_leader``. Without ``token``, an
+    Without ``url``, the node of this machine is found; several, as ``urls``, with commas between them or as
+    ``roundelay://A,B/``, are nodes of one network, of which one serves at a time; where one says that another one leads, this
+    ``goes_to_leader``. Without ``token``, an
     agent's is made and saved, and a person or service joins with the owner's token of the node on this machine.
     ``resume`` starts delivery at the client's own cursor. Methods that send raise the `RoundelayError` that the hub
     answered; while the connection is down they wait, or, with ``reconnect=False``, raise `ConnectError`. ``new_id``
@@ -81,6 +82,7 @@ class NetworkClient:
         agent_id: str,
         url: str | None = None,
         *,
+        urls: Sequence[str] | None = None,
         kind: Literal["agent", "human", "service"] | None = "agent",
         token: str | None = None,
         role: Literal["observer", "reactor"] = "observer",
@@ -99,7 +101,9 @@ class NetworkClient:
         self._kind: Literal["agent", "human", "service"] | None = kind
         self._deliver = deliver
         self.clock = clock
-        named = url or (find_url() if transport is None else "")
+        if url is not None and urls is not None:
+            raise ConfigError("Give NetworkClient a url or urls, not both.")
+        named = expand_url(url or ",".join(urls or ()) or (find_url() if transport is None else ""))
         self._named = named
         self._token = token
         self._role: Literal["observer", "reactor"] = role

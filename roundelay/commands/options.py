@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
+from roundelay.network.home import expand_url
 from roundelay.terminal.connection import READER_ID, login_id
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Conte
 
 def check_url(value: str) -> str:
     """An address of a hub, or several of one network with commas between them; what is none is wrong usage."""
+    value = expand_url(value)
     if "," in value:
         return ",".join(check_url(it) for it in value.split(","))
     try:
@@ -70,7 +72,10 @@ def check_url(value: str) -> str:
     except ValueError:
         is_url = False
     if not is_url:
-        raise click.BadParameter(f"{value!r} is no address of a hub; write ws://HOST:PORT/ or wss://HOST:PORT/.")
+        raise click.BadParameter(
+            f"{value!r} is no address of a hub; write ws://HOST:PORT/, wss://HOST:PORT/, or "
+            "roundelay://HOST,HOST/ for the nodes of one network."
+        )
     return value
 
 

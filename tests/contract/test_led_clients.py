@@ -15,8 +15,10 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
+from roundelay.commands.options import check_url
 from roundelay.network.client import NetworkClient
-from roundelay.network.errors import ConnectError
+from roundelay.network.errors import ConfigError, ConnectError
+from roundelay.network.home import expand_url
 from roundelay.network.tls import server_context
 from tests.support.certificates import make_certificate
 from tests.support.node import running_node
@@ -149,3 +151,43 @@ async def test_nodes_that_name_each_other_hold_nobody() -> None:
             async with NetworkClient("mia", f"{url},ws://127.0.0.1:1/", kind="human", token="t", reconnect=False):
                 pass
         assert len(asked) <= 2
+
+
+# --- several addresses
+
+
+@pytest.mark.parametrize(
+    ("short", "meant"),
+    [
+        ("roundelay://a,b:8701,[::1]/", "ws://a:8700/,ws://b:8701/,ws://[::1]:8700/"),
+        ("roundelays://hub.example.org", "wss://hub.example.org:8700/"),
+        ("ws://a:1/,ws://b:2/", "ws://a:1/,ws://b:2/"),
+        ("roundelay://a/b", "roundelay://a/b"),
+        ("roundelay:///", "roundelay:///"),
+    ],
+)
+def test_a_network_of_several_nodes_has_a_short_address(short: str, meant: str) -> None:
+    assert expand_url(short) == meant
+    if meant != short:
+        assert check_url(short) == meant
+
+
+async def test_of_several_addresses_the_client_says_which_one_serves_and_brings_the_same_token_to_each() -> None:
+    async with running_node() as node, follower("") as (url, _):
+        host = node.url.removeprefix("ws://").rstrip("/")
+        other = url.removeprefix("ws://").rstrip("/")
+        for named in (
+            {"url": f"roundelay://{other},{host}/"},
+            {"urls": [node.url, url]},
+            {"url": f"{url},{node.url}"},
+            {"url": node.url},
+        ):
+            async with NetworkClient("ann", **named) as ann:  # type: ignore[arg-type]
+                assert ann.url == node.url
+                assert (await ann.send_text("ann", "here")).seq
+        with pytest.raises(ConfigError, match="not both"):
+            NetworkClient("ann", url, urls=[url])
+        async with follower("") as (third, _):
+            with pytest.raises(ConnectError, match=f"Tried before: {url}"):
+                async with NetworkClient("ann", f"{url},{third}", reconnect=False):
+                    pass

@@ -190,7 +190,7 @@ export class Client {
     const instance = options.instance ?? (isReactor ? newId() : undefined);
     const { kind, role = "observer", fence, card, deliver } = options;
     this.#connection = new Connection({
-      url: options.url,
+      url: expandUrl(options.url),
       agentId: options.agentId,
       ...given("token", options.token),
       ...given("newToken", options.newToken),
@@ -357,7 +357,7 @@ export class Client {
       });
       signal?.addEventListener("abort", onAbort);
       try {
-        for (const it of url.split(",")) checkAddress(it); // before one of them is tried, as a later one is opened where nobody would catch it
+        for (const it of expandUrl(url).split(",")) checkAddress(it); // before one of them is tried, as a later one is opened where nobody would catch it
         this.#connection.connect((event) => this.#take(event));
       } catch (error) {
         end(new ConnectError("closed", `${url} is no URL of a hub: write ws://HOST:PORT/ (${error}).`));
@@ -459,6 +459,13 @@ export class Client {
   #wakeReaders(): void {
     for (const wake of [...this.#readers]) wake();
   }
+}
+
+/** `roundelay://A,B:8701/` is short for `ws://A:8700/,ws://B:8701/`, `roundelays://` for those with `wss://`. */
+function expandUrl(url: string): string {
+  const [, s = "", hosts] = /^roundelay(s?):\/\/([^/?#\s]+)\/?$/.exec(url) ?? [];
+  if (hosts === undefined) return url;
+  return hosts.split(",").map((it) => `ws${s}://${/:\d+$/.test(it) ? it : `${it}:8700`}/`).join(",");
 }
 
 /** Throw at what no WebSocket takes. */

@@ -152,7 +152,8 @@ test("of several addresses the one that serves is found at once, also when that 
       say(JSON.stringify(WELCOME));
       leave = () => socket.destroy();
     });
-  const url = [waiting, await serving(1), "ws://127.0.0.1:1/", await serving(2)].join();
+  const all = [waiting, await serving(1), "ws://127.0.0.1:1/", await serving(2)];
+  const url = `roundelay://${all.map((it) => it.replace(/^ws:\/\/|\/$/g, "")).join()}/`;
   const client = await connect({ url, agentId: "ann", token: "t", connectTimeoutMs: 10_000 });
   assert.deepEqual(came, [1]);
   const isBack = once(client, "state", (it) => it.state === "online");
