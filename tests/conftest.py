@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from roundelay.network.ledger import unplaced
+from tests.support import forks
 from tests.support.counts import note, pytest_terminal_summary
 
 __all__ = ["note", "pytest_terminal_summary"]
@@ -31,6 +32,10 @@ settings.load_profile("steady")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked `full`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    forks.is_forking = not config.getoption("--full")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -19,6 +19,7 @@ from unittest.mock import patch
 from click.testing import CliRunner
 
 from roundelay.cli import main
+from tests.support.forks import Forked, start_roundelay
 
 TIMEOUT_S = 60.0
 """For one line, or one short command; a machine under load starts Python slowly."""
@@ -88,7 +89,7 @@ def _call(arguments: list[str], stdin: str | bytes, cwd: Path, environment: Mapp
 class Command:
     """A command under way. ``lines`` and ``errors`` is what it has printed; waiting for a line looks there first, from the last one on."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | Forked) -> None:
         self.process = process
         self.lines: list[str] = []
         self.errors: list[str] = []
@@ -187,15 +188,7 @@ async def command(*arguments: str | Path, cwd: Path | None = None, **environment
 
 async def _start(
     arguments: tuple[str | Path, ...], cwd: Path | None, environment: Mapping[str, str]
-) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "roundelay",
-        *map(str, arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=cwd,
-        env={**os.environ, **environment},
-    )
+) -> asyncio.subprocess.Process | Forked:
+    pipe = asyncio.subprocess.PIPE
+    env = {**os.environ, **environment}
+    return await start_roundelay(*arguments, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd, env=env)

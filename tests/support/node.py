@@ -12,7 +12,6 @@ import json
 import os
 import re
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from typing import Any, Literal, Self
 
 from roundelay.app import serve
 from roundelay.network.config import NodeConfig, Quota
+from tests.support.forks import Forked, start_roundelay
 from tests.support.wire import WireSession, make_token
 
 Durability = Literal["full", "normal", "memory"]
@@ -141,7 +141,7 @@ class ProcessNode(Node):
         self._env = env
         self._durability = durability
         self._limits = dict(limits)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | Forked | None = None
         self._output: asyncio.Task[bytes] | None = None
 
     @classmethod
@@ -193,14 +193,14 @@ class ProcessNode(Node):
         await self._spawn()
 
     async def _spawn(self) -> None:
-        command = [sys.executable, "-m", "roundelay", "up"]
+        command = ["up"]
         if self._limits:
             config = self.db.with_suffix(".yaml")
             config.write_text(json.dumps({"limits": self._limits}))  # JSON is YAML too
             command.append(str(config))
         port = self.url.rstrip("/").rpartition(":")[2] if self.keeps_port else "0"
         command += ["--host", "127.0.0.1", "--port", port, "--db", str(self.db), "--durability", self._durability]
-        self._process = await asyncio.create_subprocess_exec(
+        self._process = await start_roundelay(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=self.db.parent,
             env={**os.environ, **(self._env or {})},
         )  # fmt: skip

@@ -10,7 +10,6 @@ import pty
 import re
 import signal
 import struct
-import sys
 import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,11 +17,13 @@ from pathlib import Path
 
 import pyte
 
+from tests.support.forks import Forked, start_roundelay
+
 
 class Terminal:
     """A chat on a pseudo-terminal. ``raw`` is everything that it wrote there, ``screen`` what stands on the screen."""
 
-    def __init__(self, descriptor: int, process: asyncio.subprocess.Process, columns: int) -> None:
+    def __init__(self, descriptor: int, process: asyncio.subprocess.Process | Forked, columns: int) -> None:
         self.process = process
         self.raw = ""
         self._screen = pyte.Screen(columns, 24)
@@ -107,10 +108,8 @@ async def command_at_terminal(
     """A command at a terminal, from when it shows this until the block ends."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "roundelay", *arguments,
-        stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env={**os.environ, "TERM": "xterm"},
-    )  # fmt: skip
+    env = {**os.environ, "TERM": "xterm"}
+    process = await start_roundelay(*arguments, stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env=env)
     terminal = Terminal(ours, process, columns)
     try:
         await terminal.shows(shows)

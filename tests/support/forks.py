@@ -1,0 +1,310 @@
+"""Processes of ``python -m roundelay`` that begin where the imports end: `start_roundelay`, called as `asyncio.create_subprocess_exec` is.
+
+Some 600 are started by the tests, and half a node's life was spent importing what the one before had imported. So each
+worker keeps one process that has imported what most commands load and then only forks: each child is given its own
+arguments, environment, folder and streams, runs ``roundelay.__main__`` and leaves as any Python does; it can be killed, and
+shares nothing that is written. What only the start of an interpreter shows is shown by `test_start_up.py`, by
+`test_each_command.py`, by whatever starts ``sys.executable`` itself, and by ``--full``, in which nothing is forked.
+
+The text of this file is also the program of the process that forks: it imports nothing of the tests.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import atexit
+import gc
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+PRELOADED = (
+    "roundelay.agents.models.openai_model",
+    "roundelay.agents.runner",
+    "roundelay.agents.team",
+    "roundelay.app",
+    "roundelay.cli",
+    "roundelay.nodes.run_agents",
+    "roundelay.nodes.up",
+    "roundelay.runs.lists",
+    "roundelay.runs.source",
+    "roundelay.terminal.converse",
+    "roundelay.terminal.prompt",
+    "uvloop",
+)
+OF_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "LD_", "MALLOC_", "OPENSSL_")
+"""Variables that are read before any code of ours: who wants others than the tests have gets a process of its own."""
+
+is_forking = True
+"""Whether anything is forked; `conftest.py` says no under ``--full``."""
+
+
+async def start_roundelay(
+    *arguments: str | Path,
+    stdin: int | IO[Any] | None = None,
+    stdout: int | IO[Any] | None = None,
+    stderr: int | IO[Any] | None = None,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> asyncio.subprocess.Process | Forked:
+    """A process of ``python -m roundelay``."""
+    environment = dict(os.environ if env is None else env)
+    if not is_forking or _of_the_start(environment) != _of_the_start(os.environ):
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "roundelay", *arguments),
+            stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=environment,
+        )  # fmt: skip
+    return await Forked.start(list(map(str, arguments)), (stdin, stdout, stderr), str(cwd or Path.cwd()), environment)
+
+
+def _of_the_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(OF_THE_START)}
+
+
+class Forked(asyncio.Protocol):
+    """What `asyncio.subprocess.Process` is to one who started it. It is told here by the process that forks, its parent:
+    first the number of the process, later the code with which it ended."""
+
+    def __init__(self) -> None:
+        self.stdin: asyncio.StreamWriter | None = None
+        self.stdout: asyncio.StreamReader | None = None
+        self.stderr: asyncio.StreamReader | None = None
+        self.returncode: int | None = None
+        self._told = b""
+        loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[int] = loop.create_future()
+        self._ended: asyncio.Future[None] = loop.create_future()
+
+    @classmethod
+    async def start(
+        cls, arguments: list[str], streams: tuple[int | IO[Any] | None, ...], cwd: str, environment: dict[str, str]
+    ) -> Forked:
+        loop = asyncio.get_running_loop()
+        forked = cls()
+        ours, theirs, lent = {}, [], []
+        for number, stream in enumerate(streams):
+            if stream == subprocess.PIPE:
+                reading, writing = os.pipe()
+                ours[number], end = (writing, reading) if number == 0 else (reading, writing)
+                lent.append(end)
+            elif stream == subprocess.DEVNULL:
+                end = os.open(os.devnull, os.O_RDWR)
+                lent.append(end)
+            elif stream == subprocess.STDOUT:
+                end = theirs[1]
+            elif stream is None:
+                end = number
+            else:
+                end = stream if isinstance(stream, int) else stream.fileno()
+            theirs.append(end)
+        telling, told = os.pipe()
+        lent.append(told)
+        try:
+            _find_server().sendmsg(
+                [json.dumps({"arguments": arguments, "cwd": cwd, "environment": environment}).encode()],
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [*theirs, told]))],
+            )
+        finally:
+            for end in lent:
+                os.close(end)
+        await loop.connect_read_pipe(lambda: forked, os.fdopen(telling, "rb", 0))
+        if 0 in ours:
+            transport, protocol = await loop.connect_write_pipe(
+                lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(ours[0], "wb", 0)
+            )
+            forked.stdin = asyncio.StreamWriter(transport, protocol, None, loop)
+        if 1 in ours:
+            forked.stdout = await _read_from(ours[1])
+        if 2 in ours:
+            forked.stderr = await _read_from(ours[2])
+        await forked._started
+        return forked
+
+    @property
+    def pid(self) -> int:
+        return self._started.result()
+
+    async def wait(self) -> int:
+        await asyncio.shield(self._ended)
+        assert self.returncode is not None
+        return self.returncode
+
+    async def communicate(self, input: bytes | None = None) -> tuple[bytes, bytes]:  # noqa: A002 - its name at Process
+        out, err, _ = await asyncio.gather(_read_all(self.stdout), _read_all(self.stderr), self._feed(input))
+        await self.wait()
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is not None:
+            raise ProcessLookupError
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def data_received(self, data: bytes) -> None:
+        self._told += data
+        pid, newline, code = self._told.partition(b"\n")
+        if newline and not self._started.done():
+            self._started.set_result(int(pid))
+        if code.endswith(b"\n"):
+            self.returncode = int(code)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        gone = ConnectionError("the process that forks has ended")
+        if not self._started.done():
+            self._started.set_exception(gone)
+        elif self.returncode is None:
+            self._ended.set_exception(gone)
+        else:
+            self._ended.set_result(None)
+
+    async def _feed(self, data: bytes | None) -> None:
+        if self.stdin is None:
+            return
+        try:
+            self.stdin.write(data or b"")
+            await self.stdin.drain()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended, or reads no further
+        self.stdin.close()
+
+
+async def _read_from(descriptor: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0)
+    )
+    return reader
+
+
+async def _read_all(reader: asyncio.StreamReader | None) -> bytes:
+    return b"" if reader is None else await reader.read()
+
+
+_server: socket.socket | None = None
+
+
+def _find_server() -> socket.socket:
+    """The line to this worker's process that forks, which is started when it is first asked for."""
+    global _server
+    if _server is None:
+        _server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        program = Path(__file__).read_text(encoding="utf-8")
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(theirs.fileno())], pass_fds=[theirs.fileno()], cwd="/",
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        theirs.close()
+
+        def end(line: socket.socket = _server) -> None:
+            line.close()
+            process.wait()
+
+        atexit.register(end)
+    return _server
+
+
+# -- the process that forks
+
+
+def _serve(line: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request, and tell who asked how it ended. Returns the request in each child, and None when nobody
+    asks any more."""
+    running: dict[int, int] = {}
+    waking, woken = socket.socketpair()
+    waking.setblocking(False)
+    woken.setblocking(False)
+    signal.set_wakeup_fd(waking.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with selectors.DefaultSelector() as selector:
+        selector.register(line, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is woken:
+                    woken.recv(4096)
+                    _tell_ended(running)
+                    continue
+                request, descriptors, _, _ = socket.recv_fds(line, 1 << 20, 4)
+                if not request:
+                    return None
+                *streams, told = descriptors
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
+                    for number, stream in enumerate(streams):
+                        os.dup2(stream, number)
+                    return dict(json.loads(request))
+                running[pid] = told
+                os.write(told, b"%d\n" % pid)
+                for stream in streams:
+                    os.close(stream)
+
+
+def _tell_ended(running: dict[int, int]) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        told = running.pop(pid)
+        try:
+            os.write(told, b"%d\n" % os.waitstatus_to_exitcode(status))
+        except BrokenPipeError:
+            pass  # who asked has gone
+        os.close(told)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Leave nothing of the process that forks but what it has imported."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    sys.path[0] = request["cwd"]
+    sys.argv[:] = ["-m", *request["arguments"]]
+    sys.orig_argv[:] = [sys.executable, "-m", "roundelay", *request["arguments"]]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        was = getattr(sys, name)
+        stream = open(  # noqa: SIM115 - for the whole life of the process
+            number, "w" if number else "r", encoding=was.encoding, errors=was.errors, closefd=False,
+            buffering=1 if number == 2 or os.isatty(number) else -1,
+        )  # fmt: skip
+        if number:
+            stream.reconfigure(write_through=was.write_through)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    gc.enable()
+
+
+def _main(descriptor: int) -> None:
+    for module in PRELOADED:
+        __import__(module)
+    assert len(os.listdir("/proc/self/task")) == 1, "what was imported has started threads, which no child would have"
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    request = _serve(socket.socket(fileno=descriptor))
+    if request is not None:
+        _become(request)
+        runpy.run_module("roundelay", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]))
