@@ -33,6 +33,7 @@ class Redelivery:
         self._outage = outage
         self._loop = asyncio.get_running_loop()
         self._timers: dict[tuple[str, int], asyncio.TimerHandle] = {}
+        """The newest of each, until its attempt goes out: one that was overtaken while its row was read brings nothing."""
 
     def forget(self) -> None:
         """Drop every timer: the state is loaded anew."""
@@ -75,18 +76,21 @@ class Redelivery:
         return attempt is not None and attempt.is_revived and attempt.failures == 0
 
     def _redeliver(self, agent_id: str, seq: int, attempt: int) -> None:
-        self._timers.pop((agent_id, seq), None)
-        self._outlet.spawn(self._redeliver_row(agent_id, seq, attempt))
+        self._outlet.spawn(self._redeliver_row(agent_id, seq, attempt, self._timers[agent_id, seq]))
 
-    async def _redeliver_row(self, agent_id: str, seq: int, attempt: int) -> None:
+    async def _redeliver_row(self, agent_id: str, seq: int, attempt: int, timer: asyncio.TimerHandle) -> None:
         try:
             row = (await self._ledger.messages([seq])).get(seq)
         except LedgerError as error:
             self._outage.fail(error, f"{agent_id}/{seq}")
-            self.retry(agent_id, seq, attempt, self._now() + REREAD_AFTER_MS)
+            if self._timers.get((agent_id, seq)) is timer:
+                self.retry(agent_id, seq, attempt, self._now() + REREAD_AFTER_MS)
             return
         if self._outage.is_on:
             self._outage.end(f"{agent_id}/{seq}")
+        if self._timers.get((agent_id, seq)) is not timer:
+            return
+        del self._timers[agent_id, seq]
         live = self._mailboxes.get(agent_id)
         if live is not None and (row is None or row.is_damaged):
             live.mailbox.settle(seq)  # retention dropped it: the session's welcome said `limited`

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from roundelay.app import Network
+from roundelay.network.core.tables import Row
 from tests.support.node import Node, node_process
 from tests.support.stepped_hub import SteppedHub
 from tests.support.wire import WireSession
@@ -202,6 +204,36 @@ def test_attempts_at_a_trigger_count_the_reactors_that_were_lost_and_stay_when_o
     for _ in range(2):
         assert count_attempts(alice, hard) == ("in_prompt", 4)
         hub.loop.step(5.0)
+
+
+def test_an_attempt_whose_reading_is_slow_comes_once_however_often_its_recipient_comes_back(hub: SteppedHub) -> None:
+    alice, bob = Visitor(hub, "alice"), Visitor(hub, "bob")
+    hard = alice.send("hard")
+    read, readings = hub.ledger.messages, []
+
+    async def read_late(seqs: Sequence[int]) -> Mapping[int, Row]:
+        readings.append(asyncio.Event())
+        await readings[-1].wait()
+        return await read(seqs)  # type: ignore[no-any-return]
+
+    hub.ledger.messages = read_late
+    bob.say(type="nack", seq=hard, reason="failed", retry_after_ms=0)
+    hub.loop.step(0.1)
+    bob.say(type="bye")
+    again = Visitor(hub, "bob")
+    hub.loop.step(0.1)
+    assert len(readings) == 2
+    given = []
+    for reading in readings:
+        reading.set()
+        hub.loop.step()
+        given += again.given()
+        if len(given) == 1:
+            again.say(type="nack", seq=hard, reason="failed", retry_after_ms=60_000)
+    assert given == [("hard", 2)]
+    del hub.ledger.messages
+    hub.loop.step(60.1)
+    assert again.given() == [("hard", 3)]
 
 
 async def test_a_nack_of_what_another_session_has_handled_changes_nothing(
