@@ -289,6 +289,7 @@ async def test_what_does_not_fit_or_is_refused_stays_with_its_reason(
         await window.page.get_by_role("button", name="Leave out film.mp4").click()
         await screen.composer.press("Enter")
         await expect(screen.message("Look")).to_be_visible()
+        await anext(zora.deliveries())  # the page shows it before it is stored
         assert len((await zora.call("network.history", {"thread_id": "direct:abel~zora"}))["messages"]) == 1
     await (await shared_team.operator()).call("network.remove", {"agent_id": "zora"})
     await screen.say("Are you there?")
