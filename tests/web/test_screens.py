@@ -247,6 +247,26 @@ async def test_what_search_finds_is_text(shared_team: WebNode, open_window: Open
     await expect(window.page).to_have_url(re.compile(r"#/thread/direct%3Aecho~paul\?at=\d+"))
 
 
+TYPE_AT_ONCE = """() => new MutationObserver((_, observer) => {
+  const field = document.querySelector("input[type=search]");
+  if (!field) return;
+  observer.disconnect();
+  field.value = "zanzi*";
+  field.dispatchEvent(new Event("input", {bubbles: true}));
+}).observe(document.body, {childList: true, subtree: true})"""
+
+
+async def test_words_typed_in_the_moment_in_which_the_search_appears_are_searched_for(
+    shared_team: WebNode, open_window: OpenWindow
+) -> None:
+    window = await open_window(shared_team.origin)
+    screen = await log_in(window.page, await shared_team.link("quick"))
+    await window.page.evaluate(TYPE_AT_ONCE)
+    await screen.go("#/search")
+    await expect(window.page).to_have_url(re.compile(r"#/search\?q=zanzi"))
+    await expect(window.page.get_by_label("Words that the message has")).to_have_value("zanzi*")
+
+
 async def test_the_focus_and_the_title_follow_the_screen(shared_team: WebNode, open_window: OpenWindow) -> None:
     window = await open_window(shared_team.origin)
     page = window.page

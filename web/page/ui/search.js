@@ -14,7 +14,12 @@ export function Search({query}) {
   const [typed, setTyped] = useState(query);
   const field = useRef(null);
   useEffect(() => field.current.querySelector("input").focus(), []);
-  useEffect(() => setTyped((before) => (before.trim() === query ? before : query)), [query]);
+  const shown = useRef(query);
+  useEffect(() => {
+    if (shown.current === query) return; // as at the beginning: what was typed before this ran stays
+    shown.current = query;
+    setTyped((before) => (before.trim() === query ? before : query));
+  }, [query]);
   useEffect(() => {
     const wait = setTimeout(() => typed.trim() !== query && go(linkTo.search(typed.trim()), {replace: true}), PAUSE_MS);
     return () => clearTimeout(wait);
