@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import statistics
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from roundelay.network.errors import LedgerError
 from roundelay.nodes.hub_http import get_from_hub, read_readiness
 from tests.support.command import run
 from tests.support.counts import Note
+from tests.support.forks import Process, start_roundelay
 from tests.support.nats import Cable, NatsServer, free_port, nats_server, nats_servers
 from tests.support.wire import WireSession
 
@@ -46,7 +46,7 @@ class ClusterNode:
         self.name, self.db, self.port = name, folder / f"{name}.db", free_port()
         self.log = log
         self.environment = dict[str, str]()
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Process | None = None
         folder.mkdir(exist_ok=True)
         owner = self.db.with_name(f"{self.db.name}.owner")
         owner.write_text(f"{OWNER}\n")
@@ -70,13 +70,8 @@ class ClusterNode:
             *(more or ["--no-web"]),
         ]
         with self.db.with_suffix(".out").open("ab") as out:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "roundelay", *command),
-                stdout=out,
-                stderr=out,
-                cwd=self.db.parent,
-                env={**os.environ, **self.environment},
-            )
+            env = {**os.environ, **self.environment}
+            self.process = await start_roundelay(*command, stdout=out, stderr=out, cwd=self.db.parent, env=env)
 
     def tell(self, number: int) -> None:
         assert self.process is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from tests.crash.test_takeovers import OWNER, ClusterNode
 from tests.integration.test_cluster_told import leader_and_follower, told_by
+from tests.support.forks import start_roundelay
 from tests.support.node import Node
 from tests.support.wire import WireSession, expect_error, make_token
 
@@ -41,9 +41,7 @@ async def ask(session: WireSession, op: str, args: dict[str, Any]) -> tuple[Any,
 async def read_by_command(node: ClusterNode, agent_id: str) -> str:
     """What `roundelay threads` says beside what it prints."""
     command = ["threads", "--url", f"{node.url}?read_only=1", "--as", agent_id, "--token", OWNER]
-    done = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "roundelay", *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    done = await start_roundelay(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     out, told = await done.communicate()
     assert done.returncode == 0, told.decode()
     assert b"ann" in out

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,6 +19,7 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
 from roundelay.testing import load_scenario, run_live_scenario
 from roundelay.testing.report import describe_result
+from tests.support.forks import run_roundelay
 
 SCENARIO = """\
 scenario: A desk answers
@@ -60,8 +60,7 @@ def write(tmp_path: Path, text: str = SCENARIO) -> Path:
 
 
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "roundelay", "scenario", "run", *arguments]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    return run_roundelay("scenario", "run", *arguments, cwd=tmp_path)
 
 
 def test_what_passes_is_a_line_and_exits_with_0(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from roundelay.app import serve
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
+from tests.support.forks import start_roundelay
 
 TOOL = """
 import asyncio
@@ -49,8 +49,8 @@ async def test_a_second_signal_ends_agents_whose_tool_does_not_let_go(tmp_path: 
         serve(config) as node,
         NetworkClient("mia", node.url, kind="human", token=node.owner_token) as mia,
     ):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "roundelay", "agent", "run", "bob.yaml", "--url", node.url,
+        process = await start_roundelay(
+            "agent", "run", "bob.yaml", "--url", node.url,
             cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         assert process.stdout is not None

@@ -39,6 +39,7 @@ PRELOADED = (
     "roundelay.runs.source",
     "roundelay.terminal.converse",
     "roundelay.terminal.prompt",
+    "roundelay.testing.run",
     "uvloop",
 )
 OF_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "LD_", "MALLOC_", "OPENSSL_")
@@ -64,6 +65,23 @@ async def start_roundelay(
             stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=environment,
         )  # fmt: skip
     return await Forked.start(list(map(str, arguments)), (stdin, stdout, stderr), str(cwd or Path.cwd()), environment)
+
+
+def run_roundelay(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A process of ``python -m roundelay`` from its start to its end, for tests without an event loop."""
+
+    async def run() -> subprocess.CompletedProcess[str]:
+        pipe = subprocess.PIPE
+        process = await start_roundelay(*arguments, stdout=pipe, stderr=pipe, cwd=cwd)
+        try:
+            async with asyncio.timeout(60):
+                out, err = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        return subprocess.CompletedProcess(arguments, process.returncode or 0, out.decode(), err.decode())
+
+    return asyncio.run(run())
 
 
 def _of_the_start(environment: Mapping[str, str]) -> dict[str, str]:
@@ -180,6 +198,9 @@ class Forked(asyncio.Protocol):
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has ended, or reads no further
         self.stdin.close()
+
+
+Process = asyncio.subprocess.Process | Forked
 
 
 async def _read_from(descriptor: int) -> asyncio.StreamReader:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+from tests.support.forks import Process, start_roundelay
 
 
 class GatewayProcess:
@@ -15,13 +16,13 @@ class GatewayProcess:
     def __init__(self, node_url: str, *options: str) -> None:
         self._node_url = node_url
         self._options = options
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         self.port = "0"
 
     async def start(self) -> None:
-        command = (sys.executable, "-m", "roundelay", "gateway", "--node", self._node_url, "--port", self.port)
+        command = ("gateway", "--node", self._node_url, "--port", self.port)
         command += self._options
-        self._process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        self._process = await start_roundelay(*command, stdout=asyncio.subprocess.PIPE)
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).decode()
         found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
