@@ -45,6 +45,7 @@ OFFLINE = {  # pip reads 0 as the value of `build_isolation`; of these tests' pl
     "PIP_NO_INDEX": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_NO_BUILD_ISOLATION": "0",
+    "PIP_NO_COMPILE": "1",  # a command compiles what it loads, which is a part
     "PYTEST_ADDOPTS": "-p no:asyncio",
 }
 VARIES = [

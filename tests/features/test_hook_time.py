@@ -75,24 +75,25 @@ async def script(request: ModelRequest) -> Any:
     return call("look") if request.turn == 1 else str(request.messages[-2].content)
 
 
-@pytest.mark.parametrize("place", HOOKS)
-async def test_a_hook_that_hangs_ends_what_it_is_around_and_the_agent_lives_on(place: str) -> None:
+async def _ask_twice(hanging: Hanging) -> tuple[str, dict[str, Any], str]:
+    """The first answer, how its reaction ended, and the second answer."""
     heard = Heard()
-    runner = make_runner(
-        "bob",
-        script,
-        tools=[look],
-        middleware=[Hanging(place)],
-        policy=AgentPolicy(hook_timeout_s=LIMIT_S),
-        on_event=heard,
-    )
-    async with asyncio.timeout(20), Network.open() as network, running(network, runner):
+    policy = AgentPolicy(hook_timeout_s=LIMIT_S)
+    runner = make_runner("bob", script, tools=[look], middleware=[hanging], policy=policy, on_event=heard)
+    async with Network.open() as network, running(network, runner):
         mia = await Person.join(network, "mia")
         told = (await mia.ask("bob", "one")).text
         [ended] = await heard.finished()
         await until_recorded(mia, ended.reaction, "finished")
         [finished] = [it["body"] for it in await mia.records(ended.reaction) if it["kind"] == "finished"]
-        assert (await mia.ask("bob", "two")).text == "a cat"
+        return told, finished, (await mia.ask("bob", "two")).text
+
+
+@pytest.mark.parametrize("place", HOOKS)
+def test_a_hook_that_hangs_ends_what_it_is_around_and_the_agent_lives_on(place: str) -> None:
+    """In virtual time: what a loaded machine takes would be the time of hooks that do not hang."""
+    told, finished, second = run(_ask_twice(Hanging(place)), SimulationLoop())
+    assert second == "a cat"
     why = f"Hanging.{place} took longer than 0.05 s by itself (hook_timeout_s)."
     if place == "around_tool":
         assert told == f"Something around look failed (HookOverdue: {why}). Whether it took effect is unknown."
@@ -102,9 +103,9 @@ async def test_a_hook_that_hangs_ends_what_it_is_around_and_the_agent_lives_on(p
         assert (finished["status"], finished["reason"]) == ("failed", f"HookOverdue: {why}")
 
 
-async def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
-    """A slow tool, a slow model that it asks itself, and a slow hub."""
-    limit_s, slow_s = 0.4, 0.6  # a loaded machine's pauses are the hook's own time
+def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
+    """A slow tool, a slow model that it asks itself, and a slow hub. In virtual time."""
+    limit_s, slow_s = 0.4, 0.6
 
     class Slow(Hanging):
         async def around_model(self, around: Around, request: ModelRequest, proceed: Any) -> ModelReply:
@@ -140,16 +141,20 @@ async def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
     runner = make_runner(
         "bob", slow_script, tools=[look], middleware=[Slow("")], policy=AgentPolicy(hook_timeout_s=limit_s)
     )
-    async with asyncio.timeout(20), Network.open() as network:
-        mia = await Person.join(network, "mia")
-        client = SlowHub(await network.join("bob", role="reactor"))
-        task = asyncio.create_task(runner.run(client))  # type: ignore[arg-type]
-        await runner.ready()
-        assert (await mia.ask("bob", "one")).text == "a cat"
-        runs.clear()
-        assert "an error on my side" in (await mia.ask("bob", "two")).text, "its own time counts"
-        await runner.stop()
-        await task
+
+    async def ask_twice() -> None:
+        async with Network.open() as network:
+            mia = await Person.join(network, "mia")
+            client = SlowHub(await network.join("bob", role="reactor"))
+            task = asyncio.create_task(runner.run(client))  # type: ignore[arg-type]
+            await runner.ready()
+            assert (await mia.ask("bob", "one")).text == "a cat"
+            runs.clear()
+            assert "an error on my side" in (await mia.ask("bob", "two")).text, "its own time counts"
+            await runner.stop()
+            await task
+
+    run(ask_twice(), SimulationLoop())
 
 
 def test_the_time_of_a_hook_goes_on_where_it_stood_still() -> None:
@@ -192,7 +197,8 @@ async def test_a_hooks_own_timeout_and_a_cancellation_stay_what_they_are() -> No
         await task
 
 
-async def test_what_a_hook_leaves_running_has_no_time_of_its_own() -> None:
+def test_what_a_hook_leaves_running_has_no_time_of_its_own() -> None:
+    """In virtual time, as above."""
     left: list[asyncio.Task[None]] = []
 
     async def leave(go_on: Callable[[], Awaitable[None]]) -> None:
@@ -203,5 +209,8 @@ async def test_what_a_hook_leaves_running_has_no_time_of_its_own() -> None:
         left.append(asyncio.create_task(later()))
         await asyncio.sleep(0)
 
-    await run_hook(LIMIT_S, leave, proceed=lambda: asyncio.sleep(LIMIT_S * 1.5))
-    await asyncio.gather(*left)
+    async def end() -> None:
+        await run_hook(LIMIT_S, leave, proceed=lambda: asyncio.sleep(LIMIT_S * 1.5))
+        await asyncio.gather(*left)
+
+    run(end(), SimulationLoop())

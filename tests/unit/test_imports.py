@@ -176,10 +176,13 @@ def list_imported(name: str, source: str, *, is_package: bool) -> set[str]:
     return (found & MODULES.keys()) - {name}
 
 
-IMPORTS = {
-    name: list_imported(name, (ROOT / file).read_text(encoding="utf-8"), is_package=file.stem == "__init__")
-    for name, file in MODULES.items()
-}
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """What each module imports; not read where these tests are collected and run elsewhere."""
+    return {
+        name: list_imported(name, (ROOT / file).read_text(encoding="utf-8"), is_package=file.stem == "__init__")
+        for name, file in MODULES.items()
+    }
 
 
 def find_wing(module: str) -> str | None:
@@ -236,8 +239,8 @@ def find_circles(imports: dict[str, set[str]]) -> list[set[str]]:
     return found
 
 
-def test_each_wing_of_the_network_stands_on_those_before_it() -> None:
-    assert find_wing_breaches(IMPORTS) == []
+def test_each_wing_of_the_network_stands_on_those_before_it(imports: dict[str, set[str]]) -> None:
+    assert find_wing_breaches(imports) == []
 
 
 @pytest.mark.parametrize(
@@ -257,16 +260,16 @@ def test_an_import_of_a_later_wing_is_seen(wing: str, source: str) -> None:
     assert len(find_wing_breaches({module: list_imported(module, source, is_package=False)})) == 1
 
 
-def test_modules_import_each_other_in_no_circle_but_those_that_are_left() -> None:
-    found = find_circles(IMPORTS)
+def test_modules_import_each_other_in_no_circle_but_those_that_are_left(imports: dict[str, set[str]]) -> None:
+    found = find_circles(imports)
     assert found == []
 
 
-def test_a_circle_is_seen_also_where_types_alone_close_it() -> None:
+def test_a_circle_is_seen_also_where_types_alone_close_it(imports: dict[str, set[str]]) -> None:
     typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roundelay.network.hub.hub import Hub"
     module = "roundelay.network.clock"
     back = {module: list_imported(module, typed, is_package=False)}
-    assert find_circles(IMPORTS | back) != find_circles(IMPORTS)
+    assert find_circles(imports | back) != find_circles(imports)
 
 
 def test_the_page_about_the_design_names_files_and_names_that_are_there() -> None:
