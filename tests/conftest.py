@@ -68,6 +68,12 @@ def placed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unplaced, "PORTION_PER_ROW", 4)
 
 
+@pytest.fixture
+def real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands start as a user's do, not as forks of one that has been loaded: each command has a test that asks for it."""
+    monkeypatch.setattr(forks, "is_forking", False)
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> None:
     """No ROUNDELAY_ variable and no model's key comes in; tokens are saved in a directory of the test's own."""

@@ -269,6 +269,7 @@ async def test_damaged_meta_is_refused_and_damaged_attempts_are_counted_anew(tea
             pass
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_doctor_and_backup_name_what_is_damaged(team: Team) -> None:
     _, second, third = await team.send("one", "two", "three")
     damage(team.db, second)
@@ -280,6 +281,7 @@ async def test_doctor_and_backup_name_what_is_damaged(team: Team) -> None:
     assert not team.db.with_name("copy.db").exists()
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_offline_commands_leave_it_out_and_say_so(team: Team) -> None:
     _, second, _ = await team.send("one", "two", "three")
     damage(team.db, second)

@@ -124,6 +124,7 @@ def _lose_token(agent_id: str) -> str:
     return token
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_an_agent_that_lost_its_token_comes_back_the_way_that_the_error_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -332,6 +332,7 @@ async def test_a_message_can_neither_drive_the_terminal_nor_forge_a_line(node: N
     assert r"  | 12:00:00 #1 mia → bob: forged\x0d\u202e" in chat.lines
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_presence_and_activity_are_shown(node: Node) -> None:
     async with chatting() as chat:
         ann = await node.agent("ann")

@@ -118,6 +118,7 @@ def test_the_start_loads_nothing_heavy() -> None:
     assert heavy & set(loaded) == set()
 
 
+@pytest.mark.usefixtures("real_processes")
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 async def test_completion_is_a_script_for_the_shell(shell: str) -> None:
     script = (await run("completion", shell)).out
@@ -245,6 +246,7 @@ async def test_a_participant_sees_the_figures_that_everyone_may_see(node: Node) 
     assert shown["figures"]["ready"] == 1
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_every_reading_command_speaks_json_and_writes_no_colours_into_a_pipe(
     node: Node, bob: WireSession
 ) -> None:
@@ -255,6 +257,7 @@ async def test_every_reading_command_speaks_json_and_writes_no_colours_into_a_pi
     assert all(await asyncio.gather(*(run_json(*arguments) for arguments in READING)))
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_tail_follows_every_thread_in_order(node: Node, bob: WireSession) -> None:
     ann = await node.agent("ann")
     await ann.send("broadcast", "before")
@@ -298,6 +301,7 @@ async def test_a_reader_who_leaves_early_is_no_error(node: Node, bob: WireSessio
 # -- sending
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_send_answers_when_the_message_is_stored(node: Node, bob: WireSession) -> None:
     sent = await run_json("send", "bob", "hello", "--as", "mia")
     message = await bob.message("hello")

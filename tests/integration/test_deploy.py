@@ -112,6 +112,7 @@ def test_the_unit_is_right(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_the_units_command_runs_and_a_wrong_file_is_not_tried_again(tmp_path: Path) -> None:
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names of systemd have capitals

@@ -125,6 +125,7 @@ async def test_try_shows_calls_messages_and_the_end_in_order(file: Path) -> None
     assert done.err == ""
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_try_gives_an_event_a_line(file: Path) -> None:
     events = [json.loads(line) for line in (await run("agent", "try", file, "post it", "--json")).lines]
     kinds = [event["type"] for event in events]

@@ -117,6 +117,7 @@ async def test_a_changed_word_of_one_agent_fails_loudly(newsroom: Path, tmp_path
     assert done.lines[-1].startswith("Not as it was, after ")
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_a_replay_of_nobody_is_no_success(newsroom: Path, tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("id: other\ninstruction: x\nmodel: {rules: []}\n", encoding="utf-8")
     done = await run("replay", newsroom / "team.db", tmp_path / "other.yaml", code=1)
@@ -124,6 +125,7 @@ async def test_a_replay_of_nobody_is_no_success(newsroom: Path, tmp_path: Path) 
     assert any(line.startswith("! Nothing was run again") for line in done.lines)
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_a_tape_of_it_plays_without_a_key(newsroom: Path, tmp_path: Path) -> None:
     done = await run("tapes", newsroom / "team.db", "-o", tmp_path)
     assert {line.partition(":")[0].rpartition("/")[2] for line in done.lines} == {f"{it}.jsonl" for it in AGENTS}
@@ -140,6 +142,7 @@ async def test_a_tape_of_it_plays_without_a_key(newsroom: Path, tmp_path: Path) 
     assert "The right half" in done.out
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_why_leads_from_the_last_word_to_the_first(newsroom: Path) -> None:
     _, rows = read_log(newsroom / "team.db")
     seq = next(row.seq for row in rows if row.type == "message" and b"Out now: bees" in row.data)

@@ -63,6 +63,7 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_roundelay("scenario", "run", *arguments, cwd=tmp_path)
 
 
+@pytest.mark.usefixtures("real_processes")
 def test_what_passes_is_a_line_and_exits_with_0(tmp_path: Path) -> None:
     write(tmp_path)
     done = run(tmp_path, "desk.scenario.yaml", "--junit", "report.xml", "--ledger", "ledger.jsonl")

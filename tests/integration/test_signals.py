@@ -39,6 +39,7 @@ tools: ['clinging:cling']
 """
 
 
+@pytest.mark.usefixtures("real_processes")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_agents_whose_tool_does_not_let_go(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "clinging.py").write_text(TOOL, encoding="utf-8")

@@ -402,6 +402,7 @@ async def test_a_wrong_variable(tmp_path: Path) -> None:
     assert said.startswith("Error: ROUNDELAY_MODS: No mod is called 'nonsense'")
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_a_used_port(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -52,6 +52,7 @@ async def viewing(path: Path) -> AsyncIterator[tuple[Command, WireSession, dict[
             await view.stop()
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_a_file_is_read_and_nothing_in_it_or_beside_it_changes(ledger: Path) -> None:
     before = await asyncio.to_thread(look_at_folder, ledger.parent)
     async with viewing(ledger) as (_, page, welcome):
@@ -141,6 +142,7 @@ async def test_a_file_of_an_earlier_schema_is_brought_up_in_the_copy_alone(ledge
     assert await asyncio.to_thread(look_at_folder, ledger.parent) == before
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_a_node_that_follows_can_be_looked_at_while_it_follows(tmp_path: Path) -> None:
     async with asyncio.timeout(60), cluster(tmp_path, "a", "b") as (_, nodes):
         leader = await find_leader(nodes)

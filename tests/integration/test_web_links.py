@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from roundelay.network.home import running_nodes
 from roundelay.terminal.connection import login_id
 from tests.integration.test_demo import demo_process, read_until
@@ -107,6 +109,7 @@ async def test_a_node_without_the_page_has_no_links() -> None:
         assert done.out == ""
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_a_link_is_opened_in_the_browser_of_the_machine(tmp_path: Path) -> None:
     browser, opened = tmp_path / "browser", tmp_path / "opened"
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')

@@ -206,6 +206,7 @@ async def test_a_wake_that_could_not_be_asked_for_is_tried_again_and_one_that_ma
             working.cancel()
 
 
+@pytest.mark.usefixtures("real_processes")
 async def test_the_flag_is_written_shown_and_taken_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
     for name in ("claude", "codex"):

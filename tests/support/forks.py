@@ -3,8 +3,9 @@
 Some 600 are started by the tests, and half a node's life was spent importing what the one before had imported. So each
 worker keeps one process that has imported what most commands load and then only forks: each child is given its own
 arguments, environment, folder and streams, runs ``roundelay.__main__`` and leaves as any Python does; it can be killed, and
-shares nothing that is written. What only the start of an interpreter shows is shown by `test_start_up.py`, by
-`test_each_command.py`, by whatever starts ``sys.executable`` itself, and by ``--full``, in which nothing is forked.
+shares nothing that is written. What only the start of an interpreter shows is shown by `test_start_up.py`, by tests of each
+command that ask for the fixture ``real_processes`` or start ``sys.executable`` themselves, and by ``--full``, in which
+nothing is forked.
 
 The text of this file is also the program of the process that forks: it imports nothing of the tests.
 """

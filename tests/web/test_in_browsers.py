@@ -82,7 +82,7 @@ async def test_who_logs_out_leaves_nothing_behind(open_window: OpenWindow, share
 # -- a conversation
 
 
-@both
+@often
 @pytest.mark.parametrize("gives", ["return null", "throw new DOMException('denied', 'SecurityError')"])
 async def test_a_browser_that_keeps_nothing_shows_the_page_until_it_is_left(
     open_window: OpenWindow, shared_team: WebNode, gives: str
