@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from roundelay.garbage import OBJECTS_UNTIL_COLLECTED
 from roundelay.network.ledger import unplaced
 from tests.support import forks
 from tests.support.counts import note, pytest_terminal_summary
@@ -47,9 +48,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector, which tests call too, pass over modules and thousands of tests."""
+    """Let the garbage collector, which tests call too, pass over modules and thousands of tests, and look as seldom as in
+    a command."""
     gc.freeze()
     gc.enable()
+    gc.set_threshold(OBJECTS_UNTIL_COLLECTED)
 
 
 @pytest.fixture(scope="session")
