@@ -173,6 +173,7 @@ async def test_the_next_node_runs_the_agents_that_both_declare_with_nothing_copi
         try:
             await first.start("node.yaml", "--no-web")
             await find_leader([first])
+            await says(first, "agents desk)")
             assert "was empty: a new network begins in it" in output(first)
             await second.start("node.yaml", "--no-web")
             await follows(second)
