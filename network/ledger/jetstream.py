@@ -25,6 +25,7 @@ from nats.js.api import (
     ConsumerConfig,
     DeliverPolicy,
     DiscardPolicy,
+    PeerInfo,
     PersistMode,
     RetentionPolicy,
     StorageType,
@@ -302,7 +303,7 @@ class JetStreamLog:
         cluster = info.cluster
         names = [cluster.leader or ""] if cluster is not None else []
         peers = (cluster.replicas if cluster is not None else None) or []
-        names += [it.name or "" for it in peers if not it.offline and (it.active or 0) < AWAY_S * 1e9]
+        names += [it.name or "" for it in peers if not _is_away(it)]
         for name in names:  # who is away acknowledges nothing
             sync = self._syncs.get(name)
             if sync is None:
@@ -442,6 +443,12 @@ async def _heed(work: Awaitable[_T]) -> _T:
     finally:
         if task is not None and task.cancelling() > asked:
             raise asyncio.CancelledError
+
+
+def _is_away(peer: PeerInfo) -> bool:
+    """Whether the server that leads the stream has heard nothing of another one for long, or never since it leads."""
+    is_heard = bool(peer.current or peer.active)
+    return bool(peer.offline) or not is_heard or (peer.active or 0) > AWAY_S * 1e9
 
 
 def _is_passing(error: APIError) -> bool:

@@ -521,6 +521,7 @@ class ReplicatedLedger(IndexReads):
                 f"The shared log {self._shared.name} is to be filled from a database, and is not whole yet: let "
                 "`roundelay cluster migrate` go on with it, until it says that it is done."
             )
+        await self._take_into_index(self._place())  # what was kept for what was to follow, and never came
         await self._look_at_disks()
         free, of = await self._shared.room()
         if free < min(RESERVE_BYTES, of // 64):  # else each large commit that is refused would cost another claim

@@ -90,7 +90,7 @@ async def run_node(
     check_folder(config.db)
     say = voice.say
     tls, certificate = load_tls(config)
-    with stop_signals() as stopping, suppress(StoppedWaiting), _Note(config, certificate, say) as note:
+    with stop_signals() as stopping, suppress(StoppedWaiting), _Announcement(config, certificate, say) as note:
         ours = _Agents(agents, config, say)
 
         async def let_in(hub: Hub, url: str) -> None:
@@ -469,7 +469,7 @@ def _check_ours(hub: Hub, agent_id: str, config: NodeConfig) -> None:
         )
 
 
-class _Note:
+class _Announcement:
     """The note by which commands on this machine find the node, as long as it listens."""
 
     def __init__(self, config: NodeConfig, certificate: str, say: Say) -> None:

@@ -177,10 +177,10 @@ async def test_of_several_addresses_the_client_says_which_one_serves_and_brings_
         host = node.url.removeprefix("ws://").rstrip("/")
         other = url.removeprefix("ws://").rstrip("/")
         for named in (
+            {"url": node.url},
             {"url": f"roundelay://{other},{host}/"},
             {"urls": [node.url, url]},
             {"url": f"{url},{node.url}"},
-            {"url": node.url},
         ):
             async with NetworkClient("ann", **named) as ann:  # type: ignore[arg-type]
                 assert ann.url == node.url

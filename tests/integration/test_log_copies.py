@@ -6,21 +6,26 @@ import asyncio
 import fcntl
 import json
 import os
+import shlex
 import signal
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import nats
 import pytest
 
+from roundelay.app import make_shared_log
 from roundelay.network.core.tables import DeadLetter, Put, Token
+from roundelay.network.errors import LedgerError
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
-from tests.support.command import invoke, run
+from tests.integration.test_shared_log import fill, ledger
+from tests.support.command import command, invoke, run
 from tests.support.nats import NatsServer, free_port, nats_server
 from tests.support.node import running_node
 
@@ -223,3 +228,51 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
     assert "no node says that it is there" in told.out
     assert f"{known['records'] + 1} records" in told.out, "what they had, and that the node has gone"
     await stop(process)
+
+
+@pytest.mark.full
+async def test_of_servers_for_trying_out_one_may_be_killed_and_a_full_node_starts_without_it(tmp_path: Path) -> None:
+    port = Random().randrange(20_000, 26_000)  # three times three ports below those that the system gives away
+    start = ("cluster", "start", "--port", str(port), "--dir", "nats")
+    async with command(*start, cwd=tmp_path) as servers:
+        url = (await servers.line(r"--log '(\S+)'"))[1]
+        await fill_when_chosen(url, tmp_path / "a.db")
+        pid = int((tmp_path / "nats" / "servers.pid").read_text().split()[1])
+        os.kill(pid, signal.SIGKILL)
+        up = ("up", "--port", "0", "--no-web", "--db", tmp_path / "b.db", "--log", url, "--durability", "full")
+        await servers.error(r"The NATS server in nats/n2 has ended by signal 9; the others go on")
+        again = shlex.split((await servers.error(r"\* +(\S*nats-server .*)"))[1])
+        async with asyncio.timeout(60):
+            while not await is_full(url):  # noqa: ASYNC110 (the servers tell nobody that they miss one)
+                await asyncio.sleep(0.5)
+        async with command(*up) as node:
+            await node.line("is ready .*durability full")
+            server = await asyncio.create_subprocess_exec(
+                *again, cwd=tmp_path, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+            )
+            await node.stop()
+        server.terminate()
+        await server.wait()
+        await servers.stop()
+
+
+async def fill_when_chosen(url: str, db: Path) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await fill(ledger(url, db), 1)
+            except LedgerError:
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+
+async def is_full(url: str) -> bool:
+    shared = make_shared_log(url)
+    try:
+        await shared.open(is_made=False)
+        return not await shared.find_doubt()
+    except LedgerError:
+        return False
+    finally:
+        await shared.close()
