@@ -21,7 +21,7 @@ from roundelay.mods.reservations import Reservations
 from roundelay.network.client import NetworkClient
 from roundelay.network.client.transport import Transport
 from roundelay.network.clock import Clock, NewId, ordered_id, random_id, system_clock
-from roundelay.network.config import Limits, NodeConfig, Quota, Retain, Role
+from roundelay.network.config import Limits, NodeConfig, Quota, Role
 from roundelay.network.core.joining import hash_token
 from roundelay.network.core.rights import Rights, WrongRuleError, compile_rights
 from roundelay.network.errors import ConfigError, ConnectError
@@ -34,6 +34,7 @@ from roundelay.network.hub.following import Readers
 from roundelay.network.hub.hub import NO_QUOTAS
 from roundelay.network.hub.local import LocalTransport
 from roundelay.network.hub.metrics import list_log_figures
+from roundelay.network.hub.retention import SHARED_EVERY_S
 from roundelay.network.hub.server import WebSocketServer
 from roundelay.network.ledger import Ledger, LogMoved
 from roundelay.network.ledger.memory import MemoryLedger
@@ -182,6 +183,7 @@ async def serve(
         limits=config.limits,
         quotas=config.quotas,
         retain=config.retain,
+        trims_every_s=None if shared is None else SHARED_EVERY_S,
         mods=loaded,
         visibility=config.visibility,
         registration=config.registration,
@@ -194,8 +196,7 @@ async def serve(
     )
     hub, readers = make_hub(ledger), None
     if shared is not None:
-        # what is dropped the leader decides
-        readers = shared.follower = Readers(partial(make_hub, follows=shared.tell_whom, retain=Retain()))
+        readers = shared.follower = Readers(partial(make_hub, follows=shared.tell_whom))
     server = WebSocketServer(
         hub,
         config.limits,

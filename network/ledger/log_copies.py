@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -194,13 +195,18 @@ class _Known:
     def __init__(self) -> None:
         self.values: dict[tuple[str, str], str] = {}
         self._first = 1
+        self._kept_until: list[tuple[int, tuple[str, str]]] = []
+        """A heap: the seq of the message with which a value goes, as it was when it was noted."""
 
     def note(self, puts: list[Put]) -> None:
         for put in puts:
+            place = put.table, put.key
             if put.value is None:
-                self.values.pop((put.table, put.key), None)
-            else:
-                self.values[put.table, put.key] = encode_value(put.value).decode()
+                self.values.pop(place, None)
+                continue
+            self.values[place] = encode_value(put.value).decode()
+            if put.table in (*KEPT_WITH, *KEYED_BY_SEQ):
+                heappush(self._kept_until, (seq_of(put.table, put.key, put.value), place))
 
     def drop(self, cut: Cut) -> None:
         """As `upkeep.make_cut` does."""
@@ -209,12 +215,14 @@ class _Known:
             self.forget(self.about_dropped(cut))
 
     def about_dropped(self, cut: Cut) -> set[tuple[str, str]]:
-        """Which values are kept no longer than a message that the cut drops."""
-        return {
-            (table, key)
-            for (table, key), value in self.values.items()
-            if table in (*KEPT_WITH, *KEYED_BY_SEQ) and seq_of(table, key, decode_value(table, value)) < cut.messages
-        }
+        """Which values are kept no longer than a message that the cut drops; each is told once."""
+        found = set()
+        while self._kept_until and self._kept_until[0][0] < cut.messages:
+            _, (table, key) = heappop(self._kept_until)
+            value, named = self.values.get((table, key)), cast(Table, table)
+            if value is not None and seq_of(named, key, decode_value(named, value)) < cut.messages:
+                found.add((table, key))
+        return found
 
     def forget(self, places: set[tuple[str, str]]) -> None:
         for place in places:
