@@ -75,7 +75,8 @@ BROKEN = (ParseError, httpx.InvalidURL, ValueError, TypeError, AttributeError, K
 
 
 class A2AAgent(AdaptedAgent):
-    """The agent whose card is at an address, as a participant. ``headers`` go with each request: the token, above all."""
+    """The agent whose card is at an address, as a participant. ``headers`` go with each request: the token, above
+    all."""
 
     framework = "a2a"
 

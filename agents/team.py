@@ -257,7 +257,8 @@ class AgentSpec(Strict):
     """Instead of an instruction and a model."""
 
     adapter: Text | None = None
-    """The same: ``module:function``, which takes an id and `RunnerOptions` and gives an agent of `roundelay.adapters`."""
+    """The same: ``module:function``, which takes an id and `RunnerOptions` and gives an agent of
+    `roundelay.adapters`."""
 
     description: str = ""
     tags: tuple[str, ...] = ()
@@ -401,7 +402,8 @@ def _build_policy(spec: AgentSpec) -> AgentPolicy:
 
 
 def _build_adapted(spec: AgentSpec, **more: Unpack[RunnerOptions]) -> SimpleAgentRunner:
-    """The runner of an agent that something else runs: one elsewhere (extra ``interop``), or one of another framework."""
+    """The runner of an agent that something else runs: one elsewhere (extra ``interop``), or one of another
+    framework."""
     try:
         options = RunnerOptions(
             description=spec.description,

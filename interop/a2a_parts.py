@@ -1,7 +1,7 @@
 """What messages say, as parts of A2A, and back.
 
-Text is a text part; content of the form ``{"text", "files", "images"}`` is a text part and file parts; any other JSON is
-a data part. No IO: an address that stands in a part is passed on, and never asked for what is there.
+Text is a text part; content of the form ``{"text", "files", "images"}`` is a text part and file parts; any other JSON
+is a data part. No IO: an address that stands in a part is passed on, and never asked for what is there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Push notifications of A2A: where a task of a caller stands is posted to the address that the caller named for it, signed.
+"""Push notifications of A2A: where a task of a caller stands is posted to the address that the caller named for it,
+signed.
 
 The ledger is the queue here too: of each registration a task is read, posted when it is not as it was when the receiver
-has last taken it, and waited for. So a receiver that was away gets the task as it is then, not each step that it missed; the
-last state comes until it is taken. A gateway that was killed goes on from its file.
+has last taken it, and waited for. So a receiver that was away gets the task as it is then, not each step that it
+missed; the last state comes until it is taken. A gateway that was killed goes on from its file.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ class TaskPushes:
             raise TooLarge(f"This task has {MAX_OF_TASK} push notifications, the most that it may; delete one.")
         if sum(it.participant == push.participant and it.state == "on" for it in others) >= MAX_OF_CALLER:
             raise TooLarge(
-                f"{push.participant} has push notifications for {MAX_OF_CALLER} tasks that are not over, the most that it may."
+                f"{push.participant} has push notifications for {MAX_OF_CALLER} tasks that are not over, the most that "
+                "it may."
             )
         if len(others) >= MAX_PUSHES:
             resting = [it for it in others if it.state != "on"]

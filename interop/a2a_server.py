@@ -1,8 +1,9 @@
-"""Each agent of a network as a server of A2A 1.0, at ``/a2a/AGENT``: its card, JSON-RPC and HTTP+JSON, by the official SDK.
+"""Each agent of a network as a server of A2A 1.0, at ``/a2a/AGENT``: its card, JSON-RPC and HTTP+JSON, by the official
+SDK.
 
 A caller is a participant with its token, a task what the ledger has of it (`a2a_tasks`). So there is no store, no queue
-and no executor of the SDK's here: its routes speak the protocol, `LedgerHandler` answers them. What streams is told as it
-comes; what was lost of it comes whole with the answer.
+and no executor of the SDK's here: its routes speak the protocol, `LedgerHandler` answers them. What streams is told as
+it comes; what was lost of it comes whole with the answer.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ def make_a2a_app(callers: Callers, pushes: TaskPushes | None = None) -> ASGIApp:
 
 
 class _AgentServer:
-    """The SDK's routes, with what it leaves out: a body comes in time, is no larger than others may be and JSON that can
-    be stored; ``application/json`` is taken and given, as 9.1 and 11.1 of the specification have it (the SDK takes
+    """The SDK's routes, with what it leaves out: a body comes in time, is no larger than others may be and JSON that
+    can be stored; ``application/json`` is taken and given, as 9.1 and 11.1 of the specification have it (the SDK takes
     whatever is JSON, and names what it gives by the media type of a later version); whoever has gone is waited for no
     more; answers that the caller has been given are handled."""
 
@@ -476,7 +477,8 @@ class LedgerHandler(RequestHandler):
         conversation = message.context_id or f"a2a-{mark[:24]}"
         if not is_id(conversation):
             raise InvalidParamsError(
-                "contextId is to be 1 to 64 lower case letters, digits, '.', '_' and '-', a letter or digit first; or none"
+                "contextId is to be 1 to 64 lower case letters, digits, '.', '_' and '-', a letter or digit first; or "
+                "none"
             )
         for message_id in _ids_of(message, mark):
             with suppress(IdConflict):  # it was used for something else: here, or with another agent of the network
@@ -554,7 +556,8 @@ class LedgerHandler(RequestHandler):
             question = None
 
     async def _wait(self, thread_id: str) -> None:
-        """Wait until the caller goes on with a task in this thread; for a while at most, since it may do so elsewhere."""
+        """Wait until the caller goes on with a task in this thread; for a while at most, since it may do so
+        elsewhere."""
         bell = asyncio.Event()
         waiting = self._subscribers.setdefault(thread_id, set())
         waiting.add(bell)

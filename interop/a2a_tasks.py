@@ -2,8 +2,8 @@
 
 A context is a conversation of the caller with an agent, a task begins with a message of the caller in it. What belongs
 to the task: that message, what the caller adds to the task (``a2a`` in the metadata names it), and what the agent
-answers to these. What the agent asks the caller is a question, all else that it answers an artifact. A task's id is made
-of its first message's ``seq`` and of who may ask for it, so it is the same whenever and wherever it is read.
+answers to these. What the agent asks the caller is a question, all else that it answers an artifact. A task's id is
+made of its first message's ``seq`` and of who may ask for it, so it is the same whenever and wherever it is read.
 """
 
 from __future__ import annotations

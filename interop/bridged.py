@@ -1,7 +1,8 @@
-"""The session of a bridged host's MCP server: it begins when the node is there, and shows nothing that the host's hooks have told.
+"""The session of a bridged host's MCP server: it begins when the node is there, and shows nothing that the host's hooks
+have told.
 
-A host starts its MCP servers once, and a server that does not start then has no tools for as long as the host runs. So this
-one starts without the node: each call looks for it, and says what is wrong until it is there.
+A host starts its MCP servers once, and a server that does not start then has no tools for as long as the host runs. So
+this one starts without the node: each call looks for it, and says what is wrong until it is there.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class BridgedSession:
             ) from error
 
     async def count_untold(self, first: int) -> int:
-        """Of the messages from this seq on that are not handled: how many neither a hook nor a tool has shown. Raises as
-        `take`."""
+        """Of the messages from this seq on that are not handled: how many neither a hook nor a tool has shown. Raises
+        as `take`."""
         async with self.take(None) as client:
             asked = {"after": first - 1, "limit": 500, "peek": True, "unhandled": True}
             page = await client.call("network.receive", asked)

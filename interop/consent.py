@@ -46,7 +46,8 @@ async def find_question(
     context: Context[Any, Any], client: NetworkClient, request: AnyMessage, text: str
 ) -> str | None:
     """Give what the person at the host has to be asked before ``text`` may be sent in reply to a message; None where
-    nobody has to be asked. Raises `ToolError` where nobody can decide here, and `MCPError` where the host cannot ask."""
+    nobody has to be asked. Raises `ToolError` where nobody can decide here, and `MCPError` where the host cannot
+    ask."""
     if client.kind != "human":
         return None  # its words decide nothing, whatever they are
     page = await client.call("network.approvals", {"after": request.seq - 1, "limit": 1})

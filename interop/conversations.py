@@ -340,7 +340,8 @@ class Conversations:
         metadata: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[FollowedQuestion]:
         """Put a question in a conversation and follow it for the length of the block. Asked again under its
-        ``message_id``, with the same content and metadata, it is followed and not sent twice. Raises what refuses it."""
+        ``message_id``, with the same content and metadata, it is followed and not sent twice. Raises what refuses
+        it."""
         await self._listen()  # before it is sent: what streams comes once
         given: dict[str, Any] = dict(metadata or {})
         if self.client.kind != "human":  # an agent streams to people, and to whom a person is behind

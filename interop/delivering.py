@@ -11,8 +11,8 @@ only later, so each session keeps, on the disk, what was told to it:
                     hook runs; a session that begins anew, or is resumed without it in its transcript, is told again
       -> acknowledged at the hub, durably: only now does its sender see that it was handled
 
-So the receipt comes after the fact, nothing is lost where a hook, a host or the node is killed, and nothing is told twice
-in one context. A hook never breaks its host: what goes wrong makes it silent.
+So the receipt comes after the fact, nothing is lost where a hook, a host or the node is killed, and nothing is told
+twice in one context. A hook never breaks its host: what goes wrong makes it silent.
 """
 
 from __future__ import annotations
@@ -225,13 +225,13 @@ def describe_problem(error: Exception, agent_id: str, url: str) -> str:
     match error:
         case Forbidden():
             return (
-                f"{agent_id} is not let in at {plain(url)}: {plain(error)} Ask its operator; `roundelay bridge remove` takes "
-                "the bridge out of a project."
+                f"{agent_id} is not let in at {plain(url)}: {plain(error)} Ask its operator; `roundelay bridge remove` "
+                "takes the bridge out of a project."
             )
         case NotAuthenticated():
             return (
-                f"{agent_id} is not let in at {plain(url)}: {plain(error)} `roundelay token create {agent_id}` makes it a "
-                f"token there; save that in {token_path(url, agent_id)}."
+                f"{agent_id} is not let in at {plain(url)}: {plain(error)} `roundelay token create {agent_id}` makes "
+                f"it a token there; save that in {token_path(url, agent_id)}."
             )
         case ConnectError() | RetryLater() | TimeoutError() | OSError():
             return f"the node at {plain(url)} is away; what others write waits there. `roundelay up` starts one here."

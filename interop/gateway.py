@@ -51,9 +51,9 @@ _SINGLE = ("authorization", "host", "idempotency-key", "origin", "sec-fetch-site
 
 
 class PlainRequestsOnly:
-    """Refuses what may be read in two ways, by a proxy before this and here, and what another site's page makes a browser
-    ask: with a name and a password (`Basic`) that somebody gave it once, the browser proves itself to whoever makes it
-    send a form."""
+    """Refuses what may be read in two ways, by a proxy before this and here, and what another site's page makes a
+    browser ask: with a name and a password (`Basic`) that somebody gave it once, the browser proves itself to whoever
+    makes it send a form."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -89,7 +89,8 @@ def _asks_elsewhere(headers: Headers) -> bool:
 
 
 class HeadInTime(H11Protocol):
-    """HTTP of which the head has to come in time, each request's anew: who holds a connection open without asking is cut."""
+    """HTTP of which the head has to come in time, each request's anew: who holds a connection open without asking is
+    cut."""
 
     _due: asyncio.TimerHandle | None = None
 
@@ -227,8 +228,8 @@ async def serve_gateway(
         listening = _bind(host, port)
     except OSError as error:
         raise ConnectError(
-            f"The gateway cannot listen on {host}:{port}: {error.strerror or error}. Choose another port for it (--port; "
-            "of roundelay up, --interop-port or port under interop in its file), or end what listens there."
+            f"The gateway cannot listen on {host}:{port}: {error.strerror or error}. Choose another port for it "
+            "(--port; of roundelay up, --interop-port or port under interop in its file), or end what listens there."
         ) from error
     async with AsyncExitStack() as stack:
         stack.callback(listening.close)

@@ -1,8 +1,8 @@
 """The hosts that the bridge knows: coding agents, what each one's files have to say, and how its hooks are read and
 answered.
 
-Pure: texts in, texts out. What a format is taken from, and with which version of a host it was tried, stands on the page
-`bridge` of the documents.
+Pure: texts in, texts out. What a format is taken from, and with which version of a host it was tried, stands on the
+page `bridge` of the documents.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class JsonFile:
             if found is None:
                 return value
             raise ConfigError(
-                f"{self.path} has a {name} that {NAME} did not write. Give it another name, or take it out; then install "
-                "again."
+                f"{self.path} has a {name} that {NAME} did not write. Give it another name, or take it out; then "
+                "install again."
             )
         return {**{key: it for key, it in found.items() if key in value or key not in _ENTRY_KEYS}, **value}
 
@@ -186,8 +186,8 @@ class TomlFile:
         return f"# {NAME} bridge: end"
 
     def _without(self, text: str) -> str:
-        """The text without what stands between our marks. A table of somebody else's that has got between them (a program
-        that writes TOML adds its own before the last comment) stays."""
+        """The text without what stands between our marks. A table of somebody else's that has got between them (a
+        program that writes TOML adds its own before the last comment) stays."""
         block = rf"(?:\r?\n)?{re.escape(self._begin)}[ \t]*\r?\n(.*?){re.escape(self._end)}[ \t]*(?:\r?\n|\Z)"
         theirs = re.compile(rf"^\[(?!{re.escape(self.table)}[.\]])", flags=re.M)
 

@@ -114,7 +114,8 @@ def plan_install(
             after = file.add(text).encode()
         except UnicodeEncodeError as error:
             raise ConfigError(
-                f"{file.path} cannot hold a path that is not UTF-8: rename the folder of ROUNDELAY_HOME, or of this program."
+                f"{file.path} cannot hold a path that is not UTF-8: rename the folder of ROUNDELAY_HOME, or of this "
+                "program."
             ) from error
         changes.append(FileChange(file.path, before, after))
     return changes
@@ -136,8 +137,8 @@ def install(host: Host, project: Path, changes: list[FileChange]) -> None:
 
 
 def plan_remove(host: Host, project: Path) -> list[FileChange]:
-    """What removing changes: each file as it was, or, where it was changed since, without what is ours. One of which that
-    cannot be taken stays as it is, with its ``problem``."""
+    """What removing changes: each file as it was, or, where it was changed since, without what is ours. One of which
+    that cannot be taken stays as it is, with its ``problem``."""
     kept = _load(host, project)
     changes = []
     for file in host.make_files(Commands(["roundelay"], {})):
@@ -217,8 +218,8 @@ def _apply(project: Path, change: FileChange) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file of the project's: a link stays one, and the file keeps its mode, which its draft never exceeds. A new
-    one has the mode that the user's new files have."""
+    """Write a file of the project's: a link stays one, and the file keeps its mode, which its draft never exceeds. A
+    new one has the mode that the user's new files have."""
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.{os.getpid()}.part")

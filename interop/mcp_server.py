@@ -35,8 +35,9 @@ MAX_SHOWN = 50
 DECIDE_WITHIN_S = 86_400
 """How long a person may take over a decision before it is asked for anew."""
 INSTRUCTIONS = (
-    "You are one participant of a Roundelay network, beside other agents and people. `check` shows what was sent to you "
-    "and is not handled yet, `wait` waits for more; answer with `reply`, begin with `send`, or `ask` and wait for the "
+    "You are one participant of a Roundelay network, beside other agents and people. `check` shows what was sent to "
+    "you and is not handled yet, `wait` waits for more; answer with `reply`, begin with `send`, or `ask` and wait for "
+    "the "
     "answer; say with `ack` what you have handled, or it is shown again. " + THEIRS
 )
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -155,8 +156,8 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         decided: Annotated[ElicitationResult[PersonsDecision], Resolve(ask_person)],
         message_id: MessageId = None,
     ) -> str:
-        """Answer a message where it was said; whoever reads that, reads this. Where the message asks a person to approve
-        a call, the person at this host is asked, and what that person answers is sent in place of the text."""
+        """Answer a message where it was said; whoever reads that, reads this. Where the message asks a person to
+        approve a call, the person at this host is asked, and what that person answers is sent in place of the text."""
         async with calling(context) as client:
             message = await _find_message(client, seq)
             if not isinstance(decided, AcceptedElicitation):

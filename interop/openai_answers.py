@@ -1,9 +1,9 @@
 """What comes of a question, in the shapes of OpenAI's API: chat completions, responses, and the events of both.
 
-Pure; the shapes are those of the official package. What streams is shown as it comes, one `Segment` for each turn of the
-agent. What it sends in the end is what counts: where that goes on from what has streamed, the rest follows; where it is
-something else, it stands in a segment of its own behind it. So nothing that is shown is taken back, and every message of
-the ledger is shown whole.
+Pure; the shapes are those of the official package. What streams is shown as it comes, one `Segment` for each turn of
+the agent. What it sends in the end is what counts: where that goes on from what has streamed, the rest follows; where
+it is something else, it stands in a segment of its own behind it. So nothing that is shown is taken back, and every
+message of the ledger is shown whole.
 """
 
 from __future__ import annotations

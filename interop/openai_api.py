@@ -1,9 +1,9 @@
 """OpenAI's API: agents as models, a thread for each conversation, so that whatever knows a `base_url` talks to them.
 
 The official package's shapes (`openai_answers`), a client's requests (`openai_requests`), and a caller's questions to
-agents (`conversations`) meet here. Nothing is kept: which conversation a request goes on with is found in the ledger, by
-what each message of the caller says in its metadata of the request that it was sent for, and a request that is repeated
-is found there too.
+agents (`conversations`) meet here. Nothing is kept: which conversation a request goes on with is found in the ledger,
+by what each message of the caller says in its metadata of the request that it was sent for, and a request that is
+repeated is found there too.
 """
 
 from __future__ import annotations

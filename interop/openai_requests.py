@@ -70,7 +70,8 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "prompt": ((), "There are no stored prompts here: leave {} out."),
     "moderation": ((), "Nothing is moderated here: leave {} out."),
 }
-"""What would change what an answer means: taken with the values that change nothing, and else refused in these words."""
+"""What would change what an answer means: taken with the values that change nothing, and else refused in these
+words."""
 
 
 class ApiProblem(Exception):
@@ -193,8 +194,8 @@ class _Echo(BaseModel):
 
 
 def read_echo(kept: object) -> dict[str, Any]:
-    """What an answer repeats of a request (`AgentRequest.echo`), as it was kept in a message's metadata: which its caller
-    may have written by other ways."""
+    """What an answer repeats of a request (`AgentRequest.echo`), as it was kept in a message's metadata: which its
+    caller may have written by other ways."""
     try:
         return _Echo.model_validate(kept or {}).model_dump(exclude_unset=True)
     except ValidationError:
@@ -264,9 +265,9 @@ def digest_of(said: Sequence[SaidItem]) -> str:
 def compose(
     request: AgentRequest, *, is_new: bool, has_instructions: bool, has_answer: bool = True
 ) -> str | dict[str, Any]:
-    """The content of the caller's message: what is new, behind what its conversation does not hold. In a new one that is
-    what was said before; in one that has no answer yet, what the client shows as that; and the client's instructions,
-    where they are not there as they are."""
+    """The content of the caller's message: what is new, behind what its conversation does not hold. In a new one that
+    is what was said before; in one that has no answer yet, what the client shows as that; and the client's
+    instructions, where they are not there as they are."""
     parts = []
     if instructions := _instructions(request.new if has_instructions else request.said):
         parts.append(f"Instructions of my client, a part of this message:\n{_quote(instructions)}")

@@ -79,9 +79,9 @@ def find_host_process() -> HostProcess:
 
 
 def find_project(host: Host, start: Path) -> Path:
-    """The project in which something runs: the nearest folder that has the host's own, or else where it runs. The user's
-    home and what is above it is no project, nor is the root of the file system: what a host has there is for all of
-    them."""
+    """The project in which something runs: the nearest folder that has the host's own, or else where it runs. The
+    user's home and what is above it is no project, nor is the root of the file system: what a host has there is for all
+    of them."""
     here, above = start.resolve(), Path.home().resolve()
     shared = {above, *above.parents, Path(here.anchor)}
     for folder in (here, *here.parents):
@@ -93,8 +93,8 @@ def find_project(host: Host, start: Path) -> Path:
 
 
 def claim_name(host: Host, project: Path, process: HostProcess) -> str:
-    """The participant's id of a host's process in a project: the same one each time. Raises as `list_names`; then nothing
-    has changed."""
+    """The participant's id of a host's process in a project: the same one each time. Raises as `list_names`; then
+    nothing has changed."""
     with _locked(home() / "bridge" / "names.lock"):
         names, place = list_names(), show_path(project)
         own = [(name, it) for name, it in names.items() if (it.host, it.project) == (host.name, place)]

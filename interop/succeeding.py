@@ -1,4 +1,5 @@
-"""Tasks of which there is one for each key at a time: who begins anew ends the one before it, and waits until it is gone."""
+"""Tasks of which there is one for each key at a time: who begins anew ends the one before it, and waits until it is
+gone."""
 
 from __future__ import annotations
 

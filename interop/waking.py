@@ -1,7 +1,7 @@
 """Wakes a coding agent that is idle when others have written to it: a preview, for hosts that have a way for it.
 
-A wake tells nothing of what was written: it begins a turn, in which the host's hooks, or the tool `check`, tell it as ever. So
-there is one floor, receipts stay as true as they were, and nobody's words come by a way of their own.
+A wake tells nothing of what was written: it begins a turn, in which the host's hooks, or the tool `check`, tell it as
+ever. So there is one floor, receipts stay as true as they were, and nobody's words come by a way of their own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ CODEX_S = 10.0
 CHANNEL = "claude/channel"
 
 Wake = Callable[[str], Awaitable[bool | None]]
-"""Begins a turn with a sentence. Gives whether it did: False where the host is at work, None where none can be found."""
+"""Begins a turn with a sentence. Gives whether it did: False where the host is at work, None where none can be
+found."""
 
 
 async def serve_waking(server: MCPServer[Any], session: BridgedSession) -> None:
@@ -117,8 +118,8 @@ async def _wake_once(wake: Wake, waiting: int, woken: deque[float]) -> bool | No
 def _say(number: int) -> str:
     came = "A message has" if number == 1 else f"{number} messages have"
     return (
-        f"This is Roundelay's bridge, and no person: {came} come for you while you were idle. The tool `check` of the server "
-        "roundelay shows what you were not told yet."
+        f"This is Roundelay's bridge, and no person: {came} come for you while you were idle. The tool `check` of the "
+        "server roundelay shows what you were not told yet."
     )
 
 
@@ -132,8 +133,8 @@ def find_codex_socket() -> Path:
 
 
 async def start_codex_turn(path: Path, project: Path, sentence: str) -> bool | None:
-    """Begin a turn in the newest thread of a project that the app server has loaded. Raises `OSError` where no app server
-    listens, `WebSocketException`, `TimeoutError`."""
+    """Begin a turn in the newest thread of a project that the app server has loaded. Raises `OSError` where no app
+    server listens, `WebSocketException`, `TimeoutError`."""
     async with asyncio.timeout(CODEX_S), unix_connect(str(path), uri="ws://localhost/", max_size=2**26) as socket:
         numbers = count(1)
 

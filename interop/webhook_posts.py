@@ -1,4 +1,5 @@
-"""One signed request to a webhook's address: which addresses may be called, how it is signed, and what the answer means.
+"""One signed request to a webhook's address: which addresses may be called, how it is signed, and what the answer
+means.
 
 An address is looked up once for each request, everything that it leads to is judged, and the connection is made to what
 was judged: a name that changes its answer in between gains nothing. No redirect is followed, no proxy is asked.
@@ -178,7 +179,8 @@ class WebhookPoster:
         await self._http.aclose()
 
     async def post(self, webhook_id: str, value: Mapping[str, Any]) -> Posted:
-        """Post one value under its id, signed at this moment, and judge the answer. Raises nothing of the receiver's."""
+        """Post one value under its id, signed at this moment, and judge the answer. Raises nothing of the
+        receiver's."""
         body = msgspec.json.encode(value)
         headers = {
             "content-type": "application/json",

@@ -1,7 +1,7 @@
 """`notify_when`: one message when somebody has answered or finished, for who cannot wait for it.
 
-The message comes in the same commit as the answer or the end: once, whatever is killed. What others do besides (whether an agent is
-idle) is not told: an agent could pass it on.
+The message comes in the same commit as the answer or the end: once, whatever is killed. What others do besides (whether
+an agent is idle) is not told: an agent could pass it on.
 """
 
 from __future__ import annotations

@@ -95,9 +95,10 @@ class Reservations(Mod):
 
 
 def overlaps(one: str, other: str) -> bool:
-    """Whether two paths or patterns may meet in a file. A path without a star is a file, or a folder with all that is in it:
-    beside a pattern one whose name ends as files' do (``a.md``) is a file, unless the pattern leads into it. Of patterns
-    with several stars it may see one too many, since only what stands before the first and after the last is compared."""
+    """Whether two paths or patterns may meet in a file. A path without a star is a file, or a folder with all that is
+    in it: beside a pattern one whose name ends as files' do (``a.md``) is a file, unless the pattern leads into it. Of
+    patterns with several stars it may see one too many, since only what stands before the first and after the last is
+    compared."""
     return _may_meet(one, other) or _holds(one, other) or _holds(other, one)
 
 
@@ -121,8 +122,8 @@ def _may_meet(one: str, other: str) -> bool:
 
 
 def _clean(path: str) -> str:
-    """A path as it is compared: from the project's root, in one spelling. Raises `InvalidArguments` for one that leads out
-    of the project."""
+    """A path as it is compared: from the project's root, in one spelling. Raises `InvalidArguments` for one that leads
+    out of the project."""
     text = unicodedata.normalize("NFC", path.strip()).replace("\\", "/")
     if re.match("/|~|[A-Za-z]:/", text):
         raise InvalidArguments(f"{path!r} is no path in the project; name it from the project's root, as src/a.py.")

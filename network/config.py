@@ -266,10 +266,10 @@ def resolve_config(
 ) -> tuple[NodeConfig, dict[str, str]]:
     """Lay flags over environment over file over defaults; give the result and each field's origin.
 
-    Fields of `limits`, `retain` and `interop` are named with a dot (``limits.max_hops``), in ``flags`` and in the origins, what a
-    participant has of its own with two (``quotas.ann.bytes_per_day``; the file alone says that). A flag of None and an
-    empty variable were not given. A relative path in a file is relative to that file. Raises `ConfigError` for the
-    first wrong value.
+    Fields of `limits`, `retain` and `interop` are named with a dot (``limits.max_hops``), in ``flags`` and in the
+    origins, what a participant has of its own with two (``quotas.ann.bytes_per_day``; the file alone says that). A flag
+    of None and an empty variable were not given. A relative path in a file is relative to that file. Raises
+    `ConfigError` for the first wrong value.
     """
     values: dict[str, object] = {}
     origins = dict.fromkeys((*_FIELDS, "agents"), "default")

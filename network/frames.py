@@ -38,8 +38,8 @@ def is_address(text: str) -> bool:
 
 
 def write_moved(leader: str) -> str:
-    """The reason of the 4503 by which a node that no longer leads ends a session; it names the one that does, where that
-    is known and has room."""
+    """The reason of the 4503 by which a node that no longer leads ends a session; it names the one that does, where
+    that is known and has room."""
     sentence = "Another node leads now."
     named = f"{sentence} {LEADER}: {leader}"
     return named if is_address(leader) and len(named) <= MAX_REASON_BYTES else sentence

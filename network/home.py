@@ -66,8 +66,9 @@ def home() -> Path:
 
 
 def agent_token(url: str, agent_id: str, make: Callable[[], str] = make_token) -> str:
-    """The token of an agent at one hub: read, or made and saved before it is first used. Of several addresses, with commas
-    between them, it is the same at each: the first that is there, saved for those that have none. Raises `ConfigError`."""
+    """The token of an agent at one hub: read, or made and saved before it is first used. Of several addresses, with
+    commas between them, it is the same at each: the first that is there, saved for those that have none. Raises
+    `ConfigError`."""
     paths = [token_path(it, agent_id) for it in url.split(",")]
     token = _read_or_make(next((it for it in paths if it.exists()), paths[0]), make)
     for path in paths:
@@ -77,7 +78,8 @@ def agent_token(url: str, agent_id: str, make: Callable[[], str] = make_token) -
 
 
 def derive_agent_token(owner: str, agent_id: str) -> str:
-    """The token that an agent has at every node of one owner: made of the owner's token, by which nobody can tell it."""
+    """The token that an agent has at every node of one owner: made of the owner's token, by which nobody can tell
+    it."""
     digest = hmac.new(owner.encode(), f"roundelay agent {agent_id}".encode(), "sha256").digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
@@ -205,8 +207,8 @@ def find_token(url: str, agent_id: str, kind: str) -> str | None:
 
 
 def find_owner_token(url: str) -> str | None:
-    """The owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the node here with this URL, of several with the
-    first of them that runs; None if there is none."""
+    """The owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the node here with this URL, of several with
+    the first of them that runs; None if there is none."""
     chosen = os.environ.get("ROUNDELAY_OWNER_TOKEN")
     if chosen:
         return chosen

@@ -1,5 +1,5 @@
-"""The address of a log that several nodes share, read: `read_log_url`. What is wrong with one is told here, before anything
-is connected, and nothing that is told repeats a password. No IO."""
+"""The address of a log that several nodes share, read: `read_log_url`. What is wrong with one is told here, before
+anything is connected, and nothing that is told repeats a password. No IO."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class NatsAddress(NamedTuple):
 
 
 class PostgresAddress(NamedTuple):
-    """``postgres://[USER:PASSWORD@]HOST[:PORT][,HOST...]/DATABASE?network=...&max_bytes=...&sslmode=...``, taken apart."""
+    """``postgres://[USER:PASSWORD@]HOST[:PORT][,HOST...]/DATABASE?network=...&max_bytes=...&sslmode=...``, taken
+    apart."""
 
     dsn: str
     database: str
@@ -82,9 +83,9 @@ def _split(url: str) -> _Parts:
     hosts = tuple(found["hosts"].split(",")) if found is not None else ()
     if found is None or not all(map(_is_host, hosts)):
         raise ConfigError(
-            "A shared log is named as nats://USER:PASSWORD@HOST:PORT/STREAM or postgres://USER:PASSWORD@HOST:PORT/DATABASE"
-            "?network=NAME (several hosts with commas between them); in a user or a password @ is written %40, / is %2F, "
-            "? is %3F, # is %23 and % is %25."
+            "A shared log is named as nats://USER:PASSWORD@HOST:PORT/STREAM or "
+            "postgres://USER:PASSWORD@HOST:PORT/DATABASE?network=NAME (several hosts with commas between them); in a "
+            "user or a password @ is written %40, / is %2F, ? is %3F, # is %23 and % is %25."
         )
     try:
         query = parse_qs(found["query"], strict_parsing=True, keep_blank_values=True) if found["query"] else {}
@@ -106,8 +107,8 @@ def _is_host(host: str) -> bool:
 def _read_nats(parts: _Parts) -> NatsAddress:
     if not _STREAM.fullmatch(parts.place):
         raise ConfigError(
-            "The shared log's address ends with the name of its stream, as in nats://127.0.0.1:4222/lab: letters, digits, "
-            "'_' and '-'."
+            "The shared log's address ends with the name of its stream, as in nats://127.0.0.1:4222/lab: letters, "
+            "digits, '_' and '-'."
         )
     options = dict(parts.options)
     max_bytes = _take_max_bytes(options)
@@ -144,7 +145,8 @@ def _read_postgres(parts: _Parts) -> PostgresAddress:
     database = unquote(parts.place)
     if not database or "/" in database or "\0" in database:
         raise ConfigError(
-            "A shared log in PostgreSQL is named as postgres://USER:PASSWORD@HOST:PORT/DATABASE?network=NAME, with one database."
+            "A shared log in PostgreSQL is named as postgres://USER:PASSWORD@HOST:PORT/DATABASE?network=NAME, with one "
+            "database."
         )
     options = dict(parts.options)
     max_bytes = _take_max_bytes(options)

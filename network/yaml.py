@@ -241,7 +241,8 @@ def _models_in(annotation: Any) -> Iterable[type[Any]]:
 
 
 def _suggest(unknown: str, models: Sequence[type[Any]]) -> str:
-    """What may be meant by a key that none of these takes: one that stands a level deeper, or one that looks like it."""
+    """What may be meant by a key that none of these takes: one that stands a level deeper, or one that looks like
+    it."""
     types = {key: annotation for model in models for key, annotation in _key_types(model).items()}
     outer = [
         key for key, annotation in types.items() if any(unknown in _key_types(it) for it in _models_in(annotation))

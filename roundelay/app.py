@@ -163,11 +163,11 @@ async def serve(
 ) -> AsyncIterator[Node]:
     """Run a node for the length of an ``async with``; ``mods`` come after those that the config names.
 
-    With ``is_read_only`` the hub takes no messages, no records and no changes. ``prepare`` is given the hub, and where it
-    will listen, before anybody can connect; what it raises ends the node. A node that shares its log waits here until it
-    leads (it listens, and refuses who comes), says so with ``say``, where it listens with ``listens``, and raises `StoppedWaiting` when ``stopping`` is set before.
-    Raises `ModError`, `LedgerError`, `ConfigError` (the owner's token cannot be kept) or `ConnectError` (the address
-    cannot be bound), and leaves nothing half open.
+    With ``is_read_only`` the hub takes no messages, no records and no changes. ``prepare`` is given the hub, and where
+    it will listen, before anybody can connect; what it raises ends the node. A node that shares its log waits here
+    until it leads (it listens, and refuses who comes), says so with ``say``, where it listens with ``listens``, and
+    raises `StoppedWaiting` when ``stopping`` is set before. Raises `ModError`, `LedgerError`, `ConfigError` (the
+    owner's token cannot be kept) or `ConnectError` (the address cannot be bound), and leaves nothing half open.
     """
     raise_file_limit()
     loaded = load_mods([*config.mods, *mods], OWN_MODS)
@@ -249,7 +249,8 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Eve
 
 
 async def _prepare(hub: Hub, prepare: Callable[[], Awaitable[None]]) -> None:
-    """Prepare the hub; again, where the log that it shares with others went away meanwhile, or another node has claimed it."""
+    """Prepare the hub; again, where the log that it shares with others went away meanwhile, or another node has claimed
+    it."""
     while True:
         try:
             return await prepare()

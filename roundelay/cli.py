@@ -108,8 +108,8 @@ for command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and leave the process. A hook ends with 0 also where its very environment is wrong: coding agents
-    take a 2 for a veto."""
+    """Run the command line and leave the process. A hook ends with 0 also where its very environment is wrong: coding
+    agents take a 2 for a veto."""
     if arguments is None:  # the process is this command's
         collect_seldom()
     code = _run(arguments)

@@ -1,8 +1,8 @@
 """Postprocessors: what is added to an answer that passed its evaluations, such as follow-up questions.
 
 `Postprocessors` is middleware. A postprocessor takes the answer and gives another text, or `Answer` with metadata for
-its message: the text is the message, in later prompts too, the metadata enters none. One that fails leaves the answer as it is, and
-that is noted in the record. What they gave is recorded, so a resumed reaction does not ask them again.
+its message: the text is the message, in later prompts too, the metadata enters none. One that fails leaves the answer
+as it is, and that is noted in the record. What they gave is recorded, so a resumed reaction does not ask them again.
 """
 
 from __future__ import annotations

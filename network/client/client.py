@@ -62,15 +62,15 @@ class NetworkClient:
     """One participant's session, kept alive. Use as ``async with NetworkClient("alice") as client``.
 
     Without ``url``, the node of this machine is found; several, as ``urls``, with commas between them or as
-    ``roundelay://A,B/``, are nodes of one network, of which one serves at a time; where one says that another one leads, this
-    ``goes_to_leader``. Without ``token``, an
+    ``roundelay://A,B/``, are nodes of one network, of which one serves at a time; where one says that another one
+    leads, this ``goes_to_leader``. Without ``token``, an
     agent's is made and saved, and a person or service joins with the owner's token of the node on this machine.
     ``resume`` starts delivery at the client's own cursor. Methods that send raise the `RoundelayError` that the hub
     answered; while the connection is down they wait, or, with ``reconnect=False``, raise `ConnectError`. ``new_id``
     makes the ids that are not given, ``jitter`` (from 0 to 1) spreads the tries to come back, ``clock`` is what the
     program that uses this client goes by.
-    ``kind`` None leaves it to the ``token``, which has to be given then. With ``deliver`` False nothing is delivered: ask
-    by the operation ``network.receive``.
+    ``kind`` None leaves it to the ``token``, which has to be given then. With ``deliver`` False nothing is delivered:
+    ask by the operation ``network.receive``.
     ``connect_timeout_s`` bounds each way to a welcome (TCP, TLS, the WebSocket and `hello`); without it
     ``ROUNDELAY_CONNECT_TIMEOUT_S``, or 20 s. At most 4,096 requests and 16 MiB of them are under way at a time:
     further calls of what sends wait until others were answered, and so do operations beyond the hub's ``max_reads``.

@@ -148,8 +148,8 @@ class ChangeSet:
         self.mod_id = own
 
     def run_ended_hooks(self, reaction: OpenReaction) -> None:
-        """Let every mod see the end of a reaction. Each has a change of its own: of one that raises nothing is kept, and
-        what ends has ended all the same."""
+        """Let every mod see the end of a reaction. Each has a change of its own: of one that raises nothing is kept,
+        and what ends has ended all the same."""
         for mod in self.rules.ended_hooks:
             own = ChangeSet(self.rules, self.state, self.facts, self.origin, mod_id=mod.id)
             try:

@@ -187,8 +187,8 @@ class Mod:
         """React to an accepted message within its commit. ``message.target`` is ``mod:ID`` when it is for this mod."""
 
     def ended(self, change: Change, reaction: OpenReaction) -> None:
-        """React to the end of an agent's reaction, within the commit of its last record. The change is that agent's; of a
-        hook that raises nothing is kept, and the reaction ends."""
+        """React to the end of an agent's reaction, within the commit of its last record. The change is that agent's; of
+        a hook that raises nothing is kept, and the reaction ends."""
 
     def apply_entry(self, change: Change, payload: Any) -> None:
         """Take what ``after`` submitted."""

@@ -374,8 +374,8 @@ class SpentOut(Struct, frozen=True):
 
 class Followed(Struct, frozen=True):
     """How far the log that several nodes share is in this ledger: up to the record at ``position`` with this
-    ``digest``, who led there, and whether what is here is a part of what was there then. ``base`` is the record from which the
-    log could begin, 0 for none, once all that it holds of rows up to ``base_head`` is dropped."""
+    ``digest``, who led there, and whether what is here is a part of what was there then. ``base`` is the record from
+    which the log could begin, 0 for none, once all that it holds of rows up to ``base_head`` is dropped."""
 
     position: int
     digest: str

@@ -38,8 +38,8 @@ _SHOWN = 100
 
 
 class Doors:
-    """By which names browsers reach a node: of the loopback if they come by it, the address to which they connected, the
-    name on which the node listens, and ``web_hosts``."""
+    """By which names browsers reach a node: of the loopback if they come by it, the address to which they connected,
+    the name on which the node listens, and ``web_hosts``."""
 
     def __init__(self, host: str, web_hosts: Sequence[str], *, behind_proxy: bool) -> None:
         named = (read_web_host(it) for it in web_hosts)
@@ -57,8 +57,8 @@ class Doors:
         if self._is_ours(asked, local_address):
             return None
         return (
-            f"This node shows no page under the name {asked.name[:_SHOWN]}. If people reach it by that name, say so in the "
-            f"node's file (web_hosts: [{asked.name[:_SHOWN]}]); on its own machine it is reached by 127.0.0.1."
+            f"This node shows no page under the name {asked.name[:_SHOWN]}. If people reach it by that name, say so in "
+            f"the node's file (web_hosts: [{asked.name[:_SHOWN]}]); on its own machine it is reached by 127.0.0.1."
         )
 
     def find_wrong_origin(self, headers: Headers, local_address: Any, *, is_encrypted: bool) -> str | None:
@@ -76,9 +76,9 @@ class Doors:
         is_encrypted = scheme == "https" if self._behind_proxy else is_encrypted
         if scheme != ("https" if is_encrypted else "http") or origin.at_port(scheme) != asked.at_port(scheme):
             return (
-                f"A page of {origins[0][:_SHOWN]} may not connect to {hosts[0][:_SHOWN]}: the page that this node shows may, "
-                "and programs that are no page. A proxy between them has to pass on the header Host as it came, and the node "
-                "has to be told of it (behind_proxy, web_hosts)."
+                f"A page of {origins[0][:_SHOWN]} may not connect to {hosts[0][:_SHOWN]}: the page that this node "
+                "shows may, and programs that are no page. A proxy between them has to pass on the header Host as it "
+                "came, and the node has to be told of it (behind_proxy, web_hosts)."
             )
         return self.find_wrong_host(headers, local_address)
 

@@ -1,8 +1,8 @@
 """`Readers`: those who read at a node that follows, as long as it does.
 
-They are let in to a hub of their own, that stores nothing: a `Hub` over the node's index, which the ledger tells of what
-has come into it. The node's own hub waits meanwhile, and begins when the node leads. What fails here ends that hub alone:
-that others read is no reason not to take over.
+They are let in to a hub of their own, that stores nothing: a `Hub` over the node's index, which the ledger tells of
+what has come into it. The node's own hub waits meanwhile, and begins when the node leads. What fails here ends that hub
+alone: that others read is no reason not to take over.
 """
 
 from __future__ import annotations

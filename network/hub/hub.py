@@ -548,8 +548,8 @@ class Hub:
             return
 
     async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None:
-        """Wait until there may be a message above ``after`` that is delivered to a session's participant, or the time is
-        over. Raises `CancelledError` when the session is gone."""
+        """Wait until there may be a message above ``after`` that is delivered to a session's participant, or the time
+        is over. Raises `CancelledError` when the session is gone."""
         board = self.switchboard
         if board.may_have_come(origin.agent_id, after):
             return

@@ -33,7 +33,8 @@ class Redelivery:
         self._outage = outage
         self._loop = asyncio.get_running_loop()
         self._timers: dict[tuple[str, int], asyncio.TimerHandle] = {}
-        """The newest of each, until its attempt goes out: one that was overtaken while its row was read brings nothing."""
+        """The newest of each, until its attempt goes out: one that was overtaken while its row was read brings
+        nothing."""
 
     def forget(self) -> None:
         """Drop every timer: the state is loaded anew."""

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 SHARED_EVERY_S = 600.0
-"""Where several nodes share the log: each step of a trim is a record of it, and whoever makes a node anew reads all of them."""
+"""Where several nodes share the log: each step of a trim is a record of it, and whoever makes a node anew reads all of
+them."""
 EXPIRY_S = 3600.0
 MINUTE_MS = 60 * 1000
 KEEP_ALL = Retain()

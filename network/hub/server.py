@@ -252,8 +252,8 @@ class WebSocketServer:
             what = self._standing() if self._standing is not None and not self._hub.is_open else ""
             if what.startswith("following"):
                 sentence = (
-                    f"This node does not serve: it is {what.partition(', log ')[0]}, while another one leads. Connect to "
-                    f"that one; to read what this one has, connect with ?{READING}."
+                    f"This node does not serve: it is {what.partition(', log ')[0]}, while another one leads. Connect "
+                    f"to that one; to read what this one has, connect with ?{READING}."
                 )
             elif what.startswith("waiting"):
                 sentence = f"This node is {what.partition(', log ')[0]}; try again in a moment."

@@ -151,7 +151,8 @@ class Session:
         self.held: list[bytes] = []
         """Messages that arrived while joining."""
         self.arrivals: dict[asyncio.Future[None], None] = {}
-        """Reads that wait for a message to this participant: at most `max_reads`. A message to others costs them nothing."""
+        """Reads that wait for a message to this participant: at most `max_reads`. A message to others costs them
+        nothing."""
         self.reads_under_way = 0
         """Calls that only read, those that wait for room among them; and signals by their thread."""
         self.asked_bytes = 0

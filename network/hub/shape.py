@@ -57,8 +57,8 @@ def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> Client
     fields, types, the form of ids. Where ``is_brief``, it says no more of a frame that does not decode than that, with
     the id that its beginning shows.
     """
-    # most frames are one object, or one with another in it, and to see that so costs a fraction of the decoding; `count`
-    # costs as much as it
+    # most frames are one object, or one with another in it, and to see that so costs a fraction of the decoding;
+    # `count` costs as much as it
     last = data.rfind(b"{")
     is_shallow = _BRACKET not in data and (last == 0 or (max_depth > 1 and data.rfind(b"{", 0, last) == 0))
     if not is_shallow and data.count(b"{") + data.count(b"[") > max_depth and _is_deeper(data, max_depth):

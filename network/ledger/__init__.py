@@ -44,8 +44,8 @@ class Unstorable(Exception):
 
 
 class LogMoved(LedgerError):
-    """Nothing was appended: another record is where this one was to be. Somebody else writes. ``leader`` is the node that
-    leads now, as HOST:PORT, where that is known."""
+    """Nothing was appended: another record is where this one was to be. Somebody else writes. ``leader`` is the node
+    that leads now, as HOST:PORT, where that is known."""
 
     leader = ""
 

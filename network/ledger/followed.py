@@ -1,5 +1,5 @@
-"""A node's index of a shared log, as others read it: `IndexReads`, what a ledger asks of its index, and `FollowedIndex`,
-the `Ledger` of a hub that only reads while the node follows."""
+"""A node's index of a shared log, as others read it: `IndexReads`, what a ledger asks of its index, and
+`FollowedIndex`, the `Ledger` of a hub that only reads while the node follows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class IndexReads:
 
 
 class FollowedIndex(IndexReads):
-    """A `Ledger` over an index that is open, and that somebody else writes to. It stores nothing, and closes nothing."""
+    """A `Ledger` over an index that is open, and that somebody else writes to. It stores nothing, and closes
+    nothing."""
 
     def __init__(self, index: SQLiteLedger, *, epoch: str, name: str) -> None:
         super().__init__(index)
@@ -77,7 +78,8 @@ class FollowedIndex(IndexReads):
 
 
 class Follower(Protocol):
-    """Who is shown what a node takes in while it follows. It raises nothing: who cannot be shown it is shown it no more."""
+    """Who is shown what a node takes in while it follows. It raises nothing: who cannot be shown it is shown it no
+    more."""
 
     @property
     def is_showing(self) -> bool:

@@ -63,7 +63,8 @@ PATIENCE_S = 10.0
 FOLLOW_S = 5.0
 """A follower to whom nothing comes for so long looks whether there is anything."""
 AWAY_S = 4.0
-"""A server of which the one that leads the stream has heard nothing for so long is away; it says something each second."""
+"""A server of which the one that leads the stream has heard nothing for so long is away; it says something each
+second."""
 HEARTBEAT_S = 5.0
 """How often a server says that it still has what follows the stream for this node: of two that are missing the client
 makes it anew."""
@@ -86,8 +87,8 @@ class _InTheClear(NatsError):
 
 
 class _EncryptedClient(Client):
-    """Says nothing of itself to a server that does not encrypt: the client of NATS would go on in the clear with whoever
-    does not ask for TLS."""
+    """Says nothing of itself to a server that does not encrypt: the client of NATS would go on in the clear with
+    whoever does not ask for TLS."""
 
     def _connect_command(self) -> bytes:
         if not self._server_info.get("tls_required"):  # else TLS has come about by now
@@ -124,8 +125,9 @@ class JetStreamLog:
             await self.close()
             if refusals:
                 raise LedgerError(
-                    f"The NATS servers of {self.name} do not let this user do what a node does ({refusals[-1]}): it has to "
-                    f"publish to $JS.> and {self._subject}.>, and to subscribe to _INBOX.> and {self._subject}.said."
+                    f"The NATS servers of {self.name} do not let this user do what a node does ({refusals[-1]}): it "
+                    f"has to publish to $JS.> and {self._subject}.>, and to subscribe to _INBOX.> and "
+                    f"{self._subject}.said."
                 ) from error
             if _is_without_jetstream(error):
                 raise LogAway(
@@ -171,13 +173,13 @@ class JetStreamLog:
             await _close(client)
             if isinstance(error, ssl.SSLError | _InTheClear):
                 raise LogAway(
-                    f"A NATS server of {self.name} cannot be trusted ({_tell(error)}): let it show a certificate of its host, "
-                    "from an authority that this machine trusts (SSL_CERT_FILE names another one)."
+                    f"A NATS server of {self.name} cannot be trusted ({_tell(error)}): let it show a certificate of "
+                    "its host, from an authority that this machine trusts (SSL_CERT_FILE names another one)."
                 ) from error
             if refusals:
                 raise LedgerError(
-                    f"The NATS servers of {self.name} refuse who connects ({refusals[-1]}): name a user and a password that "
-                    "they know, as in nats://USER:PASSWORD@HOST:PORT/STREAM."
+                    f"The NATS servers of {self.name} refuse who connects ({refusals[-1]}): name a user and a password "
+                    "that they know, as in nats://USER:PASSWORD@HOST:PORT/STREAM."
                 ) from error
             why = f"nothing that speaks NATS answered within {CONNECT_ALL_S:.0f} s" if not str(error) else _tell(error)
             raise LogAway(f"No NATS server of {self.name} can be reached ({why}); is one running?") from error
@@ -263,8 +265,9 @@ class JetStreamLog:
                         continue
                     metadata = message.metadata
                     position = metadata.sequence.stream
-                    # Some were lost on their way, or the client has made its consumer anew from the stream's beginning, as
-                    # it does where the server was started again before anything had come: begin again behind the last one.
+                    # Some were lost on their way, or the client has made its consumer anew from the stream's beginning,
+                    # as it does where the server was started again before anything had come: begin again behind the
+                    # last one.
                     if position <= after or (position != after + 1 and not is_first):
                         break
                     is_first = False
@@ -379,8 +382,8 @@ class JetStreamLog:
         if wrong:
             told = ", ".join(f"{name} {getattr(found, name)!r}" for name in wrong)
             raise LedgerError(
-                f"The stream {address.stream} of {self.name} is there, and is no log of a Roundelay network as it is asked "
-                f"for ({told}); name another stream, or the replicas that it has."
+                f"The stream {address.stream} of {self.name} is there, and is no log of a Roundelay network as it is "
+                f"asked for ({told}); name another stream, or the replicas that it has."
             )
 
     async def _explain_silence(self, error: BaseException) -> LedgerError:
@@ -390,8 +393,8 @@ class JetStreamLog:
                 cluster = (await self._get_info()).cluster
                 name = (cluster.leader if cluster is not None else None) or "that leads it"
                 return LogAway(
-                    f"The shared log {self.name} takes no record: its server {name} answers, and stores nothing. Its disk may "
-                    "be full (its log says); make room, and start that server again."
+                    f"The shared log {self.name} takes no record: its server {name} answers, and stores nothing. Its "
+                    "disk may be full (its log says); make room, and start that server again."
                 )
         return self._failed(error)
 
@@ -415,13 +418,13 @@ class JetStreamLog:
         code = error.err_code if isinstance(error, APIError) else None
         if code in FULL:
             return LogFull(
-                f"The shared log {self.name} has no room ({_tell(error)}): give the stream and its servers more, or name "
-                "fewer bytes with ?max_bytes=."
+                f"The shared log {self.name} has no room ({_tell(error)}): give the stream and its servers more, or "
+                "name fewer bytes with ?max_bytes=."
             )
         if code in TOO_FEW:
             return LedgerError(
-                f"The servers of {self.name} cannot keep {self._address.replicas} replicas ({_tell(error)}): as many servers "
-                "have to run in one cluster, or name fewer with ?replicas=."
+                f"The servers of {self.name} cannot keep {self._address.replicas} replicas ({_tell(error)}): as many "
+                "servers have to run in one cluster, or name fewer with ?replicas=."
             )
         # while servers choose a new one to lead, a stream or a consumer may not even be found
         return LogAway(f"The shared log {self.name} failed: {_tell(error)}.")

@@ -1,5 +1,5 @@
-"""Copies between a shared log and databases: whether an index is what its log says, a log that is filled from a database,
-and a database made of a log, each with the same seqs and the same epoch.
+"""Copies between a shared log and databases: whether an index is what its log says, a log that is filled from a
+database, and a database made of a log, each with the same seqs and the same epoch.
 
 A log that is being filled says so in its first record, and nobody leads before its last one says that it is whole; so a
 filling that was interrupted goes on where it was. A database made of a log is an index of it until all of it is there.
@@ -120,8 +120,9 @@ async def _read(shared: SharedLog, reader: Reader, until: int) -> AsyncGenerator
 
 
 async def compare(shared: SharedLog, db: Path, progress: Progress = lambda done, of: None) -> Copied:
-    """Whether a database holds what the log says up to where it has followed it; one that was made of a log, or from which a
-    log was filled, what the whole log says; one with nothing in it has followed none of it yet. A node may be using it. Opens and closes the log. Raises `LedgerError`."""
+    """Whether a database holds what the log says up to where it has followed it; one that was made of a log, or from
+    which a log was filled, what the whole log says; one with nothing in it has followed none of it yet. A node may be
+    using it. Opens and closes the log. Raises `LedgerError`."""
     await shared.open(is_made=False)
     try:
         with open_database(db) as kept:
@@ -319,8 +320,8 @@ class _Filling:
         mine = await ledger.rows(rows[0].seq - 1, len(rows))
         if list(map(encode_row, mine)) != list(map(encode_row, rows)):
             raise LedgerError(
-                f"The log {self._shared.name} has other rows from #{rows[0].seq} on than {ledger.path}; name a stream that "
-                "is new."
+                f"The log {self._shared.name} has other rows from #{rows[0].seq} on than {ledger.path}; name a stream "
+                "that is new."
             )
         self._rows = rows[-1].seq
 
@@ -333,8 +334,8 @@ class _Filling:
                 lacked = row.seq if row.is_damaged else max(self._rows + 1, whole_from)
                 if row.is_damaged or lacked < row.seq:
                     raise LedgerError(
-                        f"{ledger.path} has no whole row #{lacked}: a shared log holds all that was not dropped by retention. "
-                        "Go on from a backup that has it."
+                        f"{ledger.path} has no whole row #{lacked}: a shared log holds all that was not dropped by "
+                        "retention. Go on from a backup that has it."
                     )
                 self._rows = row.seq
             await self._commit(rows, [])
@@ -375,8 +376,8 @@ def _refuse_history(db: Path) -> None:
     with open_database(db) as kept:
         if kept.find_place() is None and next(kept.rows(), None) is not None:
             raise LedgerError(
-                f"{db} is there, and has a history of its own: name a new file with --to. (`roundelay cluster verify` says "
-                "whether it is what the log says.)"
+                f"{db} is there, and has a history of its own: name a new file with --to. (`roundelay cluster verify` "
+                "says whether it is what the log says.)"
             )
 
 

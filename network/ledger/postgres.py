@@ -1,9 +1,10 @@
 """`PostgresLog`: the shared log in a table of PostgreSQL, by asyncpg.
 
-One table for a network; a record stands at its position, the primary key, so that of two writers one is refused. Row 0 has
-the table's own random id: an append into a table that was made anew in its place finds another one. What an append came
-to whose answer was lost is seen by looking whether the record behind the guard is one's own. NOTIFY says that there is
-something to read, and carries what nodes tell each other; it is a hint, and whoever follows also looks by itself.
+One table for a network; a record stands at its position, the primary key, so that of two writers one is refused. Row 0
+has the table's own random id: an append into a table that was made anew in its place finds another one. What an append
+came to whose answer was lost is seen by looking whether the record behind the guard is one's own. NOTIFY says that
+there is something to read, and carries what nodes tell each other; it is a hint, and whoever follows also looks by
+itself.
 """
 
 from __future__ import annotations
@@ -198,7 +199,8 @@ class PostgresLog:
         version = connection.get_server_version()
         if version.major < OLDEST:
             raise LedgerError(
-                f"The server of {self.name} is PostgreSQL {version.major}; a shared log needs {OLDEST} or newer: upgrade it."
+                f"The server of {self.name} is PostgreSQL {version.major}; a shared log needs {OLDEST} or newer: "
+                "upgrade it."
             )
 
     async def _find_table(self, connection: PoolConnectionProxy[asyncpg.Record], *, is_made: bool) -> None:
@@ -216,13 +218,14 @@ class PostgresLog:
         shape = await connection.fetchrow(SHAPE, oid)
         if shape is None or (shape["is_guarded"], shape["rows"]) != (True, ROWS):
             raise WrongLog(
-                f"The table {table} of {self.name} is there, and is no log of a Roundelay network; name another network."
+                f"The table {table} of {self.name} is there, and is no log of a Roundelay network; name another "
+                "network."
             )
         found = await connection.fetchval(f"SELECT data FROM {table} WHERE position = 0")
         if found is None:
             raise WrongLog(
-                f"The table {table} of {self.name} has lost its first row: records are missing. Restore it, or begin with "
-                "a new one."
+                f"The table {table} of {self.name} has lost its first row: records are missing. Restore it, or begin "
+                "with a new one."
             )
         self._id = found
 
@@ -443,8 +446,8 @@ class PostgresLog:
                 )
             case asyncpg.InvalidAuthorizationSpecificationError():
                 return LedgerError(
-                    f"The server of {self.name} refuses who connects ({told}): name a user and a password that it knows, as "
-                    "in postgres://USER:PASSWORD@HOST/DATABASE, and let its pg_hba.conf admit them from here."
+                    f"The server of {self.name} refuses who connects ({told}): name a user and a password that it "
+                    "knows, as in postgres://USER:PASSWORD@HOST/DATABASE, and let its pg_hba.conf admit them from here."
                 )
             case asyncpg.InvalidCatalogNameError():
                 return LedgerError(
@@ -453,14 +456,14 @@ class PostgresLog:
                 )
             case asyncpg.InsufficientPrivilegeError() | asyncpg.InvalidSchemaNameError():
                 return LedgerError(
-                    f"The user of {self.name} may not make or use its table ({told}): let it own the database, or as its "
-                    f"owner say `GRANT CREATE ON SCHEMA public TO ...` before the table {address.table} is there, and "
-                    f"`GRANT SELECT, INSERT, UPDATE ON {address.table} TO ...` after."
+                    f"The user of {self.name} may not make or use its table ({told}): let it own the database, or as "
+                    f"its owner say `GRANT CREATE ON SCHEMA public TO ...` before the table {address.table} is there, "
+                    f"and `GRANT SELECT, INSERT, UPDATE ON {address.table} TO ...` after."
                 )
             case ssl.SSLCertVerificationError():
                 return LedgerError(
-                    f"The server of {self.name} shows a certificate that is not trusted ({told}): name who issued it with "
-                    "sslrootcert=FILE, and the host as it stands in it."
+                    f"The server of {self.name} shows a certificate that is not trusted ({told}): name who issued it "
+                    "with sslrootcert=FILE, and the host as it stands in it."
                 )
             case ValueError():  # also asyncpg.ClientConfigurationError
                 return LedgerError(f"The address of {self.name} cannot be used: {told}.")
@@ -472,7 +475,8 @@ class PostgresLog:
     def _failed(self, error: BaseException) -> LedgerError:
         if isinstance(error, asyncpg.CheckViolationError):
             return LogFull(
-                f"The shared log {self.name} is full: its table has a constraint max_bytes. Widen it, as docs/cluster.md says."
+                f"The shared log {self.name} is full: its table has a constraint max_bytes. Widen it, as "
+                "docs/cluster.md says."
             )
         kind = LogAway if isinstance(error, PASSING) else LedgerError
         return kind(f"The shared log {self.name} failed: {_tell(error)}.")

@@ -87,8 +87,8 @@ log = logging.getLogger(__name__)
 
 
 class Silence:
-    """How long nothing was heard of a leader. Who slept has not listened: from one look to the next `LISTENED_S` count at
-    most."""
+    """How long nothing was heard of a leader. Who slept has not listened: from one look to the next `LISTENED_S` count
+    at most."""
 
     def __init__(self, now_s: float) -> None:
         self._quiet_s, self._looked_s = 0.0, now_s
@@ -111,8 +111,8 @@ class ReplicatedLedger(IndexReads):
 
     ``new_id`` gives a name for each claim, and the epoch of a new log; ``say`` is told who leads, in a sentence. The
     index is a file of its own, and holds nothing that the log does not: one that is lost is made again by following.
-    ``node`` is what this node calls itself to the others. With ``is_full`` nothing is acknowledged unless the engine shows
-    that it is on disks.
+    ``node`` is what this node calls itself to the others. With ``is_full`` nothing is acknowledged unless the engine
+    shows that it is on disks.
     """
 
     def __init__(
@@ -143,7 +143,8 @@ class ReplicatedLedger(IndexReads):
         self._behind: int | None = None
         """How many records there were to follow when this node looked last."""
         self._appending = asyncio.Lock()
-        """Held from the reading of the log's end to the record behind it, and while the index is not what the log is."""
+        """Held from the reading of the log's end to the record behind it, and while the index is not what the log
+        is."""
         self._reached_at = 0.0
         """When the engine answered last whether this node leads, or where the log ends."""
         self._unindexed = Commit([], [])
@@ -320,8 +321,8 @@ class ReplicatedLedger(IndexReads):
         await indexing
 
     async def trim(self, trim: Trim) -> Trimmed:
-        """As `Ledger.trim`. The log says first what goes: each node drops the same, this one too where it is killed on the
-        way."""
+        """As `Ledger.trim`. The log says first what goes: each node drops the same, this one too where it is killed on
+        the way."""
         cut, is_held = await self._index.find_cut(trim)
         if cut is None:
             return Trimmed(dropped=0, first_seq=self._index.first_seq, is_held=is_held)
@@ -367,7 +368,8 @@ class ReplicatedLedger(IndexReads):
             await self._write_base(Cut(marks.first_seq, marks.first_record_seq, is_last=False))
 
     async def _write_base(self, begins: Cut) -> None:
-        """Say everything again that is in tables; commits may come between, and what they say goes for what was said before."""
+        """Say everything again that is in tables; commits may come between, and what they say goes for what was said
+        before."""
         it = self._reader
         async with self._leading():
             base, head = it.end + 1, self._index.head
@@ -438,8 +440,8 @@ class ReplicatedLedger(IndexReads):
         if known is None:
             if await self._index.rows(0, 1):
                 raise WrongLog(
-                    f"{self.path} has a history of its own, which the log {self._shared.name} does not hold; name a new "
-                    "file with --db."
+                    f"{self.path} has a history of its own, which the log {self._shared.name} does not hold; name a "
+                    "new file with --db."
                 )
             return await self._find_beginning()
         if await self._shared.end() < known.position:
@@ -450,8 +452,8 @@ class ReplicatedLedger(IndexReads):
         if known.position < await self._shared.first():
             begins = await self._find_beginning()
             raise WrongLog(
-                f"{self.path} has followed {self._shared.name} up to record {known.position}, and that begins at {begins.end + 1} by "
-                f"now: move {self.path} away (not {self.path}.owner), and start this node again."
+                f"{self.path} has followed {self._shared.name} up to record {known.position}, and that begins at "
+                f"{begins.end + 1} by now: move {self.path} away (not {self.path}.owner), and start this node again."
             )
         reader = Reader(known.position, known.digest)
         reader.epoch, reader.name = known.epoch, known.name
@@ -460,7 +462,8 @@ class ReplicatedLedger(IndexReads):
             stored = await anext(records)
         if digest(stored.data) != known.digest:
             raise WrongLog(
-                f"{self.path} was made from another log than {self._shared.name}; name a new file with --db, or that log."
+                f"{self.path} was made from another log than {self._shared.name}; name a new file with --db, or that "
+                "log."
             )
         reader.leader, reader.is_filling = known.leader, known.is_filling
         return reader
@@ -487,8 +490,9 @@ class ReplicatedLedger(IndexReads):
         await self._shared.open(is_made=not is_known)
 
     async def _lead(self, trouble: LedgerError | None) -> None:
-        """Follow until this node has claimed the log. An engine that goes away meanwhile is waited for, and so is, once the
-        node has followed, whatever may come right again; ``trouble`` is what it begins with. Raises `LedgerError`."""
+        """Follow until this node has claimed the log. An engine that goes away meanwhile is waited for, and so is, once
+        the node has followed, whatever may come right again; ``trouble`` is what it begins with. Raises
+        `LedgerError`."""
         is_placed = False
         while True:
             try:
@@ -526,8 +530,8 @@ class ReplicatedLedger(IndexReads):
         free, of = await self._shared.room()
         if free < min(RESERVE_BYTES, of // 64):  # else each large commit that is refused would cost another claim
             raise LogFull(
-                f"The shared log {self._shared.name} has room for {free:,} bytes: too few for somebody to lead. Give the log and "
-                "its servers more."
+                f"The shared log {self._shared.name} has room for {free:,} bytes: too few for somebody to lead. Give "
+                "the log and its servers more."
             )
         writer = self._new_id()
         await self._append(Header(kind="claim", writer=writer, previous=self._reader.last), Claim(self.node).write())
@@ -568,8 +572,8 @@ class ReplicatedLedger(IndexReads):
         self._doubted_at = asyncio.get_running_loop().time()
         if self._doubt and self._is_full:
             raise LedgerError(
-                f"durability full is asked for, and {self._shared.name} does not show it: {self._doubt}. Or take `durability` "
-                "out of this node's configuration: then it says `replicated`."
+                f"durability full is asked for, and {self._shared.name} does not show it: {self._doubt}. Or take "
+                "`durability` out of this node's configuration: then it says `replicated`."
             )
         if before is not None and bool(before) is not bool(self._doubt):
             log.warning("the durability of the shared log is another one", extra={"durability": self.durability})
@@ -630,8 +634,8 @@ class ReplicatedLedger(IndexReads):
         if leaders and self.owner and leaders != self.owner and not self._is_owner_doubted:
             self._is_owner_doubted = True
             self._say(
-                f"The owner's token of this node is not that of the node that leads: whoever has that will be refused here. Copy "
-                f"the other node's .owner file to {self.path}.owner, and start this node again."
+                "The owner's token of this node is not that of the node that leads: whoever has that will be refused "
+                f"here. Copy the other node's .owner file to {self.path}.owner, and start this node again."
             )
 
     def _note_end(self, end: int) -> None:
@@ -644,8 +648,8 @@ class ReplicatedLedger(IndexReads):
         elif now - self._short_since > SHORT_S:
             self._short_since = None
             raise LogDoubtful(
-                f"The shared log {self._shared.name} ends at {end}, and this node has read its record {self._reader.end}: it has "
-                "lost some."
+                f"The shared log {self._shared.name} ends at {end}, and this node has read its record "
+                f"{self._reader.end}: it has lost some."
             )
 
     async def _take(self, stored: LogRecord) -> None:

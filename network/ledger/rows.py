@@ -161,8 +161,8 @@ def hash_key(actor: str, key: str) -> int:
     """The number that an idempotency key is found by. Whose it is says the row: two keys may have the same; a test pins
     it, since files depend on it.
 
-    All 62 bits are the hash's, also of ids that begin with their time: with fewer, thousands of ids that have one number
-    are found within hours, and each of them is looked at when the next one comes.
+    All 62 bits are the hash's, also of ids that begin with their time: with fewer, thousands of ids that have one
+    number are found within hours, and each of them is looked at when the next one comes.
     """
     return _hash(f"{actor}\0{key}".encode())
 

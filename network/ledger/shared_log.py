@@ -1,8 +1,9 @@
 """The shared log: what several nodes of one network have in common, and one of them at a time writes.
 
-An engine (`jetstream`, `postgres`) holds the records, in one order, and takes a record only behind the one that its writer names.
-What a record says is written and read here, whichever engine it is: rows and puts of a commit, what is dropped, who
-leads, and the digest of the record before it, so that a follower knows that it reads what was written. No IO.
+An engine (`jetstream`, `postgres`) holds the records, in one order, and takes a record only behind the one that its
+writer names. What a record says is written and read here, whichever engine it is: rows and puts of a commit, what is
+dropped, who leads, and the digest of the record before it, so that a follower knows that it reads what was written. No
+IO.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ class LogChoosing(LogAway):
 
 
 class LogDoubtful(LogAway):
-    """The engine says what it would say if it had lost records. Just after its servers have chosen who of them leads it may
-    be wrong; if it goes on saying so, it is true."""
+    """The engine says what it would say if it had lost records. Just after its servers have chosen who of them leads it
+    may be wrong; if it goes on saying so, it is true."""
 
 
 def find_no_log(name: str) -> LogDoubtful:
     """What an engine says that was asked for a log that has to be there."""
     return LogDoubtful(
-        f"There is no log {name}. Nobody makes it who knows of one already, for that would be another history: check the name, "
-        "or restore it; a node with a new file for --db makes one."
+        f"There is no log {name}. Nobody makes it who knows of one already, for that would be another history: check "
+        "the name, or restore it; a node with a new file for --db makes one."
     )
 
 
@@ -84,8 +85,8 @@ class LogRecord(NamedTuple):
 
 
 class SharedLog(Protocol):
-    """What is asked of an engine. Every method raises `LedgerError` where it fails, in a sentence for an operator: `LogAway`
-    where it may work in a while."""
+    """What is asked of an engine. Every method raises `LedgerError` where it fails, in a sentence for an operator:
+    `LogAway` where it may work in a while."""
 
     name: str
     """What an operator calls it: its address without what is secret."""
@@ -175,12 +176,12 @@ class LogStanding(NamedTuple):
 class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The first line of a record; what follows it is the body.
 
-    ``begin`` is the first record of a log, ``claim`` says that ``writer`` leads from here on, ``release`` that it does no
-    more, ``commit`` has rows and puts; one that is too large for a record comes as several, of which ``left`` are to come.
-    ``trim`` says what each node drops of what came before it (a `Cut`), since what is old is for one to decide.
+    ``begin`` is the first record of a log, ``claim`` says that ``writer`` leads from here on, ``release`` that it does
+    no more, ``commit`` has rows and puts; one that is too large for a record comes as several, of which ``left`` are to
+    come. ``trim`` says what each node drops of what came before it (a `Cut`), since what is old is for one to decide.
     From ``base`` on the log says everything again that is in tables, as ``values``, up to ``based`` (which names that
-    ``base``), while commits go on; so a log of which older records were dropped begins with a ``base``, whose ``head`` is
-    the newest row that may stand before it. Who has read what was before passes over values.
+    ``base``), while commits go on; so a log of which older records were dropped begins with a ``base``, whose ``head``
+    is the newest row that may stand before it. Who has read what was before passes over values.
     A log that begins with ``is_filled_later`` gets what a database holds; nobody leads before it is ``filled``.
     """
 
@@ -298,8 +299,8 @@ def read_commit(body: bytes) -> Commit:
         return Commit([decode_row(bytes(row)) for row in decoded.rows], puts)
     except (msgspec.MsgspecError, ValueError, KeyError) as error:
         raise WrongLog(
-            f"The shared log holds a commit that this Roundelay cannot read ({error}); a newer one may have written it: "
-            "upgrade this node."
+            f"The shared log holds a commit that this Roundelay cannot read ({error}); a newer one may have written "
+            "it: upgrade this node."
         ) from error
 
 
@@ -326,8 +327,8 @@ def split(body: bytes, room: int) -> list[bytes]:
 def write_records(
     body: bytes, writer: str, previous: str, room: int, kind: Literal["commit", "values"] = "commit"
 ) -> list[bytes]:
-    """The records of one commit, or of values of a base, each of at most ``room`` bytes; ``previous`` is the digest of the one before them. Raises
-    `LedgerError` where a server takes next to nothing."""
+    """The records of one commit, or of values of a base, each of at most ``room`` bytes; ``previous`` is the digest of
+    the one before them. Raises `LedgerError` where a server takes next to nothing."""
     if room <= 2 * HEADER_ROOM:
         raise LedgerError(
             f"The server of the shared log takes messages of at most {room} bytes (max_payload): too few."
@@ -379,8 +380,8 @@ class Reader:
         return self._end[1]
 
     def take(self, stored: LogRecord) -> bytes | Cut | None:
-        """Read the next record; gives the body of a commit once it is whole, or what is to be dropped. Raises `WrongLog`
-        where the log is not the one that was read so far."""
+        """Read the next record; gives the body of a commit once it is whole, or what is to be dropped. Raises
+        `WrongLog` where the log is not the one that was read so far."""
         position, last = self._end
         if stored.position != position + 1:
             raise WrongLog(
@@ -392,8 +393,8 @@ class Reader:
             self.epoch, self.name, self.leader = header.epoch, header.name, header.writer
         elif self._is_cut:
             raise WrongLog(
-                f"The shared log begins at {stored.position}, and not with what nodes leave there: records are missing. Restore it, "
-                "or begin with a new one."
+                f"The shared log begins at {stored.position}, and not with what nodes leave there: records are "
+                "missing. Restore it, or begin with a new one."
             )
         elif (header.previous, header.kind == "begin") != (last, stored.position == 1):
             raise WrongLog(

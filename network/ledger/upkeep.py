@@ -102,8 +102,8 @@ def _cut_off(db: sqlite3.Connection, kind: str, start: int, end: int, limit: int
 
 
 def make_cut(cut: Cut, damage: Damage, unplaced: Unplaced, db: sqlite3.Connection) -> CutMade:
-    """Drop what a cut says, in one transaction, or a part of it where the rows are large; to be called until it is done.
-    What was done before is not done again."""
+    """Drop what a cut says, in one transaction, or a part of it where the rows are large; to be called until it is
+    done. What was done before is not done again."""
     db.execute("BEGIN IMMEDIATE")
     try:
         marks, newest = read_marks(db), newest_stamp(damage, db)

@@ -1,8 +1,8 @@
 """Receiving by asking: the messages that are delivered to a participant, for clients that cannot keep a connection.
 
 A session is delivered what comes; `receive` gives the same messages to whoever asks for them, and `acknowledge` says
-which of them are handled, and `nack` which failed, durably and in the log's order. They work on the participant's one floor, so that a client
-may ask today and be connected tomorrow.
+which of them are handled, and `nack` which failed, durably and in the log's order. They work on the participant's one
+floor, so that a client may ask today and be connected tomorrow.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ async def receive(
     unhandled: bool = False,
 ) -> dict[str, Any]:
     """The messages that are delivered to the caller, ascending: those above `after` (with `unhandled`, of these what is
-    not handled yet), or, without it, the oldest that are not handled yet. If there is none, the answer waits for up to `wait_ms`.
+    not handled yet), or, without it, the oldest that are not handled yet. If there is none, the answer waits for up to
+    `wait_ms`.
 
     `next` is the `after` to go on with. What is given counts as delivered, unless the caller only looks (`peek`).
     """

@@ -71,8 +71,8 @@ def install(
 def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
     """Take it out again: each file is as it was before, or, if it was changed since, as it is without what is ours.
 
-    A file of which it cannot be taken (one with comments, say) stays, and is told of with what to do; the exit status is
-    1 then.
+    A file of which it cannot be taken (one with comments, say) stays, and is told of with what to do; the exit status
+    is 1 then.
     """
     from roundelay.interop import installing
 

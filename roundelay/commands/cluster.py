@@ -144,8 +144,9 @@ def status(log_url: str, as_json: bool) -> None:
 
 def _describe(found: dict[str, Any]) -> list[str]:
     lines = [
-        f"{found['log']}: {found['records']:,} records, {found['bytes'] / 2**20:.1f} of {found['max_bytes'] / 2**20:,.0f} MiB, "
-        f"{found['engine']}, {found['replicas']} replica{'s' if found['replicas'] > 1 else ''}",
+        f"{found['log']}: {found['records']:,} records, {found['bytes'] / 2**20:.1f} of "
+        f"{found['max_bytes'] / 2**20:,.0f} MiB, {found['engine']}, {found['replicas']} "
+        f"replica{'s' if found['replicas'] > 1 else ''}",
         f"  durability {found['durability']}" + (f": {found['doubt']}" if found["doubt"] else ""),
     ]
     for server in found["servers"]:

@@ -331,8 +331,8 @@ def check_page(config: NodeConfig) -> Checked:
 
 
 def check_secrets(config: NodeConfig, file: Path | None = None) -> Checked:
-    """Whether the node's owner alone may read what holds its key, its tokens and its messages; ``file`` is its own, which
-    may hold a password."""
+    """Whether the node's owner alone may read what holds its key, its tokens and its messages; ``file`` is its own,
+    which may hold a password."""
     has_password = (
         config.log is not None and hide_password(config.log) != config.log and "ROUNDELAY_LOG" not in os.environ
     )

@@ -65,8 +65,8 @@ def read_readiness(url: str) -> bool | None:
 
 
 def read_standing(url: str) -> LogStanding | None:
-    """What the node at an address is to the log that it shares with others; None of one that shares none, or says nothing
-    of it yet. Raises `ConnectError`."""
+    """What the node at an address is to the log that it shares with others; None of one that shares none, or says
+    nothing of it yet. Raises `ConnectError`."""
     return LogStanding.read(get_from_hub(url, "/readyz").body)
 
 

@@ -52,8 +52,8 @@ def log_url(count: int, port: int, stream: str) -> str:
 
 @asynccontextmanager
 async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    """Servers, ready; stopped at the end. Raises `ConfigError` for a folder that others use, for a port that is taken, and
-    for a server that does not start."""
+    """Servers, ready; stopped at the end. Raises `ConfigError` for a folder that others use, for a port that is taken,
+    and for a server that does not start."""
     program = find_server()
     with _holding(folder) as held:
         async with _running(program, folder, count, port, held) as processes:
@@ -65,8 +65,8 @@ async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[
 
 @contextmanager
 def _holding(folder: Path) -> Iterator[TextIO]:
-    """Keep others from a folder, as long as this process or a server that it has started lives: two servers on one store
-    would spoil it. Raises `ConfigError` where somebody uses it."""
+    """Keep others from a folder, as long as this process or a server that it has started lives: two servers on one
+    store would spoil it. Raises `ConfigError` where somebody uses it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "servers.pid").open("a+") as held:
         try:
@@ -74,8 +74,8 @@ def _holding(folder: Path) -> Iterator[TextIO]:
         except BlockingIOError as error:
             held.seek(0)
             raise ConfigError(
-                f"Servers use {folder} already, of a start that goes on or was killed (processes {held.read() or '?'}): end "
-                "them, or name another --dir."
+                f"Servers use {folder} already, of a start that goes on or was killed (processes "
+                f"{held.read() or '?'}): end them, or name another --dir."
             ) from error
         held.seek(0)
         yield held

@@ -413,11 +413,11 @@ class _Agents:
         self._say = say
 
     async def let_in(self, hub: Hub, url: str) -> None:
-        """Bind the tokens that the agents have here, before anybody else can use their ids first. An id that is somebody
-        else's raises `ConfigError`; a node of several leads all the same, and does not run that one.
+        """Bind the tokens that the agents have here, before anybody else can use their ids first. An id that is
+        somebody else's raises `ConfigError`; a node of several leads all the same, and does not run that one.
 
-        Tokens are kept by the hub's address, so an agent has another one on another port: it is let in with that too. At
-        each node that shares a log it has also one that is made of the owner's token, so that the others may run it.
+        Tokens are kept by the hub's address, so an agent has another one on another port: it is let in with that too.
+        At each node that shares a log it has also one that is made of the owner's token, so that the others may run it.
         """
         for spec in list(self.specs):
             try:

@@ -1,5 +1,6 @@
-"""``roundelay view``: the page on a ledger's file, which stays as it is. A copy of the file, complete and checked, stands in
-a folder of its own for as long as somebody looks; a hub on the copy lets them log in and read, and takes nothing else.
+"""``roundelay view``: the page on a ledger's file, which stays as it is. A copy of the file, complete and checked,
+stands in a folder of its own for as long as somebody looks; a hub on the copy lets them log in and read, and takes
+nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ async def show_file(path: Path, port: int, person_id: str, announce: Callable[[s
     """
     if not await asyncio.to_thread(is_database, path):
         raise LedgerError(
-            f"{path} is no node's database; an export of one becomes a page by: roundelay export --format html --db {path}"
+            f"{path} is no node's database; an export of one becomes a page by: roundelay export --format html --db "
+            f"{path}"
         )
     is_open = await asyncio.to_thread(Path(f"{path}-wal").exists)
     with stop_signals() as stopping, tempfile.TemporaryDirectory(prefix="roundelay-view-") as folder:

@@ -38,8 +38,8 @@ POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""What the page may do: run its own scripts, and the modules that these import; ask no address; make no text HTML. The nonce is made
-when the page is, after everything that participants wrote."""
+"""What the page may do: run its own scripts, and the modules that these import; ask no address; make no text HTML. The
+nonce is made when the page is, after everything that participants wrote."""
 
 
 @dataclass

@@ -53,8 +53,8 @@ VIEWS: dict[str, type[Pane]] = {
 
 
 async def run_terminal(client: NetworkClient, to: str | None = None) -> int:
-    """Show the conversation full screen until the person leaves, or SIGTERM comes; gives the exit code. Raises what ends
-    the connection."""
+    """Show the conversation full screen until the person leaves, or SIGTERM comes; gives the exit code. Raises what
+    ends the connection."""
     app = RoundelayTerminal(client, to)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, lambda: app.exit(return_code=ENDED_BY_SIGTERM))

@@ -1,7 +1,7 @@
 """Where a person writes: several lines, and the ids of participants offered after an @.
 
-Enter says that the text is to be sent (`Composer.Entered`), and leaves it to who hears that to empty the composer. What is
-pasted is shown as messages are, so that what is sent is what was seen.
+Enter says that the text is to be sent (`Composer.Entered`), and leaves it to who hears that to empty the composer. What
+is pasted is shown as messages are, so that what is sent is what was seen.
 """
 
 from __future__ import annotations

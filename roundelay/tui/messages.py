@@ -1,7 +1,7 @@
 """The messages of one thread on the screen: a widget for each, and a window of them that moves over the thread.
 
-`MessageWindow` holds at most `MAX_SHOWN` widgets: what lies before or behind is fetched when one scrolls there, and what
-is far from there is taken away. It says which messages have been on the screen; who acknowledges them is the desk.
+`MessageWindow` holds at most `MAX_SHOWN` widgets: what lies before or behind is fetched when one scrolls there, and
+what is far from there is taken away. It says which messages have been on the screen; who acknowledges them is the desk.
 Whatever a participant wrote is cleaned and broken in columns here, and is never markup.
 """
 
