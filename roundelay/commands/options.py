@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
-from roundelay.network.home import expand_url
 from roundelay.terminal.connection import READER_ID, login_id
 
 if TYPE_CHECKING:
@@ -62,6 +61,8 @@ def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Conte
 
 def check_url(value: str) -> str:
     """An address of a hub, or several of one network with commas between them; what is none is wrong usage."""
+    from roundelay.network.home import expand_url
+
     value = expand_url(value)
     if "," in value:
         return ",".join(check_url(it) for it in value.split(","))
