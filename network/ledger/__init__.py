@@ -88,6 +88,8 @@ class Cut(Struct, frozen=True):
     is_last: bool
     """Whether messages are dropped as far as they may be: what is kept about those that are gone goes then, since that
     looks through whole tables."""
+    stamp: int = 0
+    """The newest time (ms) that was given out: none older is, also where no row is left."""
 
 
 class Page(NamedTuple):

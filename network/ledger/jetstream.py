@@ -38,7 +38,7 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.log_urls import NatsAddress
 
 from . import LogMoved
-from .shared_log import LogAway, LogChoosing, LogFull, LogRecord, WrongLog, digest, find_no_log
+from .shared_log import LogAway, LogChoosing, LogCut, LogFull, LogRecord, digest, find_no_log
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """The server's codes for a record that does not follow the last one."""
@@ -252,9 +252,8 @@ class JetStreamLog:
             try:
                 first = (await _heed(self._context().stream_info(self._address.stream))).state.first_seq
                 if after + 1 < first:
-                    raise WrongLog(
-                        f"The shared log {self.name} begins at {first}, and {after + 1} is to be read: records are "
-                        "missing. Restore it, or begin with a new one."
+                    raise LogCut(
+                        f"The shared log {self.name} begins at {first} by now, and {after + 1} was to be read."
                     )
                 while True:
                     try:

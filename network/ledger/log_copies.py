@@ -32,12 +32,13 @@ from roundelay.network.errors import LedgerError
 
 from . import KEPT_WITH, KEYED_BY_SEQ, Cut, seq_of
 from .log_file import DatabaseLog, encode_row, open_database
-from .replicated import LEADERLESS_S, PRESENT_S, ReplicatedLedger
+from .replicated import LEADERLESS_S, PRESENT_S, ReplicatedLedger, find_beginning
 from .shared_log import (
     HEADER_ROOM,
     Commit,
     Header,
     Heartbeat,
+    LogCut,
     LogRecord,
     Reader,
     SharedLog,
@@ -49,6 +50,8 @@ from .shared_log import (
 )
 from .sqlite import SQLiteLedger
 
+TRIES = 3
+"""So often a comparison begins again whose log has lost its oldest records meanwhile."""
 PAGE_ROWS = 1000
 ROW_ROOM = 2
 """A row takes at most about so many times its data in a record."""
@@ -125,8 +128,14 @@ async def compare(shared: SharedLog, db: Path, progress: Progress = lambda done,
     using it. Opens and closes the log. Raises `LedgerError`."""
     await shared.open(is_made=False)
     try:
-        with open_database(db) as kept:
-            return await _compare(shared, kept, db, progress)
+        for left in range(TRIES, -1, -1):
+            with open_database(db) as kept:
+                try:
+                    return await _compare(shared, kept, db, progress)
+                except LogCut:  # it begins later by now: read it from there
+                    if not left:
+                        raise
+        raise AssertionError
     finally:
         await shared.close()
 
@@ -135,16 +144,19 @@ async def _compare(shared: SharedLog, kept: DatabaseLog, db: Path, progress: Pro
     values = {(table, key): value for table, key, value in kept.values()}
     place = values.pop(PLACE, None)
     followed = msgspec.json.decode(place, type=Followed) if place is not None else None
-    end, first = await shared.end(), await shared.first()
+    end = await shared.end()
     if followed is not None and followed.position > end:
         return Copied(end, 0, 0, f"{db} has followed {followed.position} records, and the log has {end}")
     is_begun = bool(values) or next(kept.rows(), None) is not None
     until = followed.position if followed is not None else end if is_begun else 0
     dropped = Cut(kept.head.first_seq, kept.first_record_seq, is_last=False)
-    if followed is not None and followed.position < first:
-        return Copied(end, 0, 0, f"{db} has followed {followed.position} records, and the log begins at {first}")
-    reader, rows, known, said = Reader.at(first), 0, _Known(), Cut(1, 1, is_last=False)
-    mine = kept.rows()
+    reader, rows, known, said = await find_beginning(shared), 0, _Known(), Cut(1, 1, is_last=False)
+    dropped_records = reader.end
+    if followed is not None and 0 < followed.position <= dropped_records:
+        return Copied(
+            end, 0, 0, f"{db} has followed {followed.position} records, and the log begins at {dropped_records + 1}"
+        )
+    mine = (row for row in kept.rows() if row.seq > reader.begins_after)  # older ones the log has no more
     async for taken in _read(shared, reader, until):
         if isinstance(taken, Cut):
             said = taken
@@ -161,6 +173,8 @@ async def _compare(shared: SharedLog, kept: DatabaseLog, db: Path, progress: Pro
             if rows % PAGE_ROWS == 0:
                 progress(rows, 0)
         known.note(taken.puts)
+    if dropped_records and until and reader.is_filling:
+        raise LedgerError(f"{db} is where the log says its values anew: let its node go on, and compare again.")
     compared, digest = reader.position, reader.digest
     if followed is not None and followed.digest != digest:
         return Copied(compared, rows, 0, f"{db} was made from another log than {shared.name}")
@@ -180,7 +194,7 @@ async def _compare(shared: SharedLog, kept: DatabaseLog, db: Path, progress: Pro
 def _find_other_value(db: Path, known: dict[tuple[str, str], str], values: dict[tuple[str, str], str]) -> str:
     for table, key in sorted(known.keys() | values.keys()):
         one, other = known.get((table, key)), values.get((table, key))
-        if one != _written_now(table, other) and not (table == EXPIRING and other is None):
+        if one != _written_now(table, other) and not (table == EXPIRING and None in (one, other)):
             what = "lacks" if other is None else "has, and the log has not," if one is None else "has another value for"
             return f"{db} {what} {key!r} of the table {table}"
     return ""
@@ -247,11 +261,12 @@ async def fill(db: Path, shared: SharedLog, progress: Progress = lambda done, of
     """Fill a new log from a database that no node uses, or go on with it; the database stays as it is. Opens and closes
     the log. Raises `LedgerError`."""
     with open_database(db) as kept:  # it is there, and is one
-        dropped = Cut(kept.head.first_seq, kept.first_record_seq, is_last=True)
+        first, first_record = kept.head.first_seq, kept.first_record_seq
     ledger = SQLiteLedger(db, new_epoch=random_id)
     try:
         meta, puts = await ledger.open()
         await shared.open()
+        dropped = Cut(first, first_record, is_last=True, stamp=meta.stamp)
         filling = _Filling(shared)
         if await filling.go_on(ledger, meta.epoch, meta.name):
             await filling.add_rows(ledger, meta.head, dropped, progress)
@@ -295,7 +310,7 @@ class _Filling:
 
     async def go_on(self, ledger: SQLiteLedger, epoch: str, name: str) -> bool:
         """Begin the log, or read what is in it; false where it is whole. Raises `LedgerError` for another's."""
-        end = await self._shared.end()
+        end, self.reader = await self._shared.end(), await find_beginning(self._shared)
         if end == 0:
             begin = Header(kind="begin", writer=self.writer, epoch=epoch, name=name, is_filled_later=True)
             await self.append(begin)
@@ -342,7 +357,8 @@ class _Filling:
             progress(self._rows, head)
         if self._rows != head:
             raise LedgerError(f"{ledger.path} lacks the rows from #{self._rows + 1} to #{head}: it is not whole.")
-        if dropped not in (self._dropped, Cut(1, 1, is_last=True)):
+        begun = self._dropped.messages, self._dropped.records
+        if (dropped.messages, dropped.records) not in (begun, (1, 1)):
             await self._append(write_trim(dropped, self.writer, self.reader.last))
 
     async def add_values(self, values: list[Put]) -> None:
@@ -387,9 +403,8 @@ async def take_out(shared: SharedLog, db: Path, progress: Progress = lambda done
     await shared.open(is_made=False)
     try:
         await refuse_nodes(shared)
-        begins = await shared.first()
-        first = Reader.at(begins)
-        async for _ in _read(shared, first, min(begins, await shared.end())):
+        first = await find_beginning(shared)
+        async for _ in _read(shared, first, min(first.end + 1, await shared.end())):
             pass
     finally:
         await shared.close()

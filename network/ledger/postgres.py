@@ -25,7 +25,7 @@ from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.log_urls import TLS_FILES, PostgresAddress
 
 from . import LogMoved
-from .shared_log import LogAway, LogChoosing, LogFull, LogRecord, WrongLog, find_no_log
+from .shared_log import LogAway, LogChoosing, LogCut, LogFull, LogRecord, WrongLog, find_no_log
 
 OLDEST = 14
 """The first release of the server that is used."""
@@ -48,7 +48,7 @@ HEARD = 64
 RECORD_BYTES = 512 * 1024
 PAGE, PAGE_BYTES = 256, 2 * 1024**2
 """A follower reads so many records at once, and no further one where they have so many bytes."""
-DROPPED = 5000
+DROPPED = 500
 """So many records are dropped in one transaction."""
 PAGE_S = 10.0
 """How long that may take, on a slow line too."""
@@ -106,7 +106,7 @@ DROP = """\
 WITH gone AS (
     DELETE FROM {table} WHERE position IN (
         SELECT position FROM {table} WHERE position > 0 AND position < $1 ORDER BY position LIMIT $2
-    ) RETURNING length(data) AS bytes
+    ) AND $3 = (SELECT data FROM {table} WHERE position = 0) RETURNING length(data) AS bytes
 ), freed AS (SELECT count(*) AS records, coalesce(sum(bytes), 0)::bigint AS bytes FROM gone), newest AS (
     UPDATE {table} SET total = total - (SELECT bytes FROM freed)
     WHERE position = (SELECT max(position) FROM {table}) AND position >= $1 RETURNING position
@@ -252,7 +252,7 @@ class PostgresLog:
     async def drop(self, before: int) -> bool:
         try:
             async with self._connection() as connection:
-                return int(await connection.fetchval(self._sql(DROP), before, DROPPED)) < DROPPED
+                return int(await connection.fetchval(self._sql(DROP), before, DROPPED, self._id)) < DROPPED
         except FAILURES as error:
             raise self._failed(error) from error
 
@@ -297,6 +297,10 @@ class PostgresLog:
                 raise self._failed(error) from error
             for left, (position, data) in zip(range(len(page) - 1, -1, -1), page, strict=True):
                 if position != after + 1:
+                    if position == await self.first():  # dropped, and not lost
+                        raise LogCut(
+                            f"The shared log {self.name} begins at {position} by now, and {after + 1} was to be read."
+                        )
                     raise WrongLog(
                         f"The shared log {self.name} goes on at {position}, and {after + 1} is to be read: records are "
                         "missing. Restore it, or begin with a new one."
@@ -458,7 +462,7 @@ class PostgresLog:
                 return LedgerError(
                     f"The user of {self.name} may not make or use its table ({told}): let it own the database, or as "
                     f"its owner say `GRANT CREATE ON SCHEMA public TO ...` before the table {address.table} is there, "
-                    f"and `GRANT SELECT, INSERT, UPDATE ON {address.table} TO ...` after."
+                    f"and `GRANT SELECT, INSERT, UPDATE, DELETE ON {address.table} TO ...` after."
                 )
             case ssl.SSLCertVerificationError():
                 return LedgerError(

@@ -30,6 +30,7 @@ from .shared_log import (
     Heartbeat,
     LogAway,
     LogChoosing,
+    LogCut,
     LogDoubtful,
     LogFull,
     LogRecord,
@@ -39,6 +40,7 @@ from .shared_log import (
     WrongLog,
     digest,
     read_commit,
+    read_record,
     tell_wait,
     write_commit,
     write_record,
@@ -78,7 +80,9 @@ SHOW_AGAIN_S = 10.0
 """Between two tries to let others read at a node that follows."""
 BASE_EVERY = 10_000
 """Records between the oldest one and a new base."""
-BASE_PAGE = 500
+BASE_LEAST, BASE_SHARE = 100, 8
+"""A new base is due sooner, after so many records, where the log has come to one part in so many of what it may hold."""
+BASE_PAGE = 200
 """So many values of a base are in one record, or in several where they are large; nothing is committed meanwhile."""
 TOGETHER, TOGETHER_BYTES = 256, 4 * 1024 * 1024
 """So many rows and values, or bytes of records, a follower that is behind takes into its index at once."""
@@ -207,6 +211,7 @@ class ReplicatedLedger(IndexReads):
                         if stored.position >= end:
                             break
             await self._take_into_index(self._place())
+            await self._check_beginning()
             return self._reader
         finally:
             await self.close()
@@ -354,25 +359,47 @@ class ReplicatedLedger(IndexReads):
             await self._shorten()
 
     async def _shorten(self) -> None:
-        first, marks = await self._shared.first(), await self._index.read_marks()
-        base = self._reader.base
-        if base > first:
-            if min(marks.first_seq, marks.first_record_seq) <= self._reader.base_head:
-                return  # rows from before it are kept
-            is_done = False
-            while not is_done:
-                async with self._leading():
-                    is_done = await self._shared.drop(base)
-            log.info("the shared log begins later", extra={"log": self._shared.name, "position": base})
-        elif self._reader.end - first >= BASE_EVERY and not self._index.damaged:
-            await self._write_base(Cut(marks.first_seq, marks.first_record_seq, is_last=False))
+        first, (free, of) = await self._shared.first(), await self._shared.room()
+        records = self._reader.end - first
+        if self._reader.base > first:
+            await self._begin_later(first)
+            return
+        is_due = records >= BASE_EVERY or (records >= BASE_LEAST and of - free >= of // BASE_SHARE)
+        if is_due and not self._index.damaged:
+            await self._write_base()
 
-    async def _write_base(self, begins: Cut) -> None:
+    async def _begin_later(self, first: int) -> None:
+        """Drop what stands before the newest base, if there is one and nothing before it is needed. What is refused, or
+        killed on the way, is tried at another time: the log is as good as before."""
+        base, head = self._reader.base, self._reader.base_head
+        if base <= first or await self._index.holds_up_to(head):
+            return
+        if min(await self._read_marks()) <= head:  # what was dropped last was not the last there was of its kind
+            if not self._writer:
+                return
+            async with self._leading():
+                begins = await self._index.read_beginning()
+                seqs = max(begins.messages, head + 1), max(begins.records, head + 1)
+                cut = Cut(*seqs, is_last=False, stamp=begins.stamp)
+                await self._append_record(write_trim(cut, self._writer, self._reader.last))
+                await self._drop(cut)
+        is_done = False
+        while not is_done:
+            async with self._appending:
+                try:
+                    is_done = await self._shared.drop(base)
+                except LedgerError as error:
+                    log.warning("what the shared log no longer needs stays in it: %s", error)
+                    return
+        log.info("the shared log begins later", extra={"log": self._shared.name, "position": base})
+
+    async def _write_base(self) -> None:
         """Say everything again that is in tables; commits may come between, and what they say goes for what was said
         before."""
         it = self._reader
         async with self._leading():
             base, head = it.end + 1, self._index.head
+            begins = await self._index.read_beginning()
             begin = Header(kind="base", writer=self._writer, previous=it.last, epoch=it.epoch, name=it.name, head=head)
             await self._append(begin, b"")
             await self._append_record(write_trim(begins, self._writer, it.last))
@@ -381,6 +408,7 @@ class ReplicatedLedger(IndexReads):
         async with self._leading():
             done = Header(kind="based", writer=self._writer, previous=it.last, base=base, head=head)
             await self._append(done, b"")
+            await self._index.append([], [self._place()])  # before this place is dropped from the log
 
     async def _write_values(self, table: Table) -> None:
         after, it = "", self._reader
@@ -443,14 +471,14 @@ class ReplicatedLedger(IndexReads):
                     f"{self.path} has a history of its own, which the log {self._shared.name} does not hold; name a "
                     "new file with --db."
                 )
-            return await self._find_beginning()
+            return await find_beginning(self._shared)
         if await self._shared.end() < known.position:
             raise LogDoubtful(
                 f"{self.path} was made from a log of at least {known.position} records, and {self._shared.name} has "
                 "fewer: it is another log, or has lost some. Name a new file with --db to go on with what it has."
             )
         if known.position < await self._shared.first():
-            begins = await self._find_beginning()
+            begins = await find_beginning(self._shared)
             raise WrongLog(
                 f"{self.path} has followed {self._shared.name} up to record {known.position}, and that begins at "
                 f"{begins.end + 1} by now: move {self.path} away (not {self.path}.owner), and start this node again."
@@ -468,21 +496,8 @@ class ReplicatedLedger(IndexReads):
         reader.leader, reader.is_filling = known.leader, known.is_filling
         return reader
 
-    async def _find_beginning(self) -> Reader:
-        """Reads the log from its oldest record on. Raises `WrongLog` where that is not what nodes leave there."""
-        first = await self._shared.first()
-        if first == 1:
-            return Reader()
-        if first > await self._shared.end():
-            raise WrongLog(
-                f"Of the shared log {self._shared.name} all records are missing: restore it, or begin with a new one."
-            )
-        async with self._follow(first - 1) as records:
-            Reader.at(first).take(await anext(records))
-        return Reader.at(first)
-
     def _follow(self, after: int) -> aclosing[AsyncGenerator[LogRecord, None]]:
-        return aclosing(cast(AsyncGenerator[LogRecord, None], self._shared.follow(after)))
+        return following(self._shared, after)
 
     async def _open_log(self) -> None:
         """Open the log. Who knows of one makes none in its place: that would be another history."""
@@ -516,8 +531,23 @@ class ReplicatedLedger(IndexReads):
                 return
             except LogMoved:
                 continue  # somebody else was faster: follow it
+            except LogCut:
+                is_placed = False  # then it is told what that means here
             except LedgerError as error:
                 trouble = self._judge(error, before=trouble)
+
+    async def _read_marks(self) -> tuple[int, int]:
+        """Where messages begin, and records."""
+        marks = await self._index.read_marks()
+        return marks.first_seq, marks.first_record_seq
+
+    async def _check_beginning(self) -> None:
+        """Raises `WrongLog` where the log lacks rows that nobody has dropped."""
+        if min(await self._read_marks()) <= self._reader.begins_after:
+            raise WrongLog(
+                f"The shared log {self._shared.name} lacks what stood before its first base: records are missing. Restore it, or "
+                "begin with a new one."
+            )
 
     async def _claim(self) -> None:
         if self._reader.is_filling:
@@ -526,7 +556,9 @@ class ReplicatedLedger(IndexReads):
                 "`roundelay cluster migrate` go on with it, until it says that it is done."
             )
         await self._take_into_index(self._place())  # what was kept for what was to follow, and never came
+        await self._check_beginning()
         await self._look_at_disks()
+        await self._begin_later(await self._shared.first())  # it may be full of what nobody needs
         free, of = await self._shared.room()
         if free < min(RESERVE_BYTES, of // 64):  # else each large commit that is refused would cost another claim
             raise LogFull(
@@ -610,6 +642,8 @@ class ReplicatedLedger(IndexReads):
                     # an end from before the silence says nothing of what was written since
                     if is_asked and is_alone and self._reader.end >= end:
                         return
+                    if self._reader.end >= end and not is_told:
+                        await self._check_beginning()
                     await self._show()
                     if self._reader.end >= end and not is_told:
                         is_told = self._has_followed = True
@@ -724,6 +758,30 @@ class ReplicatedLedger(IndexReads):
             with suppress(LedgerError):
                 await self._shared.say(Heartbeat(self.node, self._reader.end, self._writer, self.owner).write())
             await asyncio.sleep(ALIVE_S)
+
+
+def following(shared: SharedLog, after: int) -> aclosing[AsyncGenerator[LogRecord, None]]:
+    """The records above a position, for an ``async with``."""
+    return aclosing(cast(AsyncGenerator[LogRecord, None], shared.follow(after)))
+
+
+async def find_beginning(shared: SharedLog) -> Reader:
+    """Reads the log from the first record on from which it can be read: its first, or where that was dropped the oldest
+    base. Before that a drop that was killed may have left records. Raises `WrongLog` where there is no base."""
+    first, end = await shared.first(), await shared.end()
+    if first == 1:
+        return Reader()
+    if first <= end:
+        async with following(shared, first - 1) as records:
+            async for stored in records:
+                if read_record(stored.data)[0].kind == "base":
+                    return Reader.at(stored.position)
+                if stored.position >= end:
+                    break
+    raise WrongLog(
+        f"The shared log {shared.name} begins at {first}, and holds nothing to begin with there: records are missing. Restore "
+        "it, or begin with a new one."
+    )
 
 
 def _last_of_each(puts: Sequence[Put]) -> list[Put]:

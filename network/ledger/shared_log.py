@@ -29,6 +29,10 @@ STANDING = re.compile(
     r"(?:leading|following(?: (?P<leader>\S+))?, (?P<behind>\d+) records behind), log (?P<log>\S+), durability (?P<durability>\w+)"
 )
 NODE = re.compile("[!-~]{1,255}")
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What reading raises at what somebody else has written: also at what is nested without an end."""
+MAX_SAID = 1024
+"""No heartbeat is longer."""
 HEADER_ROOM = 1024
 """Bytes of a record that its header may take."""
 
@@ -69,6 +73,10 @@ def tell_wait(error: LedgerError) -> str:
             return "the log does not answer"
         case _:
             return "it has said why"
+
+
+class LogCut(LedgerError):
+    """What is to be read was dropped: the log begins later by now."""
 
 
 class WrongLog(LedgerError):
@@ -213,7 +221,7 @@ class Claim(Struct, frozen=True):
         """What is nothing of the kind, as the body of an older release's, names nobody."""
         try:
             return cls(read_name(msgspec.json.decode(body, type=cls).node))
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return cls()
 
     def write(self) -> bytes:
@@ -233,8 +241,8 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True):
     def read(cls, text: str) -> Heartbeat:
         """What is nothing of the kind says nothing."""
         try:
-            said = msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError:
+            said = msgspec.json.decode(text, type=cls) if len(text) <= MAX_SAID else cls()
+        except UNREADABLE:
             return cls()
         return cls(read_name(said.node), said.position, said.leads, said.owner)
 
@@ -268,7 +276,7 @@ def read_record(record: bytes) -> tuple[Header, bytes]:
     head, _, body = record.partition(b"\n")
     try:
         header = msgspec.json.decode(head, type=Header)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise WrongLog(f"The shared log holds something that is no record of a Roundelay network: {error}.") from error
     if header.format != FORMAT:
         raise WrongLog(f"The shared log is of format {header.format}; this Roundelay reads {FORMAT}. Upgrade it.")
@@ -297,7 +305,7 @@ def read_commit(body: bytes) -> Commit:
             for table, key, value in decoded.puts
         ]
         return Commit([decode_row(bytes(row)) for row in decoded.rows], puts)
-    except (msgspec.MsgspecError, ValueError, KeyError) as error:
+    except (*UNREADABLE, ValueError, KeyError) as error:
         raise WrongLog(
             f"The shared log holds a commit that this Roundelay cannot read ({error}); a newer one may have written "
             "it: upgrade this node."
@@ -313,7 +321,7 @@ def read_cut(body: bytes) -> Cut:
     """Raises `WrongLog`, as `read_commit` does."""
     try:
         return msgspec.json.decode(body, type=Cut)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise WrongLog(
             f"The shared log holds a trim that this Roundelay cannot read ({error}): upgrade this node."
         ) from error
@@ -357,6 +365,8 @@ class Reader:
         """Whether it begins with what a database or a base holds, and not all of that is there."""
         self.base = self.base_head = 0
         """The newest base that is whole, and its head."""
+        self.begins_after = 0
+        """The head of the base that was read first; rows up to it are not there."""
         self._parts: list[bytes] = []
         self._end = position, last
         """Of the last record, whole or not."""
@@ -391,6 +401,7 @@ class Reader:
         header, body = read_record(stored.data)
         if self._is_cut and header.kind == "base":  # what it names as the one before it is gone
             self.epoch, self.name, self.leader = header.epoch, header.name, header.writer
+            self.begins_after = header.head
         elif self._is_cut:
             raise WrongLog(
                 f"The shared log begins at {stored.position}, and not with what nodes leave there: records are "

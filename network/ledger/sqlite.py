@@ -56,7 +56,7 @@ from .queries import (
 from .schema import CHECKED_FROM, ROW_COLUMNS, SCHEMA_VERSION, migrate, refuse_schema
 from .search import SearchIndex, holds, is_within
 from .unplaced import PLACED_TO, Unplaced, load_unplaced
-from .upkeep import CutMade, Marks, find_cut, make_cut, newest_stamp, read_head, read_marks, rescue
+from .upkeep import CutMade, Marks, find_cut, make_cut, read_beginning, read_head, read_marks, read_stamp, rescue
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
 CHECKPOINT_PAGES = 2_500
@@ -169,7 +169,7 @@ class SQLiteLedger:
         """What `open` gave, as it is now."""
 
         def look(db: sqlite3.Connection) -> tuple[Meta, list[Put]]:
-            meta, head, stamp = load_meta(db), read_head(db), newest_stamp(self._damage, db)
+            meta, head, stamp = load_meta(db), read_head(db), read_stamp(self._damage, db)
             first = int(meta.get("first_seq", "1"))
             found = Meta(epoch=self._epoch, name=self._name, first_seq=first, head=head, stamp=stamp)
             return found, load_state(self._damage, db)
@@ -291,7 +291,7 @@ class SQLiteLedger:
         first, head = int(meta.get("first_seq", "1")), read_head(db)
         self._first = first
         self._unplaced = load_unplaced(db, int(meta[PLACED_TO]))
-        stamp = max(newest_stamp(self._damage, db), int(meta.get("trimmed_stamp", "0")))  # none older is given out
+        stamp = read_stamp(self._damage, db)  # none older is given out
         name = meta.get("name", self._name)
         epoch = meta.get("epoch", "")
         if self._is_new_history(meta, head):
@@ -582,6 +582,15 @@ class SQLiteLedger:
         made = await self._change(partial(make_cut, cut, self._damage, self._unplaced))
         self._first = made.first_seq
         return made
+
+    async def read_beginning(self) -> Cut:
+        """What was dropped of it by now."""
+        return await self._run(self._writer, partial(read_beginning, self._damage))
+
+    async def holds_up_to(self, seq: int) -> bool:
+        """Whether there is any row up to that one."""
+        sql = "SELECT EXISTS (SELECT 1 FROM log WHERE seq <= ?)"
+        return bool(await self._run(self._writer, lambda db: db.execute(sql, (seq,)).fetchone()[0]))
 
     async def read_marks(self) -> Marks:
         """Where what is kept begins."""

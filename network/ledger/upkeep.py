@@ -87,7 +87,8 @@ def find_cut(trim: Trim, damage: Damage, db: sqlite3.Connection) -> tuple[Cut | 
         messages, records = max(messages, by_size), max(records, by_size)
         is_held = is_held or wanted > trim.pinned
     end = _cut_off(db, _NO_RECORDS, marks.first_seq, messages, trim.limit)
-    cut = Cut(end, _cut_off(db, _RECORDS, marks.first_record_seq, records, trim.limit), end == messages)
+    records = _cut_off(db, _RECORDS, marks.first_record_seq, records, trim.limit)
+    cut = Cut(end, records, end == messages, read_stamp(damage, db))
     is_due = (
         cut.messages > marks.first_seq or cut.records > marks.first_record_seq or marks.first_seq > marks.first_cold
     )
@@ -106,7 +107,7 @@ def make_cut(cut: Cut, damage: Damage, unplaced: Unplaced, db: sqlite3.Connectio
     done. What was done before is not done again."""
     db.execute("BEGIN IMMEDIATE")
     try:
-        marks, newest = read_marks(db), newest_stamp(damage, db)
+        marks, stamp = read_marks(db), max(cut.stamp, read_stamp(damage, db))
         dropped, first = _drop(damage, db, _NO_RECORDS, marks.first_seq, cut.messages)
         dropped_records, first_record = _drop(damage, db, _RECORDS, marks.first_record_seq, cut.records)
         is_done = first >= cut.messages and first_record >= cut.records
@@ -114,9 +115,7 @@ def make_cut(cut: Cut, damage: Damage, unplaced: Unplaced, db: sqlite3.Connectio
         if is_done and cut.is_last and first > first_cold:
             _drop_cold(db, first)
             first_cold = first
-        now = {"first_seq": first, "first_record_seq": first_record, "first_cold": first_cold}
-        if newest:
-            now["trimmed_stamp"] = newest
+        now = {"first_seq": first, "first_record_seq": first_record, "first_cold": first_cold, "trimmed_stamp": stamp}
         put_meta(db, {key: str(mark) for key, mark in now.items()})
         db.execute("COMMIT")
     except BaseException:
@@ -127,9 +126,20 @@ def make_cut(cut: Cut, damage: Damage, unplaced: Unplaced, db: sqlite3.Connectio
     return CutMade(len(dropped) + len(dropped_records), first, is_done)
 
 
-def _read_mark(db: sqlite3.Connection, key: str) -> int:
+def _read_mark(db: sqlite3.Connection, key: str, otherwise: int = 1) -> int:
     found = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    return int(found[0]) if found is not None else 1
+    return int(found[0]) if found is not None else otherwise
+
+
+def read_stamp(damage: Damage, db: sqlite3.Connection) -> int:
+    """The newest time that was given out, also to rows that are gone."""
+    return max(newest_stamp(damage, db), _read_mark(db, "trimmed_stamp", 0))
+
+
+def read_beginning(damage: Damage, db: sqlite3.Connection) -> Cut:
+    """What was dropped by now."""
+    marks = read_marks(db)
+    return Cut(marks.first_seq, marks.first_record_seq, is_last=False, stamp=read_stamp(damage, db))
 
 
 def newest_stamp(damage: Damage, db: sqlite3.Connection) -> int:

@@ -13,7 +13,7 @@ import pytest
 from roundelay.app import make_shared_log
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import LogMoved, jetstream, postgres
-from roundelay.network.ledger.shared_log import LogFull, LogRecord, SharedLog
+from roundelay.network.ledger.shared_log import LogCut, LogFull, LogRecord, SharedLog
 from tests.support.nats import NatsServer, nats_server
 from tests.support.postgres import postgres_server
 
@@ -214,7 +214,7 @@ async def test_the_oldest_records_are_dropped_and_count_no_longer(logs: Logs, mo
     with pytest.raises(LogMoved):
         await log.append(b"late", 6)
     assert [len(data) for _, data in await read(other, 7, after=4)] == [200_000, 200_000, 1]
-    with pytest.raises(LedgerError, match="records are missing"):
+    with pytest.raises(LogCut, match="begins at 5 by now"):
         await read(log, 7, after=0)
     told = await log.describe()
     assert told["records"] == 3

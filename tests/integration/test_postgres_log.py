@@ -126,7 +126,7 @@ async def test_who_may_not_is_told_what_would_let_him(server: PostgresServer) ->
     guest = server.url("lab", user="guest")
     assert "GRANT CREATE ON SCHEMA public" in await refused(guest)
     await make_shared_log(server.url("lab")).open()
-    assert "GRANT SELECT, INSERT, UPDATE ON roundelay_lab" in await refused(guest)
+    assert "GRANT SELECT, INSERT, UPDATE, DELETE ON roundelay_lab" in await refused(guest)
     await server.execute("GRANT SELECT ON roundelay_lab TO guest")
     reader = make_shared_log(guest)
     await reader.open(is_made=False)  # who looks needs no more

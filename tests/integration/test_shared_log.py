@@ -23,7 +23,7 @@ from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.ledger import Cut, KeyTaken, Ledger, LogMoved, Trim, jetstream, postgres, replicated
 from roundelay.network.ledger.log_copies import compare
 from roundelay.network.ledger.replicated import ReplicatedLedger
-from roundelay.network.ledger.shared_log import Heartbeat, LogFull, WrongLog, digest
+from roundelay.network.ledger.shared_log import Claim, Heartbeat, LogFull, WrongLog, digest, read_record
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.log_urls import NatsAddress, read_log_url
 from tests.contract.test_ledger import message
@@ -887,6 +887,14 @@ async def test_a_leader_that_could_not_drop_what_the_log_says_goes_on_only_when_
     await made.append([message(5, "ann", "agent:bob")], [])
     await made.close()
     assert (await compare(make_shared_log(server.url("lab")), db)).difference == ""
+
+
+@pytest.mark.parametrize("said", ['{"x":' + "[" * 3000, "[" * 100_000, '{"node":"' + "n" * 5000 + '"}', "{}", "\0"])
+def test_a_heartbeat_that_nobody_could_have_meant_says_nothing(said: str) -> None:
+    assert Heartbeat.read(said) == Heartbeat()
+    assert Claim.read(said.encode()) == Claim() or "nnn" in said
+    with pytest.raises(WrongLog):
+        read_record(said.encode())
 
 
 async def test_a_server_that_was_given_more_replicas_than_a_node_asks_for_is_used(tmp_path: Path) -> None:

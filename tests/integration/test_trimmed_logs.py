@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sqlite3
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import LogMoved, Trim, replicated, upkeep
 from roundelay.network.ledger.log_copies import compare, rebuild
 from roundelay.network.ledger.replicated import ReplicatedLedger
-from roundelay.network.ledger.shared_log import WrongLog, write_trim
+from roundelay.network.ledger.shared_log import LogFull, WrongLog, write_trim
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.integration.test_shared_log import LogServer, ledger, server, sleep
@@ -375,3 +376,161 @@ async def test_a_base_that_was_interrupted_is_none_and_another_one_is_written(
         assert [told(fresh), value_of(fresh, "token")] == [told(made.path), value_of(made.path, "token")]
     assert firsts == sorted(firsts)
     assert interrupted > 5 < len(set(firsts)), (interrupted, firsts)
+
+
+async def shortened(log: str, db: Path, *, until: int = 12) -> ReplicatedLedger:
+    """A leader of a log that begins with a base; every row is gone, and nothing was stored since."""
+    leader = ledger(log, db)
+    await leader.open()
+    for seq in range(1, until):
+        await leader.append([mixed(seq)], [Put("token", f"hash-{seq}", Token("ann", "agent", seq))])
+    await leader.trim(Trim(messages_before=9999, records_before=9999, pinned=until))
+    await leader.forget_dropped()
+    await leader.forget_dropped()
+    assert await first_of(log) > until
+    return leader
+
+
+@pytest.mark.usefixtures("small_bases")
+async def test_a_leader_to_whom_nothing_was_said_since_its_log_begins_later_leads_again(
+    server: LogServer, tmp_path: Path
+) -> None:
+    log, db = server.url("lab"), tmp_path / "a.db"
+    leader = await shortened(log, db)
+    assert await difference(log, db) == ""
+    await leader.close()
+    meta, _ = await leader.open()
+    assert (meta.head, meta.first_seq) == (11, 12)
+    await leader.close()
+    fresh = ledger(log, tmp_path / "b.db")
+    meta, _ = await fresh.open()
+    assert (meta.head, meta.first_seq, meta.stamp) == (11, 12, 1011), "no seq and no time is given out again"
+    await fresh.close()
+
+
+@pytest.mark.usefixtures("small_bases")
+async def test_what_a_drop_that_was_killed_left_before_a_base_is_passed_over(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, db = server.url("lab"), tmp_path / "a.db"
+    leader = ledger(log, db)
+    await leader.open()
+    for seq in range(1, 12):
+        await leader.append([mixed(seq)], [Put("token", f"hash-{seq}", Token("ann", "agent", seq))])
+    await leader.forget_dropped()
+    await server.drop("lab", 1, 2, 3)  # as if it were the beginning of a drop
+    async with asyncio.timeout(20):
+        with pytest.raises(WrongLog, match="records are missing"):
+            await ledger(log, tmp_path / "early.db").open()
+    await leader.trim(Trim(messages_before=9999, records_before=9999, pinned=12))
+    await leader.close()
+    for path in (tmp_path / "b.db", db):
+        made = ledger(log, path)
+        await made.open()
+        await made.append([mixed(made._index.head + 1)], [])
+        await made.close()
+        assert await difference(log, path) == ""
+    assert value_of(tmp_path / "b.db", "token") == value_of(tmp_path / "a.db", "token")
+    again = await open_or_make(log, tmp_path / "b.db")
+    await again.forget_dropped()  # and the next pass ends it
+    assert await first_of(log) > 12
+    await again.close()
+
+
+@pytest.mark.usefixtures("small_bases")
+async def test_a_drop_that_is_refused_keeps_nobody_from_writing(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, db = server.url("lab"), tmp_path / "a.db"
+    leader = ledger(log, db)
+    await leader.open()
+    for seq in range(1, 12):
+        await leader.append([mixed(seq)], [])
+    await leader.forget_dropped()
+    await leader.trim(Trim(messages_before=9999, records_before=9999, pinned=12))
+
+    async def refuse(_: int) -> bool:
+        raise LedgerError("You may not delete.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leader._shared, "drop", refuse)
+        await leader.forget_dropped()
+    await leader.append([mixed(12)], [])
+    await leader.verify()
+    assert await first_of(log) == 1
+    await leader.forget_dropped()
+    assert await first_of(log) > 1
+    await leader.close()
+    assert await difference(log, db) == ""
+
+
+@pytest.mark.usefixtures("small_bases")
+async def test_a_node_that_is_behind_is_compared_with_what_the_log_still_has_and_is_told_where_it_begins(
+    server: LogServer, tmp_path: Path
+) -> None:
+    log, a, b, c = server.url("lab"), *(tmp_path / f"{name}.db" for name in "abc")
+    leader = ledger(log, a)
+    await leader.open()
+    for seq in range(1, 12):
+        await leader.append([mixed(seq)], [Put("call", f"ann/c{seq}", CallResult("d", seq, Raw(b"{}")))])
+    await rebuild(make_shared_log(log), c)
+    await leader.expire_calls(6)  # which each node does for itself
+    await leader.forget_dropped()
+    await leader.append([mixed(12)], [])
+    await rebuild(make_shared_log(log), b)  # it has the base, and not what is dropped from here on
+    await leader.trim(Trim(messages_before=9999, records_before=9999, pinned=13))
+    await leader.forget_dropped()
+    assert await first_of(log) > 1
+    assert await difference(log, b) == ""
+    assert await difference(log, a) == ""
+    assert "the log begins at" in await difference(log, c)
+    with pytest.raises(WrongLog, match=r"move .*c.db away"):
+        await rebuild(make_shared_log(log), c)
+    await leader.close()
+
+
+@pytest.mark.usefixtures("small_bases")
+async def test_a_base_is_due_sooner_in_a_log_that_fills(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "BASE_EVERY", 10_000)
+    monkeypatch.setattr(replicated, "BASE_LEAST", 5)
+    log = server.url("lab") + ("&" if "?" in server.url("lab") else "?") + f"max_bytes={1 << 20}"
+    leader = ledger(log, tmp_path / "a.db")
+    await leader.open()
+    head = 0
+    for _ in range(40):  # several times what it may hold
+        for _ in range(5):
+            head += 1
+            await leader.append([message(head, "ann", "agent:bob", thread="t" * 3_000)], [])
+        await leader.trim(Trim(messages_before=1000 + head, pinned=head))
+        await leader.forget_dropped()
+        await leader.trim(Trim(records_before=1000 + head, pinned=head))
+        await leader.forget_dropped()
+    assert await first_of(log) > 100
+    await leader.close()
+    assert await difference(log, tmp_path / "a.db") == ""
+
+
+async def append_on(made: ReplicatedLedger, seq: int) -> None:
+    for number in itertools.count(seq):
+        await made.append([message(number, "ann", "agent:bob", thread="t" * 3_000)], [])
+
+
+@pytest.mark.usefixtures("small_bases")
+async def test_a_log_that_is_full_of_what_nobody_needs_is_led_again(server: LogServer, tmp_path: Path) -> None:
+    log = server.url("lab") + ("&" if "?" in server.url("lab") else "?") + f"max_bytes={1 << 20}"
+    leader = ledger(log, tmp_path / "a.db")
+    await leader.open()
+    for seq in range(1, 31):
+        await leader.append([message(seq, "ann", "agent:bob", thread="t" * 3_000)], [])
+    await leader.forget_dropped()
+    await leader.trim(Trim(messages_before=1031, records_before=1031, pinned=31))
+    with pytest.raises(LogFull):
+        await append_on(leader, 31)
+    await leader.close()
+    async with asyncio.timeout(20):
+        await leader.open()
+    assert await first_of(log) > 30
+    await leader.append([message(leader._index.head + 1, "ann", "agent:bob")], [])
+    await leader.close()
