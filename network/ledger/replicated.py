@@ -81,7 +81,8 @@ SHOW_AGAIN_S = 10.0
 BASE_EVERY = 10_000
 """Records between the oldest one and a new base."""
 BASE_LEAST, BASE_SHARE = 100, 8
-"""A new base is due sooner, after so many records, where the log has come to one part in so many of what it may hold."""
+"""A new base is due sooner, after so many records, where the log has come to one part in so many of what it may
+hold."""
 BASE_PAGE = 200
 """So many values of a base are in one record, or in several where they are large; nothing is committed meanwhile."""
 TOGETHER, TOGETHER_BYTES = 256, 4 * 1024 * 1024
@@ -463,7 +464,7 @@ class ReplicatedLedger(IndexReads):
 
     async def _find_place(self) -> Reader:
         """Where the index is in the log. Raises `LedgerError` if it is not an index of this log."""
-        self._unindexed = Commit([], [])
+        self._unindexed, self._unindexed_bytes = Commit([], []), 0
         known: Followed | None = await self._index.lookup_cold("followed", "log")
         if known is None:
             if await self._index.rows(0, 1):
@@ -545,8 +546,8 @@ class ReplicatedLedger(IndexReads):
         """Raises `WrongLog` where the log lacks rows that nobody has dropped."""
         if min(await self._read_marks()) <= self._reader.begins_after:
             raise WrongLog(
-                f"The shared log {self._shared.name} lacks what stood before its first base: records are missing. Restore it, or "
-                "begin with a new one."
+                f"The shared log {self._shared.name} lacks what stood before its first base: records are missing. "
+                "Restore it, or begin with a new one."
             )
 
     async def _claim(self) -> None:
@@ -779,8 +780,8 @@ async def find_beginning(shared: SharedLog) -> Reader:
                 if stored.position >= end:
                     break
     raise WrongLog(
-        f"The shared log {shared.name} begins at {first}, and holds nothing to begin with there: records are missing. Restore "
-        "it, or begin with a new one."
+        f"The shared log {shared.name} begins at {first}, and holds nothing to begin with there: records are missing. "
+        "Restore it, or begin with a new one."
     )
 
 
