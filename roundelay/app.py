@@ -34,7 +34,6 @@ from roundelay.network.hub.following import Readers
 from roundelay.network.hub.hub import NO_QUOTAS
 from roundelay.network.hub.local import LocalTransport
 from roundelay.network.hub.metrics import list_log_figures
-from roundelay.network.hub.retention import SHARED_EVERY_S
 from roundelay.network.hub.server import WebSocketServer
 from roundelay.network.ledger import Ledger, LogMoved
 from roundelay.network.ledger.memory import MemoryLedger
@@ -183,7 +182,6 @@ async def serve(
         limits=config.limits,
         quotas=config.quotas,
         retain=config.retain,
-        trims_every_s=None if shared is None else SHARED_EVERY_S,
         mods=loaded,
         visibility=config.visibility,
         registration=config.registration,

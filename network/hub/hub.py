@@ -37,7 +37,6 @@ from roundelay.network.frames import Follows, write_moved
 from roundelay.network.ledger import KeyTaken, Ledger, LogMoved, Unstorable
 from roundelay.network.operations import list_operations
 
-from . import retention
 from .admission import Gate
 from .intake import Intake
 from .metrics import CommitFigures, Figure, list_figures
@@ -102,7 +101,6 @@ class Hub:
         limits: Limits,
         quotas: Mapping[str, Quota] = NO_QUOTAS,
         retain: Retain = KEEP_ALL,
-        trims_every_s: float | None = None,
         mods: Sequence[Mod] = (),
         visibility: Visibility = "people",
         registration: Registration = "local",
@@ -155,7 +153,6 @@ class Hub:
         """Those of the log that this hub's ledger shares with others, if it does."""
         self._writer: asyncio.Task[None] | None = None
         self._retain = retain
-        self._trims_every_s = trims_every_s
         self._upkeep: list[asyncio.Task[None]] = []
         self.writing = asyncio.Lock()
         """Held by each commit, and by whatever else must not meet one."""
@@ -196,8 +193,7 @@ class Hub:
         self._writer.add_done_callback(self._on_end)
         if self._follows is not None:  # the ledger is another one's, who looks after it
             return
-        every_s = retention.EVERY_S if self._trims_every_s is None else self._trims_every_s
-        trimming = keep_trimming(self._retain, self.switchboard, self.ledger, self._clock, self.writing, every_s)
+        trimming = keep_trimming(self._retain, self.switchboard, self.ledger, self._clock, self.writing)
         self._upkeep = [
             asyncio.create_task(self._flush_floors(), name="hub-floors"),
             asyncio.create_task(trimming, name="hub-retention"),

@@ -22,10 +22,7 @@ from .publisher import Switchboard
 log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
-SHARED_EVERY_S = 600.0
-"""Where several nodes share the log: each step of a trim is a record of it, and whoever makes a node anew reads all of
-them."""
-EXPIRY_S = 3600.0
+ROUNDS_BETWEEN_EXPIRIES = 60
 MINUTE_MS = 60 * 1000
 KEEP_ALL = Retain()
 TOO_LATE = "What this session has yet to be given is too old to be kept; reconnect and go on from there."
@@ -106,17 +103,17 @@ async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock:
 
 
 async def keep_trimming(
-    retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock, every_s: float
+    retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock
 ) -> None:
-    """Do so every so often, until cancelled; every hour, forget results of calls too, whatever is retained."""
+    """Do so every minute, until cancelled; every hour, forget results of calls too, whatever is retained."""
     for number in itertools.count(1):
         try:
             if retain != KEEP_ALL:
                 dropped = await keep_within(retain, board, ledger, clock, writing)
                 if dropped:
                     log.info("old rows were dropped", extra={"rows": dropped, "first_seq": board.meta.first_seq})
-            if number % max(1, round(EXPIRY_S / every_s)) == 0:
+            if number % ROUNDS_BETWEEN_EXPIRIES == 0:
                 await ledger.expire_calls(clock() - CALL_KEPT_MS)
         except LedgerError as error:
             log.error("old rows could not be dropped: %s", error)
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(EVERY_S)

@@ -76,6 +76,10 @@ DOUBT_S = 10.0
 """So long a node waits that finds the log gone, or shorter than it knows it: servers that choose anew may say so."""
 RESERVE_BYTES = 8 * 1024 * 1024
 """Nobody claims a log with less room, or less than a 64th of what it may hold."""
+FULL_AGAIN_S, LEAST_BYTES = 60.0, 64 * 1024
+"""But so often, and as long as there is so much, somebody does: what retention drops may make room."""
+TRIM_EVERY_S = 600.0
+"""Between two steps of a trim that drop fewer rows than one may."""
 SHOW_AGAIN_S = 10.0
 """Between two tries to let others read at a node that follows."""
 BASE_EVERY = 10_000
@@ -176,6 +180,9 @@ class ReplicatedLedger(IndexReads):
         self.follower: Follower = NobodyReads()
         """Who is shown what this node takes in while it follows."""
         self._shown_at = -SHOW_AGAIN_S
+        self._trimmed_at = -TRIM_EVERY_S
+        self._full_at: float | None = None
+        """When this node last found, or passed over, that the log is too full to be led."""
         self._known_at = 0
         """What the log held at this time is in the index (`as_of`)."""
         self._asked = (0, 0)
@@ -214,6 +221,8 @@ class ReplicatedLedger(IndexReads):
             await self._take_into_index(self._place())
             await self._check_beginning()
             return self._reader
+        except LogCut as error:
+            raise LedgerError(f"{error} Move {self.path} away, and begin again.") from error
         finally:
             await self.close()
 
@@ -330,11 +339,14 @@ class ReplicatedLedger(IndexReads):
         """As `Ledger.trim`. The log says first what goes: each node drops the same, this one too where it is killed on
         the way."""
         cut, is_held = await self._index.find_cut(trim)
-        if cut is None:
+        now = asyncio.get_running_loop().time()
+        is_small = cut is not None and cut.is_last  # each is a record that whoever makes a node anew does again
+        if cut is None or (is_small and now - self._trimmed_at < TRIM_EVERY_S):
             return Trimmed(dropped=0, first_seq=self._index.first_seq, is_held=is_held)
         async with self._leading():
             await self._append_record(write_trim(cut, self._writer, self._reader.last))
             dropped = await self._drop(cut)
+        self._trimmed_at = now if is_small else self._trimmed_at
         return Trimmed(dropped=dropped, first_seq=self._index.first_seq, is_held=is_held)
 
     @asynccontextmanager
@@ -561,7 +573,14 @@ class ReplicatedLedger(IndexReads):
         await self._look_at_disks()
         await self._begin_later(await self._shared.first())  # it may be full of what nobody needs
         free, of = await self._shared.room()
-        if free < min(RESERVE_BYTES, of // 64):  # else each large commit that is refused would cost another claim
+        now = asyncio.get_running_loop().time()
+        self._full_at = now if self._full_at is None else self._full_at
+        is_tried = free >= LEAST_BYTES and now - self._full_at >= FULL_AGAIN_S
+        if free >= min(RESERVE_BYTES, of // 64):
+            self._full_at = None
+        elif is_tried:
+            self._full_at = now
+        else:  # each large commit that is refused would cost another claim
             raise LogFull(
                 f"The shared log {self._shared.name} has room for {free:,} bytes: too few for somebody to lead. Give "
                 "the log and its servers more."

@@ -30,7 +30,7 @@ from roundelay.network.core.tables import (
     damaged_row,
 )
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Found, KeyTaken, Ledger, Page, Trim, Trimmed
+from roundelay.network.ledger import Found, KeyTaken, Ledger, Page, Trim, Trimmed, replicated
 from roundelay.network.ledger import files as ledger_files
 from roundelay.network.ledger import sqlite as ledger_sqlite
 from roundelay.network.ledger.memory import MemoryLedger
@@ -44,7 +44,9 @@ Opener = Callable[[], Ledger]
 
 
 @pytest.fixture(params=["memory", "sqlite", "replicated", pytest.param("postgres", marks=pytest.mark.full)])
-async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opener]:
+async def opener(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Opener]:
     """Opens the same ledger again and again."""
     epochs, ids = iter(["e1", "e2", "e3"]), (it for pair in zip(map(str, range(99)), repeat("e1")) for it in pair)
     memory = MemoryLedger(epoch="e1")
@@ -59,6 +61,7 @@ async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         return
     async with nats_server(tmp_path / "nats") if request.param == "replicated" else postgres_server() as server:
         log = server.url("lab")
+        monkeypatch.setattr(replicated, "TRIM_EVERY_S", 0.0)
         yield lambda: ReplicatedLedger(make_shared_log(log), index(), new_id=lambda: next(ids), name="roundelay")
 
 

@@ -139,7 +139,6 @@ async def test_records_go_apart_from_messages(
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upkeep without the minutes between."""
     monkeypatch.setattr(retention, "EVERY_S", 0.001)
-    monkeypatch.setattr(retention, "EXPIRY_S", 0.06)
 
 
 @pytest.mark.usefixtures("often")

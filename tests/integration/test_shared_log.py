@@ -724,6 +724,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("LEADERLESS_S", 0.3), ("ASK_S", 0.1), ("AGAIN_S", 0.1), ("SHORT_S", 0.3), ("DOUBT_S", 0.3)):
         monkeypatch.setattr(replicated, name, seconds)
     monkeypatch.setattr(replicated, "SHOW_AGAIN_S", 0.1)
+    monkeypatch.setattr(replicated, "TRIM_EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("hurried")

@@ -211,6 +211,11 @@ async def first_of(log: str) -> int:
     return first
 
 
+@pytest.fixture(autouse=True)
+def trims_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicated, "TRIM_EVERY_S", 0.0)
+
+
 @pytest.fixture
 def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicated, "BASE_EVERY", 8)
@@ -533,4 +538,50 @@ async def test_a_log_that_is_full_of_what_nobody_needs_is_led_again(server: LogS
         await leader.open()
     assert await first_of(log) > 30
     await leader.append([message(leader._index.head + 1, "ann", "agent:bob")], [])
+    await leader.close()
+
+
+@pytest.mark.usefixtures("small_bases")
+async def test_a_full_log_is_led_once_in_a_while_so_that_a_trim_may_make_room(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "FULL_AGAIN_S", 0.5)
+    monkeypatch.setattr(replicated, "AGAIN_S", 0.1)
+    monkeypatch.setattr(replicated, "LEAST_BYTES", 1024)
+    monkeypatch.setattr(replicated, "RESERVE_BYTES", 1 << 20)
+    log = server.url("lab") + ("&" if "?" in server.url("lab") else "?") + f"max_bytes={1 << 20}"
+    leader = ledger(log, tmp_path / "a.db")
+    await leader.open()
+    with pytest.raises(LogFull):
+        await append_on(leader, 1)
+    await leader.close()
+    async with asyncio.timeout(20):
+        await leader.open()
+        head = leader._index.head
+        await leader.trim(Trim(messages_before=1000 + head, records_before=1000 + head, pinned=head))
+        await leader.forget_dropped()  # a base
+        await leader.append([], [])
+        head = leader._index.head
+        await leader.trim(Trim(messages_before=2000 + head, records_before=2000 + head, pinned=head + 1))
+        await leader.forget_dropped()
+    assert await first_of(log) > head
+    await append_on_to(leader, head + 1, head + 20)
+    await leader.close()
+
+
+async def append_on_to(made: ReplicatedLedger, seq: int, last: int) -> None:
+    for number in range(seq, last + 1):
+        await made.append([message(number, "ann", "agent:bob", thread="t" * 3_000)], [])
+
+
+async def test_a_few_old_rows_wait_for_others_and_many_do_not(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "TRIM_EVERY_S", 1000.0)
+    leader = ledger(server.url("lab"), tmp_path / "a.db")
+    await leader.open()
+    await append_on_to(leader, 1, 30)
+    for before, limit, dropped in ((5, 9, 4), (10, 9, 0), (25, 9, 9), (25, 9, 9), (25, 9, 0)):
+        done = await leader.trim(Trim(messages_before=1000 + before, pinned=30, limit=limit))
+        assert done.dropped == dropped, before
     await leader.close()
