@@ -465,10 +465,16 @@ def _tell(state: State, seq: int, agent_id: str, body: dict[str, Any], text: str
 def answer_defect(entry: Entry, quote: str) -> Outcome:
     """What becomes of an entry that a defect of the hub met: nothing, and its sender is told what to quote."""
     error = InternalError(f"The hub failed on this frame and changed nothing; quote {quote} to its operator.")
+    return answer_unstored(entry, error, 1011)
+
+
+def answer_unstored(entry: Entry, error: RoundelayError, code: int) -> Outcome:
+    """What becomes of an entry of which nothing is stored: its sender is told why, and who joins is closed with this
+    code."""
     match entry:
         case Send() | Record() | Operate():
             return Outcome(effects=(SessionAnswer(entry.origin.session_id, error_bytes(error, entry.keys)),))
         case Join():
-            return Outcome(effects=(Refuse(entry.session_id, 1011, error),))
+            return Outcome(effects=(Refuse(entry.session_id, code, error),))
         case _:
             return Outcome()

@@ -21,7 +21,7 @@ from roundelay.network.clock import Clock, NewId, SteadyClock
 from roundelay.network.config import Limits, Quota, Registration, Retain
 from roundelay.network.core.apply import apply, wanted
 from roundelay.network.core.calls import CALL_KEPT_MS
-from roundelay.network.core.change import answer_defect
+from roundelay.network.core.change import answer_defect, answer_unstored
 from roundelay.network.core.entries import Bind, Entry, Handled, Lost, Origin, Outcome
 from roundelay.network.core.limits import Quotas
 from roundelay.network.core.mod import Mod, Operation
@@ -32,9 +32,9 @@ from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import Facts, Known, Login, Participant, Put, Row, Wanted
 from roundelay.network.core.visibility import Visibility
-from roundelay.network.errors import Forbidden, LedgerError, RoundelayError
+from roundelay.network.errors import Forbidden, LedgerError, Overloaded, RoundelayError
 from roundelay.network.frames import Follows, write_moved
-from roundelay.network.ledger import KeyTaken, Ledger, LogMoved, Unstorable
+from roundelay.network.ledger import KeyTaken, Ledger, LogFull, LogMoved, Unstorable
 from roundelay.network.operations import list_operations
 
 from .admission import Gate
@@ -55,6 +55,7 @@ VERIFY_S = 0.5
 second."""
 LOADED_AT_ONCE = 20_000
 """Values of tables that are taken into memory in one go: some 40 ms."""
+FULL_RETRY_MS = 5000
 FIRST_REOPEN_S, MAX_REOPEN_S = 0.1, 1.0
 """docs/operations.md says that a hub is ready again within 5 s after a fault: to open a ledger takes its time too."""
 COMMIT_PATIENCE_S = 2.0
@@ -163,6 +164,7 @@ class Hub:
         self._questions_from = 0
         """Questions that were asked before it are forgotten."""
         self._outage = Outage("the ledger failed; reopening it", "the ledger is open again", self._loop.time)
+        self._fullness = Outage("nothing is stored", "there is room again", self._loop.time)
         self.switchboard = Switchboard(limits, ledger, self._clock, new_id, self._lose_reactor)
         self.counts = self.switchboard.counts
         self._intake = Intake(
@@ -365,7 +367,7 @@ class Hub:
                 self._committing_since_s = self._loop.time()
                 try:
                     async with self.writing:
-                        await self.commit(batch)
+                        await self._commit_or_put_off(batch)
                 except LedgerError as error:
                     await self._recover(error)
                 except Exception as error:  # a defect: what was committed is in the ledger, so start again from that
@@ -377,6 +379,22 @@ class Hub:
                 await asyncio.sleep(0)  # sessions are read between two batches, also where the ledger makes nobody wait
             elif self.is_draining:
                 return
+
+    async def _commit_or_put_off(self, entries: list[Entry]) -> None:
+        """Commit a batch. Where there is no room for it, each entry goes alone, and whoever sent one for which there is
+        none is told to come again: everything else goes on. Raises `LedgerError`."""
+        try:
+            return await self.commit(entries)
+        except LogFull as error:
+            self._fullness.fail(error)
+            if len(entries) > 1:
+                for entry in entries:
+                    await self._commit_or_put_off([entry])
+                return
+        state = self.switchboard.mailboxes.state
+        told = "There is no room to store it, as this node's log says to its operator. Send the same again."
+        outcome = answer_unstored(entries[0], Overloaded(told, FULL_RETRY_MS), 4503)
+        self._publisher.publish(state.draft(max(self._clock(), state.stamp)), [(entries[0], outcome)])
 
     async def _watch_ledger(self) -> None:
         """Look after the ledger's files while nobody writes; the writer looks for itself."""
@@ -461,6 +479,7 @@ class Hub:
         else:
             batch.is_stored = True
             if rows or puts:
+                self._fullness.end()
                 commits, seconds = self.commits, time.perf_counter() - started
                 commits.number += 1
                 commits.rows += len(rows)

@@ -19,6 +19,7 @@ __all__ = [
     "Cut",
     "KeyTaken",
     "Ledger",
+    "LogFull",
     "LogMoved",
     "Meta",
     "Page",
@@ -48,6 +49,10 @@ class LogMoved(LedgerError):
     that leads now, as HOST:PORT, where that is known."""
 
     leader = ""
+
+
+class LogFull(LedgerError):
+    """Nothing was appended, for want of room. The ledger goes on, and takes what there is room for."""
 
 
 class Meta(Struct, frozen=True, kw_only=True):
@@ -176,7 +181,7 @@ class Ledger(Protocol):
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         """Store all of it in one transaction; durable, as configured, when it returns.
 
-        Raises `KeyTaken` or `Unstorable`: then nothing is stored.
+        Raises `KeyTaken`, `Unstorable` or `LogFull`: then nothing is stored.
         """
 
     def check(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:

@@ -37,8 +37,8 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from roundelay.network.errors import LedgerError
 from roundelay.network.log_urls import NatsAddress
 
-from . import LogMoved
-from .shared_log import LogAway, LogChoosing, LogCut, LogFull, LogRecord, digest, find_no_log
+from . import LogFull, LogMoved
+from .shared_log import LogAway, LogChoosing, LogCut, LogRecord, digest, find_no_log
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """The server's codes for a record that does not follow the last one."""

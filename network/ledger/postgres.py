@@ -24,8 +24,8 @@ from roundelay.network.clock import random_id
 from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.log_urls import TLS_FILES, PostgresAddress
 
-from . import LogMoved
-from .shared_log import LogAway, LogChoosing, LogCut, LogFull, LogRecord, WrongLog, find_no_log
+from . import LogFull, LogMoved
+from .shared_log import LogAway, LogChoosing, LogCut, LogRecord, WrongLog, find_no_log
 
 OLDEST = 14
 """The first release of the server that is used."""

@@ -12,7 +12,7 @@ import concurrent.futures
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -21,7 +21,7 @@ from roundelay.network.core.tables import COLD_TABLES, LOADED_TABLES, VOLATILE_T
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import Follows
 
-from . import Cut, LogMoved, Meta, Trim, Trimmed
+from . import Cut, LogFull, LogMoved, Meta, Trim, Trimmed
 from .followed import FollowedIndex, Follower, IndexReads, NobodyReads
 from .shared_log import (
     Claim,
@@ -32,7 +32,6 @@ from .shared_log import (
     LogChoosing,
     LogCut,
     LogDoubtful,
-    LogFull,
     LogRecord,
     LogStanding,
     Reader,
@@ -75,9 +74,12 @@ PATIENT_S = 2.0
 DOUBT_S = 10.0
 """So long a node waits that finds the log gone, or shorter than it knows it: servers that choose anew may say so."""
 RESERVE_BYTES = 8 * 1024 * 1024
-"""Nobody claims a log with less room, or less than a 64th of what it may hold."""
-FULL_AGAIN_S, LEAST_BYTES = 60.0, 64 * 1024
-"""But so often, and as long as there is so much, somebody does: what retention drops may make room."""
+"""So much room, or a 64th of what the log may hold, commits leave for who leads next and for what makes room: trims and
+bases. Nobody claims a log with less than half of it."""
+RECORD_MORE = 256
+"""What a server keeps of a record beside it, at most."""
+ROOM_S = 1.0
+"""Between two looks whether a log that is full has room again."""
 TRIM_EVERY_S = 600.0
 """Between two steps of a trim that drop fewer rows than one may."""
 SHOW_AGAIN_S = 10.0
@@ -113,6 +115,17 @@ class Silence:
     def is_over(self) -> bool:
         """Whether it has lasted so long that nobody leads."""
         return self._quiet_s > LEADERLESS_S
+
+
+class Room(NamedTuple):
+    """How many bytes the log takes yet, as far as its leader knows, and how many it may hold."""
+
+    free: int
+    of: int
+
+    @property
+    def reserve(self) -> int:
+        return min(RESERVE_BYTES, self.of // 64)
 
 
 class ReplicatedLedger(IndexReads):
@@ -181,8 +194,8 @@ class ReplicatedLedger(IndexReads):
         """Who is shown what this node takes in while it follows."""
         self._shown_at = -SHOW_AGAIN_S
         self._trimmed_at = -TRIM_EVERY_S
-        self._full_at: float | None = None
-        """When this node last found, or passed over, that the log is too full to be led."""
+        self._room = Room(0, 0)
+        self._looked_at_room = 0.0
         self._known_at = 0
         """What the log held at this time is in the index (`as_of`)."""
         self._asked = (0, 0)
@@ -280,6 +293,7 @@ class ReplicatedLedger(IndexReads):
         if now() - self._doubted_at >= SYNC_S:  # also of a leader that appends all the time
             with suppress(LogAway):
                 await self._look_at_disks()
+                await self._look_at_room()
         if self._appending.locked():  # which finds out whether this node leads
             return
         try:
@@ -309,6 +323,7 @@ class ReplicatedLedger(IndexReads):
 
     async def _append_commit(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         records, place = self._write(rows, puts)
+        await self._refuse_beyond(sum(map(len, records)) + RECORD_MORE * len(records))
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         logged: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -326,14 +341,35 @@ class ReplicatedLedger(IndexReads):
         try:
             await asyncio.wait((indexing, ready), return_when=asyncio.FIRST_COMPLETED)
             if not indexing.done():
-                for record in records:
-                    await self._append_record(record)
+                for number, record in enumerate(records):
+                    try:
+                        await self._append_record(record)
+                    except LogFull as error:
+                        if number:  # a part of it is there: only another claim makes that nothing
+                            self._failed = LedgerError(str(error))
+                            raise self._failed from error
+                        raise
                 logged.set_result(None)
         finally:
             if not logged.done():
                 logged.set_exception(LedgerError("The shared log has not taken it."))
                 await asyncio.gather(indexing, return_exceptions=True)
         await indexing
+
+    async def _refuse_beyond(self, size: int) -> None:
+        """Raises `LogFull` where so many bytes would take of the reserve."""
+        now = asyncio.get_running_loop().time()
+        if self._room.free - size < self._room.reserve and now - self._looked_at_room >= ROOM_S:
+            await self._look_at_room()
+        if self._room.free - size < self._room.reserve:
+            raise LogFull(
+                f"The shared log {self._shared.name} is full: {self._room.free:,} bytes are left, and kept for what "
+                "makes room. Give the log and its servers more, or let retain drop more."
+            )
+
+    async def _look_at_room(self) -> None:
+        self._looked_at_room = asyncio.get_running_loop().time()
+        self._room = Room(*await self._shared.room())
 
     async def trim(self, trim: Trim) -> Trimmed:
         """As `Ledger.trim`. The log says first what goes: each node drops the same, this one too where it is killed on
@@ -404,6 +440,7 @@ class ReplicatedLedger(IndexReads):
                 except LedgerError as error:
                     log.warning("what the shared log no longer needs stays in it: %s", error)
                     return
+        await self._look_at_room()
         log.info("the shared log begins later", extra={"log": self._shared.name, "position": base})
 
     async def _write_base(self) -> None:
@@ -573,14 +610,8 @@ class ReplicatedLedger(IndexReads):
         await self._look_at_disks()
         await self._begin_later(await self._shared.first())  # it may be full of what nobody needs
         free, of = await self._shared.room()
-        now = asyncio.get_running_loop().time()
-        self._full_at = now if self._full_at is None else self._full_at
-        is_tried = free >= LEAST_BYTES and now - self._full_at >= FULL_AGAIN_S
-        if free >= min(RESERVE_BYTES, of // 64):
-            self._full_at = None
-        elif is_tried:
-            self._full_at = now
-        else:  # each large commit that is refused would cost another claim
+        self._room = Room(free, of)
+        if free < self._room.reserve // 2:
             raise LogFull(
                 f"The shared log {self._shared.name} has room for {free:,} bytes: too few for somebody to lead. Give "
                 "the log and its servers more."
@@ -770,6 +801,7 @@ class ReplicatedLedger(IndexReads):
     async def _append_record(self, record: bytes) -> None:
         position = await self._shared.append(record, self._reader.end)
         self._reader.take(LogRecord(position, record))
+        self._room = self._room._replace(free=self._room.free - len(record) - RECORD_MORE)
         self._reached_at = asyncio.get_running_loop().time()
 
     async def _tell(self) -> None:

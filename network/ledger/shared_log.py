@@ -19,7 +19,7 @@ from msgspec import Raw, Struct
 from roundelay.network.core.tables import VOLATILE_TABLES, Put, Row, Table, decode_value, encode_value
 from roundelay.network.errors import LedgerError
 
-from . import Cut, Unstorable
+from . import Cut, LogFull, Unstorable
 from .log_file import decode_row, encode_row
 from .queries import UNENCODABLE
 
@@ -56,10 +56,6 @@ def find_no_log(name: str) -> LogDoubtful:
         f"There is no log {name}. Nobody makes it who knows of one already, for that would be another history: check "
         "the name, or restore it; a node with a new file for --db makes one."
     )
-
-
-class LogFull(LedgerError):
-    """Nothing was appended: there is no room."""
 
 
 def tell_wait(error: LedgerError) -> str:

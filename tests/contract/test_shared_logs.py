@@ -12,8 +12,8 @@ import pytest
 
 from roundelay.app import make_shared_log
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import LogMoved, jetstream, postgres
-from roundelay.network.ledger.shared_log import LogCut, LogFull, LogRecord, SharedLog
+from roundelay.network.ledger import LogFull, LogMoved, jetstream, postgres
+from roundelay.network.ledger.shared_log import LogCut, LogRecord, SharedLog
 from tests.support.nats import NatsServer, nats_server
 from tests.support.postgres import postgres_server
 

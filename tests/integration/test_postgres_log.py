@@ -14,9 +14,9 @@ import pytest
 from roundelay.app import make_shared_log
 from roundelay.network.config import resolve_config
 from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.ledger import LogMoved, postgres
+from roundelay.network.ledger import LogFull, LogMoved, postgres
 from roundelay.network.ledger.postgres import PostgresLog
-from roundelay.network.ledger.shared_log import LogAway, LogChoosing, LogFull, WrongLog
+from roundelay.network.ledger.shared_log import LogAway, LogChoosing, WrongLog
 from roundelay.network.log_urls import PostgresAddress, read_log_url
 from tests.support.certificates import make_certificate
 from tests.support.command import command, invoke, run

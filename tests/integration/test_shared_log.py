@@ -8,7 +8,7 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,21 @@ import nats
 import pytest
 from nats.js.errors import NotFoundError
 
-from roundelay.app import make_shared_log
+from roundelay.app import make_shared_log, serve
+from roundelay.network.config import NodeConfig
 from roundelay.network.core.tables import Put, Row
 from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.ledger import Cut, KeyTaken, Ledger, LogMoved, Trim, jetstream, postgres, replicated
+from roundelay.network.ledger import Cut, KeyTaken, Ledger, LogFull, LogMoved, Trim, jetstream, postgres, replicated
 from roundelay.network.ledger.log_copies import compare
 from roundelay.network.ledger.replicated import ReplicatedLedger
-from roundelay.network.ledger.shared_log import Claim, Heartbeat, LogFull, WrongLog, digest, read_record
+from roundelay.network.ledger.shared_log import Claim, Heartbeat, WrongLog, digest, read_record
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.log_urls import NatsAddress, read_log_url
 from tests.contract.test_ledger import message
 from tests.support.certificates import make_certificate
 from tests.support.command import command, invoke, run
 from tests.support.nats import NatsServer, free_port, nats_server, nats_servers
+from tests.support.node import Node
 from tests.support.postgres import PostgresServer, postgres_server
 
 _numbers = itertools.count()
@@ -771,24 +773,59 @@ async def make_and_count(log: str) -> int:
     return end
 
 
+def small_log(server: LogServer) -> str:
+    return server.url("lab") + ("&" if "?" in server.url("lab") else "?") + f"max_bytes={1 << 20}"
+
+
+async def append_on(made: ReplicatedLedger, stored: Iterator[int], length: int = 4000) -> None:
+    for seq in stored:
+        await made.append([message(seq, "ann", "agent:bob", thread="t" * length)], [])
+
+
 @pytest.mark.usefixtures("hurried")
-async def test_a_log_that_is_full_is_led_by_nobody_and_read_until_it_has_room(
+async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_what_makes_room(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "ROOM_S", 0.0)
+    log, db = small_log(server), tmp_path / "a.db"
+    leader = ledger(log, db)
+    await leader.open()
+    stored = itertools.count(1)
+    with pytest.raises(LogFull, match="is full"):
+        await append_on(leader, stored)
+    refused, end = next(stored) - 1, await make_and_count(log)
+    for _ in range(3):
+        with pytest.raises(LogFull):
+            await leader.append([message(refused, "ann", "agent:bob", thread="t" * 4000)], [])
+        await leader.verify()
+    assert await make_and_count(log) == end
+    await leader.close()
+    await leader.open()  # for which there is room
+    done = await leader.trim(Trim(messages_before=1005, pinned=9))
+    assert done.dropped == 4, "also a trim has room"
+    await server.widen("lab", 4 << 20)
+    await leader.append([message(refused, "ann", "agent:bob", thread="t" * 4000)], [])
+    await leader.close()
+    assert (await compare(make_shared_log(log), db)).difference == ""
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_log_without_any_room_is_led_by_nobody_and_read_until_it_has_some(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    log = server.url("lab") + ("&" if "?" in server.url("lab") else "?") + f"max_bytes={1 << 20}"
+    log = small_log(server)
     leader, follower = ledger(log, tmp_path / "a.db", say=said.append), ledger(log, tmp_path / "b.db", say=said.append)
     await leader.open()
     opening = await follow(follower)
     stored = itertools.count(1)
-
-    async def append_on(made: ReplicatedLedger) -> None:
-        for seq in stored:
-            await made.append([message(seq, "ann", "agent:bob", thread="t" * 4000)], [])
-
-    with pytest.raises(LogFull):
-        await append_on(leader)
-    refused = next(stored) - 1
+    with monkeypatch.context() as patch:
+        patch.setattr(replicated, "RESERVE_BYTES", 0)
+        for length in (4000, 1):
+            with pytest.raises(LogFull):
+                await append_on(leader, stored, length)
+            stored = itertools.count(next(stored) - 1)
+    refused = next(stored)
     await leader.close()
     again, end = await follow(leader), await make_and_count(log)
     async with asyncio.timeout(20):
@@ -808,6 +845,33 @@ async def test_a_log_that_is_full_is_led_by_nobody_and_read_until_it_has_room(
         task.cancel()
     await asyncio.gather(opening, again, return_exceptions=True)
     await asyncio.gather(leader.close(), follower.close())
+
+
+async def test_people_go_on_at_a_node_whose_log_is_full_and_what_they_send_is_put_off(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "ROOM_S", 0.0)
+    config = NodeConfig(host="127.0.0.1", port=0, db=tmp_path / "a.db", log=small_log(server), web=False)
+    async with asyncio.timeout(60), serve(config) as node:
+        people = Node(node.url, node.owner_token)
+        ann, bob = await people.agent("ann"), await people.agent("bob")
+        number = 0
+        while (answer := await ann.submit("agent:bob", f"{number} " + "x" * 40_000, message_id=f"m{number}"))[
+            "type"
+        ] == "stored":
+            number += 1
+        assert (answer["code"], answer["retry_after_ms"]) == ("overloaded", 5000), answer
+        assert "no room" in answer["message"]
+        assert (
+            len((await bob.call("network.history", {"thread_id": "direct:ann~bob", "limit": 500}))["messages"])
+            == number
+        )
+        assert len((await ann.call("network.list_threads", {}))["threads"]) == 1
+        assert node.hub.is_ready
+        await server.widen("lab", 4 << 20)
+        again = await ann.submit("agent:bob", f"{number} " + "x" * 40_000, message_id=f"m{number}")
+        assert (again["type"], again.get("duplicate", False)) == ("stored", False)
+        await people.close_sessions()
 
 
 class FullDisk(SQLiteLedger):

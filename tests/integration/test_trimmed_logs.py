@@ -17,10 +17,10 @@ from msgspec import Raw
 from roundelay.app import make_shared_log
 from roundelay.network.core.tables import CallResult, DeadLetter, Put, Row, Token
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import LogMoved, Trim, replicated, upkeep
+from roundelay.network.ledger import LogFull, LogMoved, Trim, replicated, upkeep
 from roundelay.network.ledger.log_copies import compare, rebuild
 from roundelay.network.ledger.replicated import ReplicatedLedger
-from roundelay.network.ledger.shared_log import LogFull, WrongLog, write_trim
+from roundelay.network.ledger.shared_log import WrongLog, write_trim
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.integration.test_shared_log import LogServer, ledger, server, sleep
@@ -538,34 +538,6 @@ async def test_a_log_that_is_full_of_what_nobody_needs_is_led_again(server: LogS
         await leader.open()
     assert await first_of(log) > 30
     await leader.append([message(leader._index.head + 1, "ann", "agent:bob")], [])
-    await leader.close()
-
-
-@pytest.mark.usefixtures("small_bases")
-async def test_a_full_log_is_led_once_in_a_while_so_that_a_trim_may_make_room(
-    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replicated, "FULL_AGAIN_S", 0.5)
-    monkeypatch.setattr(replicated, "AGAIN_S", 0.1)
-    monkeypatch.setattr(replicated, "LEAST_BYTES", 1024)
-    monkeypatch.setattr(replicated, "RESERVE_BYTES", 1 << 20)
-    log = server.url("lab") + ("&" if "?" in server.url("lab") else "?") + f"max_bytes={1 << 20}"
-    leader = ledger(log, tmp_path / "a.db")
-    await leader.open()
-    with pytest.raises(LogFull):
-        await append_on(leader, 1)
-    await leader.close()
-    async with asyncio.timeout(20):
-        await leader.open()
-        head = leader._index.head
-        await leader.trim(Trim(messages_before=1000 + head, records_before=1000 + head, pinned=head))
-        await leader.forget_dropped()  # a base
-        await leader.append([], [])
-        head = leader._index.head
-        await leader.trim(Trim(messages_before=2000 + head, records_before=2000 + head, pinned=head + 1))
-        await leader.forget_dropped()
-    assert await first_of(log) > head
-    await append_on_to(leader, head + 1, head + 20)
     await leader.close()
 
 
