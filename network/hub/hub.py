@@ -246,7 +246,8 @@ class Hub:
             async with self.writing:
                 await self.commit([Bind(logins={login_hash: login})])
         except LedgerError as error:
-            self.mend(error)
+            if not isinstance(error, LogFull):
+                self.mend(error)
             raise
 
     def mend(self, error: LedgerError) -> None:

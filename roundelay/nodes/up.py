@@ -39,6 +39,7 @@ from roundelay.network.home import (
 )
 from roundelay.network.hub import Hub
 from roundelay.network.hub.memory import keep_what_is_there
+from roundelay.network.ledger import LogFull
 from roundelay.network.ledger.files import explain
 from roundelay.network.log_urls import hide_password
 from roundelay.network.tls import read_certificate, server_context
@@ -422,7 +423,7 @@ class _Agents:
         for spec in list(self.specs):
             try:
                 await self._let_in(hub, url, spec.id)
-            except ConfigError as error:
+            except (ConfigError, LogFull) as error:
                 if self._config.log is None:
                     raise
                 self._say(f"{error} This node leads without {spec.id}.")

@@ -220,3 +220,20 @@ async def test_the_oldest_records_are_dropped_and_count_no_longer(logs: Logs, mo
     assert told["records"] == 3
     assert 400_000 < told["bytes"] < 402_000
     assert (await log.room())[0] > 600_000
+
+
+@pytest.mark.full
+async def test_a_late_drop_takes_nothing_of_a_table_that_was_made_anew() -> None:
+    async with postgres_server() as server:
+        old = make_shared_log(server.url("lab"))
+        await old.open()
+        for number in range(5):
+            await old.append(b"x", number)
+        await server.execute("DROP TABLE roundelay_lab")
+        new = make_shared_log(server.url("lab"))
+        await new.open()
+        for number in range(5):
+            await new.append(b"y", number)
+        await old.drop(4)
+        assert await new.first() == 1
+        await asyncio.gather(old.close(), new.close())
