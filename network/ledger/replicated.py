@@ -117,7 +117,7 @@ class Silence:
         return self._quiet_s > LEADERLESS_S
 
 
-class Room(NamedTuple):
+class LogRoom(NamedTuple):
     """How many bytes the log takes yet, as far as its leader knows, and how many it may hold."""
 
     free: int
@@ -194,7 +194,7 @@ class ReplicatedLedger(IndexReads):
         """Who is shown what this node takes in while it follows."""
         self._shown_at = -SHOW_AGAIN_S
         self._trimmed_at = -TRIM_EVERY_S
-        self._room = Room(0, 0)
+        self._room = LogRoom(0, 0)
         self._looked_at_room = 0.0
         self._known_at = 0
         """What the log held at this time is in the index (`as_of`)."""
@@ -369,7 +369,7 @@ class ReplicatedLedger(IndexReads):
 
     async def _look_at_room(self) -> None:
         self._looked_at_room = asyncio.get_running_loop().time()
-        self._room = Room(*await self._shared.room())
+        self._room = LogRoom(*await self._shared.room())
 
     async def trim(self, trim: Trim) -> Trimmed:
         """As `Ledger.trim`. The log says first what goes: each node drops the same, this one too where it is killed on
@@ -610,7 +610,7 @@ class ReplicatedLedger(IndexReads):
         await self._look_at_disks()
         await self._begin_later(await self._shared.first())  # it may be full of what nobody needs
         free, of = await self._shared.room()
-        self._room = Room(free, of)
+        self._room = LogRoom(free, of)
         if free < self._room.reserve // 2:
             raise LogFull(
                 f"The shared log {self._shared.name} has room for {free:,} bytes: too few for somebody to lead. Give "
