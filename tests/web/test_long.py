@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import WebSocketRoute, expect
 
 from tests.support.counts import Note
 from tests.web.conftest import OpenWindow
@@ -61,3 +63,36 @@ async def test_a_long_thread_is_scrolled_to_its_beginning(
     longest = sorted(await window.page.evaluate("globalThis.longFrames"))[-5:]
     note(elements_at_most=most, frames_above_50_ms=longest)
     assert most < MAX_NODES
+
+
+async def test_earlier_messages_come_also_where_the_first_try_was_refused(
+    open_window: OpenWindow, shared_team: WebNode
+) -> None:
+    window = await open_window(shared_team.origin)
+    async with shared_team.client("lara") as lara, shared_team.client("lord") as lord:
+        await lara.call("channels.create", {"name": "tall"})
+        await lord.call("channels.join", {"name": "tall"})
+        await asyncio.gather(*(lord.post("tall", f"message {number} of 200") for number in range(200)))
+    refused = list[str]()
+
+    def pass_on(route: WebSocketRoute) -> None:
+        hub = route.connect_to_server()
+
+        def ask(frame: str | bytes) -> None:
+            call = json.loads(frame)
+            if call.get("op") == "network.history" and "before" in call["args"] and not refused:
+                refused.append(call["call_id"])
+                told = {"code": "overloaded", "message": "Later.", "retry_after_ms": 1, "call_id": call["call_id"]}
+                route.send(json.dumps({"type": "error", **told}))
+            else:
+                hub.send(frame)
+
+        route.on_message(ask)
+
+    await window.page.route_web_socket(re.compile("."), pass_on)
+    inbox = await log_in(window.page, await shared_team.link("lara"))
+    thread = await inbox.open_thread("channel:tall")
+    await expect(thread.message("message 199 of")).to_be_visible()
+    await thread.log.evaluate("log => { log.scrollTop = 0; }")
+    await expect(thread.log).to_contain_text("message 97 of")  # nobody scrolls again
+    assert refused

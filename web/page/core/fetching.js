@@ -21,6 +21,7 @@ export class Fetching {
     Object.assign(this, { _source: source, _getState: getState, _dispatch: dispatch, _timers: timers, _pauses: pauses });
     this._busy = new Set();
     this._timersOf = new Map();
+    this._earlier = {}; // of threads: the page that is under way
     this._namesRows = true; // whether this hub gives the rows of threads by name
     this._isOver = false;
   }
@@ -51,12 +52,13 @@ export class Fetching {
     if (Number.isFinite(before)) await this._read("network.list_threads", { before, limit: THREADS_PAGE });
   }
 
-  /** An earlier page of an open thread. Gives whether something came. */
+  /** An earlier page of an open thread, one at a time. Gives whether something came. */
   async loadEarlier(threadId, limit = HISTORY_PAGE) {
     const loaded = this._getState().threads[threadId]?.loaded;
     if (!loaded?.has_before || loaded.is_loading) return false;
-    const value = await this._read("network.history", { thread_id: threadId, before: loaded.complete_from, limit });
-    return value.messages.length > 0;
+    const args = { thread_id: threadId, before: loaded.complete_from, limit };
+    this._earlier[threadId] ??= this._read("network.history", args).finally(() => delete this._earlier[threadId]);
+    return (await this._earlier[threadId]).messages.length > 0;
   }
 
   /** Load down to a message, as far as that goes. */

@@ -19,6 +19,7 @@ import {Windowed} from "#ui/windowed.js";
 
 const VIEWING_EVERY_MS = 20_000;
 const MARKED_MS = 2_500;
+const RETRY_MS = 2_000;
 
 /** What is refused here is nobody's to act on: the next look, or the connection's return, asks again. */
 const quietly = (promise) => void promise?.catch(() => {});
@@ -157,9 +158,13 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
   useRead(id, seen.current, isReadOnly);
   const {has_before: isMore, is_loading: isLoading, error, damaged} = thread.loaded ?? {};
   const hasBefore = isMore && !isLoading && !error;
+  const [tries, setTries] = useState(0);
   useEffect(() => { // also where the top was reached while a page was still being fetched, or as soon as one had come
-    if (view.isNearTop && hasBefore) quietly(actions.loadEarlier(id));
-  }, [view.isNearTop, view.first, hasBefore, id]);
+    if (!view.isNearTop || !hasBefore) return undefined;
+    let later;
+    actions.loadEarlier(id).catch(() => { later = setTimeout(() => setTries((it) => it + 1), RETRY_MS); });
+    return () => clearTimeout(later);
+  }, [view.isNearTop, view.first, thread.loaded, hasBefore, id, tries]);
   const draw = (row) => {
     if (row.kind === "work") return html`<${Work} work=${row.work} isWaiting=${isAsking(underWay, row.work)} mayStop=${mayWrite || me.is_operator} />`;
     if (row.kind === "outbox") return html`<${Outgoing} entry=${row.entry} me=${me.agent_id} />`;
