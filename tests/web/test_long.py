@@ -93,6 +93,8 @@ async def test_earlier_messages_come_also_where_the_first_try_was_refused(
     inbox = await log_in(window.page, await shared_team.link("lara"))
     thread = await inbox.open_thread("channel:tall")
     await expect(thread.message("message 199 of")).to_be_visible()
-    await thread.log.evaluate("log => { log.scrollTop = 0; }")
+    async with asyncio.timeout(20):
+        while not refused:
+            await thread.log.evaluate("log => new Promise((it) => { log.scrollTop = 0; requestAnimationFrame(it); })")
     await expect(thread.log).to_contain_text("message 97 of")  # nobody scrolls again
     assert refused
