@@ -1,7 +1,7 @@
 """The ledger's seam: the append-only log with its tables, and what the hub asks of it.
 
-Two implementations, `sqlite.SQLiteLedger` and `memory.MemoryLedger`, pass one contract suite
-(tests/contract/test_ledger.py). The hub is the only writer and calls `append` from one task at a time.
+Three implementations, `sqlite.SQLiteLedger`, `memory.MemoryLedger` and `replicated.ReplicatedLedger`, pass one contract
+suite (tests/contract/test_ledger.py); `followed.FollowedIndex` reads alone. The hub is the only writer and calls `append` from one task at a time.
 """
 
 from __future__ import annotations

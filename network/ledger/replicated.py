@@ -2,7 +2,8 @@
 
 One node leads: it appends each commit to the log, and then to its index. The others follow the log into theirs and wait
 in `open`, until nobody leads; then whoever claims the log first goes on, as after a restart. A leader that another one
-has replaced learns it from its next append, which the log refuses, so it has acknowledged nothing since.
+has replaced learns it from its next append, which the log refuses, so it has acknowledged nothing since; one that
+appends nothing asks (`verify`).
 """
 
 from __future__ import annotations

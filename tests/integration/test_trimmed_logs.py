@@ -23,7 +23,7 @@ from roundelay.network.ledger.replicated import ReplicatedLedger
 from roundelay.network.ledger.shared_log import WrongLog, write_trim
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
-from tests.integration.test_shared_log import LogServer, ledger, server, sleep
+from tests.integration.test_shared_log import LogServer, ledger, make_and_count, server, sleep
 from tests.support.command import invoke
 
 __all__ = ["server"]
@@ -271,14 +271,6 @@ async def test_a_log_begins_later_when_nothing_before_is_needed_and_nodes_are_ma
     await fresh.close()
     await invoke("cluster", "migrate", "--from", log, "--to", tmp_path / "back.db")
     assert told(tmp_path / "back.db") == [15, 16, 17, 18, 19, 20, 21]
-
-
-async def make_and_count(log: str) -> int:
-    shared = make_shared_log(log)
-    await shared.open()
-    end = await shared.end()
-    await shared.close()
-    return end
 
 
 @pytest.mark.usefixtures("small_bases")
