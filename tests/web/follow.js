@@ -186,12 +186,7 @@ const commands = {
   sent: () => until((it) => Object.values(it.outbox).every((entry) => entry.state === "refused"), "an empty outbox"),
   reached: ({ seq }) => until((it) => it.head >= seq && (!it.me.is_operator || it.log_at >= seq), `#${seq}`),
   compare,
-  async idle() {
-    while (Object.keys(state.under_way.works).length) {
-      dispatch({ type: "tick" });
-      await until(isSettled, "quiet");
-    }
-  },
+  idle: () => until((it) => isSettled(it) && !Object.keys(it.under_way.works).length, "the end of all work"),
   seen: ({ threads }) => until((it) => threads.every((id) => (it.threads[id]?.messages ?? 0) > 1), "an answer in each thread"),
   said: ({ thread_id, text }) => until((it) => it.threads[thread_id]?.last?.text === text, text),
   async approve() {

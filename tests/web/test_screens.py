@@ -123,6 +123,15 @@ PRESS_AT_ONCE = """() => {
 }"""
 
 
+# Opens a thread and leaves it again before the browser has told the page of the first: keys come before that.
+LEAVE_AT_ONCE = """() => {
+  document.querySelector("[data-row]").click();
+  const opened = location.hash;
+  document.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}));
+  return opened;
+}"""
+
+
 async def test_threads_are_used_by_keys_alone(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("yuri") as yuri:
         for name in ("first", "second"):
@@ -143,7 +152,9 @@ async def test_threads_are_used_by_keys_alone(shared_team: WebNode, open_window:
     await page.keyboard.press("Enter")
     await expect(page).to_have_url(re.compile("#/thread/"))
     await page.keyboard.press("Escape")
-    await page.keyboard.press("Escape")
+    await expect(page).to_have_url(re.compile("#/threads$"))
+    opened = await page.evaluate(LEAVE_AT_ONCE)
+    assert "#/thread/" in opened
     await expect(page).to_have_url(re.compile("#/threads$"))
     await page.keyboard.press("?")
     await expect(page.get_by_role("dialog", name="Keys")).to_contain_text("New conversation")

@@ -66,7 +66,7 @@ export function Composer({thread, me, target, field, onSent}) {
   useEffect(() => { // a draft that answered something goes on doing so, once that is there
     if (meant && !target.peek()) target.value = {kind: draft.target.kind, message: meant};
   }, [meant]);
-  useEffect(() => {
+  useLayoutEffect(() => { // before the next key, which this would take back
     if (!goal) return;
     const text = goal.kind === "edit" && draft.target?.seq !== goal.message.seq ? textOf({content: goal.message.content?.text ?? goal.message.content}) : draft.text;
     write({text, target: {kind: goal.kind, seq: goal.message.seq}});

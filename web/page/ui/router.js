@@ -10,12 +10,19 @@ const SCREENS = ["inbox", "threads", "thread", "why", "agents", "cost", "search"
 
 /** Where the page is. @type {import("#vendor/signals.js").Signal<Route>} */
 export const route = signal(readRoute(""));
+let followed; // the fragment that `route` is of
 
-/** Follow the address bar from now on. */
+/** Follow the address bar from now on: a key that comes before the browser tells of a link belongs to where that leads. */
 export function startRouter() {
-  const follow = () => { route.value = readRoute(location.hash); };
   addEventListener("hashchange", follow);
+  addEventListener("keydown", follow, {capture: true});
   follow();
+}
+
+function follow() {
+  if (followed === location.hash) return;
+  followed = location.hash;
+  route.value = readRoute(followed);
 }
 
 /** Read a fragment. What is no screen's is the inbox; what cannot be decoded is taken as it is. @returns {Route} */
@@ -62,6 +69,6 @@ export function go(hash, {replace = false} = {}) {
   if (!replace) location.hash = hash;
   else {
     history.replaceState(null, "", hash);
-    route.value = readRoute(hash);
+    follow();
   }
 }
