@@ -186,7 +186,15 @@ const commands = {
   sent: () => until((it) => Object.values(it.outbox).every((entry) => entry.state === "refused"), "an empty outbox"),
   reached: ({ seq }) => until((it) => it.head >= seq && (!it.me.is_operator || it.log_at >= seq), `#${seq}`),
   compare,
-  idle: () => until((it) => isSettled(it) && !Object.keys(it.under_way.works).length, "the end of all work"),
+  /** Until nobody is at work. As on the page time passes: an agent that works is asked for again. */
+  async idle() {
+    const passing = setInterval(() => dispatch({ type: "tick" }), 20);
+    try {
+      await until((it) => isSettled(it) && !Object.keys(it.under_way.works).length, "the end of all work");
+    } finally {
+      clearInterval(passing);
+    }
+  },
   seen: ({ threads }) => until((it) => threads.every((id) => (it.threads[id]?.messages ?? 0) > 1), "an answer in each thread"),
   said: ({ thread_id, text }) => until((it) => it.threads[thread_id]?.last?.text === text, text),
   async approve() {
