@@ -20,7 +20,6 @@ from msgspec import UNSET
 from roundelay.network.clock import Clock, NewId, SteadyClock
 from roundelay.network.config import Limits, Quota, Registration, Retain
 from roundelay.network.core.apply import apply, wanted
-from roundelay.network.core.calls import CALL_KEPT_MS
 from roundelay.network.core.change import answer_defect, answer_unstored
 from roundelay.network.core.entries import Bind, Entry, Handled, Lost, Origin, Outcome
 from roundelay.network.core.limits import Quotas
@@ -321,7 +320,6 @@ class Hub:
         for start in range(0, len(puts), LOADED_AT_ONCE):
             board.state.change(puts[start : start + LOADED_AT_ONCE])
             await asyncio.sleep(0)  # who leads a shared log goes on saying so
-        await self.ledger.expire_calls(self._clock() - CALL_KEPT_MS)
         self.is_open = True
         self.opened.set()
 

@@ -105,8 +105,9 @@ async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock:
 async def keep_trimming(
     retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock
 ) -> None:
-    """Do so every minute, until cancelled; every hour, forget results of calls too, whatever is retained."""
-    for number in itertools.count(1):
+    """Do so every minute, until cancelled; at once and every hour, forget results of calls too, whatever is
+    retained."""
+    for number in itertools.count():
         try:
             if retain != KEEP_ALL:
                 dropped = await keep_within(retain, board, ledger, clock, writing)

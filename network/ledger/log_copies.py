@@ -56,8 +56,6 @@ PAGE_ROWS = 1000
 ROW_ROOM = 2
 """A row takes at most about so many times its data in a record."""
 PLACE = ("followed", "log")
-EXPIRING = "call"
-"""The one table of which each node drops by itself what is old."""
 
 Progress = Callable[[int, int], None]
 """Is told how many rows are done, and of how many; 0 where that is not known."""
@@ -194,7 +192,7 @@ async def _compare(shared: SharedLog, kept: DatabaseLog, db: Path, progress: Pro
 def _find_other_value(db: Path, known: dict[tuple[str, str], str], values: dict[tuple[str, str], str]) -> str:
     for table, key in sorted(known.keys() | values.keys()):
         one, other = known.get((table, key)), values.get((table, key))
-        if one != _written_now(table, other) and not (table == EXPIRING and None in (one, other)):
+        if one != _written_now(table, other):
             what = "lacks" if other is None else "has, and the log has not," if one is None else "has another value for"
             return f"{db} {what} {key!r} of the table {table}"
     return ""

@@ -190,7 +190,6 @@ class ReplicatedLedger(IndexReads):
         self.leader_node = ""
         """What the leader calls itself, as far as it was heard."""
         self.lookup = index.lookup
-        self.expire_calls = index.expire_calls
         self.follower: Follower = NobodyReads()
         """Who is shown what this node takes in while it follows."""
         self._shown_at = -SHOW_AGAIN_S
@@ -401,6 +400,19 @@ class ReplicatedLedger(IndexReads):
         except LedgerError as error:
             self._failed = error
             raise
+
+    async def expire_calls(self, before: int) -> None:
+        """As `Ledger.expire_calls`. What goes is a commit, so that each node keeps the same; of a log that is full
+        nothing goes."""
+        after: str | None = ""
+        while after is not None:
+            old, then = await self._index.find_old_calls(before, after)
+            if old:
+                async with self._leading():
+                    old, _ = await self._index.find_old_calls(before, after)  # one may have been done again since
+                    with suppress(LogFull):
+                        await self._append_commit([], [Put("call", key, None) for key in old])
+            after = then
 
     async def forget_dropped(self) -> None:
         """As `Ledger.forget_dropped`; and let the log begin later, where nothing before is needed any more."""

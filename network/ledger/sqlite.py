@@ -548,16 +548,19 @@ class SQLiteLedger:
         return await self._run(self._browser, partial(find_cold, self._damage, table, key))
 
     async def expire_calls(self, before: int) -> None:
-        # read in steps beside the writer, which only drops: it is never held up for long
-        last = ""
-        while True:
-            seen = await self._run(self._browser, partial(list_calls, last, EXPIRY_STEP))
-            old = [key for key, at in seen if at is not None and at < before]
+        after: str | None = ""
+        while after is not None:
+            old, then = await self.find_old_calls(before, after)
             if old:
                 await self._change(partial(drop_calls, old, before))
-            if len(seen) < EXPIRY_STEP:
-                return
-            last = seen[-1][0]
+            after = then
+
+    async def find_old_calls(self, before: int, after: str) -> tuple[list[str], str | None]:
+        """The keys of calls whose results are older than a time (ms), of some behind the key ``after``; and the last
+        key that was looked at, None at the end. It reads beside the writer."""
+        seen = await self._run(self._browser, partial(list_calls, after, EXPIRY_STEP))
+        old = [key for key, at in seen if at is not None and at < before]
+        return old, seen[-1][0] if len(seen) == EXPIRY_STEP else None
 
     async def trim(self, trim: Trim) -> Trimmed:
         cut, is_held = await self.find_cut(trim)

@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 import nats
 import pytest
+from msgspec import Raw
 from nats.js.errors import NotFoundError
 
 from roundelay.app import make_shared_log, serve
 from roundelay.network.config import NodeConfig
-from roundelay.network.core.tables import Put, Row
+from roundelay.network.core.tables import CallResult, Put, Row
 from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.ledger import Cut, KeyTaken, Ledger, LogFull, LogMoved, Trim, jetstream, postgres, replicated
 from roundelay.network.ledger.log_copies import compare
@@ -790,13 +791,18 @@ async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_wha
     log, db = small_log(server), tmp_path / "a.db"
     leader = ledger(log, db)
     await leader.open()
+    await leader.append([], [Put("call", "ann/1", CallResult("d", 1, Raw(b"{}")))])
     stored = itertools.count(1)
     with pytest.raises(LogFull, match="is full"):
         await append_on(leader, stored)
+    stored = itertools.count(next(stored) - 1)
+    with pytest.raises(LogFull):  # nor is there room for a short one
+        await append_on(leader, stored, 1)
     refused, end = next(stored) - 1, await make_and_count(log)
     for _ in range(3):
         with pytest.raises(LogFull):
             await leader.append([message(refused, "ann", "agent:bob", thread="t" * 4000)], [])
+        await leader.expire_calls(99)  # which can wait
         await leader.verify()
     assert await make_and_count(log) == end
     await leader.close()
@@ -805,6 +811,8 @@ async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_wha
     assert done.dropped == 4, "also a trim has room"
     await server.widen("lab", 4 << 20)
     await leader.append([message(refused, "ann", "agent:bob", thread="t" * 4000)], [])
+    await leader.expire_calls(99)
+    assert await leader.lookup_cold("call", "ann/1") is None
     await leader.close()
     assert (await compare(make_shared_log(log), db)).difference == ""
 

@@ -17,7 +17,7 @@ from msgspec import Raw
 from roundelay.app import make_shared_log
 from roundelay.network.core.tables import CallResult, DeadLetter, Put, Row, Token
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import LogFull, LogMoved, Trim, replicated, upkeep
+from roundelay.network.ledger import LogFull, LogMoved, Trim, replicated, sqlite, upkeep
 from roundelay.network.ledger.log_copies import compare, rebuild
 from roundelay.network.ledger.replicated import ReplicatedLedger
 from roundelay.network.ledger.shared_log import WrongLog, write_trim
@@ -82,6 +82,33 @@ async def test_what_the_leader_drops_goes_from_each_node(
     with pytest.raises(LogMoved):
         await leader.trim(Trim(messages_before=1021, pinned=31))
     assert told(a) == kept, "who leads no longer drops nothing"
+    await asyncio.gather(leader.close(), follower.close())
+
+
+async def test_results_of_calls_go_from_each_node_when_the_leader_says_so(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
+    monkeypatch.setattr(sqlite, "EXPIRY_STEP", 3)
+    log, a, b, c = server.url("lab"), *(tmp_path / f"{name}.db" for name in "abc")
+    leader, follower = ledger(log, a), ledger(log, b)
+    await leader.open()
+    for number in range(10):
+        await leader.append([], [Put("call", f"ann/{number}", CallResult("d", number, Raw(b"{}")))])
+    await rebuild(make_shared_log(log), c)
+    taking_over = asyncio.create_task(follower.open())
+    await leader.expire_calls(7)
+    await leader.append([], [Put("call", "ann/1", CallResult("d", 20, Raw(b"{}")))])  # it is done once more
+    await rebuild(make_shared_log(log), c)
+    sleep(leader)
+    await taking_over
+    kept = [f"ann/{number}" for number in (1, 7, 8, 9)]
+    for db in (a, b, c):
+        assert told(db, "SELECT key FROM state WHERE tbl = 'call' ORDER BY key") == kept, db
+        assert await difference(log, db) == "", db
+    with pytest.raises(LogMoved):
+        await leader.expire_calls(99)
+    assert told(a, "SELECT key FROM state WHERE tbl = 'call' ORDER BY key") == kept
     await asyncio.gather(leader.close(), follower.close())
 
 
@@ -471,7 +498,7 @@ async def test_a_node_that_is_behind_is_compared_with_what_the_log_still_has_and
     for seq in range(1, 12):
         await leader.append([mixed(seq)], [Put("call", f"ann/c{seq}", CallResult("d", seq, Raw(b"{}")))])
     await rebuild(make_shared_log(log), c)
-    await leader.expire_calls(6)  # which each node does for itself
+    await leader.expire_calls(6)
     await leader.forget_dropped()
     await leader.append([mixed(12)], [])
     await rebuild(make_shared_log(log), b)  # it has the base, and not what is dropped from here on
