@@ -128,23 +128,23 @@ class StoppedWaiting(Exception):
 class Node:
     """A hub that listens. ``url`` is where; ``owner_token`` joins people and services, and is an operator's."""
 
-    def __init__(self, hub: Hub, server: WebSocketServer, url: str, token: str, durability: str) -> None:
+    def __init__(self, hub: Hub, url: str, token: str, durability: str, close: Callable[[], Awaitable[None]]) -> None:
         self.hub = hub
         self.durability = durability
         """What it was when the node became ready; ``replicated`` is one that only shared logs have."""
         self.url = url
         self.port = int(url.rpartition(":")[2].rstrip("/"))
         self.owner_token = token
-        self._server = server
+        self._close = close
 
     async def close(self) -> None:
         """Stop listening, drain the hub, close the ledger. Idempotent."""
-        await _close(self.hub, self._server)
+        await self._close()
 
 
-async def _close(hub: Hub, server: WebSocketServer) -> None:
+async def _close(hub: Hub, server: WebSocketServer, shared: ReplicatedLedger | None) -> None:
     server.stop_listening()
-    await hub.close()
+    await hub.close(hand_over=None if shared is None else shared.hand_over)
     await server.close()
 
 
@@ -205,6 +205,7 @@ async def serve(
         leader=None if shared is None else lambda: shared.leader_node,
         readers=readers,
     )
+    close = partial(_close, hub, server, shared)
     if shared is not None:
         hub.list_more_figures = lambda: list_log_figures(shared.standing)
     try:
@@ -227,9 +228,9 @@ async def serve(
             server.is_letting_in = True
         except OSError as error:
             raise _cannot_listen(config.host, config.port, error) from error
-        yield Node(hub, server, url, token, config.durability if shared is None else shared.durability)
+        yield Node(hub, url, token, config.durability if shared is None else shared.durability, close)
     finally:
-        await _close(hub, server)
+        await close()
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Event | None) -> None:

@@ -71,13 +71,16 @@ class Transport(Protocol):
 class WebSocketTransport:
     """Connections to the hub at ``url`` (``ws://`` or ``wss://``); of several, with commas between them, to the first
     that takes one, and from then on to that until it refuses. A node that names the one that leads, as it refuses or
-    ends a session, is believed if this ``goes_to_leader``: that is tried next, encrypted as this one is. ``timeout_s``
-    bounds each try: TCP, TLS and the opening handshake together."""
+    ends a session, is believed if this ``goes_to_leader``: that is tried next, encrypted as this one is, and again
+    after the others, until one of those takes a connection: a node that takes over refuses for a moment, and the one
+    that named it may be gone. ``timeout_s`` bounds each try: TCP, TLS and the opening handshake together."""
 
     def __init__(self, url: str, timeout_s: float = CONNECT_TIMEOUT_S, *, goes_to_leader: bool = True) -> None:
         self._urls = url.split(",")
         self._goes_to_leader = goes_to_leader
         self.url = self._urls[0]
+        self._named = ""
+        """The URL that was named last."""
         self._timeout_s = timeout_s
 
     async def connect(self) -> WebSocketWire:
@@ -85,7 +88,9 @@ class WebSocketTransport:
         while True:
             tried.add(self.url)
             try:
-                return await self._connect()
+                wire = await self._connect()
+                self._named = "" if self.url in self._urls else self.url
+                return wire
             except ConnectError as error:
                 left = [it for it in self._list_next(error) if it not in tried]
                 if not left or len(tried) >= len(self._urls) + MAX_LED:
@@ -101,13 +106,14 @@ class WebSocketTransport:
         place = self._urls.index(self.url) + 1 if self.url in self._urls else 0
         given = [*self._urls[place:], *self._urls[:place]]
         if isinstance(error, Following) and is_address(error.leader) and self._goes_to_leader:
-            return [_at(error.leader, self.url), *given]
-        return given
+            self._named = _at(error.leader, self.url)
+            return [self._named, *given]
+        return [*given, self._named] if self._named else given
 
     def _hear_close(self, url: str, closed: Closed) -> None:
         """A session at this URL was closed; one by a node that leads no longer goes on where another one does."""
         if closed.code == COME_BACK and (leader := read_moved(closed.reason)) and self._goes_to_leader:
-            self.url = _at(leader, url)
+            self.url = self._named = _at(leader, url)
 
     async def _connect(self) -> WebSocketWire:
         url, step = self.url, _Step.TCP

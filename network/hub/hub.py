@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -256,9 +256,12 @@ class Hub:
             self.opened.clear()
             self._work.set()
 
-    async def close(self, why: str = STOPPING) -> None:
+    async def close(self, why: str = STOPPING, hand_over: Callable[[], Awaitable[str]] | None = None) -> None:
         """Say ``draining`` to everyone, commit what is pending, close sessions with 4503, which tells ``why``, and the
-        ledger cleanly."""
+        ledger cleanly.
+
+        ``hand_over`` is called when all is committed, and gives what the node calls itself that goes on, if there is
+        one: then that is what sessions are told."""
         if self.is_draining:
             return
         self.is_draining = True
@@ -272,7 +275,8 @@ class Hub:
         for task in self._upkeep:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
-        self.switchboard.end_all(why)
+        successor = await hand_over() if hand_over is not None else ""
+        self.switchboard.end_all(write_moved(successor) if successor else why)
         await self.switchboard.close()
         await self.ledger.close()
 

@@ -66,6 +66,10 @@ SYNC_S = 10.0
 """How often a leader asks whether what is acknowledged is on disks."""
 UNREACHED_S = 5.0
 """So long a leader that nobody writes to goes on while its engine is away."""
+HANDED_OVER_S = 1.0
+"""So long a node that stops waits at most for the one that takes over, so as to name it."""
+HEARD_S = 0.05
+"""So long a node that led looks through what others have said meanwhile."""
 NAMING_S = 0.5
 """So long a node that no longer leads asks the log at most who does, before it says so."""
 SHORT_S = 2.0
@@ -267,17 +271,47 @@ class ReplicatedLedger(IndexReads):
         self._say(f"This node leads: it serves the network of {self._shared.name}, durability {self.durability}.")
         return msgspec.structs.replace(meta, epoch=self._reader.epoch, name=self._reader.name), puts
 
-    async def close(self) -> None:
-        """Give the lead away, if this node has it, and close both."""
+    async def hand_over(self) -> str:
+        """Give the lead away for good, if this node has it; gives what the node calls itself that has taken it, where
+        one follows and does so within a moment."""
+        is_left = bool(self._writer) and await self._release()
+        if is_left and await self._is_followed():
+            reader = Reader(self._reader.end, self._reader.last)
+            with suppress(LedgerError, TimeoutError):
+                async with asyncio.timeout(HANDED_OVER_S), self._follow(reader.end) as records:
+                    async for stored in records:
+                        reader.take(stored)
+                        if reader.leader:
+                            return reader.leader_node
+        return ""
+
+    async def _is_followed(self) -> bool:
+        """Whether another node was heard of lately: each says once a second that it follows."""
+        with suppress(LedgerError, TimeoutError):
+            async with asyncio.timeout(HEARD_S):
+                while True:
+                    said = Heartbeat.read(await self._shared.listen())
+                    if said.node and said.node != self.node and not said.leads:
+                        return True
+        return False
+
+    async def _release(self) -> bool:
+        """Lead no longer; whether the log says so. Else the others find out by hearing nothing."""
         telling, self._telling = self._telling, None
         if telling is not None:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
-        if self._writer:
-            with suppress(LedgerError, TimeoutError):  # then the others find out by hearing nothing
+        writer, self._writer = self._writer, ""
+        if writer:
+            with suppress(LedgerError, TimeoutError):
                 async with asyncio.timeout(RELEASE_S):
-                    await self._append(Header(kind="release", writer=self._writer, previous=self._reader.last), b"")
-        self._writer = ""
+                    await self._append(Header(kind="release", writer=writer, previous=self._reader.last), b"")
+                    return True
+        return False
+
+    async def close(self) -> None:
+        """Give the lead away, if this node has it, and close both."""
+        await self._release()
         self._behind = None  # until it looks again it follows nobody
         await self._stop_showing()
         await self._shared.close()

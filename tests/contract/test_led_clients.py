@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from roundelay.commands.options import check_url
-from roundelay.network.client import NetworkClient
+from roundelay.network.client import NetworkClient, Reconnecting
 from roundelay.network.errors import ConfigError, ConnectError
 from roundelay.network.home import expand_url
 from roundelay.network.tls import server_context
 from tests.support.certificates import make_certificate
+from tests.support.nats import free_port
 from tests.support.node import running_node
 
 
@@ -99,6 +100,20 @@ async def test_who_is_closed_by_a_node_that_leads_no_longer_goes_where_it_says()
     ):
         assert (await ann.send_text("ann", "here")).seq
         assert joined == ["ann"]
+
+
+async def test_a_node_that_was_named_is_tried_again_when_who_named_it_is_gone() -> None:
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        async with deposed(f"Another node leads now. Roundelay-Leader: 127.0.0.1:{port}") as (url, _):
+            ann = await stack.enter_async_context(NetworkClient("ann", url))
+        async with asyncio.timeout(20):
+            async for event in ann.events():  # by then it has tried the one that was named, where nobody listens yet
+                if isinstance(event, Reconnecting) and f"No hub answers at {url}" in event.reason:
+                    break
+            await stack.enter_async_context(running_node(port=port))
+            assert (await ann.send_text("ann", "here")).seq
+        assert ann.url == f"ws://127.0.0.1:{port}/"
 
 
 @pytest.mark.parametrize(

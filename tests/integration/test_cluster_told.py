@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from websockets import ConnectionClosed
+from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
+
 from roundelay.app import Network
+from roundelay.network.hub.hub import STOPPING
 from roundelay.nodes.hub_http import get_from_hub
 from tests.crash.test_takeovers import OWNER, ClusterNode, find_leader, follows, join, running, says
 from tests.support.command import invoke
@@ -97,6 +103,24 @@ async def test_nodes_tell_who_leads_how_far_behind_they_are_and_whether_the_log_
                 await asyncio.sleep(0.1)
         assert await told_by(follower, "waiting") == "waiting, the log does not answer, log lab"
         assert "lab; this node waits: the log does not answer" in (await status(follower, code=3)).out
+
+
+async def test_a_leader_that_is_stopped_names_the_one_that_goes_on(tmp_path: Path) -> None:
+    async with leader_and_follower(tmp_path) as (_, leader, follower):
+        async with join([leader], "mia") as mia:  # who knows of no other
+            first = await mia.send("broadcast", "Before")
+            assert await leader.end(signal.SIGTERM) == 0
+            assert (await mia.send("broadcast", "After")).seq > first.seq
+            assert mia.url == follower.url
+        hello = {"type": "hello", "protocol": 1, "agent_id": "mia", "kind": "human", "token": OWNER}
+        async with connect(follower.url, subprotocols=[Subprotocol("roundelay.v1")]) as session:
+            await session.send(json.dumps(hello))
+            assert json.loads(await session.recv())["type"] == "welcome"
+            await follower.end(signal.SIGTERM)  # and nobody follows
+            with suppress(ConnectionClosed):
+                while await session.recv():
+                    pass
+            assert (session.close_code, session.close_reason) == (4503, STOPPING)
 
 
 async def test_doctor_tells_of_which_log_a_file_is_an_index_and_what_its_damage_means(tmp_path: Path) -> None:

@@ -245,6 +245,19 @@ test("closed by a node that leads no longer it goes where that says, stays there
   assert.deepEqual(sockets.slice(0, 6).map((it) => it.url), [a, c, c, d, b, a]);
 });
 
+test("who was named is tried again after the others, until one of those lets it in", () => {
+  const { time, sockets, join } = begin({ goesToLeader: true, url: "ws://a:1/" });
+  join().end(4503, `${MOVED}c:2`);
+  for (let count = 0; count < 4; count += 1) time.pass(2_000), sockets.at(-1).end(1006);
+  const [a, c] = ["ws://a:1/", "ws://c:2/"];
+  assert.deepEqual(sockets.slice(0, 5).map((it) => it.url), [a, c, a, c, a]);
+  while (sockets.at(-1).url !== a || sockets.at(-1).readyState !== 0) time.pass(2_000), sockets.at(-1).url === a || sockets.at(-1).end(1006);
+  const known = sockets.length;
+  join().end(1006);
+  for (let count = 0; count < 4; count += 1) time.pass(60_000), sockets.at(-1).end(1006);
+  assert.deepEqual([...new Set(sockets.slice(known).map((it) => it.url))], [a]);
+});
+
 for (const told of ["user@c:1", "c:1/other", "c", "c:99999", "c:1 was here", "[::1", "a b:1", `${"x".repeat(300)}:1`]) {
   test(`${told.slice(0, 20)} is no address to go to`, () => {
     const { time, sockets, join } = begin({ goesToLeader: true });

@@ -97,6 +97,8 @@ export class Connection {
     this._url = "";
     /** Where it goes next, before all others. */
     this._led = "";
+    /** Who was named last, or has let it in; tried after the others, until one of those does. */
+    this._lastNamed = "";
     /** Whom the node has named that refused this last. */
     this._named = "";
     /** Those that were gone to because they were named, since one gave a welcome, or since all were tried. */
@@ -265,6 +267,7 @@ export class Connection {
     const first = /** @type {string} */ (this._urls[0]);
     const isLed = this._led !== "";
     [this._url, this._led, this._named] = [this._led || first, "", ""];
+    if (isLed) this._ledTo.add(this._url);
     const socket = new this._WebSocket(this._url, SUBPROTOCOL);
     this._socket = socket;
     this._error = null;
@@ -328,7 +331,7 @@ export class Connection {
     const url = `${this._url.split("://")[0]}://${leader}/`;
     if (!this._goesToLeader || !leader || this._ledTo.has(url) || this._ledTo.size >= MAX_LED) return;
     this._ledTo.add(url);
-    this._led = url;
+    this._led = this._lastNamed = url;
   }
 
   /** Try the next address at once. False: there is none that was not tried. */
@@ -339,7 +342,11 @@ export class Connection {
     }
     this._urls.push(/** @type {string} */ (this._urls.shift()));
     this._passed += 1;
-    if (this._passed >= this._urls.length) return false;
+    if (this._passed >= this._urls.length) {
+      // the node that was named last took over a moment ago, maybe, and who named it is gone
+      if (!this._lastNamed || this._ledTo.has(this._lastNamed)) return false;
+      this._led = this._lastNamed;
+    }
     this._open();
     return true;
   }
@@ -456,6 +463,7 @@ export class Connection {
     this._isWelcome = true;
     this._passed = 0;
     this._ledTo.clear();
+    this._lastNamed = this._urls.includes(this._url) ? "" : this._url;
     this._joinedAt = this.now();
     this._acks.beginSession(frame.cursor);
     this._fence = frame.fence;
