@@ -375,7 +375,8 @@ class SpentOut(Struct, frozen=True):
 class Followed(Struct, frozen=True):
     """How far the log that several nodes share is in this ledger: up to the record at ``position`` with this
     ``digest``, who led there, and whether what is here is a part of what was there then. ``base`` is the record from
-    which the log could begin, 0 for none, once all that it holds of rows up to ``base_head`` is dropped."""
+    which the log could begin, 0 for none, once all that it holds of rows up to ``base_head`` is dropped; ``begun`` and
+    ``begun_head`` are those of one that is being written."""
 
     position: int
     digest: str
@@ -385,6 +386,8 @@ class Followed(Struct, frozen=True):
     is_filling: bool = False
     base: int = 0
     base_head: int = 0
+    begun: int = 0
+    begun_head: int = 0
 
 
 class RootBudget(Struct, frozen=True, omit_defaults=True):

@@ -42,7 +42,7 @@ from .metrics import CommitFigures, Figure, list_figures
 from .outage import Outage
 from .publisher import Publisher, Switchboard
 from .reads import answer_read
-from .retention import KEEP_ALL, give_up_before, keep_trimming
+from .retention import KEEP_ALL, ClockWatch, give_up_before, keep_trimming
 from .session import Connection, Session, SessionState
 
 log = logging.getLogger(__name__)
@@ -157,6 +157,7 @@ class Hub:
         self.writing = asyncio.Lock()
         """Held by each commit, and by whatever else must not meet one."""
         self._loop = asyncio.get_running_loop()
+        self._clock_watch = ClockWatch(self._clock, self._loop.time)
         self._committing_since_s: float | None = None
         self._is_slow = False
         """The ledger does not answer, and that was said."""
@@ -194,7 +195,9 @@ class Hub:
         self._writer.add_done_callback(self._on_end)
         if self._follows is not None:  # the ledger is another one's, who looks after it
             return
-        trimming = keep_trimming(self._retain, self.switchboard, self.ledger, self._clock, self.writing)
+        trimming = keep_trimming(
+            self._retain, self.switchboard, self.ledger, self._clock, self.writing, self._clock_watch
+        )
         self._upkeep = [
             asyncio.create_task(self._flush_floors(), name="hub-floors"),
             asyncio.create_task(trimming, name="hub-retention"),
@@ -320,6 +323,7 @@ class Hub:
         board = self.switchboard
         board.meta, puts = await self.ledger.open()
         board.mailboxes.state = State(head=board.meta.head, stamp=board.meta.stamp, rights=self._rights)
+        self._clock_watch.look(board.meta.stamp)  # the newest row was stamped then
         self._clock.not_before(board.meta.stamp)
         for start in range(0, len(puts), LOADED_AT_ONCE):
             board.state.change(puts[start : start + LOADED_AT_ONCE])

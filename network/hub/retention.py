@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -24,8 +24,40 @@ log = logging.getLogger(__name__)
 EVERY_S = 60.0
 ROUNDS_BETWEEN_EXPIRIES = 60
 MINUTE_MS = 60 * 1000
+LEAP_MS = DAY_MS
+"""A clock that is so far ahead of what is known of the time may be wrong."""
+DOUBT_S = 3600.0
+"""So long nothing is dropped by a clock that may be wrong: somebody may put it right meanwhile."""
 KEEP_ALL = Retain()
 TOO_LATE = "What this session has yet to be given is too old to be kept; reconnect and go on from there."
+
+
+class ClockWatch:
+    """Notes where a clock (ms) leaps ahead of what is known of the time. ``seconds`` never leaps."""
+
+    def __init__(self, clock: Clock, seconds: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._last: tuple[int, float] | None = None
+        self._doubted_until: float | None = None
+        self.leap_ms = 0
+        """How far it was ahead then."""
+
+    def look(self, known: int = 0) -> None:
+        """Compare the clock with what it said at the last look, or with ``known``, a time that is past."""
+        now, at = self._clock(), self._seconds()
+        before, since = self._last or (now, at)
+        if known:
+            before, since = known, at
+        self._last = now, at
+        leap_ms = now - before - int((at - since) * 1000)
+        if leap_ms > LEAP_MS:
+            self._doubted_until, self.leap_ms = at + DOUBT_S, leap_ms
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether it has leapt within the last hour."""
+        return self._doubted_until is not None and self._seconds() < self._doubted_until
 
 
 def plan_trim(retain: Retain, board: Switchboard, now: int) -> Trim:
@@ -103,17 +135,28 @@ async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock:
 
 
 async def keep_trimming(
-    retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock
+    retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock, watch: ClockWatch
 ) -> None:
     """Do so every minute, until cancelled; at once and every hour, forget results of calls too, whatever is
     retained."""
+    regardless_of_age = retain.model_copy(update={"days": None, "record_days": None})
+    was_doubted = False
     for number in itertools.count():
+        watch.look()
+        if watch.is_doubted and not was_doubted and retain != regardless_of_age:
+            log.warning(
+                "the clock is %.1f days ahead of what was stored last: if it is wrong, put it right; for an hour "
+                "nothing is dropped for its age",
+                watch.leap_ms / DAY_MS,
+            )
+        was_doubted = watch.is_doubted
+        kept = regardless_of_age if was_doubted else retain
         try:
-            if retain != KEEP_ALL:
-                dropped = await keep_within(retain, board, ledger, clock, writing)
+            if kept != KEEP_ALL:
+                dropped = await keep_within(kept, board, ledger, clock, writing)
                 if dropped:
                     log.info("old rows were dropped", extra={"rows": dropped, "first_seq": board.meta.first_seq})
-            if number % ROUNDS_BETWEEN_EXPIRIES == 0:
+            if number % ROUNDS_BETWEEN_EXPIRIES == 0 and not was_doubted:
                 await ledger.expire_calls(clock() - CALL_KEPT_MS)
         except LedgerError as error:
             log.error("old rows could not be dropped: %s", error)

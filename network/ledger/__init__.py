@@ -7,12 +7,14 @@ suite (tests/contract/test_ledger.py); `followed.FollowedIndex` reads alone. The
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
+from msgspec import Meta as Bound
 from msgspec import Struct
 
 from roundelay.network.core.tables import Facts, MessageHead, Put, Row, Span, Table, Wanted
 from roundelay.network.errors import LedgerError
+from roundelay.network.frames import SEQ_LIMIT
 
 __all__ = [
     "MAX_PAGE_BYTES",
@@ -85,11 +87,14 @@ class Trimmed(Struct, frozen=True, kw_only=True):
     is_held: bool
 
 
+SeqBound = Annotated[int, Bound(ge=0, le=SEQ_LIMIT)]
+
+
 class Cut(Struct, frozen=True):
     """What one step of a trim drops: every record below ``records``, and every other row below ``messages``."""
 
-    messages: int
-    records: int
+    messages: SeqBound
+    records: SeqBound
     is_last: bool
     """Whether messages are dropped as far as they may be: what is kept about those that are gone goes then, since that
     looks through whole tables."""

@@ -38,7 +38,7 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.log_urls import NatsAddress
 
 from . import LogFull, LogMoved
-from .shared_log import LogAway, LogChoosing, LogCut, LogRecord, digest, find_no_log
+from .shared_log import LogAway, LogChoosing, LogCut, LogRecord, WrongLog, digest, find_no_log
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """The server's codes for a record that does not follow the last one."""
@@ -199,6 +199,11 @@ class JetStreamLog:
 
     async def first(self) -> int:
         state = (await self._get_info()).state
+        if state.num_deleted:
+            raise WrongLog(
+                f"The shared log {self.name} lacks {state.num_deleted} between its first and its last: records are "
+                "missing, as somebody has deleted them. Restore it."
+            )
         return max(1, state.first_seq) if state.messages else state.last_seq + 1
 
     async def drop(self, before: int) -> bool:
@@ -296,6 +301,7 @@ class JetStreamLog:
         return self._heard.popleft()
 
     async def find_doubt(self) -> str:
+        self._refuse_kept_otherwise((await self._get_info()).config)
         if not self._address.monitors:
             return (
                 "its address does not say where the servers show how they sync: name their monitoring port, as in "
@@ -351,38 +357,45 @@ class JetStreamLog:
         self._heard.append(message.data.decode(errors="replace"))
         self._hearing.set()
 
-    async def _make_stream(self, *, is_made: bool) -> None:
-        """Find the stream, or make it. Raises `LedgerError` where it is another's or is not kept as a log has to be."""
-        address = self._address
-        wanted = StreamConfig(
-            name=address.stream,
+    def _wanted(self) -> StreamConfig:
+        return StreamConfig(
+            name=self._address.stream,
             subjects=[f"{self._subject}.log"],
             retention=RetentionPolicy.LIMITS,
             discard=DiscardPolicy.NEW,
             storage=StorageType.FILE,
-            num_replicas=address.replicas,
-            max_bytes=address.max_bytes,
+            num_replicas=self._address.replicas,
+            max_bytes=self._address.max_bytes,
         )
+
+    async def _make_stream(self, *, is_made: bool) -> None:
+        """Find the stream, or make it. Raises `LedgerError` where it is another's or is not kept as a log has to be."""
         try:
-            found = (await _heed(self._context().stream_info(address.stream))).config
+            found = (await _heed(self._context().stream_info(self._address.stream))).config
         except NotFoundError:
             if not is_made:
                 raise find_no_log(self.name) from None
-            found = (await _heed(self._context().add_stream(wanted))).config
+            found = (await _heed(self._context().add_stream(self._wanted()))).config
+        self._refuse_kept_otherwise(found)
+
+    def _refuse_kept_otherwise(self, found: StreamConfig) -> None:
+        """Raises `LedgerError` where a stream is not kept as a log has to be: somebody may have changed it."""
+        wanted = self._wanted()
         wrong = [
             name
-            for name in ("subjects", "retention", "discard", "storage")
+            for name in ("subjects", "retention", "discard", "storage", "sealed")
             if getattr(found, name) != getattr(wanted, name)
         ]
         # more than are asked for are more: somebody has scaled it
-        wrong += ["num_replicas"] if (found.num_replicas or 1) < address.replicas else []
+        wrong += ["num_replicas"] if (found.num_replicas or 1) < self._address.replicas else []
         wrong += ["persist_mode"] if found.persist_mode == PersistMode.ASYNC else []  # it acknowledges before it writes
-        wrong += [name for name in ("max_age", "max_msgs_per_subject") if (getattr(found, name) or 0) > 0]  # they drop
+        bounds = ("max_age", "max_msgs", "max_msgs_per_subject", "max_msg_size")  # they drop, or refuse
+        wrong += [name for name in bounds if (getattr(found, name) or 0) > 0]
         if wrong:
             told = ", ".join(f"{name} {getattr(found, name)!r}" for name in wrong)
             raise LedgerError(
-                f"The stream {address.stream} of {self.name} is there, and is no log of a Roundelay network as it is "
-                f"asked for ({told}); name another stream, or the replicas that it has."
+                f"The stream {self._address.stream} of {self.name} is there, and is no log of a Roundelay network as "
+                f"it is asked for ({told}); name another stream, or the replicas that it has."
             )
 
     async def _explain_silence(self, error: BaseException) -> LedgerError:

@@ -42,7 +42,6 @@ from .shared_log import (
     LogRecord,
     Reader,
     SharedLog,
-    read_commit,
     write_commit,
     write_record,
     write_records,
@@ -112,7 +111,7 @@ async def _read(shared: SharedLog, reader: Reader, until: int) -> AsyncGenerator
         async for stored in records:
             body = reader.take(stored)
             if body is not None:
-                yield body if isinstance(body, Cut) else read_commit(body)
+                yield reader.check(body)
             if stored.position >= until:
                 return
 

@@ -39,7 +39,7 @@ from .shared_log import (
     SharedLog,
     WrongLog,
     digest,
-    read_commit,
+    placing,
     read_record,
     tell_wait,
     write_commit,
@@ -76,6 +76,8 @@ SHORT_S = 2.0
 """So long a log may end before what was read of it, as servers say that do not know yet that they lead no more."""
 PATIENT_S = 2.0
 """So long a node that starts says nothing while its log does not answer."""
+OFF_MS = 60_000
+"""Clocks of two nodes that are further apart are not both right."""
 DOUBT_S = 10.0
 """So long a node waits that finds the log gone, or shorter than it knows it: servers that choose anew may say so."""
 RESERVE_BYTES = 8 * 1024 * 1024
@@ -189,6 +191,8 @@ class ReplicatedLedger(IndexReads):
         self.owner = ""
         """What tells the owner's token of this node from another one, and nothing else of it."""
         self._is_owner_doubted = False
+        self._off_ms = 0
+        """How far this node's clock was ahead of that of the node that led, when that was heard of last."""
         self._waits = ""
         """Why this node neither follows nor leads, after it has."""
         self.leader_node = ""
@@ -327,6 +331,7 @@ class ReplicatedLedger(IndexReads):
         if now() - self._doubted_at >= SYNC_S:  # also of a leader that appends all the time
             with suppress(LogAway):
                 await self._look_at_disks()
+                await self._check_first()
                 await self._look_at_room()
         if self._appending.locked():  # which finds out whether this node leads
             return
@@ -408,6 +413,8 @@ class ReplicatedLedger(IndexReads):
     async def trim(self, trim: Trim) -> Trimmed:
         """As `Ledger.trim`. The log says first what goes: each node drops the same, this one too where it is killed on
         the way."""
+        if self._is_off:
+            trim = msgspec.structs.replace(trim, messages_before=None, records_before=None)
         cut, is_held = await self._index.find_cut(trim)
         now = asyncio.get_running_loop().time()
         is_small = cut is not None and cut.is_last  # each is a record that whoever makes a node anew does again
@@ -552,8 +559,9 @@ class ReplicatedLedger(IndexReads):
         it = self._reader
         records = write_records(write_commit(rows, puts), self._writer, it.last, self._shared.max_bytes)
         place = Followed(
-            it.end + len(records), digest(records[-1]), self._writer, it.epoch, it.name, False, it.base, it.base_head
-        )
+            it.end + len(records), digest(records[-1]), self._writer, it.epoch, it.name, False, it.base, it.base_head,
+            it.begun, it.begun_head,
+        )  # fmt: skip
         return records, Put("followed", "log", place)
 
     # --- following
@@ -580,9 +588,10 @@ class ReplicatedLedger(IndexReads):
                 f"{self.path} has followed {self._shared.name} up to record {known.position}, and that begins at "
                 f"{begins.end + 1} by now: move {self.path} away (not {self.path}.owner), and start this node again."
             )
-        reader = Reader(known.position, known.digest)
+        reader = Reader(known.position, known.digest, self._index.head or None)
         reader.epoch, reader.name = known.epoch, known.name
         reader.base, reader.base_head = known.base, known.base_head
+        reader.begun, reader.begun_head = known.begun, known.begun_head
         async with self._follow(known.position - 1) as records:
             stored = await anext(records)
         if digest(stored.data) != known.digest:
@@ -646,6 +655,17 @@ class ReplicatedLedger(IndexReads):
                 "Restore it, or begin with a new one."
             )
 
+    async def _check_first(self) -> None:
+        """Raises `WrongLog` where the log, of which this node has read the end, begins with what nobody can begin
+        with."""
+        first = await self._shared.first()
+        if first > max(1, self._reader.base):
+            raise WrongLog(
+                f"The shared log {self._shared.name} begins at {first} by now, and holds nothing to begin with there: "
+                "records are missing, as somebody has deleted them. Restore it, or go on with another one: what this node has, `roundelay "
+                "view` and `roundelay export` read."
+            )
+
     async def _claim(self) -> None:
         if self._reader.is_filling:
             raise WrongLog(
@@ -654,6 +674,7 @@ class ReplicatedLedger(IndexReads):
             )
         await self._take_into_index(self._place())  # what was kept for what was to follow, and never came
         await self._check_beginning()
+        await self._check_first()
         await self._look_at_disks()
         await self._begin_later(await self._shared.first())  # it may be full of what nobody needs
         free, of = await self._shared.room()
@@ -735,6 +756,7 @@ class ReplicatedLedger(IndexReads):
                             silence.hear()
                             self.leader_node = self._reader.leader_node or said.node  # the claim's own word goes first
                             self._compare_owners(said.owner)
+                            self._compare_clocks(said.at)
                         hearing = asyncio.ensure_future(self._shared.listen())
                     is_alone = not self._reader.leader or silence.is_over
                     # an end from before the silence says nothing of what was written since
@@ -752,7 +774,7 @@ class ReplicatedLedger(IndexReads):
                     if loop.time() - said_at >= PRESENT_S:
                         said_at = loop.time()
                         with suppress(LedgerError):
-                            await self._shared.say(Heartbeat(self.node, self._reader.end).write())
+                            await self._shared.say(self._beat().write())
                     await asyncio.wait((upcoming, hearing), timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
                     while upcoming.done():
                         await self._take(upcoming.result())
@@ -769,6 +791,25 @@ class ReplicatedLedger(IndexReads):
                 "The owner's token of this node is not that of the node that leads: whoever has that will be refused "
                 f"here. Copy the other node's .owner file to {self.path}.owner, and start this node again."
             )
+
+    def _beat(self) -> Heartbeat:
+        owner = self.owner if self._writer else ""
+        return Heartbeat(self.node, self._reader.end, self._writer, owner, self._clock())
+
+    def _compare_clocks(self, leaders: int) -> None:
+        """Note how far this node's clock is off that of the node that leads, and say so."""
+        was_off, self._off_ms = self._is_off, self._clock() - leaders if leaders else 0
+        if self._is_off and not was_off:
+            side = "ahead of" if self._off_ms > 0 else "behind"
+            self._say(
+                f"The clock of this node is {round(abs(self._off_ms) / 1000):,} s {side} that of the node that leads: put "
+                "the wrong one right, and start this node again. Otherwise, once it leads, it drops nothing for its "
+                "age (`retain`)."
+            )
+
+    @property
+    def _is_off(self) -> bool:
+        return abs(self._off_ms) > OFF_MS
 
     def _note_end(self, end: int) -> None:
         """Raises `LogDoubtful` where the log goes on ending before what this node has read of it."""
@@ -790,20 +831,20 @@ class ReplicatedLedger(IndexReads):
         body = self._reader.take(stored)
         if self._reader.leader != led_by:  # of an older release's claim the heartbeat tells it
             self.leader_node = self._reader.leader_node
-        if isinstance(body, Cut):
+        taken = None if body is None else self._reader.check(body)
+        if isinstance(taken, Cut):
             if self._unindexed.rows or self._unindexed.puts:
                 await self._take_into_index(place)  # of what came before it, it may drop some
-            await self._drop(body)
+            await self._drop(taken)
             await self.follower.drop(self._index.first_seq)
             return
-        if body is not None:
-            commit = read_commit(body)
-            self._unindexed.rows.extend(commit.rows)
-            self._unindexed.puts.extend(commit.puts)
-            self._unindexed_bytes += len(body)
-        taken = self._unindexed
-        is_new = self._reader.position == stored.position or bool(taken.rows or taken.puts)  # else the rest is to come
-        is_much = len(taken.rows) + len(taken.puts) >= TOGETHER or self._unindexed_bytes >= TOGETHER_BYTES
+        if taken is not None:
+            self._unindexed.rows.extend(taken.rows)
+            self._unindexed.puts.extend(taken.puts)
+            self._unindexed_bytes += len(stored.data)
+        held = self._unindexed
+        is_new = self._reader.position == stored.position or bool(held.rows or held.puts)  # else the rest is to come
+        is_much = len(held.rows) + len(held.puts) >= TOGETHER or self._unindexed_bytes >= TOGETHER_BYTES
         if is_new and (is_much or not stored.has_more):
             await self._take_into_index(self._place())
 
@@ -837,7 +878,18 @@ class ReplicatedLedger(IndexReads):
         return Put(
             "followed",
             "log",
-            Followed(it.position, it.digest, it.leader, it.epoch, it.name, it.is_filling, it.base, it.base_head),
+            Followed(
+                it.position,
+                it.digest,
+                it.leader,
+                it.epoch,
+                it.name,
+                it.is_filling,
+                it.base,
+                it.base_head,
+                it.begun,
+                it.begun_head,
+            ),  # fmt: skip
         )
 
     # --- leading
@@ -855,7 +907,7 @@ class ReplicatedLedger(IndexReads):
         """Say that this node leads, as long as it does."""
         while self._writer:
             with suppress(LedgerError):
-                await self._shared.say(Heartbeat(self.node, self._reader.end, self._writer, self.owner).write())
+                await self._shared.say(self._beat().write())
             await asyncio.sleep(ALIVE_S)
 
 
@@ -873,7 +925,9 @@ async def find_beginning(shared: SharedLog) -> Reader:
     if first <= end:
         async with following(shared, first - 1) as records:
             async for stored in records:
-                if read_record(stored.data)[0].kind == "base":
+                with placing(stored.position):
+                    is_base = read_record(stored.data)[0].kind == "base"
+                if is_base:
                     return Reader.at(stored.position)
                 if stored.position >= end:
                     break

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -18,8 +19,9 @@ from msgspec import Raw, Struct
 
 from roundelay.network.core.tables import VOLATILE_TABLES, Put, Row, Table, decode_value, encode_value
 from roundelay.network.errors import LedgerError
+from roundelay.network.frames import SEQ_LIMIT
 
-from . import Cut, LogFull, Unstorable
+from . import Cut, LogFull, SeqBound, Unstorable
 from .log_file import decode_row, encode_row
 from .queries import UNENCODABLE
 
@@ -197,8 +199,8 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     name: str = ""
     left: int = 0
     is_filled_later: bool = False
-    base: int = 0
-    head: int = 0
+    base: SeqBound = 0
+    head: SeqBound = 0
 
 
 def read_name(node: str) -> str:
@@ -226,12 +228,13 @@ class Claim(Struct, frozen=True):
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True):
     """What a node tells the others now and then, `SharedLog.say`: what it calls itself, how far it is, and its claim if
-    it leads, and what tells its owner's token from another one."""
+    it leads, what tells its owner's token from another one, and the time by its clock (ms; 0: an older release)."""
 
     node: str = ""
     position: int = 0
     leads: str = ""
     owner: str = ""
+    at: int = 0
 
     @classmethod
     def read(cls, text: str) -> Heartbeat:
@@ -240,10 +243,14 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True):
             said = msgspec.json.decode(text, type=cls) if len(text) <= MAX_SAID else cls()
         except UNREADABLE:
             return cls()
-        return cls(read_name(said.node), said.position, said.leads, said.owner)
+        return cls(read_name(said.node), said.position, said.leads, said.owner, said.at)
 
     def write(self) -> str:
         return msgspec.json.encode(self).decode()
+
+
+UPGRADE = "a newer one may have written it; then upgrade this node. Or it is damaged: restore the log."
+RESTORE = "Somebody else has written it: restore the log."
 
 
 class Commit(NamedTuple):
@@ -267,15 +274,24 @@ def write_record(header: Header, body: bytes = b"") -> bytes:
     return msgspec.json.encode(header) + b"\n" + body
 
 
+@contextmanager
+def placing(position: int) -> Iterator[None]:
+    """What is wrong with a record is said of that one."""
+    try:
+        yield
+    except WrongLog as error:
+        raise WrongLog(f"The record {position} of the shared log: {error}") from error
+
+
 def read_record(record: bytes) -> tuple[Header, bytes]:
     """Raises `WrongLog` for what is no record, or one of a newer format."""
     head, _, body = record.partition(b"\n")
     try:
         header = msgspec.json.decode(head, type=Header)
     except UNREADABLE as error:
-        raise WrongLog(f"The shared log holds something that is no record of a Roundelay network: {error}.") from error
+        raise WrongLog(f"This is no record of a Roundelay network: {error}.") from error
     if header.format != FORMAT:
-        raise WrongLog(f"The shared log is of format {header.format}; this Roundelay reads {FORMAT}. Upgrade it.")
+        raise WrongLog(f"Its format is {header.format}; this Roundelay reads {FORMAT}. Upgrade it.")
     return header, body
 
 
@@ -302,10 +318,7 @@ def read_commit(body: bytes) -> Commit:
         ]
         return Commit([decode_row(bytes(row)) for row in decoded.rows], puts)
     except (*UNREADABLE, ValueError, KeyError) as error:
-        raise WrongLog(
-            f"The shared log holds a commit that this Roundelay cannot read ({error}); a newer one may have written "
-            "it: upgrade this node."
-        ) from error
+        raise WrongLog(f"This Roundelay cannot read that commit ({error}): {UPGRADE}") from error
 
 
 def write_trim(cut: Cut, writer: str, previous: str) -> bytes:
@@ -318,9 +331,7 @@ def read_cut(body: bytes) -> Cut:
     try:
         return msgspec.json.decode(body, type=Cut)
     except UNREADABLE as error:
-        raise WrongLog(
-            f"The shared log holds a trim that this Roundelay cannot read ({error}): upgrade this node."
-        ) from error
+        raise WrongLog(f"This Roundelay cannot read that trim ({error}): {UPGRADE}") from error
 
 
 def split(body: bytes, room: int) -> list[bytes]:
@@ -347,10 +358,11 @@ def write_records(
 
 class Reader:
     """Reads records one after the other, and says what each comes to. ``position`` and ``digest`` name the last whole
-    commit or claim that was read."""
+    commit or claim that was read, ``head`` the newest row up to there, if that is known: `check` compares."""
 
-    def __init__(self, position: int = 0, last: str = "") -> None:
+    def __init__(self, position: int = 0, last: str = "", head: int | None = None) -> None:
         self.position = position
+        self.head = head if position else 0
         self.digest = last
         self.epoch = self.name = ""
         self.leader = ""
@@ -361,6 +373,8 @@ class Reader:
         """Whether it begins with what a database or a base holds, and not all of that is there."""
         self.base = self.base_head = 0
         """The newest base that is whole, and its head."""
+        self.begun = self.begun_head = 0
+        """The base that the node that leads has begun, and its head."""
         self.begins_after = 0
         """The head of the base that was read first; rows up to it are not there."""
         self._parts: list[bytes] = []
@@ -394,10 +408,11 @@ class Reader:
                 f"The shared log goes on at {stored.position} where {position + 1} was to come: records are missing. "
                 "Restore it, or begin with a new one."
             )
-        header, body = read_record(stored.data)
+        with placing(position + 1):
+            header, body = read_record(stored.data)
         if self._is_cut and header.kind == "base":  # what it names as the one before it is gone
             self.epoch, self.name, self.leader = header.epoch, header.name, header.writer
-            self.begins_after = header.head
+            self.begins_after = self.head = header.head
         elif self._is_cut:
             raise WrongLog(
                 f"The shared log begins at {stored.position}, and not with what nodes leave there: records are "
@@ -424,13 +439,44 @@ class Reader:
             whole = b"".join(self._parts)
             self._parts.clear()
             return whole
+        if header.kind in ("claim", "release"):
+            self.begun = self.begun_head = 0
         if header.kind == "claim":
             self.leader, self.leader_node = header.writer, Claim.read(body).node
         elif header.kind in ("begin", "release", "filled"):
             self.leader = self.leader_node = ""
+        elif header.kind == "base" and is_leaders:
+            self.begun, self.begun_head = stored.position, header.head
         elif header.kind == "based" and is_leaders:
+            if (header.base, header.head) != (self.begun, self.begun_head):
+                raise WrongLog(
+                    f"The record {stored.position} of the shared log ends a base at {header.base} that its writer has "
+                    "not begun: somebody else has written it. Restore the log."
+                )
             self.base, self.base_head, self.is_filling = header.base, header.head, False
         if not is_taken:  # what a writer left half done is nothing
             self._parts.clear()
         self.position, self.digest = self._end
-        return read_cut(body) if header.kind == "trim" and is_leaders else None
+        with placing(stored.position):
+            return read_cut(body) if header.kind == "trim" and is_leaders else None
+
+    def check(self, taken: bytes | Cut) -> Commit | Cut:
+        """Read the body of a commit, or compare what is to be dropped with what there is: whoever writes to the log's
+        server may have written it. Raises `WrongLog`."""
+        with placing(self.position):
+            if isinstance(taken, Cut):
+                if self.head is not None and max(taken.messages, taken.records) > self.head + 1:
+                    raise WrongLog(f"It drops more than there is up to #{self.head}. {RESTORE}")
+                return taken
+            commit = read_commit(taken)
+            if commit.rows:
+                seqs = [it.seq for it in commit.rows]
+                least = seqs[0] if self.head is None else self.head + 1
+                if self.is_filling:  # from a database that may lack what it has dropped
+                    is_next = seqs[0] >= least and seqs == sorted(set(seqs))
+                else:
+                    is_next = seqs == list(range(least, least + len(seqs)))
+                if not is_next or seqs[-1] >= SEQ_LIMIT:
+                    raise WrongLog(f"Its rows begin with #{seqs[0]}, and #{least} was to come. {RESTORE}")
+                self.head = seqs[-1]
+            return commit

@@ -137,8 +137,44 @@ async def test_records_go_apart_from_messages(
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upkeep without the minutes between."""
+    """Upkeep without the minutes between; and what it waits for at a clock that leaps."""
     monkeypatch.setattr(retention, "EVERY_S", 0.001)
+    monkeypatch.setattr(retention, "DOUBT_S", 0.2)
+
+
+@pytest.mark.parametrize("leaps", ["before the start", "while it runs"])
+async def test_by_a_clock_that_leaps_nothing_is_dropped_for_an_hour(
+    opener: Opener, leaps: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retention, "EVERY_S", 0.001)
+    is_running = leaps == "while it runs"
+    async with team(opener()) as it, it.joined("ann") as ann:
+        await ann.broadcast("kept")
+    async with team(opener(), retain=DAY, day=1000 if is_running else 1030) as it, it.joined("ann") as ann:
+        it.day = 1030
+        async with asyncio.timeout(TIMEOUT_S):
+            while "30.0 days ahead" not in caplog.text:
+                await ann.call("network.info")
+        for _ in range(20):
+            assert await texts_of(ann, "broadcast") == ["kept"]
+            await asyncio.sleep(0.001)
+        assert caplog.text.count("days ahead") == 1, "it is said once"
+
+
+async def test_by_a_clock_that_leaps_the_size_is_kept_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "EVERY_S", 0.001)
+
+    def opener() -> SQLiteLedger:
+        return SQLiteLedger(tmp_path / "team.db", new_epoch=lambda: "e1")
+
+    async with team(opener()) as it, it.joined("ann") as ann:
+        for number in range(40):
+            await ann.broadcast(f"{number} " + "x" * 9000)
+    async with team(opener(), retain=Retain(days=1, bytes=100_000), day=1030) as it, it.joined("ann") as ann:
+        async with asyncio.timeout(TIMEOUT_S):
+            while (left := len(await texts_of(ann, "broadcast"))) > 20:
+                pass
+        assert left
 
 
 @pytest.mark.usefixtures("often")

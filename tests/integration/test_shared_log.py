@@ -16,6 +16,7 @@ import msgspec
 import nats
 import pytest
 from msgspec import Raw
+from nats.js.api import DiscardPolicy
 from nats.js.errors import NotFoundError
 
 from roundelay.app import make_shared_log, serve
@@ -25,7 +26,16 @@ from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.ledger import Cut, KeyTaken, Ledger, LogFull, LogMoved, Trim, jetstream, postgres, replicated
 from roundelay.network.ledger.log_copies import compare
 from roundelay.network.ledger.replicated import ReplicatedLedger
-from roundelay.network.ledger.shared_log import Claim, Heartbeat, WrongLog, digest, read_record
+from roundelay.network.ledger.shared_log import (
+    Claim,
+    Header,
+    Heartbeat,
+    WrongLog,
+    digest,
+    read_record,
+    write_commit,
+    write_record,
+)
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.log_urls import NatsAddress, read_log_url
 from tests.contract.test_ledger import message
@@ -346,6 +356,57 @@ async def test_what_somebody_else_writes_into_the_log_ends_who_follows(server: L
         await ledger(server.url("lab"), tmp_path / "a.db").open()
 
 
+FORGED: dict[str, tuple[dict[str, Any], bytes]] = {
+    "drops more than there is": ({"kind": "trim"}, msgspec.json.encode(Cut(1_000_000, 1_000_000, is_last=True))),
+    "drops records that are to come": ({"kind": "trim"}, msgspec.json.encode(Cut(1, 9, is_last=True))),
+    "drops below nothing": ({"kind": "trim"}, b'{"messages":-5,"records":-5,"is_last":true}'),
+    "drops beyond all numbers": ({"kind": "trim"}, b'{"messages":9223372036854775808,"records":1,"is_last":true}'),
+    "ends a base that is none": ({"kind": "based", "base": 3, "head": 0}, b""),
+    "leaves seqs out": ({"kind": "commit"}, write_commit([message(57, "ann", "agent:bob")], [])),
+    "repeats a row": ({"kind": "commit"}, write_commit([message(2, "ann", "agent:bob")], [])),
+    "leaves seqs out inside": (
+        {"kind": "commit"},
+        write_commit([message(4, "ann", "agent:bob"), message(6, "ann", "agent:bob")], []),
+    ),
+    "goes below nothing": ({"kind": "commit"}, write_commit([message(-93, "ann", "agent:bob")], [])),
+    "is torn": ({"kind": "commit"}, write_commit([message(4, "ann", "agent:bob")], [])[:-9]),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+async def test_what_is_written_in_the_leaders_name_and_cannot_be_is_taken_by_no_node(
+    server: LogServer, tmp_path: Path, what: str
+) -> None:
+    header, body = FORGED[what]
+    log = server.url("lab")
+    leader = ledger(log, tmp_path / "a.db")
+    await leader.open()
+    for seq in (1, 2, 3):
+        await leader.append([message(seq, "ann", "agent:bob")], [])
+    reader = leader._reader
+    forged = Header(writer=leader._writer, previous=reader.last, **header)
+    await server.write("lab", write_record(forged, body))
+    with pytest.raises(LogMoved):
+        await leader.append([message(4, "ann", "agent:bob")], [])
+    await leader.close()
+    for name in ("a", "b"):
+        made = ledger(log, tmp_path / f"{name}.db")
+        with pytest.raises(WrongLog, match=f"The record {reader.end + 1} of the shared log"):
+            await made.open()
+    assert {it.seq for it in await rows_of(tmp_path / "b.db")} <= {1, 2, 3}
+    assert [it.seq for it in await rows_of(tmp_path / "a.db")] == [1, 2, 3]
+    with pytest.raises(WrongLog, match=f"The record {reader.end + 1} of the shared log"):
+        await compare(make_shared_log(log), tmp_path / "a.db")
+
+
+async def rows_of(db: Path) -> list[Row]:
+    index = SQLiteLedger(db, new_epoch=lambda: "", is_index=True)
+    await index.open()
+    rows = await index.rows(0, 99)
+    await index.close()
+    return rows
+
+
 async def test_a_log_that_is_full_refuses_and_says_so(server: LogServer, tmp_path: Path) -> None:
     made = ledger(server.url(f"lab?max_bytes={1 << 20}"), tmp_path / "a.db")
     await made.open()
@@ -591,6 +652,35 @@ async def test_a_log_without_its_oldest_records_is_refused(server: LogServer, tm
             await ledger(server.url("lab"), tmp_path / "b.db").open()
 
 
+@pytest.mark.parametrize("what", ["all", "one", "bound"])
+async def test_a_leader_notices_that_somebody_has_taken_records_out_of_its_log(
+    server: LogServer, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "SYNC_S", 0.0)
+    if what != "all" and not isinstance(server, NatsServer):
+        pytest.skip("PostgreSQL counts no rows without reading them all; `roundelay cluster verify` does")
+    leader = ledger(server.url("lab"), tmp_path / "a.db")
+    await leader.open()
+    for seq in (1, 2, 3):
+        await leader.append([message(seq, "ann", "agent:bob")], [])
+    await leader.verify()
+    match what:
+        case "all":
+            await server.drop_all("lab")
+        case "one":
+            await server.drop("lab", 4)
+        case _:
+            assert isinstance(server, NatsServer)
+            await server.change("lab", max_msgs_per_subject=2, discard=DiscardPolicy.OLD)
+    told = "max_msgs_per_subject" if what == "bound" else "records are missing"
+    with pytest.raises(LedgerError, match=told):
+        await leader.verify()
+    await leader.close()
+    with pytest.raises(LedgerError, match=told):
+        await leader.open()
+    assert [it.seq for it in await rows_of(tmp_path / "a.db")] == [1, 2, 3]
+
+
 async def test_what_the_index_refuses_does_not_come_into_the_log(server: LogServer, tmp_path: Path) -> None:
     made = ledger(server.url("lab"), tmp_path / "a.db")
     await made.open()
@@ -791,7 +881,8 @@ async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_wha
     log, db = small_log(server), tmp_path / "a.db"
     leader = ledger(log, db)
     await leader.open()
-    await leader.append([], [Put("call", "ann/1", CallResult("d", 1, Raw(b"{}")))])
+    call = "ann/" + "1" * 3000
+    await leader.append([], [Put("call", call, CallResult("d", 1, Raw(b"{}")))])
     stored = itertools.count(1)
     with pytest.raises(LogFull, match="is full"):
         await append_on(leader, stored)
@@ -812,7 +903,7 @@ async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_wha
     await server.widen("lab", 4 << 20)
     await leader.append([message(refused, "ann", "agent:bob", thread="t" * 4000)], [])
     await leader.expire_calls(99)
-    assert await leader.lookup_cold("call", "ann/1") is None
+    assert await leader.lookup_cold("call", call) is None
     await leader.close()
     assert (await compare(make_shared_log(log), db)).difference == ""
 

@@ -15,7 +15,8 @@ import pytest
 from msgspec import Raw
 
 from roundelay.app import make_shared_log
-from roundelay.network.core.tables import CallResult, DeadLetter, Put, Row, Token
+from roundelay.network.clock import system_clock
+from roundelay.network.core.tables import DAY_MS, CallResult, DeadLetter, Put, Row, Token
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import LogFull, LogMoved, Trim, replicated, sqlite, upkeep
 from roundelay.network.ledger.log_copies import compare, rebuild
@@ -82,6 +83,33 @@ async def test_what_the_leader_drops_goes_from_each_node(
     with pytest.raises(LogMoved):
         await leader.trim(Trim(messages_before=1021, pinned=31))
     assert told(a) == kept, "who leads no longer drops nothing"
+    await asyncio.gather(leader.close(), follower.close())
+
+
+@pytest.mark.parametrize("off_days", [30, -30, 0])
+async def test_a_node_whose_clock_is_another_one_says_so_and_drops_nothing_for_its_age(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_days: int
+) -> None:
+    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
+    log, said = server.url("lab"), list[str]()
+    leader, follower = ledger(log, tmp_path / "a.db"), ledger(log, tmp_path / "b.db", say=said.append)
+    follower._clock = lambda: system_clock() + off_days * DAY_MS
+    await leader.open()
+    taking_over = asyncio.create_task(follower.open())
+    for seq in range(1, 12):
+        await leader.append([message(seq, "ann", "agent:bob")], [])
+    if off_days:
+        async with asyncio.timeout(20):
+            while not any("2,592,000 s" in it for it in said):  # noqa: ASYNC110 (it is said by a callback)
+                await asyncio.sleep(0.01)
+    sleep(leader)
+    await taking_over
+    done = await follower.trim(Trim(messages_before=9999, pinned=12))
+    assert done.dropped == (0 if off_days else 11)
+    assert sum("clock" in it for it in said) == bool(off_days)
+    assert (await follower.trim(Trim(max_bytes=1, pinned=6))).dropped == (5 if off_days else 0), (
+        "its size is another matter"
+    )
     await asyncio.gather(leader.close(), follower.close())
 
 

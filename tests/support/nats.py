@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import nats
 import nats.errors
@@ -64,10 +65,13 @@ class NatsServer:
             await client.jetstream().purge_stream(stream)
 
     async def widen(self, stream: str, max_bytes: int) -> None:
+        await self.change(stream, max_bytes=max_bytes)
+
+    async def change(self, stream: str, **fields: Any) -> None:
+        """Have a log kept in another way."""
         async with await nats.connect(f"nats://{self.hosts}") as client:
             config = (await client.jetstream().stream_info(stream)).config
-            config.max_bytes = max_bytes
-            await client.jetstream().update_stream(config)
+            await client.jetstream().update_stream(config.evolve(**fields))
 
     async def make_another(self, name: str) -> None:
         """What bears the name of a log, and is none."""
