@@ -190,11 +190,11 @@ class ReplicatedLedger(IndexReads):
         self.node = ""
         self.owner = ""
         """What tells the owner's token of this node from another one, and nothing else of it."""
-        self._is_owner_doubted = False
+        self._is_owner_doubted = self._is_name_taken = False
         self._off_ms = 0
         """How far this node's clock was ahead of that of the node that led, when that was heard of last."""
-        self._waits = ""
-        """Why this node neither follows nor leads, after it has."""
+        self._waits = self._trouble = ""
+        """Why this node neither follows nor leads, after it has; and what it has said of it."""
         self.leader_node = ""
         """What the leader calls itself, as far as it was heard."""
         self.lookup = index.lookup
@@ -222,7 +222,8 @@ class ReplicatedLedger(IndexReads):
     def standing(self) -> LogStanding:
         """What this node is to the log."""
         leads, at = bool(self._writer), self._reached_at
-        behind, leader = (0, "") if leads else (self._behind, self.leader_node)
+        leader = "" if leads or self.leader_node == self.node else self.leader_node  # of an own claim that is over
+        behind = 0 if leads else self._behind
         answered_s = asyncio.get_running_loop().time() - at if at else None
         return LogStanding(leads, leader, behind, answered_s, self._shared.network, self.durability, self._waits)
 
@@ -260,7 +261,7 @@ class ReplicatedLedger(IndexReads):
             try:
                 await self._open_log()
             except (LogChoosing, LogDoubtful) as error:  # one that was never there is a wrong address, and is told
-                trouble = self._judge(error, before=None)
+                trouble = self._judge(error)
             finally:
                 patience.cancel()
             await self._lead(trouble)
@@ -268,8 +269,10 @@ class ReplicatedLedger(IndexReads):
             await self._stop_showing()  # before the state is loaded a second time
             await self._index.close()  # what the tables hold is read at its start
             meta, puts = await self._index.open()
-        except BaseException:
+        except BaseException as error:
             await self.close()
+            if isinstance(error, LedgerError):
+                self._waits = tell_wait(error)
             raise
         log.info("this node leads", extra={"log": self._shared.name, "position": self._reader.position})
         self._say(f"This node leads: it serves the network of {self._shared.name}, durability {self.durability}.")
@@ -536,9 +539,12 @@ class ReplicatedLedger(IndexReads):
         """Lead no longer; gives the error, with who does."""
         self._writer = ""
         error.leader = await self._find_leader()
-        log.warning(
-            "another node leads now; this one follows", extra={"log": self._shared.name, "leader": error.leader}
-        )
+        if error.leader:
+            log.warning(
+                "another node leads now; this one follows", extra={"log": self._shared.name, "leader": error.leader}
+            )
+        else:
+            log.warning("this node leads no longer, and looks who does: %s", error)
         return error
 
     async def _find_leader(self) -> str:
@@ -620,7 +626,7 @@ class ReplicatedLedger(IndexReads):
                 if trouble is not None:
                     await asyncio.sleep(AGAIN_S)
                     await self._open_again(trouble)
-                    trouble, is_placed, self._waits = None, False, ""
+                    trouble, is_placed = None, False
                 if not is_placed:
                     self._reader, is_placed = await self._find_place(), True
                     self._doubted_since = None
@@ -633,14 +639,14 @@ class ReplicatedLedger(IndexReads):
                 await self._follow_leader()
                 self._has_followed = True
                 await self._claim()
-                self._waits = ""
+                self._end_trouble()
                 return
             except LogMoved:
                 continue  # somebody else was faster: follow it
             except LogCut:
                 is_placed = False  # then it is told what that means here
             except LedgerError as error:
-                trouble = self._judge(error, before=trouble)
+                trouble = self._judge(error)
 
     async def _read_marks(self) -> tuple[int, int]:
         """Where messages begin, and records."""
@@ -688,8 +694,9 @@ class ReplicatedLedger(IndexReads):
         await self._append(Header(kind="claim", writer=writer, previous=self._reader.last), Claim(self.node).write())
         self._writer = writer
 
-    def _judge(self, error: LedgerError, before: LedgerError | None) -> LedgerError:
-        """Gives the error if what failed is to be tried again; says so once. Raises it otherwise."""
+    def _judge(self, error: LedgerError) -> LedgerError:
+        """Gives the error if what failed is to be tried again; says so once, until this node leads or follows a node
+        that does. Raises it otherwise."""
         now = asyncio.get_running_loop().time()
         if isinstance(error, LogDoubtful):
             self._doubted_since = now if self._doubted_since is None else self._doubted_since
@@ -698,11 +705,15 @@ class ReplicatedLedger(IndexReads):
         elif isinstance(error, WrongLog) or not (isinstance(error, LogAway) or self._has_followed):
             raise error
         self._waits = tell_wait(error)
-        if str(error) != str(before):
+        if str(error) != self._trouble:
+            self._trouble = str(error)
             log.warning("this node waits, and tries again: %s", error)
             if not isinstance(error, LogAway) or isinstance(error, LogDoubtful):
                 self._say(f"{error} This node waits, and tries again.")
         return error
+
+    def _end_trouble(self) -> None:
+        self._waits = self._trouble = ""
 
     async def _open_again(self, trouble: LedgerError) -> None:
         """Have the log, and the index where that failed, opened anew; what is full lets others read meanwhile."""
@@ -734,7 +745,7 @@ class ReplicatedLedger(IndexReads):
         """Take in the log, up to its end and until nobody leads."""
         loop = asyncio.get_running_loop()
         silence, said_at, asked_at = Silence(loop.time()), -PRESENT_S, -ASK_S
-        end, is_told = 0, False
+        end, is_there, is_led, is_told = 0, False, False, False
         async with self._follow(self._reader.end) as records:
             upcoming = asyncio.ensure_future(anext(records))
             hearing = asyncio.ensure_future(self._shared.listen())
@@ -754,7 +765,9 @@ class ReplicatedLedger(IndexReads):
                         said = Heartbeat.read(hearing.result())
                         if said.leads and said.leads == self._reader.leader:
                             silence.hear()
+                            is_led = True
                             self.leader_node = self._reader.leader_node or said.node  # the claim's own word goes first
+                            self._compare_names(said.node)
                             self._compare_owners(said.owner)
                             self._compare_clocks(said.at)
                         hearing = asyncio.ensure_future(self._shared.listen())
@@ -762,12 +775,14 @@ class ReplicatedLedger(IndexReads):
                     # an end from before the silence says nothing of what was written since
                     if is_asked and is_alone and self._reader.end >= end:
                         return
-                    if self._reader.end >= end and not is_told:
+                    if self._reader.end >= end and not is_there:
                         await self._check_beginning()
-                    await self._show()
-                    if self._reader.end >= end and not is_told:
-                        is_told = self._has_followed = True
+                        is_there = self._has_followed = True
                         log.info("following", extra={"log": self._shared.name, "position": self._reader.position})
+                    await self._show()
+                    if is_there and is_led and not is_told:  # by one that was heard: a claim may be of one that is gone
+                        is_told = True
+                        self._end_trouble()
                         self._say(
                             f"Another node leads the network of {self._shared.name}; this one follows, and waits."
                         )
@@ -783,6 +798,14 @@ class ReplicatedLedger(IndexReads):
                         await asyncio.sleep(0)
             finally:
                 await _end(upcoming, hearing)
+
+    def _compare_names(self, leaders: str) -> None:
+        if leaders and leaders == self.node and not self._is_name_taken:
+            self._is_name_taken = True
+            self._say(
+                f"The node that leads calls itself {leaders}, as this one does, so that clients who come here are sent "
+                "here again: give each node a host and a port of its own, by which clients reach it."
+            )
 
     def _compare_owners(self, leaders: str) -> None:
         if leaders and self.owner and leaders != self.owner and not self._is_owner_doubted:
@@ -889,7 +912,7 @@ class ReplicatedLedger(IndexReads):
                 it.base_head,
                 it.begun,
                 it.begun_head,
-            ),  # fmt: skip
+            ),
         )
 
     # --- leading

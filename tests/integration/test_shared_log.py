@@ -874,6 +874,65 @@ async def append_on(made: ReplicatedLedger, stored: Iterator[int], length: int =
 
 
 @pytest.mark.usefixtures("hurried")
+async def test_what_keeps_a_node_from_leading_is_said_once_and_never_that_another_one_leads(
+    server: LogServer, tmp_path: Path
+) -> None:
+    said = list[str]()
+    leader, follower = (
+        ledger(server.url("lab"), tmp_path / "a.db"),
+        ledger(server.url("lab"), tmp_path / "b.db", say=said.append),
+    )
+    leader.node, follower.node = "a:1", "b:1"
+    await leader.open()
+    opening = await follow(follower)
+    async with asyncio.timeout(20):
+        while not said:  # noqa: ASYNC110 (it is said by a callback)
+            await asyncio.sleep(0.01)
+    assert [it.partition(" leads")[0] for it in said] == ["Another node"]
+
+    async def refuse() -> None:
+        raise LedgerError("The log refuses this claim.")
+
+    follower._check_first = refuse  # type: ignore[method-assign]
+    tries = itertools.count()
+    find = follower._find_place
+    tried = asyncio.Event()
+
+    async def count() -> Any:
+        if next(tries) == 4:
+            tried.set()
+        return await find()
+
+    follower._find_place = count  # type: ignore[method-assign]
+    sleep(leader)
+    async with asyncio.timeout(20):
+        await tried.wait()
+    assert said[1:] == ["The log refuses this claim. This node waits, and tries again."]
+    assert str(follower.standing) == "waiting, it has said why, log lab"
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    await leader.close()
+
+
+async def test_a_node_that_calls_itself_as_the_leader_does_says_so(server: LogServer, tmp_path: Path) -> None:
+    said = list[str]()
+    leader, follower = (
+        ledger(server.url("lab"), tmp_path / "a.db"),
+        ledger(server.url("lab"), tmp_path / "b.db", say=said.append),
+    )
+    leader.node = follower.node = "127.0.0.1:8700"
+    await leader.open()
+    opening = await follow(follower)
+    async with asyncio.timeout(20):
+        while sum("as this one does" in it for it in said) < 1:  # noqa: ASYNC110 (it is said by a callback)
+            await asyncio.sleep(0.01)
+    assert str(follower.standing).startswith("following, ")
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    await leader.close()
+
+
+@pytest.mark.usefixtures("hurried")
 async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_what_makes_room(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
