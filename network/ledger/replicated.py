@@ -773,7 +773,7 @@ class ReplicatedLedger(IndexReads):
                         hearing = asyncio.ensure_future(self._shared.listen())
                     is_alone = not self._reader.leader or silence.is_over
                     # an end from before the silence says nothing of what was written since
-                    if is_asked and is_alone and self._reader.end >= end:
+                    if is_alone and self._reader.end >= end:
                         return
                     if self._reader.end >= end and not is_there:
                         await self._check_beginning()
