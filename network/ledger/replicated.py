@@ -78,6 +78,7 @@ PATIENT_S = 2.0
 """So long a node that starts says nothing while its log does not answer."""
 OFF_MS = 60_000
 """Clocks of two nodes that are further apart are not both right."""
+OFF_S = 2.0
 DOUBT_S = 10.0
 """So long a node waits that finds the log gone, or shorter than it knows it: servers that choose anew may say so."""
 RESERVE_BYTES = 8 * 1024 * 1024
@@ -192,7 +193,9 @@ class ReplicatedLedger(IndexReads):
         """What tells the owner's token of this node from another one, and nothing else of it."""
         self._is_owner_doubted = self._is_name_taken = False
         self._off_ms = 0
-        """How far this node's clock was ahead of that of the node that led, when that was heard of last."""
+        """How far this node's clock was ahead of that of the node that led, when that was heard last; 0: not far."""
+        self._off_since = 0.0
+        self._is_off_told = False
         self._waits = self._trouble = ""
         """Why this node neither follows nor leads, after it has; and what it has said of it."""
         self.leader_node = ""
@@ -416,7 +419,7 @@ class ReplicatedLedger(IndexReads):
     async def trim(self, trim: Trim) -> Trimmed:
         """As `Ledger.trim`. The log says first what goes: each node drops the same, this one too where it is killed on
         the way."""
-        if self._is_off:
+        if self._off_ms:
             trim = msgspec.structs.replace(trim, messages_before=None, records_before=None)
         cut, is_held = await self._index.find_cut(trim)
         now = asyncio.get_running_loop().time()
@@ -745,6 +748,7 @@ class ReplicatedLedger(IndexReads):
         """Take in the log, up to its end and until nobody leads."""
         loop = asyncio.get_running_loop()
         silence, said_at, asked_at = Silence(loop.time()), -PRESENT_S, -ASK_S
+        self._off_since = loop.time()
         end, is_there, is_led, is_told = 0, False, False, False
         async with self._follow(self._reader.end) as records:
             upcoming = asyncio.ensure_future(anext(records))
@@ -820,19 +824,21 @@ class ReplicatedLedger(IndexReads):
         return Heartbeat(self.node, self._reader.end, self._writer, owner, self._clock())
 
     def _compare_clocks(self, leaders: int) -> None:
-        """Note how far this node's clock is off that of the node that leads, and say so."""
-        was_off, self._off_ms = self._is_off, self._clock() - leaders if leaders else 0
-        if self._is_off and not was_off:
-            side = "ahead of" if self._off_ms > 0 else "behind"
+        """Note how far this node's clock is off that of the node that leads; say so where that lasts, since a node that
+        was paused hears what is old."""
+        off_ms, now = self._clock() - leaders if leaders else 0, asyncio.get_running_loop().time()
+        if abs(off_ms) <= OFF_MS:
+            self._off_ms, self._off_since, self._is_off_told = 0, now, False
+            return
+        self._off_ms = off_ms
+        if now - self._off_since >= OFF_S and not self._is_off_told:
+            self._is_off_told = True
+            side = "ahead of" if off_ms > 0 else "behind"
             self._say(
-                f"The clock of this node is {round(abs(self._off_ms) / 1000):,} s {side} that of the node that leads: put "
+                f"The clock of this node is {round(abs(off_ms) / 1000):,} s {side} that of the node that leads: put "
                 "the wrong one right, and start this node again. Otherwise, once it leads, it drops nothing for its "
                 "age (`retain`)."
             )
-
-    @property
-    def _is_off(self) -> bool:
-        return abs(self._off_ms) > OFF_MS
 
     def _note_end(self, end: int) -> None:
         """Raises `LogDoubtful` where the log goes on ending before what this node has read of it."""

@@ -91,6 +91,7 @@ async def test_a_node_whose_clock_is_another_one_says_so_and_drops_nothing_for_i
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_days: int
 ) -> None:
     monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
+    monkeypatch.setattr(replicated, "OFF_S", 0.3)
     log, said = server.url("lab"), list[str]()
     leader, follower = ledger(log, tmp_path / "a.db"), ledger(log, tmp_path / "b.db", say=said.append)
     follower._clock = lambda: system_clock() + off_days * DAY_MS
