@@ -228,6 +228,43 @@ async def test_the_next_node_runs_the_agents_that_both_declare_with_nothing_copi
                 await node.end()
 
 
+LATER = """import time
+now, now_ns = time.time, time.time_ns
+time.time = lambda: now() + 30 * 24 * 3600
+time.time_ns = lambda: now_ns() + 30 * 24 * 3600 * 10**9
+"""
+
+
+async def test_a_node_whose_clock_is_a_month_ahead_takes_over_and_drops_nothing(tmp_path: Path) -> None:
+    async with nats_server(tmp_path / "nats") as server:
+        made = [ClusterNode(tmp_path / name, name, server.url("lab")) for name in "ab"]
+        for node in made:
+            (node.db.parent / "node.yaml").write_text("retain: {days: 7, record_days: 7}\n")
+        first, second = made
+        (second.db.parent / "sitecustomize.py").write_text(LATER)
+        second.environment = {"PYTHONPATH": str(second.db.parent)}
+        try:
+            await first.start("node.yaml", "--no-web")
+            await find_leader([first])
+            await second.start("node.yaml", "--no-web")
+            await says(second, "The clock of this node is 2,592,0")
+            async with join(made, "mia") as mia:
+                seqs = [(await mia.send("broadcast", f"{number}")).seq for number in range(20)]
+                assert await first.end(signal.SIGTERM) == 0
+                await find_leader([second])
+                await says(second, "30.0 days ahead of what was stored last")  # a round of retention is there
+                later = await mia.send("broadcast", "later")
+                kept = await mia.history("broadcast", limit=100)
+            assert [it.seq for it in kept.messages] == [*seqs, later.seq]
+            await first.start("node.yaml", "--no-web")
+            await says(first, "The clock of this node is 2,59")
+            assert "2,592,000 s behind" in output(first) or "2,591,999 s behind" in output(first)
+        finally:
+            for node in made:
+                if node.process is not None and node.process.returncode is None:
+                    await node.end()
+
+
 async def test_commands_on_the_machine_of_a_follower_need_no_token_and_a_wrong_owner_is_told(tmp_path: Path) -> None:
     async with nats_server(tmp_path / "nats") as server:
         leader, follower = (ClusterNode(tmp_path / name, name, server.url("lab")) for name in "ab")
