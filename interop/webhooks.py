@@ -126,13 +126,8 @@ class Webhooks:
                 "A webhook keeps the token that registers it, and this one is an operator's. Make one for it: "
                 "roundelay token create ID."
             )
-        target = WebhookUrl.read(url, self._allowed_hosts)
-        try:
-            await target.find_addresses()
-        except OSError as error:
-            raise InvalidArguments(f"The host {target.host} cannot be found.") from error
         chosen = secret if secret is not None else f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
-        _check_secret(chosen)
+        await self.check(url, chosen)
         # from here on without an await: several may be asked for at once
         agent_id = credentials.agent_id
         if agent_id not in self._known and len(self._known) >= MAX_WEBHOOKS:
@@ -142,11 +137,23 @@ class Webhooks:
         self._begin(hook)
         return chosen
 
+    async def check(self, url: str, secret: str | None) -> None:
+        """Whether `register` would take these. Raises `InvalidArguments`."""
+        target = WebhookUrl.read(url, self._allowed_hosts)
+        try:
+            await target.find_addresses()
+        except OSError as error:
+            raise InvalidArguments(f"The host {target.host} cannot be found.") from error
+        if secret is not None:
+            _check_secret(secret)
+
     def find(self, agent_id: str) -> Registration:
         """Raises `UnknownMessage` where that participant has none."""
         found = self._known.get(agent_id)
         if found is None:
-            raise UnknownMessage(f"{agent_id} has no webhook here; POST /v1/webhook registers one.")
+            raise UnknownMessage(
+                f"{agent_id} has no webhook here; roundelay webhook add registers one, or POST /v1/webhook."
+            )
         return found
 
     def list_all(self) -> list[dict[str, Any]]:

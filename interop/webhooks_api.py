@@ -42,6 +42,12 @@ class RegisteredWebhook(WebhookStatus):
     secret: str
 
 
+class CheckedWebhook(BaseModel):
+    """The address and the secret are fit; nothing was registered."""
+
+    would_be_taken: bool
+
+
 class AllWebhooks(BaseModel):
     webhooks: list[WebhookStatus]
 
@@ -80,6 +86,10 @@ def make_webhook_endpoints(webhooks: Webhooks) -> tuple[Endpoint[Any], ...]:
         secret = await webhooks.register(asked.credentials, asked.client, asked.given.url, asked.given.secret)
         return 201, {**webhooks.find(asked.credentials.agent_id).describe(), "secret": secret}
 
+    async def check(asked: HttpCall) -> tuple[int, Any]:
+        await webhooks.check(asked.given.url, asked.given.secret)
+        return 200, {"would_be_taken": True}
+
     async def show(asked: HttpCall) -> tuple[int, Any]:
         return 200, webhooks.find(whose(asked)).describe()
 
@@ -104,6 +114,7 @@ def make_webhook_endpoints(webhooks: Webhooks) -> tuple[Endpoint[Any], ...]:
         Endpoint(
             "POST", path, "register_webhook", "Have your messages posted", NewWebhook, RegisteredWebhook, register
         ),
+        Endpoint("POST", f"{path}/check", "check_webhook", "Would it be taken?", NewWebhook, CheckedWebhook, check),
         Endpoint("GET", path, "show_webhook", "How your webhook does", WhoseWebhook, WebhookStatus, show),
         Endpoint("DELETE", path, "remove_webhook", "End your webhook", WhoseWebhook, Removed, remove),
         Endpoint("POST", f"{path}/test", "test_webhook", "Post a test", WebhookOf, TriedWebhook, test),

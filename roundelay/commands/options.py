@@ -157,7 +157,7 @@ def identity_options(function: Function) -> Function:
         type=click.Choice(("human", "service", "agent")),
         expose_value=False,
         callback=_keep("kind"),
-        help="What --as is (default: human).",
+        help="What --as is (default: what its token says; without one: human).",
     )(function)
     function = click.option(
         "--as",
@@ -270,9 +270,14 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
     from roundelay.network.home import find_owner_token, running_nodes
 
     target = find_target()
-    kind = target.kind or ("human" if as_person or target.agent_id is not None else "service")
+    usual: Kind = "human" if as_person or target.agent_id is not None else "service"
+    is_left_to_token = target.kind is None and target.token is not None and target.agent_id is not None
     agent_id = target.agent_id or (login_id() if as_person else READER_ID)
-    client = NetworkClient(agent_id, target.url, kind=kind, token=target.token, reconnect=reconnect)
+
+    def make_client(kind: Kind | None) -> NetworkClient:
+        return NetworkClient(agent_id, target.url, kind=kind, token=target.token, reconnect=reconnect)
+
+    client = make_client(None if is_left_to_token else target.kind or usual)
     if target.url is None and (others := {node.url for node in running_nodes()} - {client.url}):
         told = f"Several nodes run here; this is {client.url}. Another one: --url {', '.join(sorted(others))}"
         click.echo(f"* {told}", err=True)
@@ -281,7 +286,13 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         is_doubtful = not as_person and target.agent_id is not None and target.token is None and not is_reading
         if is_doubtful and find_owner_token(client.url):
             await _check_registered(agent_id, client.url)
-        await client.connect()
+        try:
+            await client.connect()
+        except NotAuthenticated:
+            if not is_left_to_token:
+                raise
+            client = make_client(usual)  # the owner's token does not say what somebody new is
+            await client.connect()
     except NotAuthenticated as error:
         raise NotAuthenticated(f"{error} {_advise(target)}") from error
     except Forbidden as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.options import Function, ask, check_id, find_target, identity_options, json_option
+from roundelay.commands.options import Function, Kind, ask, check_id, find_target, identity_options, json_option
 from roundelay.commands.output import format_day, print_json, show_list
 from roundelay.terminal.connection import READER_ID
 
@@ -61,8 +61,10 @@ def add(address: str, secret_file: Path | None, gateway: str | None, as_json: bo
     body = {"url": address}
     if secret_file is not None:
         body["secret"] = secret_file.read_text(encoding="utf-8").strip()
-    token = target.token or _make_token(agent_id)
-    made = _ask_gateway("POST", "/v1/webhook", gateway, (agent_id, token), body)
+    if target.token is not None:
+        made = _ask_gateway("POST", "/v1/webhook", gateway, (agent_id, target.token), body)
+    else:
+        made = _register_with_new_token(agent_id, gateway, body)
     if as_json:
         print_json(made)
         return
@@ -101,7 +103,8 @@ def list_webhooks(gateway: str | None, as_json: bool) -> None:
 @_gateway_option
 def remove(of: str | None, gateway: str | None) -> None:
     """Post nothing more. What was not taken stays unhandled in the ledger."""
-    _ask_gateway("DELETE", "/v1/webhook", gateway, _find_caller(), _whose(of))
+    whose = _whose(of)
+    _ask_gateway("DELETE", "/v1/webhook", gateway, _find_caller(), whose)
     click.echo("Removed.")
 
 
@@ -110,7 +113,8 @@ def remove(of: str | None, gateway: str | None) -> None:
 @_gateway_option
 def test(of: str | None, gateway: str | None) -> None:
     """Post something that is no message, and say what came of it."""
-    tried = _ask_gateway("POST", "/v1/webhook/test", gateway, _find_caller(), _whose(of))
+    whose = _whose(of)
+    tried = _ask_gateway("POST", "/v1/webhook/test", gateway, _find_caller(), whose)
     click.echo(f"{tried['answer']}: {tried['told']}")
     if tried["answer"] != "taken":
         click.get_current_context().exit(1)
@@ -121,12 +125,34 @@ def test(of: str | None, gateway: str | None) -> None:
 @_gateway_option
 def resume(of: str | None, gateway: str | None) -> None:
     """Go on at once with a webhook that is paused or waits for its receiver."""
-    resumed = _ask_gateway("POST", "/v1/webhook/resume", gateway, _find_caller(), _whose(of))
+    whose = _whose(of)
+    resumed = _ask_gateway("POST", "/v1/webhook/resume", gateway, _find_caller(), whose)
     click.echo(f"The webhook of {resumed['participant']} goes on.")
 
 
 def _whose(of: str | None) -> dict[str, str]:
-    return {"participant": of} if of is not None else {}
+    """Whose webhook is meant: that of --of, of --as, or of whom --token is."""
+    target = find_target()
+    named = of or target.agent_id
+    if named is None:
+        raise click.UsageError("Say whose webhook: --of ID. They are listed by: roundelay webhook list")
+    return {"participant": named}
+
+
+def _register_with_new_token(agent_id: str, gateway: str | None, body: dict[str, str]) -> dict[str, Any]:
+    """Register with a token that the gateway alone holds. First an operator asks whether it would be taken, so that
+    what is refused leaves nothing behind."""
+    target = find_target()
+    kind = target.kind
+    _ask_gateway("POST", "/v1/webhook/check", gateway, _find_caller(), body)
+    token, is_first = _make_token(agent_id, kind)
+    made = None
+    try:
+        made = _ask_gateway("POST", "/v1/webhook", gateway, (agent_id, token), body)
+    finally:
+        if made is None:
+            _take_back(agent_id, is_first)
+    return made
 
 
 def _find_caller() -> tuple[str, str]:
@@ -152,22 +178,40 @@ def _find_caller() -> tuple[str, str]:
     return READER_ID, token
 
 
-def _make_token(agent_id: str) -> str:
-    """A token of its own for a participant's webhook, made as an operator."""
+def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
+    """A token of its own for a participant's webhook, made as the operator that the target names; and whether it is all
+    that lets that id in."""
     from roundelay.network.clock import make_token
     from roundelay.network.core.joining import hash_token
-    from roundelay.runs.lists import list_participants
+    from roundelay.runs.lists import list_participants, list_tokens
 
-    target, made = find_target(), make_token()
-    chosen, target.agent_id, target.kind = target.kind, None, None
+    made = make_token()
 
-    async def create(client: NetworkClient) -> None:
+    async def create(client: NetworkClient) -> bool:
         known = {it["agent_id"]: it["kind"] for it in await list_participants(client)}
-        kind = chosen or known.get(agent_id, "service")
-        await client.call("network.create_token", {"agent_id": agent_id, "kind": kind, "token_hash": hash_token(made)})
+        kind = known.get(agent_id, "service")
+        valid = {it["agent_id"] for it in await list_tokens(client) if not it["revoked"]}
+        is_first = kind == "service" and agent_id not in valid  # others may be here with the owner's token
+        args = {"agent_id": agent_id, "kind": chosen or kind, "token_hash": hash_token(made)}
+        if (warning := (await client.call("network.create_token", args)).get("warning")) is not None:
+            click.echo(f"Warning: {warning}", err=True)
+        return is_first
 
-    ask(create)
-    return made
+    return made, ask(create)
+
+
+def _take_back(agent_id: str, is_first: bool) -> None:
+    """Revoke the token of a webhook that did not come about. Tokens are revoked for an id, all at once: where it has
+    others, who runs it is told instead."""
+
+    async def revoke(client: NetworkClient) -> None:
+        await client.call("network.revoke_token", {"agent_id": agent_id})
+
+    if is_first:
+        ask(revoke)
+        return
+    told = f"A token was made for it that nobody holds, beside others of {agent_id}; all of them are revoked with"
+    click.echo(f"{told}: roundelay token revoke {agent_id}", err=True)
 
 
 def _ask_gateway(

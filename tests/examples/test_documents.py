@@ -24,6 +24,8 @@ COMMAND_PAGES = (
     *PAGES,
     "CONTRIBUTING.md",
     "docs/cli.md",
+    "docs/cluster.md",
+    "docs/interop.md",
     "docs/operations.md",
     "docs/rights.md",
     "docs/scenarios.md",

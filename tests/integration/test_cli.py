@@ -355,6 +355,25 @@ async def test_a_token_joins_until_it_is_revoked(node: Node) -> None:
     assert "revoked" in sentence(await invoke("threads", "--as", "eve", "--token", token, code=1))
 
 
+async def test_a_token_that_is_given_says_what_its_participant_is(node: Node) -> None:
+    for kind in ("service", "agent", "human"):
+        token = (await run_json("token", "create", f"a-{kind}", "--kind", kind))["token"]
+        given = {"ROUNDELAY_AS": f"a-{kind}", "ROUNDELAY_TOKEN": token}
+        stored = json.loads((await invoke("send", "broadcast", "from cron", "--json", **given)).out)
+        assert stored["seq"]
+    kinds = {it["agent_id"]: it["kind"] for it in (await run_json("agents"))["agents"]}
+    assert [kinds[f"a-{kind}"] for kind in ("service", "agent", "human")] == ["service", "agent", "human"]
+    refused = await invoke(
+        "send", "broadcast", "x", "--as-kind", "human", "--as", "a-agent", code=1, ROUNDELAY_TOKEN=token
+    )
+    assert "is not that of a-agent" in sentence(refused)
+    owner = find_owner_token(node.url)
+    assert owner is not None
+    assert (await invoke("send", "broadcast", "new", "--as", "zed", ROUNDELAY_TOKEN=owner)).out
+    kinds = {it["agent_id"]: it["kind"] for it in (await run_json("agents"))["agents"]}
+    assert kinds["zed"] == "human"  # which the owner's token does not say
+
+
 async def test_an_operators_token_may_make_tokens(node: Node) -> None:
     token = (await run_json("token", "create", "eve", "--kind", "human", "--operator"))["token"]
     environment = {"ROUNDELAY_TOKEN": token, "ROUNDELAY_AS": "eve"}

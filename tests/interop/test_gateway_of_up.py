@@ -69,6 +69,9 @@ async def test_up_runs_the_gateway_posts_to_webhooks_starts_it_again_and_stops_i
             (folder / "secret").write_text("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n")
             added = await run(folder, "webhook", "add", receiver.url, "--as", "form", "--secret-file", "secret")
             assert added.startswith("whsec_")
+            no_webhook = await run(folder, "webhook", "test", "--of", "other", status=1)
+            assert "other has no webhook here; roundelay webhook add registers one" in no_webhook
+            assert "Say whose webhook: --of ID." in await run(folder, "webhook", "resume", status=2)
             assert "taken: it answered 204" in await run(folder, "webhook", "test", "--of", "form")
             sent = json.loads(await run(folder, "send", "form", "from cron", "--message-id", "c-1", "--json"))
             again = json.loads(await run(folder, "send", "form", "from cron", "--message-id", "c-1", "--json"))
@@ -110,6 +113,60 @@ async def test_a_gateway_whose_port_is_taken_ends_up_with_what_to_do_next(folder
         await read_until(node, "Roundelay is ready")
         assert children_of(node.pid) == []
         assert "No gateway is known here." in await run(folder, "webhook", "list", status=2)
+    finally:
+        node.terminate()
+        await node.wait()
+
+
+async def list_ids(folder: Path) -> tuple[set[str], list[tuple[str, bool]]]:
+    """Who is registered, and whose tokens there are, with whether they are revoked."""
+    participants = json.loads(await run(folder, "agents", "--json"))["agents"]
+    tokens = json.loads(await run(folder, "token", "list", "--json"))["tokens"]
+    return {it["agent_id"] for it in participants}, [(it["agent_id"], it["revoked"]) for it in tokens]
+
+
+async def test_a_webhook_that_is_refused_leaves_no_token_and_nobody_behind(folder: Path) -> None:
+    node = await start(folder, "--no-interop")
+    try:
+        await read_until(node, "Roundelay is ready")
+        add = "webhook", "add", "https://hook.invalid/", "--as", "form"
+        assert "No gateway is known here." in await run(folder, *add, status=2)
+        assert "No gateway answers at http://127.0.0.1:1" in await run(
+            folder, *add, "--gateway", "http://127.0.0.1:1", status=3
+        )
+        known, tokens = await list_ids(folder)
+        assert (known & {"form"}, tokens) == (set(), [])
+    finally:
+        node.terminate()
+        await node.wait()
+    node = await start(folder)
+    try:
+        await read_until(node, "gateway to")
+        assert "The host hook.invalid cannot be found." in await run(folder, *add, status=1)
+        assert "leads to an address that is not public" in await run(
+            folder, "webhook", "add", "https://127.0.0.2/", "--as", "form", status=1
+        )
+        known, tokens = await list_ids(folder)
+        assert (known & {"form"}, tokens) == (set(), [])
+    finally:
+        node.terminate()
+        await node.wait()
+
+
+async def test_a_token_whose_webhook_did_not_come_about_is_taken_back_or_told(folder: Path) -> None:
+    node = await start(folder)
+    try:
+        await read_until(node, "gateway to")
+        kept = folder / "node.db.webhooks"
+        kept.mkdir()  # so that no registration can be kept, as on a full disk
+        add = "webhook", "add", "http://127.0.0.1:9/", "--as"
+        assert "Warning: nobody " in await run(folder, *add, "nobody", status=1)
+        await run(folder, *add, "nobody", status=1)
+        assert (await list_ids(folder))[1] == [("nobody", True), ("nobody", True)]
+        await run(folder, "token", "create", "form", "--kind", "service")
+        told = await run(folder, *add, "form", status=1)
+        assert "beside others of form; all of them are revoked with: roundelay token revoke form" in told
+        assert [it for it in (await list_ids(folder))[1] if it[0] == "form"] == [("form", False), ("form", False)]
     finally:
         node.terminate()
         await node.wait()
