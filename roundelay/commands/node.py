@@ -162,6 +162,8 @@ def _find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--db", metavar="FILE", help="The node's database, as for up.")
+@click.option("--log", metavar="URL", help="The log that several nodes share, as for up.")
 @click.option("--model", metavar="NAME", help="Ask this OpenAI-compatible model too.")
 @click.option("--base-url", metavar="URL", help="Where --model is (default: the OpenAI API).")
 @click.option(
@@ -176,11 +178,19 @@ def _find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 @json_option
 @node_options
 @debug_option
-def doctor(file: Path | None, model: str | None, base_url: str | None, timeout_s: float, as_json: bool) -> None:
+def doctor(
+    file: Path | None,
+    db: str | None,
+    log: str | None,
+    model: str | None,
+    base_url: str | None,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
     """Check what a node and its agents need, and say what to do.
 
-    Versions, configuration, database and its integrity, retention, open files, TLS, port, clock; and each model of
-    FILE's agents is asked once to call a tool. FILE may be an agent's.
+    Versions, configuration, database and its integrity, shared log, retention, open files, TLS, port, clock; and each
+    model of FILE's agents is asked once to call a tool. FILE may be an agent's.
     """
     import asyncio
 
@@ -192,7 +202,13 @@ def doctor(file: Path | None, model: str | None, base_url: str | None, timeout_s
         load_yaml(file)  # says so: nothing can be checked of it, and its name may be misspelled
     checks = asyncio.run(
         examine(
-            pick_file(file), url=find_target().url, model=model, base_url=base_url, timeout_s=timeout_s, env=os.environ
+            pick_file(file),
+            url=find_target().url,
+            model=model,
+            base_url=base_url,
+            timeout_s=timeout_s,
+            env=os.environ,
+            flags={"db": db, "log": log},
         )
     )
     is_well = all(check.status != "failed" for check in checks)

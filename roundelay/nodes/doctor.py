@@ -92,15 +92,17 @@ async def examine(
     base_url: str | None,
     timeout_s: float,
     env: Mapping[str, str],
+    flags: Mapping[str, object],
 ) -> list[Checked]:
-    """Check everything; what depends on something that failed is left out. Of an agent's file: what the agent needs."""
+    """Check everything; what depends on something that failed is left out. Of an agent's file: what the agent needs.
+    ``flags`` go before the environment, as a node's do."""
     checks = [check_python(), check_packages()]
     config: NodeConfig | None = None
     try:
         if file is not None and _is_agents(file):
             checks += [check async for check in check_agents(file, timeout_s, url)]
             return checks if model is None else [*checks, await check_named_model(model, base_url, timeout_s)]
-        config, origins = resolve_config(file, env, {})
+        config, origins = resolve_config(file, env, flags)
         checks.append(Checked("config", "ok", f"{file} is right." if file is not None else "No file; defaults hold."))
         checks.append(check_mods(config, origins["mods"]))
     except ConfigError as error:
@@ -114,7 +116,8 @@ async def examine(
             checks.append(check_retention(config))
         if config.log is not None:
             checks.append(await ask_shared_log(config.log))
-        checks += [check_files(config), check_tls(config), check_page(config), check_secrets(config, file)]
+        checks += [check_files(config), check_tls(config), check_page(config)]
+        checks.append(check_secrets(config, file if origins["log"].startswith("file ") else None))
         checks.append(await check_port(config))
         if config.interop.serve:
             checks.append(await check_gateway(config))
@@ -218,7 +221,7 @@ def check_shared_log(config: NodeConfig) -> list[Checked]:
         return [Checked("shared log", "failed", detail, "Name a new file, or move it: roundelay cluster migrate.")]
     of = f"{db} is an index of the shared log of the network {place.name} (epoch {place.epoch}), up to record {place.position}"
     if log is None:
-        return [Checked("shared log", "failed", f"{of}.", "Say where that is: log: URL, or ROUNDELAY_LOG.")]
+        return [Checked("shared log", "failed", f"{of}.", "Say where that is: --log URL, log: URL, or ROUNDELAY_LOG.")]
     filling = ", which is still being filled" if place.is_filling else ""
     compared = f"roundelay cluster verify --log '{log}' --db {db} compares them."
     return [Checked("shared log", "ok", f"{of}{filling}; log names {log}.", compared)]
@@ -332,10 +335,8 @@ def check_page(config: NodeConfig) -> Checked:
 
 def check_secrets(config: NodeConfig, file: Path | None = None) -> Checked:
     """Whether the node's owner alone may read what holds its key, its tokens and its messages; ``file`` is its own,
-    which may hold a password."""
-    has_password = (
-        config.log is not None and hide_password(config.log) != config.log and "ROUNDELAY_LOG" not in os.environ
-    )
+    where that names the shared log: it may hold a password."""
+    has_password = config.log is not None and hide_password(config.log) != config.log
     if file is not None and has_password and file.stat().st_mode & 0o077:
         told = f"{file} holds the password of the shared log, and others may read it."
         return Checked("secrets", "note", told, f"chmod 600 {file}, or set ROUNDELAY_LOG instead.")

@@ -137,13 +137,17 @@ async def doctor_tells(tmp_path: Path, server: NatsServer, made: ClusterNode) ->
     nodes = {"ROUNDELAY_DB": str(made.db), "ROUNDELAY_PORT": "0"}
     log = f"nats://me:hush@{server.hosts}/lab"
 
-    async def look(code: int = 0, **environment: str) -> dict[str, dict[str, str]]:
-        done = await invoke("doctor", "--json", code=code, cwd=tmp_path, **nodes, **environment)
+    async def look(code: int = 0, *flags: str, **environment: str) -> dict[str, dict[str, str]]:
+        done = await invoke("doctor", "--json", *flags, code=code, cwd=tmp_path, **nodes, **environment)
         assert "hush" not in done.out
         return {it["name"]: it for it in json.loads(done.out)["checks"]}
 
     checks = await look(ROUNDELAY_LOG=log)
     assert re.search(r"answers: \d+ records, 0\.0 of 10,240 MiB, durability replicated", checks["log"]["detail"])
+    named = nodes.pop("ROUNDELAY_DB")
+    flagged = await look(0, "--db", str(made.db), "--log", log)  # as docs/cluster.md starts its nodes
+    nodes["ROUNDELAY_DB"] = named
+    assert [flagged[name] for name in ("log", "shared log")] == [checks[name] for name in ("log", "shared log")]
     missing = (await look(ROUNDELAY_LOG=log.replace("/lab", "/lap")))["log"]
     assert (missing["status"], "is not there yet" in missing["detail"]) == ("note", True)
     found = checks["shared log"]
@@ -153,7 +157,7 @@ async def doctor_tells(tmp_path: Path, server: NatsServer, made: ClusterNode) ->
     assert (found["status"], bool(re.search(told, found["detail"]))) == ("ok", True), found
     assert f"roundelay cluster verify --log 'nats://{server.hosts}/lab' --db {made.db}" in found["advice"]
     unnamed = (await look(1))["shared log"]
-    assert (unnamed["status"], unnamed["advice"]) == ("failed", "Say where that is: log: URL, or ROUNDELAY_LOG.")
+    assert (unnamed["status"], unnamed["advice"]) == ("failed", "Say where that is: --log URL, log: URL, or ROUNDELAY_LOG.")
     with sqlite3.connect(made.db) as db:
         db.execute("UPDATE log SET data = replace(data, 'hello', 'jello')")
     db.close()
