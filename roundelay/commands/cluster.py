@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DIFFERENT = 1
+CHOOSING_S, ASK_AGAIN_S = 12.0, 1.0
+"""How long servers that choose a leader are waited for, which takes NATS up to ten seconds; how often they are asked."""
 
 
 @click.group(short_help="Several nodes on one shared log: look, compare, move.")
@@ -49,6 +51,25 @@ def _use(log_url: str, work: Callable[[SharedLog], Coroutine[Any, Any, T]]) -> T
     from roundelay.app import make_shared_log
 
     return run(work(make_shared_log(log_url)))
+
+
+async def _refuse_missing(log: SharedLog) -> None:
+    """Raises `LedgerError` for a log that is not there, in words for who only looks, before anything is made."""
+    await _open(log)
+    await log.close()
+
+
+async def _open(log: SharedLog) -> None:
+    """Open a log that has to be there already. Raises `LedgerError`."""
+    from roundelay.network.errors import LedgerError
+    from roundelay.network.ledger.shared_log import LogDoubtful
+
+    try:
+        await log.open(is_made=False)
+    except LogDoubtful as error:
+        raise LedgerError(
+            f"There is no log {log.name}: check the address. The first node that is started with it makes one."
+        ) from error
 
 
 def _tell_progress(done: int, of: int) -> None:
@@ -125,20 +146,38 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
 def status(log_url: str, as_json: bool) -> None:
     """Say who leads, which nodes follow and how far behind they are, and what the log's servers say of it.
 
-    It listens for a second and a half: nodes tell that they are there.
+    It listens for a second and a half: nodes tell that they are there. Servers that choose a leader are asked again.
     """
+    import asyncio
+    import time
+
+    from roundelay.app import make_shared_log
+    from roundelay.network.ledger.log_copies import hear_nodes
+    from roundelay.network.ledger.shared_log import LogChoosing
 
     async def look(log: SharedLog) -> dict[str, Any]:
-        from roundelay.network.ledger.log_copies import hear_nodes
-
-        await log.open(is_made=False)
+        await _open(log)
         try:
             nodes = [{"node": it.node, "leads": it.leads, "behind": it.behind} for it in await hear_nodes(log)]
             return {"log": log.name, "nodes": nodes, **await log.describe()}
         finally:
             await log.close()
 
-    found = _use(log_url, look)
+    async def look_patiently() -> dict[str, Any]:
+        until, is_told = time.monotonic() + CHOOSING_S, False
+        while True:
+            try:
+                return await look(make_shared_log(log_url))
+            except LogChoosing as error:
+                choosing = f"{error} They may be choosing a leader, which takes up to ten seconds"
+                if time.monotonic() > until:
+                    raise LogChoosing(f"{choosing}: ask again.") from error
+                if not is_told:
+                    click.echo(f"* {choosing}; they are asked again.", err=True)
+                    is_told = True
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    found = run(look_patiently())
     show(found, lambda _: _describe(found), as_json=as_json)
 
 
@@ -174,6 +213,7 @@ def verify(log_url: str, db: Path, as_json: bool) -> None:
     async def look(log: SharedLog) -> Any:
         from roundelay.network.ledger.log_copies import compare
 
+        await _refuse_missing(log)
         return await compare(log, db, _tell_progress)
 
     found = _use(log_url, look)
@@ -207,6 +247,7 @@ def rebuild(log_url: str, db: Path, as_json: bool) -> None:
     async def work(log: SharedLog) -> Any:
         from roundelay.network.ledger.log_copies import rebuild as make
 
+        await _refuse_missing(log)
         return await make(log, db)
 
     started = time.monotonic()
@@ -231,6 +272,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
             "One of --from and --to is a shared log (nats://... or postgres://...), the other one a database."
         )
     if _is_log(target):
+        _refuse_index(Path(source))
 
         async def fill_log(log: SharedLog) -> Any:
             from roundelay.network.ledger.log_copies import fill
@@ -245,12 +287,33 @@ def migrate(source: str, target: str, as_json: bool) -> None:
 
         async def make_database(log: SharedLog) -> Any:
             from roundelay.network.ledger.log_copies import take_out
+            from roundelay.network.ledger.shared_log import WrongLog
 
-            return await take_out(log, Path(target), _tell_progress)
+            await _refuse_missing(log)
+            try:
+                return await take_out(log, Path(target), _tell_progress)
+            except WrongLog as error:  # who opens an index knows it as a node's --db
+                raise WrongLog(str(error).replace("--db", "--to")) from error
 
         done = _use(source, make_database)
-        told = f"{target} has what the log has (copy a node's .owner file to {target}.owner)"
+        owner = Path(f"{target}.owner")
+        kept = f"its owner's token is in {owner}" if owner.exists() else f"copy a node's .owner file to {owner}"
+        told = f"{target} has what the log has ({kept})"
     _show_copied(done, as_json, told)
+
+
+def _refuse_index(db: Path) -> None:
+    """Raises `LedgerError` for a database that was made of a log: what it holds is that log's."""
+    from roundelay.network.errors import LedgerError
+    from roundelay.network.ledger.log_file import open_database
+
+    with open_database(db) as kept:
+        place = kept.find_place()
+    if place is not None:
+        raise LedgerError(
+            f"{db} is a node's index of the shared log of {place.name}, and holds nothing of its own. Make a database "
+            "of that log, and move that: roundelay cluster migrate --from URL --to FILE"
+        )
 
 
 def _is_log(place: str) -> bool:

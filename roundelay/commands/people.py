@@ -114,16 +114,26 @@ def send(
         raise click.UsageError("There is nothing to send: the text is empty.")
 
     async def deliver() -> Stored:
-        async with join(as_person=True) as client:
-            needs = list(needed) or None
-            return await client.send(
-                to,
-                content,
-                reply_to=reply_to,
-                conversation=conversation,
-                requires_response=needs,
-                message_id=message_id,
-            )
+        from roundelay.network.clock import random_id
+        from roundelay.network.errors import ConnectError
+
+        chosen, is_joined = message_id or random_id(), False
+        try:
+            async with join(as_person=True) as client:
+                is_joined = True
+                needs = list(needed) or None
+                return await client.send(
+                    to,
+                    content,
+                    reply_to=reply_to,
+                    conversation=conversation,
+                    requires_response=needs,
+                    message_id=chosen,
+                )
+        except ConnectError as error:
+            if not is_joined or message_id is not None:
+                raise
+            raise ConnectError(f"{error} With --message-id {chosen} it is not stored twice.") from error
 
     stored = run(deliver())
     told = f"Stored as #{stored.seq} in {stored.thread_id}{' (it was before)' if stored.duplicate else ''}."

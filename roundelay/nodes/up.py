@@ -41,6 +41,7 @@ from roundelay.network.hub import Hub
 from roundelay.network.hub.memory import keep_what_is_there
 from roundelay.network.ledger import LogFull
 from roundelay.network.ledger.files import explain
+from roundelay.network.ledger.shared_log import LogAway
 from roundelay.network.log_urls import hide_password
 from roundelay.network.tls import read_certificate, server_context
 from roundelay.nodes.hub_http import TIMEOUT_S, read_readiness
@@ -148,12 +149,19 @@ async def _listening(
     stopping: asyncio.Event,
     say: Say,
 ) -> AsyncIterator[Node]:
-    """As `serve`; where a node listens already the `ConnectError` says which."""
+    """As `serve`; where a node listens already the `ConnectError` says which. Of a log that cannot be had at the start,
+    as at a mistyped address, no file is left that this start has made."""
+    index = (Path(f"{config.db}{it}") for it in ("", "-wal", "-shm", ".head", ".owner"))
+    new = [] if config.log is None else [it for it in index if not it.exists()]
     async with AsyncExitStack() as stack:
         try:
             node = await stack.enter_async_context(
                 serve(config, tls=tls, prepare=prepare, stopping=stopping, listens=listens, say=say)
             )
+        except LogAway:  # whoever gets so far has the database for itself
+            for path in new:
+                path.unlink(missing_ok=True)
+            raise
         except ConnectError as error:
             url = listening_url(config)
             if await asyncio.to_thread(read_readiness, url) is None:

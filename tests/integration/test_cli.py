@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.typing import Subprotocol
@@ -327,6 +328,30 @@ async def test_send_with_the_same_id_sends_once(node: Node, bob: WireSession) ->
     await bob.message("hello")
     await bob.settle()
     assert bob.unread == []
+
+
+async def test_a_send_whose_answer_is_lost_says_how_a_repeat_is_safe(node: Node) -> None:
+    async def drop(connection: ServerConnection) -> None:
+        async with connect(node.url, subprotocols=[SUBPROTOCOL]) as hub:
+            await hub.send(await connection.recv())
+            await connection.send(await hub.recv())
+            await hub.send(await connection.recv())
+            await hub.recv()  # it is stored, and nobody is told
+
+    async with serve_websockets(drop, "127.0.0.1", 0, subprotocols=[SUBPROTOCOL]) as between:
+        url = f"ws://127.0.0.1:{between.sockets[0].getsockname()[1]}/"
+        given = {"ROUNDELAY_OWNER_TOKEN": node.owner_token}
+        done = await invoke("send", "broadcast", "hello", "--as", "mia", "--url", url, code=3, **given)
+        advice = "run this again. With --message-id "
+        assert advice in done.err
+        message_id = done.err.partition(advice)[2].split()[0]
+        told = await invoke(
+            "send", "broadcast", "hello", "--as", "mia", "--message-id", "m", "--url", url, code=3, **given
+        )
+        assert "run this again." in told.err
+        assert "--message-id" not in told.err
+    again = await run_json("send", "broadcast", "hello", "--as", "mia", "--message-id", message_id)
+    assert again["duplicate"]
 
 
 async def test_a_message_to_nobody_fails(node: Node) -> None:

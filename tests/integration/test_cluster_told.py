@@ -157,7 +157,10 @@ async def doctor_tells(tmp_path: Path, server: NatsServer, made: ClusterNode) ->
     assert (found["status"], bool(re.search(told, found["detail"]))) == ("ok", True), found
     assert f"roundelay cluster verify --log 'nats://{server.hosts}/lab' --db {made.db}" in found["advice"]
     unnamed = (await look(1))["shared log"]
-    assert (unnamed["status"], unnamed["advice"]) == ("failed", "Say where that is: --log URL, log: URL, or ROUNDELAY_LOG.")
+    assert (unnamed["status"], unnamed["advice"]) == (
+        "failed",
+        "Say where that is: --log URL, log: URL, or ROUNDELAY_LOG.",
+    )
     with sqlite3.connect(made.db) as db:
         db.execute("UPDATE log SET data = replace(data, 'hello', 'jello')")
     db.close()

@@ -22,6 +22,7 @@ import pytest
 from roundelay.app import make_shared_log
 from roundelay.network.core.tables import DeadLetter, Put, Token
 from roundelay.network.errors import LedgerError
+from roundelay.network.ledger.shared_log import LogChoosing
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.integration.test_shared_log import fill, ledger
@@ -44,6 +45,10 @@ async def make_database(db: Path, rows: int, epoch: str = "e1") -> None:
     letter = DeadLetter("bob", 1, "no", 5, 1)
     await made.append([], [Put("token", "h", Token("ann", "agent", 1)), Put("dead", f"bob/{1:016d}", letter)])
     await made.close()
+
+
+def list_files(folder: Path) -> list[str]:
+    return sorted(it.name for it in folder.iterdir() if it.is_file())
 
 
 async def export(db: Path) -> str:
@@ -72,7 +77,13 @@ async def test_a_network_moves_into_a_log_and_back_with_every_row_and_who_is_who
     assert json.loads((await invoke("cluster", "verify", "--log", log, "--db", tmp_path / "a.db", "--json")).out)[
         "is_equal"
     ]
-    await invoke("cluster", "migrate", "--from", log, "--to", back)
+    refused = await invoke("cluster", "migrate", "--from", tmp_path / "a.db", "--to", server.url("other"), code=1)
+    assert "holds nothing of its own. Make a database of that log, and move that" in refused.err
+    assert ("--log" in refused.err, "--from URL --to FILE" in refused.err) == (False, True)
+    owner = Path(f"{back}.owner")
+    told = await invoke("cluster", "migrate", "--from", log, "--to", back)
+    assert f"(copy a node's .owner file to {owner})" in told.out
+    owner.write_text("t" * 43)
     assert await export(back) == before, "also the epoch"
     done = await invoke("cluster", "migrate", "--from", log, "--to", back, code=1)
     assert "has a history of its own" in done.err
@@ -157,7 +168,57 @@ async def test_what_cannot_be_moved_is_refused_and_nothing_is_made(server: NatsS
     await make_database(lab, 5)
     change(lab, "DELETE FROM log WHERE seq = 2")
     assert "has no whole row #2" in (await invoke(*migrate, lab, "--to", log, code=1)).err
-    assert "There is no log" in (await invoke("cluster", "status", "--log", server.url("new"), code=1)).err
+    for look in ("status",), ("rebuild", "--db", tmp_path / "none.db"), ("verify", "--db", lab):
+        told = (await invoke("cluster", *look, "--log", server.url("new"), code=1)).err
+        assert told.endswith("check the address. The first node that is started with it makes one.\n"), told
+    assert [it for it in list_files(tmp_path) if it.startswith("none")] == []
+    for log in ("one", "two"):
+        await fill(ledger(server.url(log), tmp_path / f"{log}.db"), 1)
+    wrong = (await invoke(*migrate, server.url("one"), "--to", tmp_path / "two.db", code=1)).err
+    assert ("name a new file with --to" in wrong, "--db" in wrong) == (True, False)
+    to = tmp_path / "own.db"
+    to.with_name("own.db.owner").write_text("t" * 43)
+    assert f"(its owner's token is in {to}.owner)" in (await invoke(*migrate, server.url("one"), "--to", to)).out
+
+
+async def test_status_asks_again_while_servers_choose_a_leader(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(ledger(server.url("lab"), tmp_path / "a.db"), 1)
+    asked = list[str]()
+
+    class Choosing:
+        async def open(self, *, is_made: bool) -> None:
+            raise LogChoosing("The servers are there, and do not answer (nats: timeout).")
+
+    def make(url: str) -> Any:
+        asked.append(url)
+        return Choosing() if len(asked) < 3 or is_for_ever else make_shared_log(url)
+
+    monkeypatch.setattr("roundelay.app.make_shared_log", make)
+    monkeypatch.setattr("roundelay.commands.cluster.ASK_AGAIN_S", 0.01)
+    is_for_ever = False
+    told = await invoke("cluster", "status", "--log", server.url("lab"))
+    assert told.err.count("choosing a leader, which takes up to ten seconds; they are asked again.") == 1
+    assert "no node says that it is there" in told.out
+    monkeypatch.setattr("roundelay.commands.cluster.CHOOSING_S", 0.05)
+    is_for_ever = True
+    refused = await invoke("cluster", "status", "--log", server.url("lab"), code=1)
+    assert refused.err.endswith("choosing a leader, which takes up to ten seconds: ask again.\n")
+
+
+async def test_a_start_with_an_address_where_no_log_is_leaves_no_file_of_its_own(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    nowhere = f"nats://127.0.0.1:{free_port()}/lab"
+    up = ("up", "--port", "0", "--no-web", "--db", tmp_path / "a.db", "--log")
+    (tmp_path / "a.db.owner").write_text("t" * 43)
+    (tmp_path / "a.db.owner").chmod(0o600)
+    assert "can be reached" in (await run(*up, nowhere, code=1)).err
+    assert list_files(tmp_path) == ["a.db.owner"], "which was there"
+    await fill(ledger(server.url("lab"), tmp_path / "a.db"), 1)
+    assert "can be reached" in (await run(*up, nowhere, code=1)).err
+    assert list_files(tmp_path) == ["a.db", "a.db.head", "a.db.owner"]
 
 
 async def test_an_index_that_has_followed_nothing_yet_is_what_the_log_said_then(tmp_path: Path) -> None:
