@@ -342,7 +342,7 @@ def check_secrets(config: NodeConfig, file: Path | None = None) -> Checked:
         return Checked("secrets", "note", told, f"chmod 600 {file}, or set ROUNDELAY_LOG instead.")
     if exposed := find_exposed(config):
         return Checked("secrets", "note", f"{describe_exposed(exposed)}.")
-    return Checked("secrets", "ok", "What holds a key, a token or messages is for its owner alone.")
+    return Checked("secrets", "ok", "The node's own files with a key, tokens or messages are for their owner alone.")
 
 
 def _measure_sync(folder: Path, name: str) -> float:
