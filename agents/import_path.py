@@ -4,6 +4,9 @@ module."""
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from roundelay.network.errors import ConfigError
@@ -19,9 +22,22 @@ def import_named(spec: str, what: str, form: str = "name") -> Any:
         found: object = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the {what} {spec!r} cannot be loaded ({error}){_tell_where(module_name, error)}") from error
     except Exception as error:  # of the user's module
         raise ConfigError(f"the {what} {spec!r} cannot be loaded ({type(error).__name__}: {error})") from error
     return found
+
+
+def _tell_where(module_name: str, error: ModuleNotFoundError) -> str:
+    """Where a module that is not found was looked for, but for where packages are installed; nothing of what a module
+    that was found lacks."""
+    if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+        return ""
+    installed = {"site-packages", "dist-packages", "lib-dynload", Path(os.__file__).parent.name}
+    folders = [it for it in map(Path, sys.path) if it.is_dir() and it.name not in installed]
+    beside = f"in {' and '.join(map(str, dict.fromkeys(it.resolve() for it in folders)))}, and " if folders else ""
+    return f": it is looked for {beside}among the installed packages"
 
 
 def import_callable(spec: str, what: str) -> Any:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from roundelay.commands.options import SEQ, check_id, db_option, identity_options, json_option, look
 from roundelay.commands.output import show
+
+if TYPE_CHECKING:
+    from roundelay.runs.cost import CostReport
+    from roundelay.runs.source import Source
 
 GROUPS = ("agent", "model", "thread", "root", "reaction", "turn", "call", "day")
 """`runs.cost.GROUPS`, which a start need not load."""
@@ -47,5 +52,12 @@ def cost(
             f"{since!r} is no time; write 2h, 7d, or a date like 2026-01-31.", param_hint="--since"
         ) from error
     wanted = CallFilter(agent_id, thread_id, root, reaction, since_ms, after=root or 0)
-    report = look(db, lambda source: read_cost(source, wanted, by))  # type: ignore[arg-type]  # one of the choices
+
+    async def read(source: Source) -> CostReport:
+        report = await read_cost(source, wanted, by)  # type: ignore[arg-type]  # one of the choices
+        if root is not None and not report.groups:
+            await source.chain(root)  # raises for a message that is not there
+        return report
+
+    report = look(db, read)
     show(report.to_json(), lambda paint: [describe_cost(report, paint=paint)], as_json=as_json)

@@ -115,7 +115,7 @@ def export(
         else:
             await write_messages(source, part, file, as_markdown=format_ == "markdown")
 
-    if output is None:
+    if output is None or str(output) == "-":
         look(db, lambda source: write(source, sys.stdout))
         return
     with replace_file(output) as file:

@@ -24,6 +24,7 @@ from roundelay.commands.output import format_day, show, show_list
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
+    from roundelay.runs.source import Source
 
 MAX_LISTED = 1000
 
@@ -98,8 +99,16 @@ def _letter_options(function: Function) -> Function:
 @identity_options
 def list_letters(of: str | None, limit: int, db: Path | None, as_json: bool) -> None:
     """List dead letters, with what their recipient said of the last failure."""
+    from roundelay.network.errors import UnknownRecipient
+
+    async def read(source: Source) -> list[dict[str, Any]]:
+        letters = await source.dead_letters(of, limit)
+        if of is not None and not letters and not await source.knows(of):
+            raise UnknownRecipient(f"Nobody is registered as {of!r}. `roundelay agents` lists who is.")
+        return letters
+
     show_list(
-        {"dead_letters": look(db, lambda source: source.dead_letters(of, limit))},
+        {"dead_letters": look(db, read)},
         {
             "MESSAGE": lambda it: f"#{it['seq']}",
             "RECIPIENT": lambda it: it["agent_id"],

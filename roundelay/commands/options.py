@@ -278,9 +278,6 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         return NetworkClient(agent_id, target.url, kind=kind, token=target.token, reconnect=reconnect)
 
     client = make_client(None if is_left_to_token else target.kind or usual)
-    if target.url is None and (others := {node.url for node in running_nodes()} - {client.url}):
-        told = f"Several nodes run here; this is {client.url}. Another one: --url {', '.join(sorted(others))}"
-        click.echo(f"* {told}", err=True)
     try:
         is_reading = READING in client.url  # where a node follows nobody is registered
         is_doubtful = not as_person and target.agent_id is not None and target.token is None and not is_reading
@@ -300,6 +297,10 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         if READING in client.url and target.agent_id is None:
             told = f"{agent_id} has never joined this network: say with --as as whom to read."
         raise Forbidden(f"{error} {told}".strip()) from error
+    finally:  # by now a node that follows may have named the one that leads
+        if target.url is None and (others := {node.url for node in running_nodes()} - {client.url}):
+            told = f"Several nodes run here; this is {client.url}. Another one: --url {', '.join(sorted(others))}"
+            click.echo(f"* {told}", err=True)
     try:
         yield client
         if client.as_of is not None:

@@ -61,8 +61,10 @@ def tui(to: str | None) -> None:
 
     It needs the extra `tui`: pip install 'roundelay[tui]'
     """
+    from roundelay.network.errors import ConfigError
+
     if find_spec("textual") is None:
-        raise click.ClickException(
+        raise ConfigError(
             "The full-screen terminal needs Textual, which is not installed: pip install 'roundelay[tui]'. "
             "`roundelay chat` does without."
         )

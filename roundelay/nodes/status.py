@@ -18,7 +18,7 @@ from roundelay.network.home import node_at
 from roundelay.nodes.hub_http import get_from_hub, read_standing
 from roundelay.runs.activity import sum_up
 from roundelay.runs.lists import list_participants
-from roundelay.terminal.text import clean
+from roundelay.terminal.text import clean, count
 
 Figures = Mapping[str, float]
 
@@ -119,7 +119,7 @@ def describe_gateway(url: str) -> str:
         saved = json.loads(Path(node.owner_file.removesuffix(".owner") + ".webhooks").read_text(encoding="utf-8"))
         still = [f"{it['participant']} {it['state']} ({it['why']})" for it in saved if it["state"] != "on"]
         waiting = [f"{it['participant']} waits ({it['why']})" for it in saved if it["failing_since"] is not None]
-        hooks = f"; {len(saved)} webhooks" + "".join(f", {it}" for it in dict.fromkeys(still or waiting))
+        hooks = f"; {count(len(saved), 'webhook')}" + "".join(f", {it}" for it in dict.fromkeys(still or waiting))
     except (OSError, ValueError, KeyError, TypeError):
         hooks = ""
     return f"{node.gateway}{'' if is_up else ', which does not answer'}{hooks}"

@@ -22,7 +22,7 @@ from roundelay.network.ledger.log_file import Log, LogHead, decode_row
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.operations.reactions import describe_call
 from roundelay.network.operations.views import find_open
-from roundelay.runs.lists import list_dead_letters, list_threads
+from roundelay.runs.lists import list_dead_letters, list_participants, list_threads
 from roundelay.runs.reading import Record, RecordedReaction, read_body, read_message, read_record, read_trigger
 
 A = TypeVar("A")
@@ -126,6 +126,10 @@ class LiveSource:
     async def dead_letters(self, of: str | None, most: int) -> list[dict[str, Any]]:
         """Give dead letters by recipient and seq, as ``network.dead_letters`` does, of one recipient or of all."""
         return await list_dead_letters(self.client, of=of, most=most)
+
+    async def knows(self, agent_id: str) -> bool:
+        """Whether somebody has this id."""
+        return any(it["agent_id"] == agent_id for it in await list_participants(self.client))
 
     async def usage(self, agent_id: str | None, after: int) -> AsyncIterator[dict[str, Any]]:
         """Give what records above ``after`` say of model calls, of this agent or of all, in pages as ``network.usage``
@@ -370,6 +374,11 @@ class FileSource:
             elif letter[1] >= self._log.head.first_seq and of in (None, letter[0]):
                 found[letter] = {**body, "at": row.at}
         return [found[letter] for letter in sorted(found)[:most]]
+
+    async def knows(self, agent_id: str) -> bool:
+        """Whether somebody has this id, or may: of those who came before the log begins it says nothing."""
+        joined = (row for row in self._log.rows() if row.type == "registered")
+        return self._log.head.first_seq > 1 or any(read_body(row)["agent_id"] == agent_id for row in joined)
 
     async def usage(self, agent_id: str | None, after: int) -> AsyncIterator[dict[str, Any]]:
         """As a node does, in pages of one call each."""

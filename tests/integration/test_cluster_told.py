@@ -123,6 +123,19 @@ async def test_a_leader_that_is_stopped_names_the_one_that_goes_on(tmp_path: Pat
             assert (session.close_code, session.close_reason) == (4503, STOPPING)
 
 
+async def test_of_several_nodes_here_a_command_names_the_one_that_leads_as_its_own(tmp_path: Path) -> None:
+    home = {"ROUNDELAY_HOME": str(tmp_path / "home")}
+    async with nats_server(tmp_path / "nats") as server:
+        leader, follower = (ClusterNode(tmp_path / "nodes", name, server.url("lab")) for name in ("leads", "follows"))
+        leader.environment = follower.environment = home
+        async with running([leader]):
+            await find_leader([leader])
+            async with running([follower]):  # the newest, which is looked for first
+                await follows(follower)
+                done = await invoke("agents", cwd=tmp_path, **home)
+    assert done.err == f"* Several nodes run here; this is {leader.url}. Another one: --url {follower.url}\n"
+
+
 async def test_doctor_tells_of_which_log_a_file_is_an_index_and_what_its_damage_means(tmp_path: Path) -> None:
     async with nats_server(tmp_path / "nats") as server:
         made = ClusterNode(tmp_path / "nodes", "a", server.url("lab"))

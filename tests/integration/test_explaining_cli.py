@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -210,13 +211,19 @@ async def test_threads_of_a_file_name_who_has_written_there(told: Run) -> None:
 
 
 async def test_what_nobody_said_is_unknown(told: Run) -> None:
-    for name in ("why", "impact"):
+    for name in (("why",), ("impact",), ("cost", "--root")):
         for where in ((), ("--db", told.db)):
-            assert "There is no message 9999" in (await invoke(name, "9999", *where, code=1)).err
+            assert "There is no message 9999" in (await invoke(*name, "9999", *where, code=1)).err
+    for where in ((), ("--db", told.db)):
+        told_of = (await invoke("dead-letters", "list", "--of", "nobody", *where, code=1)).err
+        assert "Nobody is registered as 'nobody'." in told_of
+        assert (await invoke("dead-letters", "list", "--of", "desk", *where)).out == "There are no dead letters.\n"
 
 
 async def test_the_exported_log_has_lost_nothing(told: Run, tmp_path: Path) -> None:
     live = await invoke("export")
+    assert (await invoke("export", "-o", "-", cwd=tmp_path)).out == live.out
+    assert "-" not in os.listdir(tmp_path)
     assert live.out == await shown_by("export", "--db", told.db)
     (tmp_path / "run.jsonl").write_text(live.out, encoding="utf-8")
     head, rows = read_lines(live.out.splitlines(keepends=True), "run")

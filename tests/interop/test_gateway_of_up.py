@@ -78,7 +78,7 @@ async def test_up_runs_the_gateway_posts_to_webhooks_starts_it_again_and_stops_i
             assert (again["seq"], again["duplicate"]) == (sent["seq"], True)
             await receiver.wait_for(2)
             assert receiver.contents() == ["from cron"]
-            assert f"{url}; 1 webhooks" in await run(folder, "status", "--over", "0.1")
+            assert f"{url}; 1 webhook\n" in await run(folder, "status", "--over", "0.1")
             assert "answers (a2a http mcp openai webhooks)" in await run(folder, "doctor", "node.yaml")
             listed = json.loads(await run(folder, "webhook", "list", "--json"))["webhooks"]
             assert [(it["participant"], it["state"]) for it in listed] == [("form", "on")]

@@ -203,6 +203,16 @@ def test_a_wrong_tool_is_refused_with_its_line(tmp_path: Path, addition: str, li
     assert refused.value.line == line
 
 
+def test_a_module_that_is_not_found_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "lacking_tools.py").write_text("import a_package_that_is_not_there\n")
+    for name, is_told in ("nowhere_tools", True), ("lacking_tools", False):
+        [spec] = load_agents(write(tmp_path, BOB + f"tools: ['{name}:add']\n"))
+        with pytest.raises(ConfigError, match="No module named") as refused:
+            build_runner(spec)
+        assert ("it is looked for in " in str(refused.value)) == is_told
+        assert (f"{tmp_path}, and among the installed packages" in str(refused.value)) == is_told
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
