@@ -29,6 +29,26 @@ async def outsider(node: Node, alice: WireSession) -> WireSession:
     return await node.agent("oscar")
 
 
+async def test_what_an_operation_sends_is_delivered_to_the_session_that_called_too(
+    node: Node, alice: WireSession, bob: WireSession
+) -> None:
+    other = await node.agent("alice")
+    posted = await alice.call("channels.post", {"name": "dev", "text": "posted"}, call_id="c7")
+    stored = await alice.send("channel:dev", "sent")
+    for session in (alice, other, bob):
+        message = await session.message("posted")
+        assert (message["seq"], message["message_id"], message["sender_id"]) == (posted["seq"], "call:c7", "alice")
+    await other.message("sent")
+    await bob.message("sent")
+    await alice.settle()
+    assert [it for it in alice.unread if it["type"] == "deliver"] == [], "of what it sent itself it got only `stored`"
+    assert stored["seq"] > posted["seq"]
+    await alice.close()
+    again = await node.agent("alice")
+    await again.settle()
+    assert [it for it in again.unread if it["type"] == "deliver"] == [], "and it is handled"
+
+
 async def test_a_channel_message_reaches_the_members_only(
     alice: WireSession, bob: WireSession, outsider: WireSession
 ) -> None:
