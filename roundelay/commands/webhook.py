@@ -227,8 +227,8 @@ def _ask_gateway(
     url = gateway or (node.gateway if node is not None else "")
     if not url:
         raise ConfigError(
-            "No gateway is known here. Put `interop` into the node's file, or start roundelay gateway --webhooks FILE "
-            "and name it with --gateway URL."
+            "No gateway is known here. Start the node with roundelay up --interop, or with `interop` in its file; or "
+            "start roundelay gateway --webhooks FILE, and name it with --gateway URL."
         )
     sent: dict[str, Any] = {"json": given or {}} if method == "POST" else {"params": given or {}}
     try:
