@@ -22,10 +22,9 @@ def import_named(spec: str, what: str, form: str = "name") -> Any:
         found: object = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"the {what} {spec!r} cannot be loaded ({error}){_tell_where(module_name, error)}") from error
     except Exception as error:  # of the user's module
-        raise ConfigError(f"the {what} {spec!r} cannot be loaded ({type(error).__name__}: {error})") from error
+        where = _tell_where(module_name, error) if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigError(f"the {what} {spec!r} cannot be loaded ({type(error).__name__}: {error}){where}") from error
     return found
 
 

@@ -530,7 +530,7 @@ def test_dead_letters_are_listed_of_a_ledgers_file_without_those_taken_back(tmp_
         assert [texts_by_seq[it["seq"]] for it in listed] == kept
         assert {(it["agent_id"], it["attempts"]) for it in listed} == {("finance", 5)}
         assert "RuntimeError: out of order" in listed[0]["reason"]
-    done = CliRunner().invoke(cli, ["dead-letters", "list", "--db", str(path), "--of", "desk"])
+    done = CliRunner().invoke(cli, ["dead-letters", "list", "--db", str(path), "--of", "mia"])
     assert "There are no dead letters." in done.output
 
 
