@@ -184,10 +184,13 @@ export class Fetching {
     }
   }
 
+  /** Of the newest ones; the others stay marked, and are next. */
   async _fetchStatus() {
     const seqs = Object.keys(this._getState().stale.status).map(Number).sort((first, second) => second - first);
-    for (const seq of seqs) this._dispatch({ type: "fetching", what: "status", seq });
-    for (const seq of seqs.slice(0, STATUS_AT_ONCE)) await this._read("network.message_status", { seq });
+    for (const seq of seqs.slice(0, STATUS_AT_ONCE)) {
+      this._dispatch({ type: "fetching", what: "status", seq });
+      await this._read("network.message_status", { seq });
+    }
   }
 
   async _read(op, args) {

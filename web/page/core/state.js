@@ -11,11 +11,12 @@
  *   {type: "outbox", entry} | {type: "outbox", message_id}   a message of one's own waits, is sent, refused; or is gone
  *   {type: "connection", state, error?}            connecting, online, offline, refused
  *   {type: "open", thread_id} | {type: "close", thread_id}   a thread's messages are wanted, or no more
+ *   {type: "drawn", seq}                           a message of one's own is seen of which it is not known what became of it
  *   {type: "reset"}                                all is to be fetched anew
  *   {type: "tick"}                                 time passes
  */
 
-import { Draft, bound, drop, put } from "#core/draft.js";
+import { Draft, drop, put } from "#core/draft.js";
 import { textOf, writeLine } from "#core/text.js";
 import * as live from "#core/under_way.js";
 
@@ -158,6 +159,9 @@ function takeEvent(draft, event) {
       return openThread(draft, event.thread_id);
     case "close":
       return closeThread(draft, event.thread_id);
+    case "drawn":
+      draft.own("stale", "status")[event.seq] = true;
+      return undefined;
     case "reset":
       return forgetAll(draft);
     case "as_of":
@@ -412,13 +416,22 @@ function takePresence(draft, frame) {
   if (frame.state === "offline") live.takeOffline(draft, frame.agent_id);
 }
 
-/** Receipts of one's own messages in a thread may have changed: of the newest ones that are shown. */
+/** Receipts of one's own messages in a thread may have changed: of the newest ones, and of those that were on their way. */
 function markReceipts(draft, id) {
   const { state } = draft;
   const loaded = state.threads[id]?.loaded;
   if (!loaded?.is_open) return;
   const own = loaded.seqs.slice(-50).filter((seq) => state.messages[seq].sender_id === state.me.agent_id);
-  for (const seq of own.slice(-5)) draft.own("stale", "status")[seq] = true;
+  const isOnItsWay = (seq) => state.status[seq]?.some((it) => it.state === "queued" || it.state === "delivered");
+  for (const [place, seq] of own.entries()) {
+    if (place >= own.length - 5 || isOnItsWay(seq)) draft.own("stale", "status")[seq] = true;
+  }
+}
+
+/** Keep so many as are bounded: what is furthest from the one that was asked for goes, which may be any that is seen. */
+function boundStatus(status, seq) {
+  const seqs = Object.keys(status).map(Number); // ascending
+  while (seqs.length > MAX_STATUS) delete status[seq - seqs[0] > seqs.at(-1) - seq ? seqs.shift() : seqs.pop()];
 }
 
 // --- marks
@@ -570,7 +583,7 @@ function takeResult(draft, op, args, value) {
     case "network.message_status": {
       const status = draft.own("status");
       status[args.seq] = value.recipients;
-      bound(status, MAX_STATUS);
+      boundStatus(status, args.seq);
       return;
     }
     case "network.dismiss":

@@ -2,7 +2,7 @@
  * Messages as people read them: which rows a thread has, and one message with all that belongs to it. It owns what of a
  * message is shown and where; who scrolls is `windowed.js`, what is under way is `live.js`. `listRows` is pure.
  */
-import {useState} from "#vendor/hooks.js";
+import {useEffect, useState} from "#vendor/hooks.js";
 import {Component} from "#vendor/preact.js";
 import {isObject, listOf} from "#core/json.js";
 import {tellCount, textOf, writeContent, writeSize} from "#core/text.js";
@@ -205,6 +205,7 @@ function Receipts({seq}) {
   const [isOpen, setOpen] = useState(false);
   const [error, setError] = useState(null);
   const given = state.value.status[seq];
+  useEffect(() => { if (given === undefined) actions.tellDrawn(seq); }, [seq, given === undefined]);
   const fetch = () => actions.call("network.message_status", {seq}).then(() => setError(null), setError);
   const toggle = () => {
     if (!isOpen || !given) fetch();

@@ -152,6 +152,9 @@ export const actions = {
     if (at !== undefined) await fetching?.reach(id, at);
   },
 
+  /** A message of one's own is seen: ask what became of it. */
+  tellDrawn: (seq) => dispatch({type: "drawn", seq}),
+
   closeThread: (id) => dispatch({type: "close", thread_id: id}),
   loadEarlier: async (id) => fetching?.loadEarlier(id),
   loadMoreThreads: async () => fetching?.loadMoreThreads(),
@@ -219,7 +222,7 @@ export const actions = {
 };
 
 const CHANGING = [
-  "connect", "disconnect", "send", "resend", "retry", "discard", "stop", "take", "give", "decide", "markRead", "mark", "dismiss",
+  "connect", "disconnect", "tellDrawn", "send", "resend", "retry", "discard", "stop", "take", "give", "decide", "markRead", "mark", "dismiss",
   "resumeRoot", "retryDeadLetter", "typing", "viewing",
 ];
 
