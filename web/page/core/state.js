@@ -465,6 +465,7 @@ function openThread(draft, id) {
   state.closed = state.closed.filter((it) => it !== id);
   if (row.loaded) {
     draft.own("threads", id, "loaded").is_open = true;
+    if (row.loaded.error) draft.own("stale", "loaded")[id] = true; // it may be there now
   } else {
     row.loaded = { seqs: [], has_before: true, complete_from: 0, is_open: true, is_loading: true };
     draft.own("stale", "loaded")[id] = true;
@@ -476,6 +477,7 @@ function closeThread(draft, id) {
   const { state } = draft;
   if (!state.threads[id]?.loaded) return;
   draft.own("threads", id, "loaded").is_open = false;
+  if (state.threads[id].loaded.error && !state.threads[id].messages) return unload(draft, id); // there was none
   state.closed = [...state.closed.filter((it) => it !== id), id];
   for (const old of state.closed.slice(0, -KEPT_CLOSED)) unload(draft, old);
   state.closed = state.closed.slice(-KEPT_CLOSED);

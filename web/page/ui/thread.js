@@ -38,21 +38,26 @@ export function Thread({id, at}) {
     quietly(actions.openThread(id, at));
     return () => actions.closeThread(id);
   }, [id]);
-  useViewing(id, mayWrite);
   const sent = (goal) => {
     if (goal?.kind === "reply" && /^(channel:|broadcast$)/.test(id)) go(linkTo.thread(`thread:${goal.message.seq}`));
     else list.current?.toEnd();
   };
   const isLoaded = Boolean(thread.loaded) && !thread.loaded.is_loading;
   const error = thread.loaded?.error;
-  const isNew = error?.code === "unknown_message" && mayWrite;
+  const isMissing = error?.code === "unknown_message";
+  const isWaiting = useComputed(() => Object.values(state.value.outbox).some((it) => it.thread_id === id)).value;
+  const isBegun = isMissing && isWaiting && id.startsWith("thread:"); // by the reply that is on its way
+  const isThere = !isMissing || isBegun;
+  useViewing(id, mayWrite && isThere);
   return html`<section class="thread" aria-label=${nameThread(thread, me.agent_id)}>
-    <${ThreadHead} id=${id} thread=${thread} me=${me} isReadOnly=${isReadOnly} mayWrite=${mayWrite} />
-    ${error && !isNew ? html`<${ErrorBox} error=${error} retry=${() => actions.openThread(id, at)} />`
+    <${ThreadHead} id=${id} thread=${thread} me=${me} isReadOnly=${isReadOnly} mayWrite=${mayWrite} isThere=${isThere} />
+    ${!isThere && html`<${Missing} id=${id} me=${me} isReadOnly=${isReadOnly} retry=${() => actions.openThread(id, at)} />`}
+    ${!isThere && !isWaiting ? null
+    : error && !isMissing ? html`<${ErrorBox} error=${error} retry=${() => actions.openThread(id, at)} />`
     : !isLoaded && !thread.loaded?.seqs.length ? html`<div class="scroller"><${Loading} /></div>`
     : html`<${Messages} id=${id} at=${at} thread=${thread} me=${me} isReadOnly=${isReadOnly} mayWrite=${mayWrite} target=${target} field=${field} list=${list} />`}
     <${Typing} id=${id} me=${me} />
-    ${mayWrite && html`<${Composer} key=${id} thread=${thread} me=${me} target=${target} field=${field} onSent=${sent} />`}
+    ${mayWrite && isThere && html`<${Composer} key=${id} thread=${thread} me=${me} target=${target} field=${field} onSent=${sent} />`}
   </section>`;
 }
 
@@ -66,20 +71,20 @@ function mayWriteIn(id, thread, me) {
 
 // --- the head
 
-function ThreadHead({id, thread, me, isReadOnly, mayWrite}) {
+function ThreadHead({id, thread, me, isReadOnly, mayWrite, isThere}) {
   const works = useComputed(() => listWorks(state.value.under_way, id).length).value;
   const lookers = useComputed(() => listViewing(state.value.under_way, id).filter((it) => it !== state.value.me.agent_id).join(" ")).value;
   const {held, readers = []} = thread;
-  const mayTake = !isReadOnly && (me.kind === "human" || me.is_operator) && (mayWrite || me.is_operator) && !id.startsWith("mod:");
+  const mayTake = isThere && !isReadOnly && (me.kind === "human" || me.is_operator) && (mayWrite || me.is_operator) && !id.startsWith("mod:");
   return html`<header class="thread-head">
     <a class="icon-button" href=${linkTo.threads()} aria-label="To the threads"><${Icon} name="back" /></a>
     <div class="thread-title"><h1 tabindex="-1" dir="auto">${nameThread(thread, me.agent_id)}</h1>
-      <p class="faint cut" title=${readers.join(", ")}><${Readers} id=${id} readers=${readers} me=${me.agent_id} /></p></div>
+      <p class="faint cut" title=${readers.join(", ")}>${isThere && html`<${Readers} id=${id} readers=${readers} me=${me.agent_id} />`}</p></div>
     <div class="head-tools">
       ${lookers && html`<${Badge} kind="good" title="They have this thread open">${lookers.split(" ").slice(0, 3).join(", ")} ${lookers.includes(" ") ? "look" : "looks"}<//>`}
       ${works > 0 && !isReadOnly && html`<${Button} kind="danger" icon="stop" title="Stop every reaction in this thread that you may stop" run=${() => actions.stop({thread_id: id})}>Stop<//>`}
       ${mayTake && !held && html`<${Button} icon="hold" title="Agents do not answer here until you give it back" run=${() => actions.take(id)}>Take over<//>`}
-      ${!isReadOnly && html`<${ThreadMenu} thread=${thread} label="This thread" />`}
+      ${isThere && !isReadOnly && html`<${ThreadMenu} thread=${thread} label="This thread" />`}
     </div>
     ${held && html`<p class="held" role="status"><${Icon} name="hold" /><span>${held.by === me.agent_id ? "You have" : html`<${Agent} id=${held.by} /> has`} taken this thread over
       <span class="faint"> since ${tellMoment(held.at)}</span>. Agents do not answer here.</span>${mayTake && html`<${Button} run=${() => actions.give(id)}>Give back<//>`}</p>`}
@@ -98,6 +103,30 @@ function Readers({id, readers, me}) {
   }
   if (!others.length) return readers.length ? "only you" : "";
   return others.length > 6 ? `${others.slice(0, 5).join(", ")} and ${others.length - 5} more` : others.join(", ");
+}
+
+// --- what is not there
+
+/** What this address leads to is not there, or not this reader's: which of it, where that can be told, and the way in. */
+function Missing({id, me, isReadOnly, retry}) {
+  const [kind, name = ""] = id.split(/:(.*)/s);
+  const isChannel = kind === "channel" && !isReadOnly;
+  const {value, isLoading} = useFetched(async () => isChannel && (await actions.call("channels.list", {})).channels.find((it) => it.name === name), [id]);
+  const agents = useComputed(() => state.value.agents).value;
+  if (isLoading) return html`<${Loading} />`;
+  const join = async () => {
+    await actions.call("channels.join", {name});
+    await retry();
+  };
+  const mayJoin = value && (value.access === "open" || value.is_invited);
+  const unknown = kind === "direct" ? partiesOf(id).filter((it) => it !== me.agent_id && !agents[it]) : [];
+  const [title, told] = value ? [`You are not in #${name}`, mayJoin ? value.topic : "Somebody who is in it can invite you."]
+    : isChannel ? [`There is no channel #${name}`, "Or none that you may see."]
+    : unknown.length ? [`Nobody here is called ${unknown.join(" or ")}`, "The screen Agents lists who is here."]
+    : ["There is no such conversation", "Or none that you may read."];
+  return html`<${Empty} title=${title} icon="threads">${told}<//>
+    <div class="tools">${mayJoin && html`<${Button} kind="primary" run=${join}>Join #${name}<//>`}
+      <${Button} run=${retry}>Look again<//><a class="button" href=${linkTo.threads()}>Threads</a></div>`;
 }
 
 // --- the messages

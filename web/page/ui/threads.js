@@ -37,7 +37,8 @@ const shownCount = signal(MORE);
 /** Pinned ones first, then what was said last. */
 function listThreads() {
   const words = filter.value.toLowerCase();
-  const isShown = (it) => (which.value === "archived" ? it.mark?.is_archived : !it.mark?.is_archived && (which.value !== "unread" || it.unread > 0));
+  const isThere = ({messages, loaded}) => messages || (loaded?.is_open && !loaded.is_loading && !loaded.error); // said, or just begun
+  const isShown = (it) => isThere(it) && (which.value === "archived" ? it.mark?.is_archived : !it.mark?.is_archived && (which.value !== "unread" || it.unread > 0));
   const found = Object.values(threads.value).filter((it) => isShown(it)
     && (!words || `${nameThread(it, me.value.agent_id)} ${it.thread_id} ${it.last?.text ?? ""}`.toLowerCase().includes(words)));
   return found.sort((a, b) => Boolean(b.mark?.is_pinned) - Boolean(a.mark?.is_pinned) || b.last_seq - a.last_seq);

@@ -5,7 +5,7 @@
 import {writeArguments} from "#core/json.js";
 import {explain, follow} from "#core/why.js";
 import {textOf} from "#core/text.js";
-import {Agent, Badge, ErrorBox, Face, Head, html, Loading, tellSpan, Time, useFetched} from "#ui/parts.js";
+import {Agent, Badge, Empty, ErrorBox, Face, Head, html, Loading, tellSpan, Time, useFetched} from "#ui/parts.js";
 import {priceOf, writeDollars} from "#ui/prices.js";
 import {linkTo} from "#ui/router.js";
 import {actions, nameHere} from "#ui/store.js";
@@ -15,6 +15,10 @@ export const STATUS = {finished: "good", open: "accent", stopped: "warn", cancel
 /** The screen of one message. */
 export function Why({seq}) {
   const {value: chain, error, isLoading, again} = useFetched(() => explain(actions.call, seq), [seq]);
+  if (error?.code === "unknown_message" || !Number.isSafeInteger(seq)) {
+    return html`<div class="screen"><${Head} title="Why" /><${Empty} icon="why" title="There is no such message">Or none that you may read.<//>
+      <div class="tools"><a class="button" href=${linkTo.threads()}>Threads</a><a class="button" href=${linkTo.search()}>Search</a></div></div>`;
+  }
   if (error) return html`<div class="screen"><${Head} title=${`Why #${seq}`} /><${ErrorBox} error=${error} retry=${again}><a class="button" href=${linkTo.threads()}>Threads</a><a class="button" href=${linkTo.search()}>Search</a><//></div>`;
   if (!chain) return html`<div class="screen"><${Head} title=${`Why #${seq}`} />${isLoading && html`<${Loading} what="Reading what it rests on…" />`}</div>`;
   const [step] = chain;

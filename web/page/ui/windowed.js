@@ -126,6 +126,7 @@ export class Windowed extends Component {
     this.top = box.scrollTop;
     this.look();
     if (this.hasGap()) this.setState({});
+    else if (box.clientHeight && this.isAtEnd()) this.anchor = null; // where nothing has to move, no scroll is told
     this.tell();
   }
 
@@ -156,12 +157,17 @@ export class Windowed extends Component {
     return chooseRange(this.props.rows, this.heightOf, this.anchor, this.view);
   }
 
+  isAtEnd() {
+    const {scrollHeight, scrollTop, clientHeight} = this.box.current;
+    return scrollHeight - scrollTop - clientHeight <= END;
+  }
+
   /** What is at the top now is the anchor; at the end there is none. */
   readAnchor() {
     const box = this.box.current;
     this.top = box.scrollTop;
     this.look();
-    if (box.scrollHeight - box.scrollTop - box.clientHeight <= END) this.anchor = null;
+    if (this.isAtEnd()) this.anchor = null;
     else if (this.tops.length) this.anchor = {key: this.tops[0][0], offset: this.tops[0][1]};
     else this.anchor = this.guessAnchor(box.scrollTop);
   }
