@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, expect
 
+from tests.web.browsers import LOST_CONNECTION
 from tests.web.conftest import OpenWindow
 from tests.web.screens import InboxScreen, Screen, ThreadsScreen, log_in
-from tests.web.team import WebNode
+from tests.web.team import WebNode, team_up
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -106,8 +108,88 @@ async def test_why_of_what_is_no_message_leads_on(shared_team: WebNode, open_win
     page = (await open_window(shared_team.origin)).page
     screen = await log_in(page, await shared_team.link("walt"))
     await screen.go("#/why/999999")
+    await expect(page.get_by_text("There is no such message")).to_be_visible()
+    await expect(page.get_by_text(re.compile(r"\bseq\b|network\."))).to_have_count(0)
     for name, place in (("Threads", "#/threads"), ("Search", "#/search")):
         await expect(page.get_by_role("main").get_by_role("link", name=name)).to_have_attribute("href", place)
+
+
+NOWHERE = {
+    "nonsense": "There is no such conversation",
+    "thread:999999": "There is no such conversation",
+    "direct:echo~desk": "There is no such conversation",
+    "direct:nobody-1~wim": "Nobody here is called nobody-1",
+    "channel:nosuch": "There is no channel #nosuch",
+    "channel:wine-cellar": "You are not in #wine-cellar",
+}
+"""Threads' addresses, and what the page says there to wim."""
+
+
+async def test_an_address_that_leads_nowhere_says_so_and_leaves_nothing_behind(
+    shared_team: WebNode, open_window: OpenWindow
+) -> None:
+    async with shared_team.client("wendelin") as wendelin:
+        await wendelin.call("channels.create", {"name": "wine-cellar", "access": "invite"})
+    page = (await open_window(shared_team.origin)).page
+    screen = await log_in(page, await shared_team.link("wim"))
+    for thread_id, told in NOWHERE.items():
+        thread = await screen.open_thread(thread_id)
+        await expect(page.get_by_text(told)).to_be_visible()
+        await expect(thread.composer).to_have_count(0)
+        await expect(page.get_by_role("button", name=re.compile("^(Take over|Join)"))).to_have_count(0)
+        await expect(page.get_by_text(re.compile(r"network\.|channels\."))).to_have_count(0)
+        await expect(ThreadsScreen(page).rows).to_have_count(0)
+    await screen.go("#/threads")
+    await expect(page.get_by_text("No conversation yet")).to_be_visible()
+
+
+async def test_an_open_channel_is_joined_where_its_address_leads(shared_team: WebNode, open_window: OpenWindow) -> None:
+    async with shared_team.client("wenzel") as wenzel:
+        await wenzel.call("channels.create", {"name": "wood", "topic": "Birch and oak", "history": "members"})
+        await wenzel.send("channel:wood", "Who has an axe?")
+    page = (await open_window(shared_team.origin)).page
+    screen = await log_in(page, await shared_team.link("willa"))
+    thread = await screen.open_thread("channel:wood")
+    await expect(page.get_by_text("Birch and oak")).to_be_visible()
+    await expect(thread.composer).to_have_count(0)
+    await page.get_by_role("button", name="Join #wood").click()
+    await expect(thread.message("Who has an axe?")).to_be_visible()
+    await thread.say("I have")
+    await expect(ThreadsScreen(page).row("#wood")).to_contain_text("You: I have")
+
+
+async def test_a_quota_of_gigabytes_is_told_in_gigabytes(shared_team: WebNode, open_window: OpenWindow) -> None:
+    async with shared_team.client("wanda") as wanda:
+        await wanda.send("agent:echo", "Hello")
+    page = (await open_window(shared_team.origin)).page
+    await (await log_in(page, await shared_team.link("wanda"))).go("#/cost")
+    await expect(page.get_by_text("of 4.3 GB").first).to_be_visible()
+
+
+# Notes each time that the line tells, until there are three.
+WATCH_OFFLINE = """() => {
+  window.told = new Promise(resolve => {
+    const seen = [];
+    const look = () => {
+      const second = /^Offline for (\\d+) s/.exec(document.querySelector(".connection")?.textContent ?? "")?.[1];
+      if (second && seen.at(-1) !== Number(second)) seen.push(Number(second));
+      if (seen.length === 3) resolve(seen);
+    };
+    new MutationObserver(look).observe(document.body, {subtree: true, childList: true, characterData: true});
+  });
+}"""
+
+
+async def test_seconds_without_the_hub_are_seen_to_pass(tmp_path: Path, open_window: OpenWindow) -> None:
+    async with team_up(tmp_path) as team:
+        window = await open_window(team.origin)
+        window.allowed = LOST_CONNECTION
+        await log_in(window.page, await team.link("wolf"))
+        await window.page.evaluate(WATCH_OFFLINE)
+        await team.kill()
+        first, second, third = await window.page.evaluate("window.told")
+        assert min(second - first, third - second) == 1
+        await window.leave()
 
 
 # Presses j in the very moment in which the first row is there, and says later whether that row has the focus.

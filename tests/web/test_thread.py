@@ -199,6 +199,33 @@ async def test_what_one_looks_at_stays_while_others_write_and_earlier_ones_load(
         assert await screen.messages.count() < 100
 
 
+async def test_every_own_message_that_is_seen_says_what_became_of_it(
+    shared_team: WebNode, open_window: OpenWindow
+) -> None:
+    async with shared_team.client("rolf") as rolf:
+        for number in range(10):
+            await rolf.send("agent:echo", f"Question {number}")
+        answers = (it async for it in rolf if it.sender_id == "echo")
+        for _ in range(10):
+            await anext(answers)
+    window = await open_window(shared_team.origin)
+    screen = await open_thread(window, shared_team, "rolf", "direct:echo~rolf")
+    receipts = screen.messages.locator(".receipt")
+    await expect(receipts).to_have_count(10)
+    await expect(receipts.filter(has_text="in prompt")).to_have_count(10)
+
+
+async def test_the_end_is_not_offered_where_all_is_in_view(shared_team: WebNode, open_window: OpenWindow) -> None:
+    async with shared_team.client("rita") as rita:
+        seqs = await fill(shared_team, "hut", rita, "ruth", 2)
+    window = await open_window(shared_team.origin)
+    inbox = await log_in(window.page, await shared_team.link("ruth"))
+    await inbox.go(f"#/thread/channel%3Ahut?at={seqs[0]}")
+    await expect(ThreadScreen(window.page).message("Message 0")).to_be_focused()
+    await window.page.evaluate("() => new Promise(it => requestAnimationFrame(() => requestAnimationFrame(it)))")
+    await expect(window.page.get_by_role("button", name="To the end")).to_have_count(0)
+
+
 async def test_a_thread_takes_over_in_every_page(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("sven") as sven:
         await fill(shared_team, "cellar", sven, "tess", 2)

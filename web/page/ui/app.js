@@ -10,7 +10,7 @@ import {Cost} from "#ui/cost.js";
 import {Inbox, inboxItems, useNotifications} from "#ui/inbox.js";
 import {takenKeys, useKeys} from "#ui/keys.js";
 import {credentials, Login, logOut} from "#ui/login.js";
-import {Age, Boundary, Button, Count, Dialog, Face, html, Icon} from "#ui/parts.js";
+import {Age, Boundary, Button, Count, Dialog, Face, html, Icon, now} from "#ui/parts.js";
 import {go, linkTo, route} from "#ui/router.js";
 import {Search} from "#ui/search.js";
 import {actions, follows, isOver, isReadOnly, me, nameHere, state} from "#ui/store.js";
@@ -166,7 +166,7 @@ function tellConnection(is) {
         <button type="button" class="button" onClick=${logOut}>Log out</button></span></p>`;
   }
   if (offlineSince.value) {
-    return html`<p class="connection warn">Offline<span aria-hidden="true"> <${Age} at=${offlineSince.value} label="for " /></span>. ${servedBy.value && html`Another node serves this network: <${Serving} at=${servedBy.value} />. `}What you write waits here and is sent when the hub answers again.</p>`;
+    return html`<p class="connection warn">Offline<span aria-hidden="true"> <${Elapsed} since=${offlineSince.value} /></span>. ${servedBy.value && html`Another node serves this network: <${Serving} at=${servedBy.value} />. `}What you write waits here and is sent when the hub answers again.</p>`;
   }
   return html`<p class="connection">Connecting to the hub…</p>`;
 }
@@ -174,6 +174,17 @@ function tellConnection(is) {
 /** At a node that follows: whom, and as of when what it shows is. The time is not read out, as it changes all the while. */
 function Following({leader, as_of: asOf}) {
   return html`<p class="connection">This node follows ${readAddress(leader) ? html`<${Serving} at=${leader} />, where one writes` : "another one"}. What it shows is for reading<span aria-hidden="true">, as of ${new Date(asOf).toLocaleTimeString()}</span>.</p>`;
+}
+
+/** How long something lasts: seconds are seen to pass, as long as they are told. */
+function Elapsed({since}) {
+  useEffect(() => {
+    const tick = () => { if (!document.hidden && Date.now() - since < 130_000) now.value = Date.now(); };
+    tick();
+    const timer = setInterval(tick, 1_000);
+    return () => clearInterval(timer);
+  }, [since]);
+  return html`<${Age} at=${since} label="for " />`;
 }
 
 const Serving = ({at}) => html`<a href=${`${location.protocol}//${at}/`}>${at}</a>`;

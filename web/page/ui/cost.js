@@ -81,6 +81,8 @@ function PriceOf({model}) {
 
 // --- quotas
 
+const writeMuch = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : writeSize(bytes));
+
 function Quotas() {
   const {value, error} = useFetched(() => actions.call("network.quotas", {limit: 100}), []);
   const limited = value?.quotas.filter((it) => it.bytes_per_day !== null || it.messages_per_day !== null) ?? [];
@@ -89,7 +91,7 @@ function Quotas() {
     <p class="faint">Quotas of a day; the next one begins in ${tellSpan(value.next_day_at - now.value)}.</p>
     <ul class="card card-list">${limited.map((it) => html`<li class="row quota" key=${it.agent_id}><${Agent} id=${it.agent_id} link />
       <${Quota} used=${it.messages} limit=${it.messages_per_day} write=${(n) => n.toLocaleString()} what="messages" />
-      <${Quota} used=${it.bytes} limit=${it.bytes_per_day} write=${writeSize} what="" /></li>`)}</ul></section>`;
+      <${Quota} used=${it.bytes} limit=${it.bytes_per_day} write=${writeMuch} what="" /></li>`)}</ul></section>`;
 }
 
 function Quota({used, limit, write, what}) {
