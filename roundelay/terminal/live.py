@@ -14,8 +14,9 @@ from roundelay.terminal.text import break_lines, clean, clean_lines, display_wid
 from roundelay.under_way import CallUnderWay, News, Stream, UnderWay, Work
 
 
-def describe_busy(under_way: UnderWay) -> str:
-    """Who does what at the moment, for a prompt; empty when nobody does anything."""
+def describe_busy(under_way: UnderWay, me: str = "") -> str:
+    """Who does what at the moment, for a prompt; empty when nobody does anything. ``me``: who is not told of their own
+    typing, at another screen."""
     if not under_way.is_connected:
         return "not connected"
     asking = sorted({it.agent_id for it in under_way.undecided.values()})
@@ -24,7 +25,7 @@ def describe_busy(under_way: UnderWay) -> str:
     parts = [waits] if asking else []
     parts += [f"{agent_id} {_describe_calls(calls)}" for agent_id, calls in busy.items() if calls]
     thinking = [agent_id for agent_id, calls in busy.items() if not calls]
-    named = ((thinking, "thinking"), (under_way.typing, "typing"))
+    named = ((thinking, "thinking"), ([it for it in under_way.typing if it != me], "typing"))
     return clean("; ".join([*parts, *(f"{', '.join(names)} {verb}" for names, verb in named if names)]))
 
 

@@ -241,11 +241,11 @@ class PromptLine:
         rows = min(MAX_LIVE_ROWS, height // 2 - 1)
         here, under_way = self.chat.place, self.chat.under_way
         live = draw_writing(under_way, here.thread_id, width=width - 1, rows=rows, paint=self.paint)
-        by = under_way.holds.get(here.thread_id)
-        held = "" if by is None else "held by you" if by == self.chat.client.agent_id else f"held by {clean(by)}"
+        by, me = under_way.holds.get(here.thread_id), self.chat.client.agent_id
+        held = "" if by is None else "held by you" if by == me else f"held by {clean(by)}"
         place = f"{fit(clean(here.describe()), min(MAX_LABEL, width // 3))}> "
         room = min(MAX_LABEL, width - display_width(place) - len("() ") - MIN_TYPING)
-        busy = fit("; ".join(filter(None, (held, describe_busy(under_way)))), room) if room >= MIN_STATE else ""
+        busy = fit("; ".join(filter(None, (held, describe_busy(under_way, me)))), room) if room >= MIN_STATE else ""
         state = f"({busy}) " if busy else ""
         return ANSI("\n".join([*live, self.paint.dim(state) + self.paint.bold(place)]))
 

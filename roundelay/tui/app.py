@@ -19,7 +19,7 @@ from textual.containers import Container, Horizontal
 from textual.content import Content
 from textual.css.query import NoMatches
 from textual.drivers import linux_driver
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 from textual.worker import Worker
 
 from roundelay.network.client import AnyMessage, NetworkClient
@@ -28,10 +28,10 @@ from roundelay.runs.approvals import check_arguments, find_message, read_told
 from roundelay.terminal.actions import check_place, decide_request, enter_place, let_go_on
 from roundelay.terminal.live import describe_busy
 from roundelay.terminal.places import Place
-from roundelay.terminal.text import clean, clean_json, fit
+from roundelay.terminal.text import clean, clean_json, display_width, fit
 from roundelay.tui.desk import Desk, InboxItem, Part, tell_here
 from roundelay.tui.dialogs import Ask, GoTo, Help
-from roundelay.tui.parts import Pane
+from roundelay.tui.parts import KeyLine, Pane
 from roundelay.tui.reading import CostPane, WhyPane
 from roundelay.tui.thread import ThreadPane
 from roundelay.tui.views import AgentsPane, InboxPane, SearchPane, ThreadsPane
@@ -122,7 +122,7 @@ class RoundelayTerminal(App[None]):
         yield Container(id="body")
         yield Static(id="told", markup=False)
         yield Static(id="busy", markup=False)
-        yield Footer(show_command_palette=False)
+        yield KeyLine(show_command_palette=False)
 
     async def on_mount(self) -> None:
         self.desk.on_change, self.desk.on_message = self._change, self._take_message
@@ -168,6 +168,7 @@ class RoundelayTerminal(App[None]):
         self._uncover()
 
     def _uncover(self) -> None:
+        self.desk.hint = ""
         self.pane.display = True
         self.pane.take_focus()
         for part in ("inbox", "threads", "agents", "live", "connection"):
@@ -189,18 +190,31 @@ class RoundelayTerminal(App[None]):
         for part in sorted(stale):
             self.pane.take_change(part)
         desk, width = self.desk, max(self.size.width, 40)
-        is_lost = bool(desk.lost)
-        name = clean(desk.client.welcome.network.name)
-        who = " ○ not connected; trying again" if is_lost else f" ● {desk.me} in {name} "
-        self.query_one("#who", Static).update(Content(fit(who, width - 48)))
-        self.query_one("#top").set_class(is_lost, "-lost")
+        self._draw_top(width)
+        told = desk.hint or (desk.told[-1] if desk.told else "")
+        self.query_one("#told", Static).update(Content(fit(told, 2 * width - 8)))
+        self.query_one("#busy", Static).update(Content(fit(describe_busy(desk.under_way, desk.me), width - 2)))
+
+    def _draw_top(self, width: int) -> None:
+        """Who one is, and the screens: where there is no room for both, of all but this one the first letter."""
+        desk, is_lost = self.desk, bool(self.desk.lost)
+        short = " ○ not connected" if is_lost else f" ● {desk.me}"
+        whole = f"{short}; trying again" if is_lost else f"{short} in {clean(desk.client.welcome.network.name)} "
         counts = {"inbox": len(desk.inbox), "threads": desk.count_unread()}
-        for tab in self.query(Tab):
-            number = f" {counts[tab.place]}" if counts.get(tab.place) else ""
-            tab.update(Content(f" {tab.place.title()}{number} "))
-            tab.set_class(tab.place in (self.pane.name_here, self.pane.tab), "-here")
-        self.query_one("#told", Static).update(Content(fit(desk.told[-1], 2 * width - 8) if desk.told else ""))
-        self.query_one("#busy", Static).update(Content(fit(describe_busy(desk.under_way), width - 2)))
+        tabs = list(self.query(Tab))
+        for most in (None, 1):
+            room = width
+            for tab in tabs:
+                is_here = tab.place in (self.pane.name_here, self.pane.tab)
+                number = f" {counts[tab.place]}" if counts.get(tab.place) else ""
+                text = f" {tab.place.title()[: None if is_here else most]}{number} "
+                tab.update(Content(text))
+                tab.set_class(is_here, "-here")
+                room -= len(text)
+            if display_width(short) < room:
+                break
+        self.query_one("#who", Static).update(Content(whole if display_width(whole) <= room else fit(short, room)))
+        self.query_one("#top").set_class(is_lost, "-lost")
 
     def _take_message(self, message: AnyMessage) -> None:
         for view in self.stack:

@@ -15,6 +15,7 @@ from textual.widgets import OptionList, TextArea
 from textual.widgets.option_list import Option
 
 from roundelay.terminal.text import clean, clean_lines
+from roundelay.tui.keys import is_typed
 
 MAX_OFFERED = 6
 _NAMED = re.compile(r"(?:^|\s)@([a-z0-9._-]*)$")
@@ -39,6 +40,9 @@ class Composer(TextArea):
         self.cursor_blink = False
         self._offered = offered
         self._list_ids = list_ids
+
+    def check_consume_key(self, key: str, character: str | None = None) -> bool:
+        return is_typed(key) or super().check_consume_key(key, character)
 
     async def _on_key(self, event: events.Key) -> None:
         if self._offered.display and event.key in ("tab", "up", "down", "escape", "enter"):

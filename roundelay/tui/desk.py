@@ -141,6 +141,8 @@ class Desk:
         self.agents: list[dict[str, Any]] = []
         self.told: deque[str] = deque(maxlen=MAX_TOLD)
         """What happened, in sentences; the newest stands last."""
+        self.hint = ""
+        """What a key would need on this screen, until there is another one or something happens."""
         self.lost = ""
         """Why the hub is gone, as long as it is."""
         self.lacks_marks = self.lacks_inbox = False
@@ -261,7 +263,13 @@ class Desk:
 
     def tell(self, sentence: str) -> None:
         """Say something to the person, in a line."""
+        self.hint = ""
         self.told.append(tell_here(clean(sentence)))
+        self.on_change("told")
+
+    def advise(self, sentence: str) -> None:
+        """Say to the person what a key needs that did nothing."""
+        self.hint = clean(sentence)
         self.on_change("told")
 
     # --- what was shown
@@ -394,7 +402,7 @@ class Desk:
     async def dismiss(self, item: InboxItem) -> None:
         """Take something out of the inbox. Raises `RoundelayError`."""
         if self.lacks_inbox:
-            self.tell("This hub keeps no inbox: an item goes when it is settled.")
+            self.advise("This hub keeps no inbox: an item goes when it is settled.")
             return
         await self.client.call("network.dismiss", {"kind": item.kind, "seq": item.seq})
         self._refresh("inbox")
@@ -417,13 +425,14 @@ class Desk:
         return sum(1 for it in self.threads.values() if it.unread and not it.is_muted and not it.is_archived)
 
     def name_thread(self, thread_id: str) -> str:
-        """What a person calls a thread: its own title, the other one of a direct thread, else its id."""
+        """What a person calls a thread: its own title, whom else a direct thread is of, else its id."""
         row = self.threads.get(thread_id)
         if row is not None and row.title:
             return row.title
-        if thread_id.startswith("direct:") and self.me in (parties := thread_parties(thread_id)):
-            other = clean(next((it for it in parties if it != self.me), self.me))
-            return f"{other}: {conversation}" if (conversation := conversation_of(thread_id)) else other
+        if thread_id.startswith("direct:"):
+            others = [it for it in dict.fromkeys(thread_parties(thread_id)) if it and it != self.me]
+            named = clean(" and ".join(others) or self.me)
+            return clean(f"{named}: {conversation}") if (conversation := conversation_of(thread_id)) else named
         if (start := thread_start(thread_id)) is not None:
             return f"replies to #{start}"
         return clean(thread_id)

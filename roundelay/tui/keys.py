@@ -7,6 +7,11 @@ from typing import ClassVar
 from textual.binding import Binding
 
 
+def is_typed(key: str) -> bool:
+    """Whether a field takes a key as a letter, of which Textual finds none by its name: it would go on offering search."""
+    return key == "slash"
+
+
 class Keys:
     """Groups of bindings. What they call are actions of the widget that has them."""
 
@@ -46,7 +51,7 @@ HELP = (
             ("r", "reply to the selected message"),
             ("E", "say anew what you said: the selected message is replaced"),
             ("t", "open the replies to the selected message"),
-            ("w", "why it was said, and what followed"),
+            ("w", "why it was said, or the newest message here, and what followed"),
             ("a A L", "approve a call once, in this thread, always"),
             ("d e", "deny it, or edit its arguments"),
             ("s", "stop what agents do here"),

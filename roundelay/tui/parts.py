@@ -7,15 +7,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Protocol, cast
 
 from textual import events
+from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import Input, OptionList
+from textual.widget import Widget
+from textual.widgets import Footer, Input, OptionList
+from textual.widgets._footer import FooterKey  # Textual's footer makes these, and gives no other name for them
 from textual.widgets.option_list import Option
 
 from roundelay.terminal.places import Place
 from roundelay.terminal.text import clean_lines, display_width, fit
 from roundelay.tui.desk import Desk, InboxItem, Part
+from roundelay.tui.keys import is_typed
 
 Parts = list[Content | str | tuple[str, str]]
 
@@ -81,10 +85,38 @@ class Line(Input):
     def on_mount(self) -> None:
         self.cursor_blink = False
 
+    def check_consume_key(self, key: str, character: str | None) -> bool:
+        return is_typed(key) or super().check_consume_key(key, character)
+
     def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()
         event.stop()
         self.insert_text_at_cursor(" ".join(clean_lines(event.text.strip())))
+
+
+class KeyLine(Footer):
+    """The keys that do something now, as many whole ones as there is room for; the one that lists all is among them."""
+
+    def compose(self) -> ComposeResult:
+        found: list[Widget] = list(super().compose())
+        keys = [it for it in found if isinstance(it, FooterKey)]
+        last = [it for it in keys if it.action == "help"]
+        room = self.app.size.width - sum(map(_width, last))
+        for it in keys:
+            if it in last:
+                continue
+            if _width(it) <= room:
+                room -= _width(it)
+                yield it
+        yield from last
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.recompose)
+
+
+def _width(key: FooterKey) -> int:
+    """With the space at both ends, and between the key and what it does."""
+    return display_width(f" {key.key_display} {key.description} ")
 
 
 class Rows(OptionList):

@@ -266,7 +266,7 @@ class ThreadPane(Pane):
         if not text.strip() or self.place is None:
             return
         if text.startswith("/") and not text.startswith("//"):
-            self.desk.tell(
+            self.desk.advise(
                 "The commands of a chat are keys here: Esc, then ? lists them. A text that begins with / is sent as //…"
             )
             return
@@ -353,7 +353,9 @@ class ThreadPane(Pane):
             self.composer.focus()
 
     def action_reply(self) -> None:
-        if self.chosen is not None and self.place is not None:
+        if self.chosen is None:
+            self.desk.advise("Select a message by j and k: r replies to it.")
+        elif self.place is not None:
             self._reply_to = self.chosen
             if self._leave_replaced() is not None:
                 self.composer.load_text(self._set_aside)
@@ -363,9 +365,9 @@ class ThreadPane(Pane):
     def action_say_anew(self) -> None:
         chosen = self.chosen
         if chosen is None or chosen.sender_id != self.desk.me or self.place is None:
-            self.desk.tell("Select a message of your own by j and k: E says it anew.")
+            self.desk.advise("Select a message of your own by j and k: E says it anew.")
         elif not isinstance(chosen.content, str):
-            self.desk.tell(f"#{chosen.seq} is more than a text: it cannot be said anew here.")
+            self.desk.advise(f"#{chosen.seq} is more than a text: it cannot be said anew here.")
         else:
             if self._replaces is None:
                 self._set_aside = self.composer.text
@@ -376,7 +378,9 @@ class ThreadPane(Pane):
             self.composer.focus()
 
     def action_replies(self) -> None:
-        if self.chosen is not None and reply_thread(self.chosen.seq) in self.desk.threads:
+        if self.chosen is None:
+            self.desk.advise("Select a message by j and k: t opens the replies to it.")
+        elif reply_thread(self.chosen.seq) in self.desk.threads:
             self.terminal.open_thread(reply_thread(self.chosen.seq))
 
     def action_decide(self, word: str, scope: str) -> None:
@@ -387,11 +391,15 @@ class ThreadPane(Pane):
         elif len(waiting) == 1:
             self.terminal.decide(word, waiting[0], scope)
         else:
-            self.desk.tell("Several calls wait here: select one by j and k." if waiting else "No call waits here.")
+            self.desk.advise("Several calls wait here: select one by j and k." if waiting else "No call waits here.")
 
     def action_why(self) -> None:
-        if self.chosen is not None:
-            self.terminal.open_why(self.chosen.seq)
+        """Of the selected message, or the newest one here."""
+        boxes = self.window.boxes
+        if boxes:
+            self.terminal.open_why((self.chosen or boxes[-1].message).seq)
+        else:
+            self.desk.advise("Nothing was said here yet: w tells why a message was said.")
 
     def action_stop(self) -> None:
         self.terminal.work(self._say, stop_work)

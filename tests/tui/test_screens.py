@@ -8,16 +8,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
+from rich.color import Color
+from rich.style import Style
+from textual.widgets._footer import FooterKey
 
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Action, call, say, think
 from roundelay.agents.tools import tool
 from roundelay.app import Network
-from roundelay.network.client import NetworkClient, Signal
+from roundelay.network.client import NetworkClient, Reconnecting, Signal
 from roundelay.network.config import Limits
 from roundelay.network.errors import LoopStopped
 from roundelay.terminal.actions import watch
+from roundelay.tui.composer import Composer
 from roundelay.tui.parts import Rows
 from tests.support.agents import make_runner, running, until_state
 from tests.support.full_screen import FullScreen, full_screen
@@ -393,3 +397,105 @@ async def test_questions_dead_letters_and_stopped_conversations_wait_in_the_inbo
             await screen.shows(f"The conversation that began with #{root.seq} may go on")
             await screen.shows("Nothing waits for you")
             await ann.send_text("mia", "two", cause=root.seq)
+
+
+async def test_where_one_types_search_is_not_offered_by_its_letter() -> None:
+    async with room("bob") as it:
+        await it.screen.shows("to bob")
+        await it.screen.shows("^ \\^q Quit  esc Back$")
+        await it.screen.type("/")
+        await it.screen.shows("│ /")
+        await it.screen.press("escape", "escape")
+        await it.screen.shows("/ Search")
+
+
+async def test_why_is_told_of_the_newest_message_where_none_is_selected() -> None:
+    async with room("bob") as it:
+        await it.screen.shows("to bob")
+        await it.screen.press("escape", "w")
+        await it.screen.shows("Nothing was said here yet")
+        await it.screen.press("i")
+        await send(it, "hello")
+        await it.screen.shows("You said: hello")
+        newest = it.screen.boxes[-1].seq
+        await it.screen.press("escape", "w")
+        await it.screen.shows(f"Why #{newest} was said, the newest step first")
+
+
+@pytest.mark.parametrize("key", ["a", "r", "t", "E"])
+async def test_what_a_key_needs_is_told_as_long_as_its_screen_is_there(key: str) -> None:
+    async with room("bob") as it:
+        await it.screen.shows("to bob")
+        await it.screen.press("escape", key)
+        await it.screen.shows("^ (No call waits here|Select a message)")
+        await it.screen.press("g", "i")
+        await it.screen.shows("Nothing waits for you")
+        await it.screen.shows_no("No call waits here|Select a message")
+
+
+async def test_where_one_writes_can_be_read_without_the_focus() -> None:
+    async with room("bob") as it:
+        await it.screen.shows("to bob")
+        await it.screen.press("escape")
+        await it.screen.until(lambda: not it.screen.app.pane.query_one(Composer).has_focus)
+        await it.screen.pilot.pause()
+        segments = [part for strip in it.screen.app.screen._compositor.render_strips() for part in strip]
+        title = next(part.style for part in segments if "to bob" in part.text)
+        frame = next(part.style for part in segments if "╰" in part.text)
+        assert contrast(title) >= 4.5
+        assert contrast(frame) >= 3
+
+
+def contrast(style: Style | None) -> float:
+    """Between what stands there and what is behind it, as WCAG 2 counts it."""
+    assert style is not None
+    assert style.color is not None
+    assert style.bgcolor is not None
+    dark, light = sorted(map(luminance, (style.color, style.bgcolor)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(color: Color) -> float:
+    parts = [it / 255 for it in color.get_truecolor()]
+    red, green, blue = [it / 12.92 if it <= 0.04045 else ((it + 0.055) / 1.055) ** 2.4 for it in parts]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+async def test_the_narrowest_terminal_says_who_one_is_and_whether_the_hub_is_there() -> None:
+    async with room("bob", (40, 12)) as it:
+        await it.screen.shows("to bob")
+        await it.screen.shows("^ ● mia +I  Threads  A  C  S$")
+        await it.screen.press("escape", "g", "i")
+        await it.screen.shows("^ ● mia in roundelay +Inbox  T  A  C  S$")
+        it.mia.take_event(Reconnecting("the hub stopped", 1.0))
+        await it.screen.shows("^ ○ not connected +Inbox  T  A  C  S$")
+
+
+@pytest.mark.parametrize("width", [40, 61, 80, 100, 140])
+async def test_the_line_of_keys_has_whole_ones_and_the_one_that_lists_all(width: int) -> None:
+    async with room("bob", (width, 24)) as it:
+        await it.screen.shows("to bob")
+        await it.screen.press("escape")
+        await it.screen.shows(r"^ i Write .*\? Help")
+        named = {(key.key_display, key.description) for key in it.screen.app.query(FooterKey)}
+        shown = it.screen.text.splitlines()[-1].strip().split("  ")
+        assert shown == [f"{key} {does}" for key, does in sorted(named, key=lambda it: shown.index(" ".join(it)))]
+        await it.screen.pilot.resize_terminal(150, 24)
+        await it.screen.shows("o Take over / give back .* esc Back")
+
+
+async def test_one_is_not_told_of_what_one_types_at_another_screen() -> None:
+    async with Network.open() as network:
+        ann, mia, elsewhere = [await network.join(it, kind="human") for it in ("ann", "mia", "mia")]
+        stored = await ann.send_text("mia", "hi")
+        async with full_screen(mia) as screen:
+            await screen.shows("ann: hi")
+            await elsewhere.signal("typing", {}, thread_id=stored.thread_id)
+            await ann.signal("typing", {}, thread_id=stored.thread_id)
+            await screen.shows("^ ann typing$")
+
+
+async def test_a_direct_thread_of_others_is_called_by_both() -> None:
+    async with room() as it:
+        named = [it.screen.app.desk.name_thread(f"direct:{name}") for name in ("ann~bob", "ann~bob:plan", "bob~mia")]
+        assert named == ["ann and bob", "ann and bob: plan", "bob"]
