@@ -77,3 +77,19 @@ test("who only looks on knows by what an agent is at whether its request is awai
   assert.ok(isStill({ activity: "waits", open_reactions: 17, work: [] }));
   assert.ok(!isStill({ activity: "idle" }));
 });
+
+const UNKNOWN = { type: "failed", what: "history", thread_id: "thread:7", error: { code: "unknown_message", message: "There is none." } };
+const ask = [{ type: "open", thread_id: "thread:7" }, { type: "fetching", what: "history", thread_id: "thread:7" }];
+
+test("a thread that is not there is asked for again when it is opened again, and forgotten when it is left", () => {
+  const state = applyAll(createState(), [WELCOME, ...ask, UNKNOWN]);
+  assert.equal(state.threads["thread:7"].loaded.error.code, "unknown_message");
+  const again = applyAll(state, [ask[0]]);
+  assert.deepEqual(again.stale.loaded, { "thread:7": true });
+  assert.ok(!("thread:7" in applyAll(again, [{ type: "close", thread_id: "thread:7" }]).threads));
+});
+
+test("a thread in which something is said while it is asked for is there, whatever the answer was", () => {
+  const { loaded } = applyAll(createState(), [WELCOME, ...ask, say(8, "thread:7"), UNKNOWN]).threads["thread:7"];
+  assert.deepEqual([loaded.error, loaded.seqs], [undefined, [8]]);
+});

@@ -548,8 +548,10 @@ function takeFailed(draft, { what, thread_id: id, error }) {
   if (what === "inbox") draft.own("inbox").is_stale = false;
   if (what === "history" && draft.state.threads[id]?.loaded) {
     const loaded = draft.own("threads", id, "loaded");
-    Object.assign(loaded, { is_loading: false, fresh: undefined, error });
-    if (error?.code === "unknown_message") { // nothing was said there yet, or one may read it no more
+    const isBegun = loaded.fresh?.length > 0; // meanwhile: it is there now
+    if (isBegun) draft.own("stale", "loaded")[id] = true;
+    Object.assign(loaded, { is_loading: false, fresh: undefined, error: isBegun ? undefined : error });
+    if (loaded.error?.code === "unknown_message") { // nothing was said there yet, or one may read it no more
       dropMessages(draft, loaded.seqs);
       Object.assign(loaded, { seqs: [], has_before: false, complete_from: 0 });
     }

@@ -126,7 +126,7 @@ function Missing({id, me, isReadOnly, retry}) {
     : ["There is no such conversation", "Or none that you may read."];
   return html`<${Empty} title=${title} icon="threads">${told}<//>
     <div class="tools">${mayJoin && html`<${Button} kind="primary" run=${join}>Join #${name}<//>`}
-      <${Button} run=${retry}>Look again<//><a class="button" href=${linkTo.threads()}>Threads</a></div>`;
+      ${!isReadOnly && html`<${Button} run=${retry}>Look again<//>`}<a class="button" href=${linkTo.threads()}>Threads</a></div>`;
 }
 
 // --- the messages
