@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     InstanceOf,
     JsonValue,
@@ -204,7 +205,9 @@ def _check_web_host(text: str) -> str:
 _WebHostName = Annotated[str, AfterValidator(_check_web_host)]
 
 
-def _check_log_url(text: str) -> str:
+def _check_log_url(text: object) -> str:
+    if not isinstance(text, str):
+        raise ValueError("must be the address of a log, as one text")  # what it is instead may hold a password
     try:
         read_log_url(text)
     except ConfigError as error:
@@ -212,7 +215,7 @@ def _check_log_url(text: str) -> str:
     return text
 
 
-_LogUrl = Annotated[str, AfterValidator(_check_log_url)]
+_LogUrl = Annotated[str, BeforeValidator(_check_log_url)]
 
 
 class Interop(Settings):
@@ -233,7 +236,8 @@ class NodeConfig(Settings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8700  # 0: any free one
     db: Path = Path("roundelay.db")
     durability: Durability = "full"
-    log: _LogUrl | None = None  # the log that several nodes share; `db` is this node's index of it then
+    # The log that several nodes share; `db` is this node's index of it then. It may hold a password.
+    log: Annotated[_LogUrl | None, Field(repr=False)] = None
     tls_cert: Path | None = None  # PEM files, both or neither
     tls_key: Path | None = None
     registration: Registration = "local"  # from where an agent may bind an id by first use

@@ -14,6 +14,7 @@ MAX_BYTES = 10 * 1024**3
 """Of a log that is made, where its address says nothing else."""
 TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
 _TLS_OPTIONS = ("sslmode", *TLS_FILES)
+_OPTIONS = ("replicas", "max_bytes", "monitor", "network", *_TLS_OPTIONS)
 _TLS_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 _STREAM = re.compile("[A-Za-z0-9_-]{1,64}")
 _NETWORK = re.compile("[a-z0-9_]{1,48}")
@@ -73,28 +74,35 @@ def read_log_url(url: str) -> NatsAddress | PostgresAddress:
 
 
 def hide_password(url: str) -> str:
-    """An address as it may be shown, also one that is none: without what stands before its last @."""
+    """An address as it may be shown, also one that is none: without what stands before its last @, and without what is
+    said of an option that none has."""
     without_user = re.sub(r"^([a-z]+://)?.*@", r"\1", url, flags=re.DOTALL)
-    return re.sub(r"(?<=[?&]password=)[^&\s]*", "...", without_user)
+    return re.sub(rf"([?&](?!(?:{'|'.join(_OPTIONS)})=)[^=&]*=).*", r"\1...", without_user, flags=re.DOTALL)
 
 
 def _split(url: str) -> _Parts:
     found = _URL.fullmatch(url)
     hosts = tuple(found["hosts"].split(",")) if found is not None else ()
     if found is None or not all(map(_is_host, hosts)):
-        raise ConfigError(
-            "A shared log is named as nats://USER:PASSWORD@HOST:PORT/STREAM or "
-            "postgres://USER:PASSWORD@HOST:PORT/DATABASE?network=NAME (several hosts with commas between them); in a "
-            "user or a password @ is written %40, / is %2F, ? is %3F, # is %23 and % is %25."
-        )
+        raise _wrong_form()
     try:
         query = parse_qs(found["query"], strict_parsing=True, keep_blank_values=True) if found["query"] else {}
-    except ValueError as error:
-        raise ConfigError("What follows the ? of a shared log's address is NAME=VALUE, with & between them.") from error
+    except ValueError:  # which quotes the field
+        raise ConfigError("What follows the ? of a shared log's address is NAME=VALUE, with & between them.") from None
+    if any("@" in value for name in query.keys() - _OPTIONS for value in query[name]):
+        raise _wrong_form()  # a password with a ? that was not escaped: its rest is not repeated as an option's name
     if twice := [name for name, values in query.items() if len(values) > 1]:
         raise ConfigError(f"A shared log's address says {twice[0]} twice.")
     options = {name: value for name, (value,) in query.items()}
     return _Parts(found["scheme"], found["user"] or "", hosts, (found["place"] or "").strip("/"), options)
+
+
+def _wrong_form() -> ConfigError:
+    return ConfigError(
+        "A shared log is named as nats://USER:PASSWORD@HOST:PORT/STREAM or "
+        "postgres://USER:PASSWORD@HOST:PORT/DATABASE?network=NAME (several hosts with commas between them); in a "
+        "user or a password @ is written %40, / is %2F, ? is %3F, # is %23 and % is %25."
+    )
 
 
 def _is_host(host: str) -> bool:
@@ -115,10 +123,8 @@ def _read_nats(parts: _Parts) -> NatsAddress:
     replicas = options.pop("replicas", "1")
     try:
         ports = [int(port) for port in options.pop("monitor", "").split(",") if port]
-    except ValueError as error:
-        raise ConfigError(
-            "monitor of a shared log's address is a port, or several with commas between them."
-        ) from error
+    except ValueError:
+        raise ConfigError("monitor of a shared log's address is a port, or several with commas between them.") from None
     _refuse_others(options, "replicas", "max_bytes", "monitor")
     if replicas not in ("1", "3", "5"):
         raise ConfigError("replicas of a shared log's address is 1, 3 or 5.")
@@ -169,8 +175,8 @@ def _read_postgres(parts: _Parts) -> PostgresAddress:
 def _take_max_bytes(options: dict[str, str]) -> int:
     try:
         max_bytes = int(options.pop("max_bytes", MAX_BYTES))
-    except ValueError as error:
-        raise ConfigError("max_bytes of a shared log's address is a whole number.") from error
+    except ValueError:
+        raise ConfigError("max_bytes of a shared log's address is a whole number.") from None
     if not 1 << 20 <= max_bytes < 1 << 63:
         raise ConfigError("max_bytes of a shared log's address is at least one mebibyte (1048576).")
     return max_bytes

@@ -107,7 +107,8 @@ class Settings(BaseModel):
     """A frozen model of which a program that makes one is refused what a file is: by the same sentence, as a
     `ConfigError`. Fields that no file has are left out of what it shows (``exclude``)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A value may be an address with a password, and a traceback shows what was chained.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     if not TYPE_CHECKING:  # for checkers it is made as any model
 
@@ -286,7 +287,7 @@ def load_yaml(path: Path) -> YamlNode:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError("is not UTF-8 text; save it in that encoding", path=path, line=line) from error
     except yaml.MarkedYAMLError as error:
-        raise _syntax_error(path, error) from error
+        raise _syntax_error(path, error) from None  # it quotes the line, which may hold a password
     except yaml.YAMLError as error:  # a character that YAML forbids; it has a position, but no line
         raise ConfigError(f"is not valid YAML: {error}".replace("\n", " "), path=path) from error
     except RecursionError as error:  # PyYAML composes recursively; nothing of ours is half done here

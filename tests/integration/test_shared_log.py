@@ -8,6 +8,7 @@ import itertools
 import json
 import shutil
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,57 @@ async def test_a_password_is_shown_to_nobody() -> None:
         assert "must be the address of a log" in refused.err
         assert "Unexpected" not in refused.err
         assert "cret" not in refused.out + refused.err
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://u:s3cr3t@127.0.0.1:14222/lab?replicas=9",
+        "nats://u:s3cr3t@127.0.0.1:14222/lab?speed=9",
+        "nats://u:s3cr3t@127.0.0.1:14222/lab?monitor=http",
+        "nats://u:s3cr3t@127.0.0.1:14222/lab?max_bytes=many",
+        "nats://u:s3cr3t@127.0.0.1:14222/lab?nothing",
+        "nats://u:s3@s3cr3t@127.0.0.1:14222/lab",
+        "nats://u:s3/s3cr3t@127.0.0.1:14222/lab",
+        "nats://u:12/s3cr3t@127.0.0.1:14222/lab",
+        "nats://u:12?s3cr3t@127.0.0.1:14222/lab",
+        "nats://u:12?s3cr3t=@127.0.0.1:14222/lab",
+        "nats://u:12?max_bytes=s3cr3t@127.0.0.1:14222/lab",
+        "nats:/u:s3cr3t@127.0.0.1:14222/lab",
+        "//u:s3cr3t@127.0.0.1:14222/lab",
+        "u:s3cr3t@127.0.0.1:14222/lab",
+        "postgres://u:s3cr3t@127.0.0.1:15432/db",
+        "postgres://127.0.0.1:15432/db?network=lab&password=s3cr3t",
+        "postgres://127.0.0.1:15432/db?network=lab&sslpassword=12&s3cr3t",
+    ],
+)
+async def test_a_password_is_in_no_traceback(tmp_path: Path, url: str) -> None:
+    (tmp_path / "node.yaml").write_text(f"log: {json.dumps(url)}\n")
+    (tmp_path / "list.yaml").write_text(f"log: [{json.dumps(url)}]\n")
+    (tmp_path / "broken.yaml").write_text(f"log: {url}: x: y\n")
+    up = ["up", "--port", "0", "--db", tmp_path / "a.db"]
+    for arguments, environment in (
+        ([*up, "--debug", "--log", url], {}),
+        (up, {"ROUNDELAY_LOG": url, "ROUNDELAY_DEBUG": "1"}),
+        (["cluster", "status", "--debug", "--log", url], {}),
+        (["cluster", "migrate", "--debug", "--from", url, "--to", tmp_path / "b.db"], {}),
+        *[([*up, "--debug", tmp_path / name], {}) for name in ("node.yaml", "list.yaml", "broken.yaml")],
+    ):
+        done = await run(*arguments, code=None, **environment)
+        assert done.code
+        assert "Error" in done.err
+        assert "s3cr3t" not in done.out + done.err
+    with pytest.raises(ConfigError) as refused:
+        NodeConfig(log=url)
+    assert "s3cr3t" not in "".join(traceback.format_exception(refused.value))
+
+
+@pytest.mark.parametrize("place", ["nats://u:s3cr3t@127.0.0.1:1/lab", "postgres://u:s3cr3t@127.0.0.1:1/db?network=lab"])
+async def test_the_password_of_a_log_that_is_away_is_in_no_traceback(tmp_path: Path, place: str) -> None:
+    done = await run("up", "--port", "0", "--db", tmp_path / "a.db", "--debug", "--log", place, code=1)
+    assert "Traceback" in done.err
+    assert "s3cr3t" not in done.out + done.err
+    assert "s3cr3t" not in repr(NodeConfig(log=place))
 
 
 @pytest.mark.parametrize(
