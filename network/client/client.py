@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -118,6 +119,8 @@ class NetworkClient:
         self._event_arrived = asyncio.Event()
         self._acks = Acks()
         self._epoch = ""
+        self._joined_at = ""
+        """The URL of the last session's hub."""
         if connect_timeout_s is None and transport is None:  # in a process, time may be another one
             connect_timeout_s = find_connect_timeout_s()
         self._transport = transport or WebSocketTransport(
@@ -210,11 +213,25 @@ class NetworkClient:
             deliver=self._deliver,
         )
 
+    def check_welcome(self, welcome: Welcome) -> None:
+        """A hub that has lost its history is the same at the same address; elsewhere another history is another
+        network's, for which nothing here was meant."""
+        is_same_place = urlsplit(self.url).netloc == urlsplit(self._joined_at).netloc
+        if self._epoch in ("", welcome.network.epoch) or is_same_place:
+            return
+        other = self.url
+        if isinstance(self._transport, WebSocketTransport):
+            self._transport.pass_over()
+        raise ConnectError(
+            f"{other} holds another network ({welcome.network.name}) than {self._joined_at}: check the addresses, or "
+            "connect anew."
+        )
+
     def begin_session(self, welcome: Welcome, wire: Wire) -> None:
         if welcome.network.epoch != self._epoch:
             self._acks.is_stale = True
             self._acks = Acks()  # another history: its seqs are others
-        self._epoch = welcome.network.epoch
+        self._epoch, self._joined_at = welcome.network.epoch, self.url
         self._acks.begin_session(wire, welcome.cursor)
 
     def take_frame(self, frame: dict[str, Any]) -> None:

@@ -64,6 +64,9 @@ class Owner(Protocol):
     def make_hello(self, fence: int | UnsetType) -> HelloFrame:
         """What to join with now. ``fence``: of the last session, if it had one."""
 
+    def check_welcome(self, welcome: Welcome) -> None:
+        """Raises `ConnectError` if this hub is not to be joined: nothing but the hello was sent to it."""
+
     def begin_session(self, welcome: Welcome, wire: Wire) -> None:
         """The hub has welcomed it; frames of this session follow."""
 
@@ -117,6 +120,8 @@ class Link:
         self._reconnects = reconnects
         self._jitter = jitter
         self._delay_s = FIRST_DELAY_S
+        self._is_unfenced = False
+        """The next hello is one without the last session's fence, which a hub did not know."""
         self._wire: Wire | None = None
         self._connect_timeout_s = connect_timeout_s
         self._pending: dict[str, _Request] = {}
@@ -249,7 +254,8 @@ class Link:
 
     async def _join(self, wire: Wire) -> None:
         """Say hello and take the welcome. Raises what the hub said, or `Closed`."""
-        last = self.welcome
+        last = None if self._is_unfenced else self.welcome
+        self._is_unfenced = False
         fence: int | UnsetType = last.fence if last is not None and last.fence is not None else UNSET
         hello = self._owner.make_hello(fence)
         wire.send(encode(hello))
@@ -258,7 +264,9 @@ class Link:
         try:
             frame = decode_json(await anext(frames))
             if frame["type"] == "welcome":
-                self._take_welcome(wire, _read_welcome(frame))
+                welcome = _read_welcome(frame)
+                self._owner.check_welcome(welcome)
+                self._take_welcome(wire, welcome)
                 return
             error = _read_error(frame)
             await anext(frames)
@@ -277,7 +285,7 @@ class Link:
                 raise
             if closed.code == 4403 and fence is not UNSET:
                 # a hub whose ledger was lost or replaced never gave this fence out; an overtaken one ends with 4409
-                self.welcome = None
+                self._is_unfenced = True
                 raise Closed(4503, error.message) from closed
             raise error from closed
         raise Closed(1006, "the hub went on after an error")

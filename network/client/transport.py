@@ -81,6 +81,10 @@ class WebSocketTransport:
         self.url = self._urls[0]
         self._named = ""
         """The URL that was named last."""
+        self._forgotten = ""
+        """What ``_named`` was until one of the others took a connection."""
+        self._passed_over = set[str]()
+        """Tried after all others, so that they keep this from none of those."""
         self._timeout_s = timeout_s
 
     async def connect(self) -> WebSocketWire:
@@ -89,7 +93,8 @@ class WebSocketTransport:
             tried.add(self.url)
             try:
                 wire = await self._connect()
-                self._named = "" if self.url in self._urls else self.url
+                is_given = self.url in self._urls
+                self._forgotten, self._named = (self._named, "") if is_given else ("", self.url)
                 return wire
             except ConnectError as error:
                 left = [it for it in self._list_next(error) if it not in tried]
@@ -107,8 +112,16 @@ class WebSocketTransport:
         given = [*self._urls[place:], *self._urls[:place]]
         if isinstance(error, Following) and is_address(error.leader) and self._goes_to_leader:
             self._named = _at(error.leader, self.url)
-            return [self._named, *given]
-        return [*given, self._named] if self._named else given
+            order = [self._named, *given]
+        else:
+            order = [*given, self._named] if self._named else given
+        return sorted(order, key=lambda it: it in self._passed_over)
+
+    def pass_over(self) -> None:
+        """Go on with the next address: what took the last connection holds another network."""
+        self._passed_over.add(self.url)
+        self._named = self._forgotten
+        self.url = self._list_next(None)[0]
 
     def _hear_close(self, url: str, closed: Closed) -> None:
         """A session at this URL was closed; one by a node that leads no longer goes on where another one does."""

@@ -7,8 +7,10 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
@@ -16,13 +18,13 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from roundelay.commands.options import check_url
-from roundelay.network.client import NetworkClient, Reconnecting
+from roundelay.network.client import NetworkClient, Reconnected, Reconnecting
 from roundelay.network.errors import ConfigError, ConnectError
 from roundelay.network.home import expand_url
 from roundelay.network.tls import server_context
 from tests.support.certificates import make_certificate
 from tests.support.nats import free_port
-from tests.support.node import running_node
+from tests.support.node import Node, running_node
 
 
 @asynccontextmanager
@@ -65,15 +67,18 @@ async def test_what_is_no_address_is_not_gone_to(leader: str) -> None:
 
 
 @asynccontextmanager
-async def deposed(reason: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[str, list[str]]]:
-    """What welcomes whoever joins, and ends the session as a node does that leads no longer; gives its URL, and who joined."""
+async def deposed(
+    reason: str, tls: ssl.SSLContext | None = None, port: int = 0, epoch: str = "e"
+) -> AsyncIterator[tuple[str, list[str]]]:
+    """What welcomes whoever joins, and ends the session as a node does that leads no longer, if it has a reason; gives its
+    URL, and who joined."""
     joined = list[str]()
 
     async def welcome(connection: ServerConnection) -> None:
         hello = json.loads(await connection.recv())
         joined.append(hello["agent_id"])
         who = {name: hello[name] for name in ("agent_id", "kind")}
-        network = {"name": "lab", "epoch": "e"}
+        network = {"name": "lab", "epoch": epoch}
         frame = {
             "protocol": 1,
             "server": "s",
@@ -84,34 +89,47 @@ async def deposed(reason: str, tls: ssl.SSLContext | None = None) -> AsyncIterat
         }
         place = {"cursor": 0, "head": 0, "resume": "new", "mods": [], "limits": {}}
         await connection.send(json.dumps({"type": "welcome", **frame, **place}))
-        await connection.close(4503, reason)
+        if reason:
+            await connection.close(4503, reason)
+        await connection.wait_closed()
 
     subprotocols = [Subprotocol("roundelay.v1")]
-    async with serve(welcome, "127.0.0.1", 0, subprotocols=subprotocols, ssl=tls) as server:
+    async with serve(welcome, "127.0.0.1", port, subprotocols=subprotocols, ssl=tls) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         yield f"{'ws' if tls is None else 'wss'}://127.0.0.1:{port}/", joined
+
+
+async def read_epoch(node: Node) -> str:
+    epoch: str = (await node.person("mia")).welcome["network"]["epoch"]
+    return epoch
 
 
 async def test_who_is_closed_by_a_node_that_leads_no_longer_goes_where_it_says() -> None:
     async with (
         running_node() as node,
-        deposed(f"Another node leads now. Roundelay-Leader: {node.url[5:-1]}") as (url, joined),
+        deposed(f"Another node leads now. Roundelay-Leader: {node.url[5:-1]}", epoch=await read_epoch(node)) as (
+            url,
+            joined,
+        ),
         NetworkClient("ann", url) as ann,
     ):
         assert (await ann.send_text("ann", "here")).seq
         assert joined == ["ann"]
 
 
-async def test_a_node_that_was_named_is_tried_again_when_who_named_it_is_gone() -> None:
+async def test_a_node_that_was_named_is_tried_again_when_who_named_it_is_gone(tmp_path: Path) -> None:
     port = free_port()
     async with AsyncExitStack() as stack:
-        async with deposed(f"Another node leads now. Roundelay-Leader: 127.0.0.1:{port}") as (url, _):
+        leading = partial(running_node, port=port, db=tmp_path / "a.db", durability="full")
+        async with leading() as node:
+            epoch = await read_epoch(node)
+        async with deposed(f"Another node leads now. Roundelay-Leader: 127.0.0.1:{port}", epoch=epoch) as (url, _):
             ann = await stack.enter_async_context(NetworkClient("ann", url))
         async with asyncio.timeout(20):
             async for event in ann.events():  # by then it has tried the one that was named, where nobody listens yet
                 if isinstance(event, Reconnecting) and f"No hub answers at {url}" in event.reason:
                     break
-            await stack.enter_async_context(running_node(port=port))
+            await stack.enter_async_context(leading())
             assert (await ann.send_text("ann", "here")).seq
         assert ann.url == f"ws://127.0.0.1:{port}/"
 
@@ -206,3 +224,56 @@ async def test_of_several_addresses_the_client_says_which_one_serves_and_brings_
             with pytest.raises(ConnectError, match=f"Tried before: {url}"):
                 async with NetworkClient("ann", f"{url},{third}", reconnect=False):
                     pass
+
+
+# --- another network
+
+
+async def read_reasons(client: NetworkClient, wanted: str) -> str:
+    """The first reason to come back in which this stands."""
+    async with asyncio.timeout(20):
+        async for event in client.events():
+            assert not isinstance(event, Reconnected)
+            if isinstance(event, Reconnecting) and wanted in event.reason:
+                return event.reason
+    raise AssertionError("it has ended")
+
+
+@pytest.mark.parametrize("role", ["observer", "reactor"])
+async def test_what_was_meant_for_one_network_is_not_sent_to_another(role: Literal["observer", "reactor"]) -> None:
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(running_node(name="other"))
+        async with running_node(port=port, name="lab") as node:
+            ann = NetworkClient("ann", urls=[node.url, other.url], role=role)
+            await stack.enter_async_context(ann)
+            epoch, fence = ann.welcome.network.epoch, ann.welcome.fence
+        sending = asyncio.create_task(ann.send_text("ann", "for the lab"))
+        reason = await read_reasons(ann, "another network")
+        assert reason == (
+            f"{other.url} holds another network (other) than {node.url}: check the addresses, or connect anew."
+        )
+        assert (ann.welcome.network.epoch, ann.welcome.fence) == (epoch, fence)
+        assert not ann.is_connected
+        reader = await other.person("reader")
+        assert (await reader.call("network.search", {"query": "lab"}))["messages"] == []
+        await stack.enter_async_context(running_node(port=port, name="lab"))  # its file is lost
+        assert (await asyncio.wait_for(sending, 20)).seq
+        assert ann.url == node.url
+        assert ann.welcome.network.epoch != epoch
+
+
+async def test_another_network_keeps_a_client_from_no_node_of_its_own() -> None:
+    """The one that it was named is tried though another network answers first."""
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(running_node(name="other"))
+        leader = f"127.0.0.1:{port}"
+        async with deposed(f"Another node leads now. Roundelay-Leader: {leader}") as (url, _):
+            ann = await stack.enter_async_context(NetworkClient("ann", urls=[url, other.url]))
+        await read_reasons(ann, "another network")
+        async with deposed("", port=port), asyncio.timeout(20):
+            async for event in ann.events():
+                if isinstance(event, Reconnected):
+                    break
+            assert ann.url == f"ws://{leader}/"
