@@ -287,6 +287,49 @@ test("nodes that name each other hold nobody, and one that is silent is left soo
   assert.deepEqual(sockets.slice(7).map((it) => it.url), ["ws://b/"]);
 });
 
+const OTHER = { ...WELCOME, network: { name: "other", epoch: "e9" } };
+
+test("what was meant for one network is not sent to another one that is among the addresses", () => {
+  const { time, sockets, connection, join, last } = begin({ url: "ws://a:1/,ws://e:1/", hello: { role: "reactor" } });
+  join({ ...WELCOME, fence: 3 });
+  connection.send({ to: "agent:bob", content: "for n" });
+  void connection.call("network.info").catch(() => {});
+  sockets[0].end(1006);
+  time.pass(100);
+  sockets[1].end(1006);
+  sockets[2].open();
+  sockets[2].tell({ type: "error", code: "forbidden", message: "The fence 3 was never given out." });
+  sockets[2].end(4403);
+  time.pass(1_000);
+  const [a, e] = ["ws://a:1/", "ws://e:1/"];
+  assert.deepEqual(sockets.map((it) => it.url), [a, a, e, e]);
+  const there = sockets.at(-1);
+  join({ ...OTHER, fence: 1 });
+  assert.equal(there.readyState, 3);
+  assert.deepEqual(there.sent.map((it) => it.type), ["hello"]);
+  assert.equal(connection.welcome.network.epoch, "e1");
+  sockets.at(-1).end(1006);
+  assert.equal(last("connection").error.message, `${e} holds another network (other) than ${a}: check the addresses, or connect anew.`);
+  time.pass(2_000);
+  join(OTHER);
+  assert.equal(sockets.at(-1).url, a);
+  const back = join({ ...WELCOME, fence: 4, network: { name: "n", epoch: "e2" } }); // its file was lost
+  assert.deepEqual(back.list("hello").map((it) => it.fence), [3]);
+  assert.deepEqual(back.list("send").map((it) => it.content), ["for n"]);
+  assert.equal(back.list("call").length, 1);
+});
+
+test("another network among the addresses keeps nobody from the node that was named", () => {
+  const { time, sockets, join } = begin({ goesToLeader: true, url: "ws://a:1/,ws://e:1/" });
+  join().end(4503, `${MOVED}c:2`);
+  for (let count = 0; count < 5; count += 1) {
+    time.pass(2_000);
+    if (sockets.at(-1).url === "ws://e:1/") join(OTHER);
+    else sockets.at(-1).end(1006);
+  }
+  assert.deepEqual(sockets.slice(0, 6).map((it) => it.url.slice(5, 6)).join(""), "aceaec");
+});
+
 test("an error before the welcome says why, and when to come again", () => {
   const refused = begin();
   refused.sockets[0].open();

@@ -103,6 +103,12 @@ export class Connection {
     this._named = "";
     /** Those that were gone to because they were named, since one gave a welcome, or since all were tried. */
     this._ledTo = new Set();
+    /** Where the last session was. */
+    this._joinedUrl = "";
+    /** Why one was left that gave a welcome, since all were tried. */
+    this._left = "";
+    /** The next hello is one without the fence, which a hub did not know. */
+    this._isUnfenced = false;
     /** @type {Record<string, unknown>} */
     this._hello = { type: "hello", protocol: 1, agent_id: agentId, kind, role: "observer", client, ...hello };
     this._token = token;
@@ -287,7 +293,8 @@ export class Connection {
   }
 
   _makeHello() {
-    const hello = { ...this._hello, token: this._token, new_token: this._newToken, fence: this._fence, resume: this._resume };
+    const fence = this._isUnfenced ? undefined : this._fence;
+    const hello = { ...this._hello, token: this._token, new_token: this._newToken, fence, resume: this._resume };
     if (this.welcome !== null && this._staysInPlace) {
       hello.resume = { epoch: this.welcome.network.epoch, cursor: this._acks.prefix };
     }
@@ -309,8 +316,8 @@ export class Connection {
     for (const name of [...this._marks.keys()]) this._stop(name);
     this._blame(code);
     const refusal = this._finalRefusal(code, reason, wasWelcome ? null : error);
-    if (refusal !== null && code === 4403 && !wasWelcome && this._fence !== undefined) {
-      this._fence = undefined; // a hub whose ledger was lost or replaced never gave it out; an overtaken one ends with 4409
+    if (refusal !== null && code === 4403 && !wasWelcome && this._fence !== undefined && !this._isUnfenced) {
+      this._isUnfenced = true; // a hub whose ledger was lost or replaced never gave it out; an overtaken one ends with 4409
     } else if (refusal !== null) return this._end("refused", refusal);
     this._heedLeader(code === COME_BACK ? readReason(reason) : this._named);
     if (!wasWelcome && error === null && this._goToNext()) return;
@@ -322,7 +329,8 @@ export class Connection {
     let wait = this._delay * (0.5 + this.random() / 2);
     if (error?.retry_after_ms) wait = Math.max(wait, error.retry_after_ms * (1 + this.random() / 2));
     this._delay = Math.min(this._delay * 2, this.maxDelay);
-    this._tellConnection("offline", { code: String(code), message: error?.message ?? reason });
+    this._tellConnection("offline", { code: String(code), message: error?.message ?? (this._left || reason) });
+    this._left = "";
     if (!this.isOver) this._after("retry", wait, () => this._open());
   }
 
@@ -455,11 +463,13 @@ export class Connection {
 
   /** @param {any} frame */
   _takeWelcome(frame) {
+    if (this._isElsewhere(frame)) return this._leave(frame.network.name);
     if (this.welcome !== null && this.welcome.network.epoch !== frame.network.epoch) {
       this._acks.isStale = true;
       this._acks = new Acks(); // another history: its seqs are others
     }
     this.welcome = frame;
+    [this._joinedUrl, this._left, this._isUnfenced] = [this._url, "", false];
     this._isWelcome = true;
     this._passed = 0;
     this._ledTo.clear();
@@ -473,6 +483,22 @@ export class Connection {
     this._tell(frame);
     if (this._isAtFollower()) this._askAsOf();
     this._pump();
+  }
+
+  /** Whether this is another history at another address than the last one: that of another network, for which nothing here was meant.
+   * At the same address a hub has lost its own. @param {any} frame */
+  _isElsewhere(frame) {
+    if (this.welcome === null || this.welcome.network.epoch === frame.network.epoch) return false;
+    return new URL(this._url).host !== new URL(this._joinedUrl).host;
+  }
+
+  /** Go on with the next address; nothing but the hello was sent here. @param {string} name */
+  _leave(name) {
+    const socket = this._socket;
+    this._isUnfenced = false;
+    this._left = `${this._url} holds another network (${name}) than ${this._joinedUrl}: check the addresses, or connect anew.`;
+    this._lose(1006, this._left);
+    if (socket !== null) hangUp(socket);
   }
 
   /** @param {any} frame */
