@@ -66,15 +66,50 @@ def home() -> Path:
 
 
 def agent_token(url: str, agent_id: str, make: Callable[[], str] = make_token) -> str:
-    """The token of an agent at one hub: read, or made and saved before it is first used. Of several addresses, with
-    commas between them, it is the same at each: the first that is there, saved for those that have none. Raises
-    `ConfigError`."""
-    paths = [token_path(it, agent_id) for it in url.split(",")]
-    token = _read_or_make(next((it for it in paths if it.exists()), paths[0]), make)
-    for path in paths:
-        if not path.exists():
-            _read_or_make(path, lambda: token)
-    return token
+    """The token of an agent at one hub: read, or made and saved before it is first used. Raises `ConfigError`."""
+    return _read_or_make(token_path(url, agent_id), make)
+
+
+class AgentToken:
+    """An agent's token in one network, of which a client was told the addresses, ``urls`` with commas between them. It
+    is the same at each, and at a node that one of them names: what one has let in is known to all."""
+
+    def __init__(self, urls: str, agent_id: str) -> None:
+        self._urls = urls.split(",")
+        self._agent_id = agent_id
+        self._path = Path()
+        self._token = ""
+        self._is_untried = False
+        """It was made for the hub that it is shown to, which has not answered yet."""
+
+    def show(self, url: str) -> str:
+        """What to show to the hub at this URL: what is saved for the first of the addresses that has one, or for that
+        hub, or else a new one, which is saved for it. Raises `ConfigError`."""
+        self._is_untried = False
+        if not self._token:
+            paths = [token_path(it, self._agent_id) for it in (*self._urls, url)]
+            self._path, made = next((it for it in paths if it.exists()), paths[-1]), make_token()
+            self._token = _read_or_make(self._path, lambda: made)
+            self._is_untried = self._token == made
+        return self._token
+
+    def keep(self, url: str) -> None:
+        """The hub at this URL has let it in: it is saved for that, and for those of the addresses that have none. Raises
+        `ConfigError`."""
+        self._is_untried = False
+        for path in (token_path(it, self._agent_id) for it in (*self._urls, url)):
+            if not path.exists():
+                _read_or_make(path, lambda: self._token)
+
+    def forget(self) -> str:
+        """The hub that it was shown to refuses it. One that was made for that hub is not kept, so that it hides none that
+        is found later. Gives a sentence of where it is from."""
+        if not self._is_untried:
+            return f"The token that was shown is the one in {self._path}."
+        self._is_untried, self._token = False, ""
+        with suppress(OSError):
+            self._path.unlink()
+        return f"None was saved in {self._path}, and the one that was made now is not kept."
 
 
 def derive_agent_token(owner: str, agent_id: str) -> str:
@@ -197,13 +232,11 @@ def find_connect_timeout_s() -> float:
     return timeout_s
 
 
-def find_token(url: str, agent_id: str, kind: str) -> str | None:
-    """With what a participant joins when no token is given: ``$ROUNDELAY_TOKEN``, an agent's own, or else the
-    owner's."""
+def find_token(url: str, kind: str) -> str | None:
+    """With what a participant joins when no token is given: ``$ROUNDELAY_TOKEN``, or the owner's. None for an agent
+    without the former: it has an `AgentToken`."""
     named = os.environ.get("ROUNDELAY_TOKEN")
-    if named:
-        return named
-    return agent_token(url, agent_id) if kind == "agent" else find_owner_token(url)
+    return named or (None if kind == "agent" else find_owner_token(url))
 
 
 def find_owner_token(url: str) -> str | None:

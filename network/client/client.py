@@ -20,7 +20,15 @@ from msgspec import UNSET, Raw, UnsetType
 
 from roundelay.network.addresses import agent_address, channel_address, mod_address, name_of, thread_parties
 from roundelay.network.clock import Clock, NewId, ordered_id, system_clock
-from roundelay.network.errors import ConfigError, ConnectError, InvalidArguments, RoundelayError, UnknownRecipient
+from roundelay.network.errors import (
+    ConfigError,
+    ConnectError,
+    InvalidArguments,
+    NotAuthenticated,
+    RequestError,
+    RoundelayError,
+    UnknownRecipient,
+)
 from roundelay.network.frames import (
     PROTOCOL_VERSION,
     CallFrame,
@@ -31,7 +39,14 @@ from roundelay.network.frames import (
     SignalFrame,
     encode,
 )
-from roundelay.network.home import CONNECT_TIMEOUT_S, expand_url, find_connect_timeout_s, find_token, find_url
+from roundelay.network.home import (
+    CONNECT_TIMEOUT_S,
+    AgentToken,
+    expand_url,
+    find_connect_timeout_s,
+    find_token,
+    find_url,
+)
 from roundelay.network.messages import DirectMessage, ModMessage, message_from_wire
 
 from .acks import Acks, Delivery
@@ -107,6 +122,7 @@ class NetworkClient:
         named = expand_url(url or ",".join(urls or ()) or (find_url() if transport is None else ""))
         self._named = named
         self._token = token
+        self._saved: AgentToken | None = None
         self._role: Literal["observer", "reactor"] = role
         self._card = Raw(encode(dict(card))) if card is not None else UNSET
         self._instance: str | UnsetType = UNSET
@@ -184,10 +200,18 @@ class NetworkClient:
     async def connect(self) -> Welcome:
         """Join the network. Raises `ConnectError`, `NotAuthenticated`, `Forbidden`, `Superseded`."""
         if not self._token and not self._is_local:
-            self._token = find_token(self._named, self.agent_id, self.kind)
+            self._token = find_token(self._named, self.kind)
+            if self._token is None and self.kind == "agent" and self._saved is None:
+                self._saved = AgentToken(self._named, self.agent_id)
         if self._role == "reactor" and self._instance is UNSET:
             self._instance = self._new_id()
-        await self._link.open()
+        try:
+            await self._link.open()
+        except RequestError as error:
+            source = self._saved.forget() if self._saved is not None else ""
+            if source and isinstance(error, NotAuthenticated):
+                raise NotAuthenticated(f"{error} {source}") from error
+            raise
         return self.welcome
 
     async def close(self) -> None:
@@ -203,7 +227,11 @@ class NetworkClient:
             protocol=PROTOCOL_VERSION,
             agent_id=self.agent_id,
             kind=UNSET if self._kind is None else self._kind,
-            token=UNSET if self._token is None else self._token,
+            token=self._saved.show(self.url)
+            if self._saved is not None
+            else UNSET
+            if self._token is None
+            else self._token,
             role=self._role,
             fence=fence,
             resume=UNSET if resume is None else ResumePoint(resume.epoch, resume.seq),
@@ -231,6 +259,11 @@ class NetworkClient:
         if welcome.network.epoch != self._epoch:
             self._acks.is_stale = True
             self._acks = Acks()  # another history: its seqs are others
+        if self._saved is not None and self.url != self._joined_at:
+            try:
+                self._saved.keep(self.url)
+            except ConfigError as error:  # where it was read from it stays
+                log.warning("a token is not saved: %s", error, extra={"agent_id": self.agent_id})
         self._epoch, self._joined_at = welcome.network.epoch, self.url
         self._acks.begin_session(wire, welcome.cursor)
 

@@ -103,7 +103,7 @@ class LiveStage:
         """A token of a participant's own, so that it joins with its own rights: the same in each run, or each would
         leave another one behind."""
         is_operator = participant in self.operators
-        owner = self.token or find_token(self.url, READER_ID, "service") or ""
+        owner = self.token or find_token(self.url, "service") or ""
         made = hmac.new(owner.encode(), f"scenario/{participant}/{kind}/{is_operator}".encode(), "sha256").hexdigest()
         args = {"agent_id": participant, "kind": kind, "token_hash": hash_token(made), "operator": is_operator}
         listed = await list_tokens(self._client)

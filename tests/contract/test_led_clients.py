@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,12 +20,13 @@ from websockets.typing import Subprotocol
 
 from roundelay.commands.options import check_url
 from roundelay.network.client import NetworkClient, Reconnected, Reconnecting
-from roundelay.network.errors import ConfigError, ConnectError
-from roundelay.network.home import expand_url
+from roundelay.network.errors import ConfigError, ConnectError, NotAuthenticated
+from roundelay.network.home import expand_url, token_path
 from roundelay.network.tls import server_context
 from tests.support.certificates import make_certificate
 from tests.support.nats import free_port
 from tests.support.node import Node, running_node
+from tests.support.wire import make_token
 
 
 @asynccontextmanager
@@ -224,6 +226,45 @@ async def test_of_several_addresses_the_client_says_which_one_serves_and_brings_
             with pytest.raises(ConnectError, match=f"Tried before: {url}"):
                 async with NetworkClient("ann", f"{url},{third}", reconnect=False):
                     pass
+
+
+# --- tokens
+
+
+@pytest.mark.parametrize("is_led_first", [False, True])
+async def test_a_token_is_that_of_each_way_to_a_network(is_led_first: bool) -> None:
+    async with running_node() as node, follower(node.url.removeprefix("ws://").rstrip("/")) as (url, _):
+        for urls in ([url], [node.url]) if is_led_first else ([node.url], [url]):
+            async with NetworkClient("ann", urls=urls) as ann:
+                assert ann.url == node.url
+        for urls in ([node.url], [url], [url, node.url], [node.url, url]):
+            async with NetworkClient("ann", urls=urls):
+                pass
+
+
+def list_tokens(agent_id: str) -> list[Path]:
+    return sorted(Path(os.environ["ROUNDELAY_HOME"]).glob(f"tokens/*/{agent_id}"))
+
+
+async def test_what_a_hub_refuses_is_saved_nowhere_and_what_was_saved_is_named() -> None:
+    async with running_node() as node, follower(node.url.removeprefix("ws://").rstrip("/")) as (url, _):
+        bound = make_token()
+        async with NetworkClient("ann", node.url, token=bound):
+            pass
+        for urls in ([url], [node.url], [url, node.url]):
+            with pytest.raises(NotAuthenticated, match=r"None was saved in .*/tokens/.*/ann, .* is not kept"):
+                await NetworkClient("ann", urls=urls).connect()
+            assert list_tokens("ann") == []
+        path = token_path(url, "ann")
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{make_token()}\n")
+        with pytest.raises(NotAuthenticated, match=f"This is not the token of ann.* is the one in {path}"):
+            await NetworkClient("ann", urls=[node.url, url]).connect()
+        assert list_tokens("ann") == [path]
+        path.write_text(f"{bound}\n")
+        async with NetworkClient("ann", url):
+            pass
+        assert token_path(node.url, "ann").read_text() == f"{bound}\n"
 
 
 # --- another network

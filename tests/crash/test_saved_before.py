@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.client import NetworkClient
-from roundelay.network.client.transport import WebSocketTransport
+from roundelay.network.client.transport import WebSocketWire
 from roundelay.network.durable_files import replace_file
 from roundelay.network.errors import NotAuthenticated
 from roundelay.network.home import agent_token, owner_token
@@ -74,14 +74,15 @@ async def test_an_agents_token_is_on_the_disk_before_the_hub_can_bind_it(
     home = tmp_path / "new" / "home"
     monkeypatch.setenv("ROUNDELAY_HOME", str(home))
     kept: list[bool] = []
-    connect = WebSocketTransport.connect
+    send = WebSocketWire.send
 
-    async def note_and_connect(transport: WebSocketTransport) -> Any:
-        (path,) = home.glob("tokens/*/ann")
-        kept.append(disk.keeps(path))
-        return await connect(transport)
+    def note_and_send(wire: WebSocketWire, data: bytes) -> None:
+        if b'"hello"' in data:
+            (path,) = home.glob("tokens/*/ann")
+            kept.append(disk.keeps(path))
+        send(wire, data)
 
-    monkeypatch.setattr(WebSocketTransport, "connect", note_and_connect)
+    monkeypatch.setattr(WebSocketWire, "send", note_and_send)
     async with running_node() as node:
         for _ in range(2):
             async with NetworkClient("ann", node.url):
