@@ -59,6 +59,25 @@ def expand_url(url: str) -> str:
     return ",".join(f"ws{found[1]}://{it}/" for it in hosts)
 
 
+def read_urls(text: str) -> str:
+    """The addresses of one network's nodes, with commas between them, each of which is one. Raises `ConfigError`."""
+    expanded = expand_url(text)
+    if "," in expanded:
+        return ",".join(read_urls(it) for it in expanded.split(","))
+    try:
+        parts = urlsplit(expanded)
+        is_url = parts.scheme in ("ws", "wss") and bool(parts.hostname) and (parts.port or 1) > 0
+        (parts.hostname or "").encode("idna")
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ConfigError(
+            f"{expanded!r} is no address of a hub; write ws://HOST:PORT/, wss://HOST:PORT/, or roundelay://HOST,HOST/ "
+            "for the nodes of one network."
+        )
+    return expanded
+
+
 def home() -> Path:
     """The folder; it may not exist yet."""
     chosen = os.environ.get("ROUNDELAY_HOME")

@@ -42,10 +42,10 @@ from roundelay.network.frames import (
 from roundelay.network.home import (
     CONNECT_TIMEOUT_S,
     AgentToken,
-    expand_url,
     find_connect_timeout_s,
     find_token,
     find_url,
+    read_urls,
 )
 from roundelay.network.messages import DirectMessage, ModMessage, message_from_wire
 
@@ -79,7 +79,8 @@ class NetworkClient:
 
     Without ``url``, the node of this machine is found; several, as ``urls``, with commas between them or as
     ``roundelay://A,B/``, are nodes of one network, of which one serves at a time; where one says that another one
-    leads, this ``goes_to_leader``. Without ``token``, an
+    leads, this ``goes_to_leader``, and one that turns out to be of another network is left. What is no address is a
+    `ConfigError`. Without ``token``, an
     agent's is made and saved, and a person or service joins with the owner's token of the node on this machine.
     ``resume`` starts delivery at the client's own cursor. Methods that send raise the `RoundelayError` that the hub
     answered; while the connection is down they wait, or, with ``reconnect=False``, raise `ConnectError`. ``new_id``
@@ -119,7 +120,11 @@ class NetworkClient:
         self.clock = clock
         if url is not None and urls is not None:
             raise ConfigError("Give NetworkClient a url or urls, not both.")
-        named = expand_url(url or ",".join(urls or ()) or (find_url() if transport is None else ""))
+        if urls is not None and not urls:
+            raise ConfigError("urls of NetworkClient names no address; without urls it finds the node of this machine.")
+        named = ""
+        if url or urls is not None or transport is None:
+            named = ",".join(map(read_urls, urls if urls is not None else [url or find_url()]))
         self._named = named
         self._token = token
         self._saved: AgentToken | None = None
@@ -242,8 +247,8 @@ class NetworkClient:
         )
 
     def check_welcome(self, welcome: Welcome) -> None:
-        """A hub that has lost its history is the same at the same address; elsewhere another history is another
-        network's, for which nothing here was meant."""
+        # a hub that has lost its history is the same at the same address; elsewhere another history is another network's,
+        # for which nothing here was meant
         is_same_place = urlsplit(self.url).netloc == urlsplit(self._joined_at).netloc
         if self._epoch in ("", welcome.network.epoch) or is_same_place:
             return

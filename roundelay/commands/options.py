@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
@@ -61,23 +60,13 @@ def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Conte
 
 def check_url(value: str) -> str:
     """An address of a hub, or several of one network with commas between them; what is none is wrong usage."""
-    from roundelay.network.home import expand_url
+    from roundelay.network.errors import ConfigError
+    from roundelay.network.home import read_urls
 
-    value = expand_url(value)
-    if "," in value:
-        return ",".join(check_url(it) for it in value.split(","))
     try:
-        parts = urlsplit(value)
-        is_url = parts.scheme in ("ws", "wss") and bool(parts.hostname) and (parts.port or 1) > 0
-        (parts.hostname or "").encode("idna")
-    except ValueError:
-        is_url = False
-    if not is_url:
-        raise click.BadParameter(
-            f"{value!r} is no address of a hub; write ws://HOST:PORT/, wss://HOST:PORT/, or "
-            "roundelay://HOST,HOST/ for the nodes of one network."
-        )
-    return value
+        return read_urls(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def _check_id(value: str) -> str:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
@@ -205,6 +205,29 @@ def test_a_network_of_several_nodes_has_a_short_address(short: str, meant: str) 
     assert expand_url(short) == meant
     if meant != short:
         assert check_url(short) == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"urls": []}, "names no address"),
+        ({"urls": [""]}, "'' is no address"),
+        ({"urls": ["ws://127.0.0.1:1/", "nonsense"]}, "'nonsense' is no address"),
+        ({"url": "ws://127.0.0.1:1/,"}, "'' is no address"),
+        ({"url": "roundelay://127.0.0.1:99999/"}, "99999/' is no address"),
+        ({"url": "ws://127.0.0.1:99999/"}, "99999/' is no address"),
+        ({"url": "http://127.0.0.1/"}, "is no address"),
+    ],
+)
+def test_what_is_no_address_is_refused_at_once(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        NetworkClient("ann", **given)
+
+
+def test_what_the_environment_names_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUNDELAY_URL", "roundelay://127.0.0.1:99999/")
+    with pytest.raises(ConfigError, match="is no address"):
+        NetworkClient("ann")
 
 
 async def test_of_several_addresses_the_client_says_which_one_serves_and_brings_the_same_token_to_each() -> None:
