@@ -249,16 +249,27 @@ class NetworkClient:
     def check_welcome(self, welcome: Welcome) -> None:
         # a hub that has lost its history is the same at the same address; elsewhere another history is another network's,
         # for which nothing here was meant
-        is_same_place = urlsplit(self.url).netloc == urlsplit(self._joined_at).netloc
-        if self._epoch in ("", welcome.network.epoch) or is_same_place:
-            return
-        other = self.url
+        if self._is_elsewhere() and welcome.network.epoch != self._epoch:
+            raise ConnectError(
+                self._pass_over(f"holds another network ({welcome.network.name}) than {self._joined_at}")
+            )
+
+    def check_refusal(self, error: NotAuthenticated) -> None:
+        # a network knows at each address a token that it has let in at one
+        if self._is_elsewhere():
+            told = self._pass_over(f"holds another network than {self._joined_at}, which has let in {self.agent_id}")
+            raise ConnectError(f"{told} ({error})") from error
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this is at another address than its last session was."""
+        return bool(self._epoch) and urlsplit(self.url).netloc != urlsplit(self._joined_at).netloc
+
+    def _pass_over(self, why: str) -> str:
+        """Go on with the next address; gives the sentence to be told."""
+        told = f"{self.url} {why}: check the addresses, or connect anew."
         if isinstance(self._transport, WebSocketTransport):
             self._transport.pass_over()
-        raise ConnectError(
-            f"{other} holds another network ({welcome.network.name}) than {self._joined_at}: check the addresses, or "
-            "connect anew."
-        )
+        return told
 
     def begin_session(self, welcome: Welcome, wire: Wire) -> None:
         if welcome.network.epoch != self._epoch:

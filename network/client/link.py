@@ -22,6 +22,7 @@ from roundelay.network.errors import (
     Forbidden,
     InternalError,
     InvalidArguments,
+    NotAuthenticated,
     RetryLater,
     RoundelayError,
     Superseded,
@@ -66,6 +67,9 @@ class Owner(Protocol):
 
     def check_welcome(self, welcome: Welcome) -> None:
         """Raises `ConnectError` if this hub is not to be joined: nothing but the hello was sent to it."""
+
+    def check_refusal(self, error: NotAuthenticated) -> None:
+        """Raises `ConnectError` if another hub may let it in, and a later try so help."""
 
     def begin_session(self, welcome: Welcome, wire: Wire) -> None:
         """The hub has welcomed it; frames of this session follow."""
@@ -287,6 +291,8 @@ class Link:
                 # a hub whose ledger was lost or replaced never gave this fence out; an overtaken one ends with 4409
                 self._is_unfenced = True
                 raise Closed(4503, error.message) from closed
+            if isinstance(error, NotAuthenticated):
+                self._owner.check_refusal(error)
             raise error from closed
         raise Closed(1006, "the hub went on after an error")
 

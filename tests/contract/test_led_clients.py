@@ -327,6 +327,20 @@ async def test_what_was_meant_for_one_network_is_not_sent_to_another(role: Liter
         assert ann.welcome.network.epoch != epoch
 
 
+async def test_another_network_that_does_not_know_the_token_ends_no_client() -> None:
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(running_node(registration="closed"))
+        async with running_node(port=port) as node:
+            ann = await stack.enter_async_context(NetworkClient("ann", urls=[node.url, other.url]))
+        reason = await read_reasons(ann, "another network")
+        assert reason.startswith(f"{other.url} holds another network than {node.url}, which has let in ann: ")
+        await stack.enter_async_context(running_node(port=port))
+        async with asyncio.timeout(20):
+            assert (await ann.send_text("ann", "here")).seq
+        assert ann.url == node.url
+
+
 async def test_another_network_keeps_a_client_from_no_node_of_its_own() -> None:
     """The one that it was named is tried though another network answers first."""
     port = free_port()

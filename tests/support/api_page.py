@@ -101,7 +101,17 @@ PAGE: dict[str, tuple[str, ...]] = {
     "roundelay.network.ledger": ("Row",),
 }
 
-INTERNAL = {"NetworkClient": ("make_hello", "check_welcome", "begin_session", "take_frame", "take_event", "end")}
+INTERNAL = {
+    "NetworkClient": (
+        "make_hello",
+        "check_welcome",
+        "check_refusal",
+        "begin_session",
+        "take_frame",
+        "take_event",
+        "end",
+    )
+}
 """What other modules of the package call, and nobody else."""
 
 HEAD = """\

@@ -319,6 +319,25 @@ test("what was meant for one network is not sent to another one that is among th
   assert.equal(back.list("call").length, 1);
 });
 
+test("another network that does not know the token ends nothing; its own does", () => {
+  const { time, sockets, join, last } = begin({ url: "ws://a:1/,ws://e:1/" });
+  const refuse = () => {
+    sockets.at(-1).open();
+    sockets.at(-1).tell({ type: "error", code: "not_authenticated", message: "Who is that?" });
+    sockets.at(-1).end(4401);
+  };
+  join().end(1006);
+  time.pass(200);
+  sockets.at(-1).end(1006);
+  refuse();
+  const told = "ws://e:1/ holds another network than ws://a:1/, which has let in mia: check the addresses, or connect anew. (Who is that?)";
+  assert.deepEqual([last("connection").state, last("connection").error.message], ["offline", told]);
+  time.pass(200);
+  assert.equal(sockets.at(-1).url, "ws://a:1/");
+  refuse();
+  assert.deepEqual([last("connection").state, last("connection").error.message], ["refused", "Who is that?"]);
+});
+
 test("another network among the addresses keeps nobody from the node that was named", () => {
   const { time, sockets, join } = begin({ goesToLeader: true, url: "ws://a:1/,ws://e:1/" });
   join().end(4503, `${MOVED}c:2`);

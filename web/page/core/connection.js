@@ -40,6 +40,7 @@ const MAX_FRAME_CHARS = 2 ** 24; // of one frame from the hub
 const MAX_REASON_CHARS = 2000; // what the hub keeps of a reason
 const ACK_DELAY_MS = 20;
 const MAX_BUFFERED = 2 ** 18; // with more on its way signals are dropped
+const CHECK = "check the addresses, or connect anew.";
 const LATER = ["rate_limited", "overloaded"];
 
 /**
@@ -318,9 +319,12 @@ export class Connection {
     const refusal = this._finalRefusal(code, reason, wasWelcome ? null : error);
     if (refusal !== null && code === 4403 && !wasWelcome && this._fence !== undefined && !this._isUnfenced) {
       this._isUnfenced = true; // a hub whose ledger was lost or replaced never gave it out; an overtaken one ends with 4409
+    } else if (refusal !== null && code === 4401 && !wasWelcome && this._isElsewhere()) {
+      // a network knows at each address a token that it has let in at one
+      this._left = `${this._url} holds another network than ${this._joinedUrl}, which has let in ${this.agentId}: ${CHECK} (${refusal.message})`;
     } else if (refusal !== null) return this._end("refused", refusal);
     this._heedLeader(code === COME_BACK ? readReason(reason) : this._named);
-    if (!wasWelcome && error === null && this._goToNext()) return;
+    if (!wasWelcome && (error === null || code === 4401) && this._goToNext()) return;
     if (wasWelcome && !this._led && !this._urls.includes(this._url)) this._led = this._url;
     this._passed = 0;
     this._ledTo.clear();
@@ -329,7 +333,7 @@ export class Connection {
     let wait = this._delay * (0.5 + this.random() / 2);
     if (error?.retry_after_ms) wait = Math.max(wait, error.retry_after_ms * (1 + this.random() / 2));
     this._delay = Math.min(this._delay * 2, this.maxDelay);
-    this._tellConnection("offline", { code: String(code), message: error?.message ?? (this._left || reason) });
+    this._tellConnection("offline", { code: String(code), message: this._left || (error?.message ?? reason) });
     this._left = "";
     if (!this.isOver) this._after("retry", wait, () => this._open());
   }
@@ -463,7 +467,7 @@ export class Connection {
 
   /** @param {any} frame */
   _takeWelcome(frame) {
-    if (this._isElsewhere(frame)) return this._leave(frame.network.name);
+    if (this._isElsewhere() && this.welcome.network.epoch !== frame.network.epoch) return this._leave(frame.network.name);
     if (this.welcome !== null && this.welcome.network.epoch !== frame.network.epoch) {
       this._acks.isStale = true;
       this._acks = new Acks(); // another history: its seqs are others
@@ -485,18 +489,17 @@ export class Connection {
     this._pump();
   }
 
-  /** Whether this is another history at another address than the last one: that of another network, for which nothing here was meant.
-   * At the same address a hub has lost its own. @param {any} frame */
-  _isElsewhere(frame) {
-    if (this.welcome === null || this.welcome.network.epoch === frame.network.epoch) return false;
-    return new URL(this._url).host !== new URL(this._joinedUrl).host;
+  /** Whether this is at another address than the last session was. Another history is another network's there, for which nothing here
+   * was meant; at the same address a hub has lost its own. */
+  _isElsewhere() {
+    return this.welcome !== null && new URL(this._url).host !== new URL(this._joinedUrl).host;
   }
 
   /** Go on with the next address; nothing but the hello was sent here. @param {string} name */
   _leave(name) {
     const socket = this._socket;
     this._isUnfenced = false;
-    this._left = `${this._url} holds another network (${name}) than ${this._joinedUrl}: check the addresses, or connect anew.`;
+    this._left = `${this._url} holds another network (${name}) than ${this._joinedUrl}: ${CHECK}`;
     this._lose(1006, this._left);
     if (socket !== null) hangUp(socket);
   }
