@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 import msgspec
 from msgspec import Struct
 
-from roundelay.network.clock import random_id
+from roundelay.network.clock import random_id, system_clock
 from roundelay.network.core.tables import (
     COLD_TABLES,
     VOLATILE_TABLES,
@@ -61,11 +61,13 @@ Progress = Callable[[int, int], None]
 
 
 class NodeSeen(Struct, frozen=True):
-    """A node that was heard of: what it calls itself, how many records it is behind, and whether it leads."""
+    """A node that was heard of: what it calls itself, how many records it is behind, whether it leads, and how far its
+    clock is ahead of the one here (ms, about; 0: an older release)."""
 
     node: str
     behind: int
     leads: bool
+    ahead_ms: int
 
 
 class Copied(NamedTuple):
@@ -79,17 +81,17 @@ class Copied(NamedTuple):
 
 async def hear_nodes(shared: SharedLog) -> list[NodeSeen]:
     """The nodes that say now that they are there; an open log. Who is silent is not heard."""
-    heard: dict[str, Heartbeat] = {}
+    heard: dict[str, tuple[Heartbeat, int]] = {}
     try:
         async with asyncio.timeout(PRESENT_S + LEADERLESS_S / 2):
             while True:
                 said = Heartbeat.read(await shared.listen())
                 if said.node:
-                    heard[said.node] = said
+                    heard[said.node] = said, said.at - system_clock() if said.at else 0
     except TimeoutError:
         pass
     end = await shared.end()
-    nodes = [NodeSeen(name, max(0, end - it.position), bool(it.leads)) for name, it in heard.items()]
+    nodes = [NodeSeen(name, max(0, end - it.position), bool(it.leads), ahead) for name, (it, ahead) in heard.items()]
     return sorted(nodes, key=lambda it: (not it.leads, it.node))
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DIFFERENT = 1
+OFF_S = 10
+"""What nodes' clocks are off is told from here on: what they say is on its way for a moment."""
 CHOOSING_S, ASK_AGAIN_S = 12.0, 1.0
 """How long servers that choose a leader are waited for, which takes NATS up to ten seconds; how often they are asked."""
 
@@ -158,7 +160,10 @@ def status(log_url: str, as_json: bool) -> None:
     async def look(log: SharedLog) -> dict[str, Any]:
         await _open(log)
         try:
-            nodes = [{"node": it.node, "leads": it.leads, "behind": it.behind} for it in await hear_nodes(log)]
+            nodes = [
+                {"node": it.node, "leads": it.leads, "behind": it.behind, "ahead_ms": it.ahead_ms}
+                for it in await hear_nodes(log)
+            ]
             return {"log": log.name, "nodes": nodes, **await log.describe()}
         finally:
             await log.close()
@@ -195,7 +200,9 @@ def _describe(found: dict[str, Any]) -> list[str]:
         lines.append(f"  server {server['name']}: {state}{f', {behind:,} records behind' if behind else ''}{syncs}")
     for node in found["nodes"]:
         state = "leads" if node["leads"] else f"follows, {node['behind']:,} records behind"
-        lines.append(f"  node {node['node']}: {state}")
+        off_s = round(node["ahead_ms"] / 1000)
+        clock = f", its clock {abs(off_s):,} s {'ahead of' if off_s > 0 else 'behind'} the one here"
+        lines.append(f"  node {node['node']}: {state}{clock if abs(off_s) > OFF_S else ''}")
     return lines if found["nodes"] else [*lines, "  no node says that it is there"]
 
 

@@ -268,6 +268,11 @@ async def test_a_node_whose_clock_is_a_month_ahead_takes_over_and_drops_nothing(
             await find_leader([first])
             await second.start("node.yaml", "--no-web")
             await says(second, "The clock of this node is 2,592,0")
+            told = (await invoke("cluster", "status", "--log", first.log)).out
+            assert re.search(rf"node 127.0.0.1:{first.port}: leads\n", told)
+            assert re.search(
+                rf"node 127.0.0.1:{second.port}: follows, 0 records behind, its clock 2,59\S+ s ahead", told
+            )
             async with join(made, "mia") as mia:
                 seqs = [(await mia.send("broadcast", f"{number}")).seq for number in range(20)]
                 assert await first.end(signal.SIGTERM) == 0
