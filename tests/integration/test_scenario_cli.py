@@ -115,7 +115,7 @@ def test_what_ends_a_run_is_told_without_all_that_it_holds(tmp_path: Path, old: 
     done = run(tmp_path, "desk.scenario.yaml")
     assert done.returncode == 1, done.stderr
     assert f"desk.scenario.yaml{told}" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) < 250
+    assert max(map(len, done.stdout.replace(str(tmp_path), "").splitlines())) < 250
 
 
 def test_what_xml_cannot_hold_stands_in_no_report(tmp_path: Path) -> None:
