@@ -169,6 +169,8 @@ class ReplicatedLedger(IndexReads):
         self._reader = Reader()
         self._writer = ""
         """Our claim, while we lead."""
+        self._claimed = ""
+        """Our last claim, whose heartbeats may still be on their way here."""
         self._telling: asyncio.Task[None] | None = None
         self._behind: int | None = None
         """How many records there were to follow when this node looked last."""
@@ -352,7 +354,7 @@ class ReplicatedLedger(IndexReads):
             return
         self._note_end(end)
         if end > self._reader.end:
-            raise await self._step_down(LogMoved(f"Another node leads the network of {self._shared.name} now."))
+            raise await self._step_down(LogMoved(f"Somebody else has written to the shared log {self._shared.name}."))
 
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         if self._failed is not None:
@@ -695,7 +697,7 @@ class ReplicatedLedger(IndexReads):
             )
         writer = self._new_id()
         await self._append(Header(kind="claim", writer=writer, previous=self._reader.last), Claim(self.node).write())
-        self._writer = writer
+        self._writer = self._claimed = writer
 
     def _judge(self, error: LedgerError) -> LedgerError:
         """Gives the error if what failed is to be tried again; says so once, until this node leads or follows a node
@@ -767,7 +769,7 @@ class ReplicatedLedger(IndexReads):
                     self._behind = max(0, end - self._reader.end)
                     if hearing.done():
                         said = Heartbeat.read(hearing.result())
-                        if said.leads and said.leads == self._reader.leader:
+                        if said.leads and said.leads == self._reader.leader != self._claimed:
                             silence.hear()
                             is_led = True
                             self.leader_node = self._reader.leader_node or said.node  # the claim's own word goes first

@@ -987,6 +987,28 @@ async def test_a_node_that_calls_itself_as_the_leader_does_says_so(server: LogSe
 
 
 @pytest.mark.usefixtures("hurried")
+async def test_who_led_takes_its_own_heartbeats_for_nobody_elses(server: LogServer, tmp_path: Path) -> None:
+    said = list[str]()
+    leader = ledger(server.url("lab"), tmp_path / "a.db", say=said.append)
+    leader.node = "a:1"
+    await leader.open()
+    await leader.append([message(1, "ann", "agent:bob")], [])
+    async with asyncio.timeout(20):
+        while len(leader._shared._heard) < 3:  # type: ignore[attr-defined]  # noqa: ASYNC110 (nobody listens while it leads)
+            await asyncio.sleep(0.01)
+    foreign = Header(kind="commit", writer="somebody", previous=leader._reader.last)
+    await server.write("lab", write_record(foreign, write_commit([], [])))
+    with pytest.raises(LogMoved):
+        await leader.append([message(2, "ann", "agent:bob")], [])
+    said.clear()
+    await leader.close()
+    await leader.open()
+    assert [it.partition(":")[0] for it in said] == ["This node leads"]
+    await leader.append([message(2, "ann", "agent:bob")], [])
+    await leader.close()
+
+
+@pytest.mark.usefixtures("hurried")
 async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_what_makes_room(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
