@@ -38,6 +38,11 @@ def ordered_id() -> str:
     return f"{system_clock():012x}{secrets.token_hex(10)}"
 
 
+def seconds_since_boot() -> float:
+    """Never leaps, and goes on while the machine sleeps, where the system counts that."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 def boot_id() -> str:
     """What names this start of the machine's kernel; empty where the system does not tell."""
     try:

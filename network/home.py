@@ -66,7 +66,7 @@ def read_urls(text: str) -> str:
         return ",".join(read_urls(it) for it in expanded.split(","))
     try:
         parts = urlsplit(expanded)
-        is_url = parts.scheme in ("ws", "wss") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_url = parts.scheme in ("ws", "wss") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
         (parts.hostname or "").encode("idna")
     except ValueError:
         is_url = False

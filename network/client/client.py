@@ -25,7 +25,6 @@ from roundelay.network.errors import (
     ConnectError,
     InvalidArguments,
     NotAuthenticated,
-    RequestError,
     RoundelayError,
     UnknownRecipient,
 )
@@ -212,9 +211,9 @@ class NetworkClient:
             self._instance = self._new_id()
         try:
             await self._link.open()
-        except RequestError as error:
+        except NotAuthenticated as error:
             source = self._saved.forget() if self._saved is not None else ""
-            if source and isinstance(error, NotAuthenticated):
+            if source:
                 raise NotAuthenticated(f"{error} {source}") from error
             raise
         return self.welcome

@@ -376,7 +376,7 @@ class Followed(Struct, frozen=True):
     """How far the log that several nodes share is in this ledger: up to the record at ``position`` with this
     ``digest``, who led there, and whether what is here is a part of what was there then. ``base`` is the record from
     which the log could begin, 0 for none, once all that it holds of rows up to ``base_head`` is dropped; ``begun`` and
-    ``begun_head`` are those of one that is being written."""
+    ``begun_head`` are those of one that is being written; None: an older release did not say."""
 
     position: int
     digest: str
@@ -386,7 +386,7 @@ class Followed(Struct, frozen=True):
     is_filling: bool = False
     base: int = 0
     base_head: int = 0
-    begun: int = 0
+    begun: int | None = None
     begun_head: int = 0
 
 

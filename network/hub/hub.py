@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 from msgspec import UNSET
 
-from roundelay.network.clock import Clock, NewId, SteadyClock
+from roundelay.network.clock import Clock, NewId, SteadyClock, seconds_since_boot, system_clock
 from roundelay.network.config import Limits, Quota, Registration, Retain
 from roundelay.network.core.apply import apply, wanted
 from roundelay.network.core.change import answer_defect, answer_unstored
@@ -124,6 +124,8 @@ class Hub:
         self._visibility: Visibility = visibility
         self._rights = rights
         self._clock = SteadyClock(clock)
+        self._wall_clock = clock
+        """What is old is so by this one, which somebody may put right."""
         self._new_id = new_id
         self._rules = Rules(
             limits,
@@ -157,7 +159,8 @@ class Hub:
         self.writing = asyncio.Lock()
         """Held by each commit, and by whatever else must not meet one."""
         self._loop = asyncio.get_running_loop()
-        self._clock_watch = ClockWatch(self._clock, self._loop.time)
+        seconds = seconds_since_boot if clock is system_clock else self._loop.time
+        self._clock_watch = ClockWatch(clock, seconds)
         self._committing_since_s: float | None = None
         self._is_slow = False
         """The ledger does not answer, and that was said."""
@@ -196,7 +199,7 @@ class Hub:
         if self._follows is not None:  # the ledger is another one's, who looks after it
             return
         trimming = keep_trimming(
-            self._retain, self.switchboard, self.ledger, self._clock, self.writing, self._clock_watch
+            self._retain, self.switchboard, self.ledger, self._wall_clock, self.writing, self._clock_watch
         )
         self._upkeep = [
             asyncio.create_task(self._flush_floors(), name="hub-floors"),

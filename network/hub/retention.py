@@ -33,7 +33,8 @@ TOO_LATE = "What this session has yet to be given is too old to be kept; reconne
 
 
 class ClockWatch:
-    """Notes where a clock (ms) leaps ahead of what is known of the time. ``seconds`` never leaps."""
+    """Notes where a clock (ms) leaps ahead of what is known of the time. ``seconds`` never leaps, nor does it stop while
+    the machine sleeps."""
 
     def __init__(self, clock: Clock, seconds: Callable[[], float]) -> None:
         self._clock = clock
@@ -44,11 +45,9 @@ class ClockWatch:
         """How far it was ahead then."""
 
     def look(self, known: int = 0) -> None:
-        """Compare the clock with what it said at the last look, or with ``known``, a time that is past."""
+        """Compare the clock with what it said at the last look; at the first one with ``known``, a time that is past."""
         now, at = self._clock(), self._seconds()
-        before, since = self._last or (now, at)
-        if known:
-            before, since = known, at
+        before, since = self._last or (known or now, at)
         self._last = now, at
         leap_ms = now - before - int((at - since) * 1000)
         if leap_ms > LEAP_MS:
@@ -140,7 +139,7 @@ async def keep_trimming(
     """Do so every minute, until cancelled; at once and every hour, forget results of calls too, whatever is
     retained."""
     regardless_of_age = retain.model_copy(update={"days": None, "record_days": None})
-    was_doubted = False
+    was_doubted, is_expiry_due = False, False
     for number in itertools.count():
         watch.look()
         if watch.is_doubted and not was_doubted and retain != regardless_of_age:
@@ -156,8 +155,10 @@ async def keep_trimming(
                 dropped = await keep_within(kept, board, ledger, clock, writing)
                 if dropped:
                     log.info("old rows were dropped", extra={"rows": dropped, "first_seq": board.meta.first_seq})
-            if number % ROUNDS_BETWEEN_EXPIRIES == 0 and not was_doubted:
+            is_expiry_due = is_expiry_due or number % ROUNDS_BETWEEN_EXPIRIES == 0
+            if is_expiry_due and not was_doubted:
                 await ledger.expire_calls(clock() - CALL_KEPT_MS)
+                is_expiry_due = False
         except LedgerError as error:
             log.error("old rows could not be dropped: %s", error)
         await asyncio.sleep(EVERY_S)

@@ -196,8 +196,7 @@ class ReplicatedLedger(IndexReads):
         self._is_owner_doubted = self._is_name_taken = False
         self._off_ms = 0
         """How far this node's clock was ahead of that of the node that led, when that was heard last; 0: not far."""
-        self._off_since = 0.0
-        self._is_off_told = False
+        self._off_since: float | None = None
         self._waits = self._trouble = ""
         """Why this node neither follows nor leads, after it has; and what it has said of it."""
         self.leader_node = ""
@@ -281,6 +280,11 @@ class ReplicatedLedger(IndexReads):
             raise
         log.info("this node leads", extra={"log": self._shared.name, "position": self._reader.position})
         self._say(f"This node leads: it serves the network of {self._shared.name}, durability {self.durability}.")
+        if self._off_ms:
+            self._say(
+                "Until it is started again this node drops nothing for its age: its clock is another one than that of "
+                "the node that led before."
+            )
         return msgspec.structs.replace(meta, epoch=self._reader.epoch, name=self._reader.name), puts
 
     async def hand_over(self) -> str:
@@ -667,10 +671,10 @@ class ReplicatedLedger(IndexReads):
             )
 
     async def _check_first(self) -> None:
-        """Raises `WrongLog` where the log, of which this node has read the end, begins with what nobody can begin
-        with."""
+        """Raises `WrongLog` where the log begins with what nobody can begin with. Whoever has not read its end yet may
+        not know of a base."""
         first = await self._shared.first()
-        if first > max(1, self._reader.base):
+        if first > max(1, self._reader.base) and await self._shared.end() == self._reader.end:
             raise WrongLog(
                 f"The shared log {self._shared.name} begins at {first} by now, and holds nothing to begin with there: "
                 "records are missing, as somebody has deleted them. Restore it, or go on with another one: what this node has, `roundelay "
@@ -750,7 +754,7 @@ class ReplicatedLedger(IndexReads):
         """Take in the log, up to its end and until nobody leads."""
         loop = asyncio.get_running_loop()
         silence, said_at, asked_at = Silence(loop.time()), -PRESENT_S, -ASK_S
-        self._off_since = loop.time()
+        self._off_since = None
         end, is_there, is_led, is_told = 0, False, False, False
         async with self._follow(self._reader.end) as records:
             upcoming = asyncio.ensure_future(anext(records))
@@ -826,15 +830,15 @@ class ReplicatedLedger(IndexReads):
         return Heartbeat(self.node, self._reader.end, self._writer, owner, self._clock())
 
     def _compare_clocks(self, leaders: int) -> None:
-        """Note how far this node's clock is off that of the node that leads; say so where that lasts, since a node that
-        was paused hears what is old."""
+        """Note how far this node's clock is off that of the node that leads, and say so, where that lasts: a node that
+        was paused hears for a moment what is old."""
         off_ms, now = self._clock() - leaders if leaders else 0, asyncio.get_running_loop().time()
         if abs(off_ms) <= OFF_MS:
-            self._off_ms, self._off_since, self._is_off_told = 0, now, False
-            return
-        self._off_ms = off_ms
-        if now - self._off_since >= OFF_S and not self._is_off_told:
-            self._is_off_told = True
+            self._off_ms, self._off_since = 0, None
+        elif self._off_since is None:
+            self._off_since = now
+        elif now - self._off_since >= OFF_S and not self._off_ms:
+            self._off_ms = off_ms
             side = "ahead of" if off_ms > 0 else "behind"
             self._say(
                 f"The clock of this node is {round(abs(off_ms) / 1000):,} s {side} that of the node that leads: put "

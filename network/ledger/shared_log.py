@@ -373,8 +373,9 @@ class Reader:
         """Whether it begins with what a database or a base holds, and not all of that is there."""
         self.base = self.base_head = 0
         """The newest base that is whole, and its head."""
-        self.begun = self.begun_head = 0
-        """The base that the node that leads has begun, and its head."""
+        self.begun: int | None = None if position else 0
+        self.begun_head = 0
+        """The base that the node that leads has begun, and its head; None where that is not known."""
         self.begins_after = 0
         """The head of the base that was read first; rows up to it are not there."""
         self._parts: list[bytes] = []
@@ -448,7 +449,7 @@ class Reader:
         elif header.kind == "base" and is_leaders:
             self.begun, self.begun_head = stored.position, header.head
         elif header.kind == "based" and is_leaders:
-            if (header.base, header.head) != (self.begun, self.begun_head):
+            if self.begun is not None and (header.base, header.head) != (self.begun, self.begun_head):
                 raise WrongLog(
                     f"The record {stored.position} of the shared log ends a base at {header.base} that its writer has "
                     "not begun: somebody else has written it. Restore the log."

@@ -161,6 +161,41 @@ async def test_by_a_clock_that_leaps_nothing_is_dropped_for_an_hour(
         assert caplog.text.count("days ahead") == 1, "it is said once"
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.usefixtures("often")
+async def test_a_clock_that_was_put_right_takes_nothing(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_restarted: bool
+) -> None:
+    rounds, keep_within = list[Retain](), retention.keep_within
+
+    async def note(retain: Retain, *more: Any) -> int:
+        dropped = await keep_within(retain, *more)
+        rounds.append(retain)
+        return dropped
+
+    monkeypatch.setattr(retention, "keep_within", note)
+
+    async def is_kept(ann: NetworkClient) -> None:
+        rounds.clear()
+        async with asyncio.timeout(TIMEOUT_S):
+            while DAY not in rounds:  # the hour is over
+                await ann.call("network.info")
+        assert await texts_of(ann, "broadcast") == ["kept", "said meanwhile"]
+
+    async with team(opener(), retain=DAY) as it, it.joined("ann") as ann:
+        await ann.broadcast("kept")
+        it.day = 1030
+        async with asyncio.timeout(TIMEOUT_S):
+            while "30.0 days ahead" not in caplog.text:
+                await ann.call("network.info")
+        await ann.broadcast("said meanwhile")  # a month ahead
+        it.day = 1000.1
+        if not is_restarted:
+            await is_kept(ann)
+    async with team(opener(), retain=DAY, day=1000.1) as it, it.joined("ann") as ann:
+        await is_kept(ann)
+
+
 async def test_by_a_clock_that_leaps_the_size_is_kept_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "EVERY_S", 0.001)
 
