@@ -244,6 +244,21 @@ async def test_threads_are_used_by_keys_alone(shared_team: WebNode, open_window:
     await expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+async def test_what_was_gone_to_is_replaced_by_nothing_that_is_late(
+    shared_team: WebNode, open_window: OpenWindow
+) -> None:
+    page = (await open_window(shared_team.origin)).page
+    screen = await log_in(page, await shared_team.link("yves"))
+    await screen.go("#/agents")
+    await page.evaluate("""async () => {
+      const {go} = await import("#ui/router.js");
+      location.hash = "#/cost";
+      go("#/threads", {replace: true}); // as of a screen that does not know of it yet
+    }""")
+    await expect(page).to_have_url(re.compile("#/cost$"))
+    await expect(page.get_by_role("main").get_by_role("heading", name="Cost")).to_be_visible()
+
+
 async def test_a_view_of_threads_is_ones_own_in_each_browser(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("vera") as vera:
         await vera.send("agent:echo", "Hello")

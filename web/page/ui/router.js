@@ -67,6 +67,7 @@ function withQuery(path, query) {
 /** Go to a fragment; `replace` leaves no step for the back button. */
 export function go(hash, {replace = false} = {}) {
   if (!replace) location.hash = hash;
+  else if (location.hash !== followed) follow(); // somebody has gone on since: what was to be replaced is not there
   else {
     history.replaceState(null, "", hash);
     follow();
