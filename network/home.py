@@ -113,16 +113,16 @@ class AgentToken:
         return self._token
 
     def keep(self, url: str) -> None:
-        """The hub at this URL has let it in: it is saved for that, and for those of the addresses that have none. Raises
-        `ConfigError`."""
+        """The hub at this URL has let it in: it is saved for that, and for those of the addresses that have none.
+        Raises `ConfigError`."""
         self._is_untried = False
         for path in (token_path(it, self._agent_id) for it in (*self._urls, url)):
             if not path.exists():
                 _read_or_make(path, lambda: self._token)
 
     def forget(self) -> str:
-        """The hub that it was shown to refuses it. One that was made for that hub is not kept, so that it hides none that
-        is found later. Gives a sentence of where it is from."""
+        """The hub that it was shown to refuses it. One that was made for that hub is not kept, so that it hides none
+        that is found later. Gives a sentence of where it is from."""
         if not self._is_untried:
             return f"The token that was shown is the one in {self._path}."
         self._is_untried, self._token = False, ""

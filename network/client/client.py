@@ -246,8 +246,8 @@ class NetworkClient:
         )
 
     def check_welcome(self, welcome: Welcome) -> None:
-        # a hub that has lost its history is the same at the same address; elsewhere another history is another network's,
-        # for which nothing here was meant
+        # a hub that has lost its history is the same at the same address; elsewhere another history is another
+        # network's, for which nothing here was meant
         if self._is_elsewhere() and welcome.network.epoch != self._epoch:
             raise ConnectError(
                 self._pass_over(f"holds another network ({welcome.network.name}) than {self._joined_at}")

@@ -33,8 +33,8 @@ TOO_LATE = "What this session has yet to be given is too old to be kept; reconne
 
 
 class ClockWatch:
-    """Notes where a clock (ms) leaps ahead of what is known of the time. ``seconds`` never leaps, nor does it stop while
-    the machine sleeps."""
+    """Notes where a clock (ms) leaps ahead of what is known of the time. ``seconds`` never leaps, nor does it stop
+    while the machine sleeps."""
 
     def __init__(self, clock: Clock, seconds: Callable[[], float]) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class ClockWatch:
         """How far it was ahead then."""
 
     def look(self, known: int = 0) -> None:
-        """Compare the clock with what it said at the last look; at the first one with ``known``, a time that is past."""
+        """Compare the clock with what it said at the last look; at the first one with ``known``, a past time."""
         now, at = self._clock(), self._seconds()
         before, since = self._last or (known or now, at)
         self._last = now, at

@@ -677,8 +677,8 @@ class ReplicatedLedger(IndexReads):
         if first > max(1, self._reader.base) and await self._shared.end() == self._reader.end:
             raise WrongLog(
                 f"The shared log {self._shared.name} begins at {first} by now, and holds nothing to begin with there: "
-                "records are missing, as somebody has deleted them. Restore it, or go on with another one: what this node has, `roundelay "
-                "view` and `roundelay export` read."
+                "records are missing, as somebody has deleted them. Restore it, or go on with another one: what this "
+                "node has, `roundelay view` and `roundelay export` read."
             )
 
     async def _claim(self) -> None:

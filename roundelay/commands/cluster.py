@@ -21,7 +21,8 @@ DIFFERENT = 1
 OFF_S = 10
 """What nodes' clocks are off is told from here on: what they say is on its way for a moment."""
 CHOOSING_S, ASK_AGAIN_S = 12.0, 1.0
-"""How long servers that choose a leader are waited for, which takes NATS up to ten seconds; how often they are asked."""
+"""How long servers that choose a leader are waited for, which takes NATS up to ten seconds; how often they are
+asked."""
 
 
 @click.group(short_help="Several nodes on one shared log: look, compare, move.")

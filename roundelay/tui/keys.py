@@ -8,7 +8,7 @@ from textual.binding import Binding
 
 
 def is_typed(key: str) -> bool:
-    """Whether a field takes a key as a letter, of which Textual finds none by its name: it would go on offering search."""
+    """Whether a field takes a key as a letter. Textual finds none by its name, and would go on offering search."""
     return key == "slash"
 
 

@@ -929,7 +929,7 @@ async def append_on(made: ReplicatedLedger, stored: Iterator[int], length: int =
 
 @pytest.mark.usefixtures("hurried")
 async def test_what_keeps_a_node_from_leading_is_said_once_and_never_that_another_one_leads(
-    server: LogServer, tmp_path: Path
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = list[str]()
     leader, follower = (
@@ -947,7 +947,7 @@ async def test_what_keeps_a_node_from_leading_is_said_once_and_never_that_anothe
     async def refuse() -> None:
         raise LedgerError("The log refuses this claim.")
 
-    follower._check_first = refuse  # type: ignore[method-assign]
+    monkeypatch.setattr(follower, "_check_first", refuse)
     tries = itertools.count()
     find = follower._find_place
     tried = asyncio.Event()
@@ -957,7 +957,7 @@ async def test_what_keeps_a_node_from_leading_is_said_once_and_never_that_anothe
             tried.set()
         return await find()
 
-    follower._find_place = count  # type: ignore[method-assign]
+    monkeypatch.setattr(follower, "_find_place", count)
     sleep(leader)
     async with asyncio.timeout(20):
         await tried.wait()
