@@ -37,13 +37,21 @@ class BridgedClient(NetworkClient):
         loop = asyncio.get_running_loop()
         until = loop.time() + asked.get("wait_ms", 0) / 1000
         while True:
-            answer = await super().call(op, asked)
-            told = told_to(self.host_process)
-            answer["messages"] = [it for it in answer["messages"] if it["seq"] not in told]
+            # Look first: a call that shows nothing new must not make messages `delivered`.
+            looked = await super().call(op, asked | {"peek": True})
+            answer, found = self._leave_out_told(looked), len(looked["messages"])
+            if answer["messages"] and not asked.get("peek"):
+                # The same page again: with the old limit, it could hold newer messages too.
+                answer = self._leave_out_told(await super().call(op, asked | {"limit": found, "wait_ms": 0}))
             left_ms = max(int((until - loop.time()) * 1000), 0)
             if answer["messages"] or not (answer["has_more"] or left_ms):
                 return answer
             asked |= {"after": answer["next"], "unhandled": is_from_floor, "wait_ms": left_ms}
+
+    def _leave_out_told(self, page: dict[str, Any]) -> dict[str, Any]:
+        """Return a page without the messages that hooks have told."""
+        told = told_to(self.host_process)
+        return page | {"messages": [it for it in page["messages"] if it["seq"] not in told]}
 
 
 class BridgedSession:

@@ -5,14 +5,15 @@ A hook is a process of half a second that a host starts, reads and forgets. Whet
 only later, so each session keeps, on the disk, what was told to it:
 
     fetched (a look: the hub is told nothing)
-      -> planned    on the disk before a byte is printed; a hook killed here is told again, unless a transcript shows it
-      -> printed    noted when all of it was written
+      -> planned    on the disk before a byte is printed; after a kill here it is told again, unless a transcript shows it
+      -> printed    noted when all of it was written and flushed: only from here on does it count as shown
       -> taken      the host goes on with it: its transcript shows it, or, of a host whose transcript does not, a later
                     hook runs; a session that begins anew, or is resumed without it in its transcript, is told again
       -> acknowledged at the hub, durably: only now does its sender see that it was handled
 
 So the receipt comes after the fact, nothing is lost where a hook, a host or the node is killed, and nothing is told
-twice in one context. A hook never breaks its host: what goes wrong makes it silent.
+twice in one context. A hook never breaks its host: what goes wrong makes it silent. Hosts cancel slow hooks and drop
+what those have printed, so a watchdog ends a hook that has nothing to print by its deadline.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import json
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -40,11 +42,24 @@ from roundelay.network.home import find_url, home, token_path
 from roundelay.network.messages import message_from_wire
 
 from .hosts import HookCall, Host
-from .participants import HostProcess, claim_name, find_host_process, find_project, make_card, write_private
+from .participants import (
+    HostProcess,
+    claim_name,
+    find_age_s,
+    find_host_process,
+    find_own_process,
+    find_project,
+    make_card,
+    write_private,
+)
 from .rendering import THEIRS, measure, plain, tell_message
 
-TIME_S = 2.0
-"""For all that a hook asks of the node."""
+HOOK_TIMEOUT_S = 2.0
+"""Time for a hook from the start of its process until it prints, in seconds. Hosts cancel hooks after 5 s."""
+TIMEOUT_VARIABLE = "ROUNDELAY_HOOK_TIMEOUT_S"
+"""Environment variable that replaces `HOOK_TIMEOUT_S`, for machines on which processes start slowly."""
+PRINTING_S = 0.3
+"""Part of this time that is kept for writing notes and printing, in seconds."""
 MAX_TOLD_CHARS = 8_000
 """Of one telling as it is printed: Claude Code puts what is longer than 10,000 into a file instead."""
 MAX_TEXT_CHARS = 4_000
@@ -70,6 +85,23 @@ class Telling(Struct):
     offset: int
     """Where the transcript ended."""
     printed_at: float | None = None
+    """When the output was complete, in seconds since the epoch; None as long as that is unknown."""
+    transcript: str = ""
+    """The host's transcript, where it has one."""
+    hook: tuple[int, str] = (0, "")
+    """The process that prints this."""
+    gives_up_at: float = 0.0
+    """When that process ends if it has not begun to print, in seconds since the epoch."""
+
+    @property
+    def may_be_shown(self) -> bool:
+        """Whether the host has the text, or a hook that is still alive is about to print it."""
+        if self.printed_at is not None:
+            return True
+        if time.time() < self.gives_up_at and HostProcess(*self.hook).is_alive:
+            return True
+        # Claude Code also takes what a killed hook had printed.
+        return self.mark.encode() in (_read_from(self.transcript, self.offset) or b"")
 
 
 class Notes(Struct):
@@ -119,17 +151,17 @@ def _is_taken(
         return True  # be its hook killed: Claude Code takes what such a one has printed
     if is_anew:
         return False
-    if telling.printed_at is not None and began_at <= telling.printed_at:
+    if telling.printed_at is None:
+        return False  # its hook ended before all was printed: hosts drop the output of a hook that they cancel
+    if began_at <= telling.printed_at:
         return None  # this hook was under way beside the other: the host may not even have read that one
     if transcript is None or not host.keeps_transcript:
-        if telling.printed_at is None:
-            return False  # its hook was killed before it had printed, as far as anybody can tell
         return None if host.keeps_transcript and call.moment == "tool" else True
     if call.moment == "tool":
         return None  # a transcript may lag within a turn
     is_second = any(it in notes.repeated for it in telling.seqs)
     # a transcript that never shows it makes nobody repeat it for ever
-    return telling.printed_at is not None and (telling.is_start or is_second)
+    return telling.is_start or is_second
 
 
 def _read_from(path: str, offset: int) -> bytes | None:
@@ -146,9 +178,61 @@ def _read_from(path: str, offset: int) -> bytes | None:
         return None
 
 
-def deliver(host: Host, url: str | None = None) -> None:
+class _Deadline:
+    """Ends this process when it has nothing to print by its deadline."""
+
+    def __init__(self, host: Host) -> None:
+        age_s, timeout_s = find_age_s(), _read_timeout_s()
+        self.began_at = time.time() - age_s
+        """When this process was started, in seconds since the epoch."""
+        self.ends_at = self.began_at + timeout_s
+        self._host = host
+        self._output = threading.Lock()
+        """Held by whoever prints. It is never released: the process ends with what was printed."""
+        self._timer = threading.Timer(max(timeout_s - age_s, 0.0), self._give_up)
+        self._timer.daemon = True
+        self._timer.start()
+
+    @property
+    def left_s(self) -> float:
+        """Time for asking the node, in seconds."""
+        return self.ends_at - PRINTING_S - time.time()
+
+    def print_and_end(self, plan: _Plan | None) -> NoReturn:
+        """Print what was planned, note it once the output is complete, and leave the process. Prints nothing if the
+        deadline has passed."""
+        self._output.acquire()  # waits for ever if the watchdog has it: the process is about to end
+        if time.time() >= self.ends_at:
+            self._print_nothing_and_end()
+        with suppress(OSError):  # the host is gone, or the disk is full: what is not noted is told again
+            sys.stdout.write(self._host.quiet if plan is None or plan.answer is None else json.dumps(plan.answer))
+            sys.stdout.flush()
+            if plan is not None and plan.telling is not None:
+                plan.telling.printed_at = time.time()
+                write_private(plan.path, plan.notes)
+        os._exit(0)  # between the note and the end there is nothing that could take time, or say something more
+
+    def _give_up(self) -> None:
+        if self._output.acquire(blocking=False):
+            self._print_nothing_and_end()
+
+    def _print_nothing_and_end(self) -> NoReturn:
+        with suppress(OSError):
+            os.write(1, self._host.quiet.encode())
+        os._exit(0)
+
+
+def _read_timeout_s() -> float:
+    try:
+        chosen = float(os.environ.get(TIMEOUT_VARIABLE, ""))
+    except ValueError:
+        return HOOK_TIMEOUT_S
+    return chosen if 0 < chosen <= threading.TIMEOUT_MAX else HOOK_TIMEOUT_S
+
+
+def deliver(host: Host, url: str | None = None) -> NoReturn:
     """Answer one call of a hook, and leave the process: with 0, whatever happens."""
-    began_at = time.time() - time.process_time()  # loading took most of this process's life
+    deadline = _Deadline(host)
     plan = None
     with ExitStack() as session:
         try:
@@ -157,17 +241,11 @@ def deliver(host: Host, url: str | None = None) -> None:
             path = session.enter_context(_own_session(host, call)) if call is not None else None
             if call is not None and path is not None:
                 project = find_project(host, find_folder(host, told.get("cwd")))
-                plan = _plan(host, project, call, path, url, began_at)
+                plan = _plan(host, project, call, path, url, deadline)
         except Exception:
             if os.environ.get("ROUNDELAY_DEBUG", "") not in ("", "0"):
                 raise
-        with suppress(OSError):  # the host is gone, or the disk is full: what is not noted is told again
-            sys.stdout.write(host.quiet if plan is None or plan.answer is None else json.dumps(plan.answer))
-            sys.stdout.flush()
-            if plan is not None and plan.telling is not None:
-                plan.telling.printed_at = time.time()
-                write_private(plan.path, plan.notes)
-        os._exit(0)  # between the note and the end there is nothing that could take time, or say something more
+        deadline.print_and_end(plan)
 
 
 def find_folder(host: Host, told: object = None) -> Path:
@@ -187,12 +265,12 @@ class _Plan(NamedTuple):
     path: Path
 
 
-def _plan(host: Host, project: Path, call: HookCall, path: Path, url: str | None, began_at: float) -> _Plan:
+def _plan(host: Host, project: Path, call: HookCall, path: Path, url: str | None, deadline: _Deadline) -> _Plan:
     process = find_host_process()
     notes = _load(path, process)
     is_start = call.moment == "start" and call.source != "compact"
     is_anew = is_start or (notes.pid, notes.started) != process
-    settle(notes, call, host, began_at=began_at, is_anew=is_anew)
+    settle(notes, call, host, began_at=deadline.began_at, is_anew=is_anew)
     notes.shown = [*([] if is_anew else notes.shown), *sorted(call.shown)][-MAX_SHOWN:]
     if is_start:
         drop_old(path.parent)
@@ -202,7 +280,7 @@ def _plan(host: Host, project: Path, call: HookCall, path: Path, url: str | None
     text, seqs, problem = "", list[int](), ""
     agent_id, hub = claim_name(host, project, process), url or find_url()
     try:
-        messages, network = asyncio.run(_ask_node(host, project, agent_id, hub, notes))
+        messages, network = asyncio.run(_ask_node(host, project, agent_id, hub, notes, deadline.left_s))
         if call.moment != "stop" or notes.stops < MAX_STOPS:
             text, seqs = compose(agent_id, network, messages, is_start=call.moment == "start")
     except (RoundelayError, TimeoutError, OSError) as error:
@@ -211,7 +289,15 @@ def _plan(host: Host, project: Path, call: HookCall, path: Path, url: str | None
     notes.problem = problem
     telling = None
     if seqs:
-        telling = Telling(seqs, secrets.token_hex(8), call.moment == "start", _size(call.transcript))
+        telling = Telling(
+            seqs,
+            secrets.token_hex(8),
+            call.moment == "start",
+            _size(call.transcript),
+            transcript=call.transcript,
+            hook=find_own_process(),
+            gives_up_at=deadline.ends_at,
+        )
         text += _MARK.format(telling.mark)
         notes.tellings.append(telling)
         notes.stops += call.moment == "stop"
@@ -239,17 +325,19 @@ def describe_problem(error: Exception, agent_id: str, url: str) -> str:
             return plain(error)
 
 
-async def _ask_node(host: Host, project: Path, agent_id: str, url: str, notes: Notes) -> tuple[list[AnyMessage], str]:
+async def _ask_node(
+    host: Host, project: Path, agent_id: str, url: str, notes: Notes, timeout_s: float
+) -> tuple[list[AnyMessage], str]:
     """Acknowledge what was taken, and give what is to be told."""
     async with (
-        asyncio.timeout(TIME_S),
+        asyncio.timeout(max(timeout_s, 0.0)),
         NetworkClient(
             agent_id,
             url,
             card=make_card(host, project),
             deliver=False,
             reconnect=False,
-            connect_timeout_s=TIME_S,
+            connect_timeout_s=max(timeout_s, 0.01),
         ) as client,
     ):
         epoch = client.welcome.network.epoch
@@ -297,12 +385,12 @@ def compose(
 
 def told_to(process: HostProcess, *, with_shown: bool = False) -> set[int]:
     """What the hooks of a host's process have told, in whichever of its sessions; ``with_shown`` also what a tool has
-    shown there."""
+    shown there. Leaves out what a hook noted and did not print."""
     told = set()
     for path in (home() / "bridge" / "sessions").glob("*.json"):
         notes = _load(path, process)
         if (notes.pid, notes.started) == process:
-            told |= {seq for it in notes.tellings for seq in it.seqs} | set(notes.taken)
+            told |= {seq for it in notes.tellings if it.may_be_shown for seq in it.seqs} | set(notes.taken)
             told |= set(notes.shown) if with_shown else set()
     return told
 

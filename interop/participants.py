@@ -13,6 +13,7 @@ import re
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +77,23 @@ def find_host_process() -> HostProcess:
     if found is None or listener.poll(0):
         raise ConnectError("The program that started this has ended.")
     return HostProcess(pid, found.started)
+
+
+def find_own_process() -> HostProcess:
+    """This process."""
+    found = _look(os.getpid())
+    return HostProcess(os.getpid(), found.started if found is not None else "")
+
+
+def find_age_s() -> float:
+    """Time since this process was started, in seconds. Without /proc: the CPU time it has used, which is less."""
+    try:
+        # The system cuts the start to whole ticks. The next tick is assumed: a hook that starts right after another one
+        # has printed must not seem to have run beside it.
+        ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]) + 1
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+    except (OSError, ValueError, AttributeError):
+        return time.process_time()
 
 
 def find_project(host: Host, start: Path) -> Path:

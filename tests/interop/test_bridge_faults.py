@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import io
 import json
 import os
 import subprocess
@@ -37,6 +36,7 @@ ME = HostProcess(os.getpid(), Path("/proc/self/stat").read_text().rpartition(")"
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ROUNDELAY_HOOK_TIMEOUT_S", "60")  # processes start slowly under load
     return tmp_path / "home"
 
 
@@ -272,50 +272,17 @@ async def test_new_messages_come_beyond_any_number_that_was_shown_and_not_acknow
         notes = delivering.Notes(*ME, epoch=agent.welcome["network"]["epoch"], shown=seqs[:7], taken=[seqs[7]])
         await agent.call("network.acknowledge", {"seqs": [seqs[9]]})
         monkeypatch.setenv("ROUNDELAY_TOKEN", node.tokens[agent_id])
-        found, _ = await delivering._ask_node(HOSTS["codex"], tmp_path, agent_id, node.url, notes)
+        found, _ = await delivering._ask_node(HOSTS["codex"], tmp_path, agent_id, node.url, notes, 60)
         assert [it.seq for it in found] == [seqs[8], *seqs[10:]][: len(found)]
         assert len(found) >= 2
         assert await state(mia, seqs[7]) == "handled"
 
 
-async def test_a_hook_that_cannot_note_what_it_has_printed_prints_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    write = delivering.write_private
-
-    def write_once(path: Path, value: Any) -> None:
-        if isinstance(value, delivering.Notes) and any(it.printed_at for it in value.tellings):
-            raise OSError(28, "No space left on device")
-        write(path, value)
-
-    class Ended(BaseException):
-        """The process would have."""
-
-    def end(code: int) -> None:
-        assert code == 0
-        raise Ended
-
-    async with running_node(registration="local") as node:
-        mia, agent_id = await node.person("mia"), claim_name(HOSTS["gemini"], tmp_path, delivering.find_host_process())
-        told = {"session_id": "s", "hook_event_name": "BeforeAgent", "cwd": str(tmp_path)}
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(told).encode())))
-        monkeypatch.setattr(os, "_exit", end)
-        await node.agent(agent_id)
-        monkeypatch.setenv("ROUNDELAY_TOKEN", node.tokens[agent_id])
-        await mia.send(f"agent:{agent_id}", "One.")
-        monkeypatch.setattr(delivering, "write_private", write_once)
-        capfd.readouterr()
-        with pytest.raises(Ended):
-            await asyncio.to_thread(delivering.deliver, HOSTS["gemini"], node.url)
-        printed = capfd.readouterr().out
-        assert "One.</message>" in json.loads(printed)["hookSpecificOutput"]["additionalContext"]
-
-
 @asynccontextmanager
-async def mcp_server(folder: Path) -> Any:
+async def mcp_server(folder: Path, host: str = "codex") -> Any:
     """The MCP server that a host starts here; gives what a tool says, and whether it failed."""
     server = StdioServerParameters(
-        command=sys.executable, args=["-m", "roundelay", "bridge", "mcp", "codex"], env=dict(os.environ), cwd=folder
+        command=sys.executable, args=["-m", "roundelay", "bridge", "mcp", host], env=dict(os.environ), cwd=folder
     )
     async with Client(stdio_client(server)) as client:
 
