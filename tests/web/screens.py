@@ -51,10 +51,12 @@ class LoginPage(Screen):
 
 
 async def log_in(page: Page, link: str) -> InboxScreen:
-    """Open a login link, as from a terminal."""
+    """Open a login link, as from a terminal, and go to the inbox."""
     await page.goto(link)
     inbox = InboxScreen(page)
     await inbox.expect_online()
+    await inbox.open_inbox()
+    await expect(inbox.heading).to_have_text("Inbox")
     return inbox
 
 

@@ -43,6 +43,13 @@ function tellAwaited(work) {
   return [names.length && listFew(names), requests.length && `a person's decision on ${listFew(requests)}`].filter(Boolean).join(" and ");
 }
 
+/** Whether an agent can be talked to now, in words for somebody who has never heard of sessions: [dot, text]. */
+export function tellAvailability({state, activity}) {
+  if (activity === "stopped") return ["stopped", "Stopped"];
+  if (state !== "online") return ["gone", "Offline"];
+  return activity === "works" ? ["works", "Working…"] : ["online", "Available"];
+}
+
 const listFew = (names) => names.slice(0, 5).join(", ") + (names.length > 5 ? ` and ${names.length - 5} more` : "");
 
 /** The screen; with an `id` the page of one. */

@@ -7,8 +7,9 @@ import {useEffect, useRef} from "#vendor/hooks.js";
 import {readAddress, readStanding} from "#core/leader.js";
 import {Agents} from "#ui/agents.js";
 import {Cost} from "#ui/cost.js";
+import {Home, Welcome} from "#ui/home.js";
 import {Inbox, inboxItems, useNotifications} from "#ui/inbox.js";
-import {takenKeys, useKeys} from "#ui/keys.js";
+import {chooseRow, takenKeys, useKeys} from "#ui/keys.js";
 import {credentials, Login, logOut} from "#ui/login.js";
 import {Age, Boundary, Button, Count, Dialog, Face, html, Icon, now} from "#ui/parts.js";
 import {go, linkTo, route} from "#ui/router.js";
@@ -16,7 +17,7 @@ import {Search} from "#ui/search.js";
 import {actions, follows, isOver, isReadOnly, me, nameHere, state} from "#ui/store.js";
 import {setTheme, theme} from "#ui/theme.js";
 import {Thread} from "#ui/thread.js";
-import {Threads, unreadCount} from "#ui/threads.js";
+import {isBeginning, NewConversation, Threads, unreadCount} from "#ui/threads.js";
 import {Timeline} from "#ui/timeline.js";
 import {Why} from "#ui/why.js";
 
@@ -54,19 +55,20 @@ function Shell() {
     Escape: {text: "Back", run: leave},
   });
   useEffect(() => { // nothing of a run that is over waits for who looks at it
-    if (isReadOnly.value && route.value.screen === "inbox") go(linkTo.threads(), {replace: true});
+    if (isReadOnly.value && ["home", "inbox"].includes(route.value.screen)) go(linkTo.threads(), {replace: true});
   }, [isReadOnly.value, route.value]);
   useFocus(main);
   useTitle();
   useNotifications();
   const {screen} = route.value;
-  const isSplit = screen === "threads" || screen === "thread";
+  const isSplit = ["home", "threads", "thread"].includes(screen);
   return html`<div class=${`shell on-${screen}`}>
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); focusHeading(main.current); }}>To the content</a>
     <${Nav} />
     <${Connection} />
     ${isSplit && html`<aside class="list-pane" aria-label="Threads"><${Boundary} key="threads"><${Threads} chosen=${route.value.id} /><//></aside>`}
     <main id="main" ref=${main}><${Boundary} key=${`${screen} ${route.value.id ?? ""}`}><${Screen} /><//></main>
+    ${isBeginning.value && html`<${NewConversation} onClose=${() => { isBeginning.value = false; }} />`}
     ${isHelpOpen.value && html`<${Help} />`}
     ${isLeaving.value && html`<${LogOut} />`}
   </div>`;
@@ -75,21 +77,30 @@ function Shell() {
 function Screen() {
   const {screen, id, at, query} = route.value;
   switch (screen) {
-    case "threads": return html`<div class="no-thread"><p>${isReadOnly.value ? "Choose a conversation." : "Choose a conversation, or begin one."}</p></div>`;
+    case "home": return html`<${Home} />`;
+    case "threads": return isReadOnly.value ? html`<div class="no-thread"><p>Choose a conversation.</p></div>` : html`<${Welcome} />`;
     case "thread": return html`<${Thread} key=${id} id=${id} at=${at} />`;
     case "why": return html`<${Why} key=${id} seq=${Number(id)} />`;
     case "agents": return html`<${Agents} id=${id} />`;
     case "cost": return html`<${Cost} query=${query} />`;
     case "timeline": return html`<${Timeline} query=${query} />`;
     case "search": return html`<${Search} query=${query.q ?? ""} />`;
-    default: return html`<${Inbox} />`;
+    case "inbox": return html`<${Inbox} />`;
+    default: return null;
   }
 }
 
 /** Escape leaves a field first, then the screen that is one of a list. */
 function leave() {
   const active = document.activeElement;
-  if (active instanceof HTMLElement && active.matches("input, textarea, select")) return void active.blur();
+  if (active instanceof HTMLElement && active.matches("input, textarea, select")) {
+    active.blur();
+    if (active.closest(".composer")) {
+      chooseRow();
+      [...document.querySelectorAll("[role=log] [data-seq]")].at(-1)?.focus({preventScroll: true}); // j, k and r go on from there
+    }
+    return undefined;
+  }
   const {screen, id} = route.value;
   if (screen === "thread") return go(linkTo.threads());
   if (screen === "agents" && id) return go(linkTo.agents());
@@ -100,7 +111,7 @@ function leave() {
 // --- where one can go
 
 function Nav() {
-  const here = {thread: "threads", why: "threads"}[route.value.screen] ?? route.value.screen;
+  const here = {home: "threads", thread: "threads", why: "threads"}[route.value.screen] ?? route.value.screen;
   const waiting = {inbox: [inboxItems.value.length, "wait for you"], threads: [unreadCount.value, "unread"]};
   const name = network.value?.name || "Roundelay";
   return html`<nav class="nav" aria-label="Screens">

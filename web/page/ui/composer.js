@@ -6,6 +6,7 @@
 import {useEffect, useLayoutEffect, useRef, useState} from "#vendor/hooks.js";
 import {isObject, listOf} from "#core/json.js";
 import {textOf, writeSize} from "#core/text.js";
+import {mayFocusField} from "#ui/keys.js";
 import {Agent, html, Icon} from "#ui/parts.js";
 import {keep, load} from "#ui/storage.js";
 import {actions, agents, state} from "#ui/store.js";
@@ -66,6 +67,9 @@ export function Composer({thread, me, target, field, onSent}) {
   useEffect(() => { // a draft that answered something goes on doing so, once that is there
     if (meant && !target.peek()) target.value = {kind: draft.target.kind, message: meant};
   }, [meant]);
+  useLayoutEffect(() => { // in the same turn as the conversation opens: the next key belongs here
+    if (mayFocusField() && !document.querySelector("dialog[open]")) field.current.focus({preventScroll: true});
+  }, []);
   useLayoutEffect(() => { // before the next key, which this would take back
     if (!goal) return;
     const text = goal.kind === "edit" && draft.target?.seq !== goal.message.seq ? textOf({content: goal.message.content?.text ?? goal.message.content}) : draft.text;

@@ -21,11 +21,11 @@ export const credentials = signal(null);
 export function startLogin() {
   if (state.value.is_read_only) return;
   credentials.value = takeLink(location.hash, loadLogin()) ?? loadLogin();
-  if (location.hash.startsWith("#login=")) history.replaceState(null, "", "#/inbox");
+  if (location.hash.startsWith("#login=")) history.replaceState(null, "", "#/");
   addEventListener("hashchange", () => {
     const found = takeLink(location.hash, credentials.value);
     if (!found) return;
-    history.replaceState(null, "", "#/inbox");
+    history.replaceState(null, "", "#/");
     dispatchEvent(new HashChangeEvent("hashchange"));
     join(found);
   });

@@ -6,7 +6,7 @@ import {signal} from "#vendor/signals.js";
 
 /** @typedef {{screen: string, id?: string, at?: number, query: Record<string, string>}} Route */
 
-const SCREENS = ["inbox", "threads", "thread", "why", "agents", "cost", "search", "timeline"];
+const SCREENS = ["home", "inbox", "threads", "thread", "why", "agents", "cost", "search", "timeline"];
 
 /** Where the page is. @type {import("#vendor/signals.js").Signal<Route>} */
 export const route = signal(readRoute(""));
@@ -25,14 +25,14 @@ function follow() {
   route.value = readRoute(followed);
 }
 
-/** Read a fragment. What is no screen's is the inbox; what cannot be decoded is taken as it is. @returns {Route} */
+/** Read a fragment. Anything unknown is the first screen; what cannot be decoded is taken as it is. @returns {Route} */
 function readRoute(hash) {
   const [path, search = ""] = hash.replace(/^#\/?/, "").split("?", 2);
   const [screen, ...rest] = path.split("/");
   const query = Object.fromEntries(new URLSearchParams(search));
-  if (!SCREENS.includes(screen)) return {screen: "inbox", query: {}};
+  if (!SCREENS.includes(screen)) return {screen: "home", query: {}};
   const id = rest.length ? decode(rest.join("/")) : undefined;
-  if ((screen === "thread" || screen === "why") && !id) return {screen: screen === "thread" ? "threads" : "inbox", query};
+  if ((screen === "thread" || screen === "why") && !id) return {screen: screen === "thread" ? "threads" : "home", query};
   const at = /^\d+$/.test(query.at ?? "") ? Number(query.at) : undefined;
   return {screen, id, at, query};
 }
@@ -48,6 +48,7 @@ export function decode(text) {
 
 /** The fragments of the screens. */
 export const linkTo = {
+  home: () => "#/",
   inbox: () => "#/inbox",
   threads: () => "#/threads",
   thread: (id, at) => `#/thread/${encodeURIComponent(id)}${at ? `?at=${at}` : ""}`,

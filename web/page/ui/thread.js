@@ -8,7 +8,7 @@ import {nameThread, partiesOf, textOf} from "#core/text.js";
 import {isAwaited} from "#core/state.js";
 import {isAsking, listThinking, listTyping, listViewing, listWorks} from "#core/under_way.js";
 import {Composer} from "#ui/composer.js";
-import {useKeys} from "#ui/keys.js";
+import {chooseRow, useConversation, useKeys} from "#ui/keys.js";
 import {Work} from "#ui/live.js";
 import {listRows, Message, Outgoing} from "#ui/messages.js";
 import {Agent, Badge, Button, Empty, ErrorBox, html, Icon, Loading, tellMoment, useFetched} from "#ui/parts.js";
@@ -49,6 +49,7 @@ export function Thread({id, at}) {
   const isBegun = isMissing && isWaiting && id.startsWith("thread:"); // by the reply that is on its way
   const isThere = !isMissing || isBegun;
   useViewing(id, mayWrite && isThere);
+  useConversation(field, isReadOnly || (isLoaded && !(mayWrite && isThere)));
   return html`<section class="thread" aria-label=${nameThread(thread, me.agent_id)}>
     <${ThreadHead} id=${id} thread=${thread} me=${me} isReadOnly=${isReadOnly} mayWrite=${mayWrite} isThere=${isThere} />
     ${!isThere && html`<${Missing} id=${id} me=${me} isReadOnly=${isReadOnly} retry=${() => actions.openThread(id, at)} />`}
@@ -172,9 +173,13 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
     jump: (seq) => jumping.current(seq),
     go: (place, seq) => go(linkTo.thread(place, seq)),
   }), [me, isReadOnly, mayWrite, mayDecide, marked]);
+  const move = (step) => {
+    chooseRow();
+    list.current?.move(step);
+  };
   useKeys({
-    j: {text: "Next message", run: () => list.current?.move(1)},
-    k: {text: "Message before", run: () => list.current?.move(-1)},
+    j: {text: "Next message", run: () => move(1)},
+    k: {text: "Message before", run: () => move(-1)},
     r: {text: "Reply to the message", run: () => {
       const seq = Number(document.activeElement?.closest?.("[data-seq]")?.dataset.seq);
       if (!mayWrite) return false;

@@ -5,6 +5,9 @@ import {Button, Dialog, Field, html, Menu} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
 import {actions, me} from "#ui/store.js";
 
+/** The id of a thread with somebody in which nothing was said yet. */
+export const newConversation = (id) => directThread(me.value.agent_id, id, `c-${Date.now().toString(36)}`);
+
 /** The menu of a thread. @param {{thread: object, label: string}} props */
 export function ThreadMenu({thread, label}) {
   const [isNaming, setNaming] = useState(false);
@@ -13,7 +16,7 @@ export function ThreadMenu({thread, label}) {
   const own = me.value.agent_id;
   const [other] = id.startsWith("direct:") && partiesOf(id).includes(own) ? partiesOf(id).filter((it) => it !== own) : [];
   const items = [
-    other && {text: "New conversation", icon: "edit", run: () => go(linkTo.thread(directThread(own, other, `c-${Date.now().toString(36)}`)))},
+    other && {text: "New conversation", icon: "edit", run: () => go(linkTo.thread(newConversation(other)))},
     unread > 0 && {text: "Mark as read", icon: "check", run: () => actions.markRead(id, thread.last_seq)},
     {text: "Name it…", icon: "edit", run: () => setNaming(true)},
     {text: mark.is_pinned ? "Do not pin it" : "Pin it", icon: "pin", run: set({is_pinned: !mark.is_pinned})},

@@ -8,7 +8,7 @@ import {useKeys, useRows} from "#ui/keys.js";
 import {Agent, Badge, Button, Choice, Count, Dialog, Empty, ErrorBox, Face, Field, Head, html, hueOf, Icon, Loading, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
 import {actions, agents, isReadOnly, me, state, threads} from "#ui/store.js";
-import {ThreadMenu} from "#ui/thread_menu.js";
+import {newConversation, ThreadMenu} from "#ui/thread_menu.js";
 
 /** How many threads have something unread, of those that are neither muted nor archived. */
 export const unreadCount = computed(() => Object.values(threads.value).filter((it) => it.unread > 0 && !it.mark?.is_muted && !it.mark?.is_archived).length);
@@ -44,14 +44,17 @@ function listThreads() {
   return found.sort((a, b) => Boolean(b.mark?.is_pinned) - Boolean(a.mark?.is_pinned) || b.last_seq - a.last_seq);
 }
 
+/** Whether the dialog that begins a conversation is open. */
+export const isBeginning = signal(false);
+const begin = () => { isBeginning.value = true; };
+
 /** The list; `chosen` is the thread that is open beside it. */
 export function Threads({chosen}) {
   const list = useRef(null);
   const field = useRef(null);
-  const [isBeginning, setBeginning] = useState(false);
   useRows(list, !chosen);
   useKeys({
-    n: {text: "New conversation", run: () => setBeginning(true)},
+    n: {text: "New conversation", run: begin},
     f: {text: "Filter the threads", run: () => field.current.querySelector("input").focus()},
   });
   const found = listThreads();
@@ -59,7 +62,7 @@ export function Threads({chosen}) {
   const options = [["open", "All"], ["unread", "Unread"], ...(hasArchived ? [["archived", "Archived"]] : [])];
   return html`<div class="threads">
     <div class="threads-top"><${Head} title="Threads">${!isReadOnly.value && html`<button type="button" class="icon-button" aria-label="New conversation" title="New conversation (n)"
-        onClick=${() => setBeginning(true)}><${Icon} name="plus" /></button>`}<//>
+        onClick=${begin}><${Icon} name="plus" /></button>`}<//>
       <div class="tools" ref=${field}><${Field} label="Filter the threads" type="search" placeholder="Filter" value=${filter.value} onInput=${(event) => { filter.value = event.target.value; }} />
         <${Choice} label="Which threads" value=${which.value} options=${options} onChoose=${(it) => { which.value = it; }} /></div></div>
     ${found.length ? html`<ul ref=${list} class="card-list" aria-label="Conversations">${found.slice(0, shownCount.value).map((it) => html`
@@ -67,8 +70,7 @@ export function Threads({chosen}) {
         ${found.length > shownCount.value && html`<div class="tools more"><${Button} run=${() => { shownCount.value += MORE; }}>${found.length - shownCount.value} more<//></div>`}
         ${found.length <= shownCount.value && hasMore.value && html`<div class="tools more"><${Button} run=${actions.loadMoreThreads}>Earlier threads<//></div>`}`
       : !isListed.value ? html`<${Loading} />` : html`<${Empty} icon="threads" title=${filter.value || which.value !== "open" ? "None is like that" : "No conversation yet"}>
-        ${!filter.value && which.value === "open" && !isReadOnly.value && html`<${Button} kind="primary" run=${() => setBeginning(true)}>Begin one<//>`}<//>`}
-    ${isBeginning && html`<${NewConversation} onClose=${() => setBeginning(false)} />`}
+        ${!filter.value && which.value === "open" && !isReadOnly.value && html`<${Button} kind="primary" run=${begin}>Start one<//>`}<//>`}
   </div>`;
 }
 
@@ -95,8 +97,16 @@ function Row({thread, isChosen}) {
 
 const Mark = ({icon, text}) => html`<span class="mark-icon"><${Icon} name=${icon} /><span class="unseen">${text}</span></span>`;
 
-/** Chooses an agent, a person, a channel to be in, or makes a channel. */
-function NewConversation({onClose}) {
+/** Open a conversation with somebody. An agent gets a new one where something was said in the first: it begins without
+ * what was said before, as in other chat programs. With a person there is one. */
+export function startWith({agent_id: id, kind}) {
+  const first = directThread(me.value.agent_id, id);
+  const isUsed = kind === "agent" && threads.value[first]?.messages > 0;
+  go(linkTo.thread(isUsed ? newConversation(id) : first));
+}
+
+/** Choose an agent, a person or a channel, or create a channel. */
+export function NewConversation({onClose}) {
   const [query, setQuery] = useState("");
   const [access, setAccess] = useState("open");
   const {value, error, again} = useFetched(() => actions.call("channels.list", {}), []);
@@ -122,7 +132,7 @@ function NewConversation({onClose}) {
     <${Field} label="With whom, or in which channel" type="search" placeholder="An agent, a person, a channel" value=${query} onInput=${(event) => setQuery(event.target.value)} autofocus />
     <ul class="choose" aria-label="Whom and where">
       ${isLike("everybody", "broadcast") && html`<li><button type="button" onClick=${() => open("broadcast")}><${Face} id="broadcast" isSmall /><span class="row-main"><b>Everybody</b><span class="faint">All who are here read it</span></span></button></li>`}
-      ${people.map((it) => html`<li key=${it.agent_id}><button type="button" onClick=${() => open(directThread(me.value.agent_id, it.agent_id))}><${Face} id=${it.agent_id} isSmall />
+      ${people.map((it) => html`<li key=${it.agent_id}><button type="button" onClick=${() => { onClose(); startWith(it); }}><${Face} id=${it.agent_id} isSmall />
         <span class="row-main"><span class="row-line"><${Agent} id=${it.agent_id} /><span class="faint">${it.kind}${it.state === "online" ? "" : ", offline"}</span></span><span class="faint cut" dir="auto">${it.card?.description ?? ""}</span></span></button></li>`)}
       ${found.map((it) => html`<li key=${`#${it.name}`} class="row-line"><span class="face small" aria-hidden="true" style=${{"--hue": hueOf(it.name)}}>#</span><span class="row-main"><b dir="auto">#${it.name}</b><span class="faint cut" dir="auto">${it.topic || `${it.members} in it`}</span></span>
         <${Button} run=${enter(it)}>${it.is_member ? "Open" : "Join"}<//></li>`)}

@@ -1,0 +1,151 @@
+"""The page's first minute: what somebody sees who has just logged in, and what becomes of the first words typed there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.web.conftest import OpenWindow
+from tests.web.screens import Screen, ThreadScreen, log_in
+from tests.web.team import WebNode
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
+
+QUESTION = "Can you refund order 17? n/g i, r? /approve"
+"""It has every letter that is a shortcut on another screen."""
+WELCOME = "Who do you want to talk to?"
+
+
+async def enter(page: Page, link: str) -> None:
+    """Open a login link, and nothing else."""
+    await page.goto(link)
+    await Screen(page).expect_online()
+
+
+# -- the first screen
+
+
+@both
+async def test_a_newcomer_is_shown_whom_to_talk_to_and_types_at_once(
+    shared_team: WebNode, open_window: OpenWindow, browser_name: str
+) -> None:
+    page = (await open_window(shared_team.origin)).page
+    await enter(page, await shared_team.link(f"newt-{browser_name}"))
+    await expect(page.get_by_role("heading", level=1, name=WELCOME)).to_be_visible()
+    echo = page.get_by_role("main").get_by_role("button", name="echo")
+    await expect(echo).to_contain_text("says it again")
+    await expect(echo).to_contain_text("Available")
+    await echo.click()
+    await page.keyboard.type(QUESTION)  # without waiting for anything: faster than a person
+    thread = ThreadScreen(page)
+    await expect(thread.composer).to_have_value(QUESTION)
+    await page.keyboard.press("Enter")
+    await expect(thread.message(f"You wrote: {QUESTION}")).to_be_visible()
+
+
+async def test_the_first_screen_is_the_last_conversation(shared_team: WebNode, open_window: OpenWindow) -> None:
+    async with shared_team.client("nils") as nils, shared_team.client("noel") as noel, shared_team.client("nico"):
+        await nils.send("agent:nico", "the older one")
+        await nils.send("agent:noel", "the newer one")
+        await noel.send("broadcast", "hello all")
+    page = (await open_window(shared_team.origin)).page
+    await enter(page, await shared_team.link("nils"))
+    await expect(ThreadScreen(page).message("the newer one")).to_be_visible()
+    await expect(page).to_have_url(re.compile(r"#/thread/direct%3Anils~noel$"))
+    await expect(ThreadScreen(page).composer).to_be_focused()
+    await page.goto(f"{shared_team.origin}/#/inbox")  # an address is what it says
+    await expect(page.get_by_role("main").get_by_role("heading", level=1)).to_have_text("Inbox")
+
+
+async def test_an_operator_is_not_shown_a_conversation_of_others_first(
+    shared_team: WebNode, open_window: OpenWindow
+) -> None:
+    async with shared_team.client("nina") as nina:
+        await nina.send("agent:echo", "private")
+    page = (await open_window(shared_team.origin)).page
+    await enter(page, await shared_team.link("otto", operator=True))
+    await expect(page.get_by_role("heading", level=1, name=WELCOME)).to_be_visible()
+
+
+async def test_a_second_conversation_with_an_agent_is_a_new_one(shared_team: WebNode, open_window: OpenWindow) -> None:
+    async with shared_team.client("nell") as nell:
+        await nell.send("agent:echo", "the first one")
+    page = (await open_window(shared_team.origin)).page
+    await log_in(page, await shared_team.link("nell"))
+    await Screen(page).go("#/threads")
+    await page.get_by_role("main").get_by_role("button", name="echo").click()
+    thread = ThreadScreen(page)
+    await thread.say("the second one")
+    await expect(thread.message("You wrote: the second one")).to_be_visible()
+    await expect(thread.message("the first one")).to_have_count(0)
+
+
+# -- where letters go
+
+
+@both
+async def test_what_is_typed_after_opening_a_conversation_is_text(
+    shared_team: WebNode, open_window: OpenWindow, browser_name: str
+) -> None:
+    person = f"nora-{browser_name}"
+    async with shared_team.client(person) as nora:
+        for name in ("echo", "bank"):
+            await nora.send(f"agent:{name}", "hello")
+    page = (await open_window(shared_team.origin)).page
+    await log_in(page, await shared_team.link(person))
+    await Screen(page).open_threads()
+    thread = ThreadScreen(page)
+    rows = page.get_by_role("list", name="Conversations").get_by_role("link")
+    await rows.first.wait_for()
+    for opener in ("click", "keys", "focus lost"):
+        if opener == "keys":
+            await Screen(page).go("#/threads")
+            await expect(page).to_have_url(re.compile("#/threads$"))
+            await page.get_by_role("heading", level=1, name="Threads").focus()
+            await page.keyboard.press("j")
+            await page.keyboard.press("Enter")
+        else:
+            await rows.nth(1).click()
+        if opener == "focus lost":
+            await expect(thread.composer).to_be_focused()
+            await thread.messages.first.click()  # to read it: no choice of a row
+        await page.keyboard.type(QUESTION)
+        await expect(thread.composer).to_have_value(QUESTION)
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+        await thread.composer.fill("")
+
+
+async def test_letters_are_shortcuts_on_a_row_that_the_keyboard_chose(
+    shared_team: WebNode, open_window: OpenWindow
+) -> None:
+    async with shared_team.client("nick-2") as nick:
+        await nick.send("agent:echo", "hello")
+    page = (await open_window(shared_team.origin)).page
+    thread = await (await log_in(page, await shared_team.link("nick-2"))).open_thread("direct:echo~nick-2")
+    await expect(thread.message("You wrote: hello")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("k")
+    await expect(thread.message(re.compile("^.*hello")).first).to_be_focused()
+    await page.keyboard.press("r")
+    await expect(page.get_by_text("In answer to")).to_be_visible()
+    await expect(thread.composer).to_have_value("")
+    await page.keyboard.press("Escape")  # answers nothing in particular
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("n")
+    await expect(page.get_by_role("dialog", name="New conversation")).to_be_visible()
+
+
+async def test_a_finger_opens_a_conversation_without_a_keyboard_over_it(
+    shared_team: WebNode, open_window: OpenWindow
+) -> None:
+    phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+    page = (await open_window(shared_team.origin, **phone)).page
+    await enter(page, await shared_team.link("nadia"))
+    await page.get_by_role("main").get_by_role("button", name="echo").tap()
+    thread = ThreadScreen(page)
+    await expect(thread.heading).to_contain_text("echo")
+    await expect(thread.heading).to_be_focused()
+    await expect(thread.composer).not_to_be_focused()
