@@ -158,7 +158,7 @@ class IncomingTurn:
         number, self._calls = self._calls, self._calls + 1
         self._open[number] = (tool, asyncio.get_running_loop().time())
         self._breaks = True
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, default=str)
+        written = arguments if isinstance(arguments, str) else _write_arguments(arguments or {})
         self._tell(ToolCallStart(self.reaction, self._turn, number, tool, written))
         return number
 
@@ -258,6 +258,14 @@ class _OneRun:
         return IncomingTurn(
             self._agent.agent_id, begun.message, conversation, threads, request.prompt, begun, request.turn, on_delta
         )
+
+
+def _write_arguments(arguments: object) -> str:
+    """Write what a framework calls a tool with, for people: what JSON cannot hold must not end the run."""
+    try:
+        return json.dumps(arguments, default=str)
+    except (TypeError, ValueError, RecursionError):  # a key that is no text, or a value that holds itself
+        return json.dumps(f"(a {type(arguments).__name__} that does not go into JSON)")
 
 
 _BY_STATUS: Mapping[int, ModelFailure] = {

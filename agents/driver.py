@@ -534,7 +534,10 @@ class Driver:
             if delta.broken_off:
                 error = replace_surrogates(delta.broken_off)
                 self._emit(ModelRetry(self._id, request.turn, error, 0.0, path=self._path))
-            if delta.text or delta.reasoning or not delta.broken_off:
+            if not (isinstance(delta.text, str) and isinstance(delta.reasoning, str)):
+                kinds = {"text": type(delta.text).__name__, "reasoning": type(delta.reasoning).__name__}
+                _logger.error("a piece of a reply is no text and is not shown", extra={"model": model.name, **kinds})
+            elif delta.text or delta.reasoning or not delta.broken_off:
                 text, reasoning = replace_all_surrogates([delta.text, delta.reasoning])
                 index, held = next(self._pieces), self._is_held()
                 self._emit(ModelOutput(self._id, request.turn, text, reasoning, index, held, path=self._path))

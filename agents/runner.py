@@ -17,6 +17,7 @@ from typing import TypedDict, get_args
 
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Notice, Reconnected, Signal
 from roundelay.network.errors import BudgetExhausted, ConfigError, Forbidden, InvalidArguments, Superseded, ThreadHeld
+from roundelay.network.frames import plain_text
 from roundelay.network.messages import BaseMessage, MessageThread
 
 from .agent import check_list
@@ -81,7 +82,7 @@ class AgentRunner(ABC):
             if chosen not in get_args(choices):
                 allowed = ", ".join(get_args(choices))
                 raise ValueError(f"Agent {agent_id}: {name} is {chosen!r} and must be one of {allowed}.")
-        self.agent_id = agent_id
+        self.agent_id = plain_text(agent_id)
         self.description = description
         self.tags = tuple(tags)
         self.channels = tuple(channels)

@@ -37,6 +37,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json
 
 from roundelay.network.errors import ConfigError
+from roundelay.network.frames import to_plain
 
 from .containment import describe_error, run_in_thread, without_words
 from .import_path import import_named
@@ -228,7 +229,7 @@ class Tool:
             )
         given = dict(value.data) if value.summary is None else {**value.data, "summary": value.summary}
         try:
-            data = _DATA.validate_json(to_json(given, inf_nan_mode="strings"))
+            data = _DATA.validate_json(to_json(given, inf_nan_mode="strings", fallback=to_plain))
         except (PydanticSerializationError, ValueError, RecursionError) as error:
             raise ToolError(f"The tool {self.name} returned data that does not go into JSON: {error}") from error
         if is_deeper(data, MAX_DATA_DEPTH):
@@ -524,7 +525,11 @@ async def _collect(context: ToolContext, pieces: AsyncGenerator[object, None]) -
                 if isinstance(piece, Output):
                     result = piece
                     break
-                texts.append(piece if isinstance(piece, str) else to_json(piece, inf_nan_mode="strings").decode())
+                texts.append(
+                    piece
+                    if isinstance(piece, str)
+                    else to_json(piece, inf_nan_mode="strings", fallback=to_plain).decode()
+                )
                 context.stream(texts[-1])
                 if (chars := chars + len(texts[-1])) > MAX_STREAMED_CHARS:
                     raise ToolError(f"The tool streamed more than {MAX_STREAMED_CHARS} characters and was stopped.")
@@ -567,7 +572,7 @@ def _write_result(name: str, value: object) -> str:
     if isinstance(value, str):
         return replace_surrogates(value)
     try:
-        return to_json(value, inf_nan_mode="strings").decode("utf-8")
+        return to_json(value, inf_nan_mode="strings", fallback=to_plain).decode("utf-8")
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise ToolError(
             f"The tool {name} returned a {type(value).__name__}, which does not go into JSON: {error}"

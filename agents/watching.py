@@ -84,6 +84,9 @@ class Display:
                 await client.signal(kind, body, thread_id=shown.thread_id, trigger=shown.trigger)
             except RoundelayError as error:
                 _logger.debug("signal refused", extra={"kind": kind, "code": error.code})
+            except Exception as error:  # of a value that cannot be encoded: a lost signal must not end the agent
+                told = {"agent_id": self.agent_id, "kind": kind}
+                _logger.error("a signal could not be sent", extra=told, exc_info=without_words(error))
 
     def close(self) -> None:
         """Forget what streams: nobody will send it."""
@@ -142,17 +145,24 @@ class Shown:
 
     def tell(self, event: Event) -> None:
         """Pass an event on: calls to the thread's readers, what streams if a person watches."""
-        body = describe_call(event, is_watched=self.is_watched) if isinstance(event, CallEvent) else None
-        if body is not None:
-            self._display.put("tool", body, self, is_own=not isinstance(event, RemoteCall))
-        if self.is_watched:  # nobody else does
-            self._take(event)
+        try:
+            self._show(event)
+        except Exception as error:  # of a value of another type than events have: it must not end the reaction
+            told = {"agent_id": self._display.agent_id, "event": type(event).__name__}
+            _logger.error("an event could not be shown", extra=told, exc_info=without_words(error))
         if self._display.on_event is not None:
             try:
                 self._display.on_event(event)
             except Exception as error:  # of who listens: it must not end what it listens to
                 told = {"agent_id": self._display.agent_id}
                 _logger.error("on_event failed", extra=told, exc_info=without_words(error))
+
+    def _show(self, event: Event) -> None:
+        body = describe_call(event, is_watched=self.is_watched) if isinstance(event, CallEvent) else None
+        if body is not None:
+            self._display.put("tool", body, self, is_own=not isinstance(event, RemoteCall))
+        if self.is_watched:  # nobody else does
+            self._take(event)
 
     @property
     def has_pieces(self) -> bool:

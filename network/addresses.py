@@ -14,7 +14,7 @@ import hashlib
 from functools import lru_cache
 
 from .errors import InvalidFrame
-from .frames import SEQ_LIMIT, is_id
+from .frames import SEQ_LIMIT, is_id, plain_text
 
 BROADCAST = "broadcast"
 _KINDS = ("agent", "channel", "mod")
@@ -22,16 +22,16 @@ _SEQ_DIGITS = len(str(SEQ_LIMIT))
 
 
 def agent_address(agent_id: str) -> str:
-    return f"agent:{agent_id}"
+    return f"agent:{plain_text(agent_id)}"
 
 
 def channel_address(name: str) -> str:
     """The address of a channel, which is also the id of its thread."""
-    return f"channel:{name}"
+    return f"channel:{plain_text(name)}"
 
 
 def mod_address(mod: str) -> str:
-    return f"mod:{mod}"
+    return f"mod:{plain_text(mod)}"
 
 
 @lru_cache(maxsize=65536)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence, Set
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -286,9 +288,41 @@ HubFrame: TypeAlias = (
 )
 HUB_FRAMES: tuple[type[Struct], ...] = get_args(HubFrame)
 
-_encoder = msgspec.json.Encoder()
+
+def to_plain(value: object) -> object:
+    """Return a library's value as the plain type that JSON has: its ``str``, ``int`` or ``float``, or a ``dict`` or
+    ``list`` of what it holds. Raise `TypeError` for anything else.
+
+    Libraries hand out subclasses (LangChain's `TextAccessor` is a ``str``), which msgspec refuses."""
+    if isinstance(value, str):
+        return str.__str__(value)  # not str(value): a subclass may have a __str__ of its own
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence | Set):
+        return list(value)
+    if isinstance(value, Integral):  # of numpy, for example
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(
+        f"A {type(value).__name__} does not go into JSON. Give text, numbers, true, false, null, lists and objects."
+    )
+
+
+def plain_text(text: str) -> str:
+    """Return a text as a plain ``str``: a subclass, such as an enum of ids, may format itself as something else."""
+    return str.__str__(text) if isinstance(text, str) else text
+
+
+_encoder = msgspec.json.Encoder(enc_hook=to_plain)
 encode = _encoder.encode
-"""Encode a frame, or anything JSON, to UTF-8 bytes."""
+"""Encode a frame, or anything JSON, to UTF-8 bytes; values of libraries as `to_plain` has them."""
 
 
 FIRST_DELIVERY = b'{"type":"deliver","attempt":1,"message":%b}'

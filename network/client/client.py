@@ -37,6 +37,7 @@ from roundelay.network.frames import (
     SendFrame,
     SignalFrame,
     encode,
+    plain_text,
 )
 from roundelay.network.home import (
     CONNECT_TIMEOUT_S,
@@ -113,7 +114,7 @@ class NetworkClient:
         connect_timeout_s: float | None = None,
         goes_to_leader: bool = True,
     ) -> None:
-        self.agent_id = agent_id
+        self.agent_id = plain_text(agent_id)
         self._kind: Literal["agent", "human", "service"] | None = kind
         self._deliver = deliver
         self.clock = clock
@@ -348,7 +349,7 @@ class NetworkClient:
             requires_response=_requirement(requires_response),
             metadata=UNSET if metadata is None else Raw(encode(dict(metadata))),
         )
-        stored: Stored = await self._link.ask(f"m:{chosen}", encode(frame))
+        stored: Stored = await self._link.ask(f"m:{plain_text(chosen)}", encode(frame))
         return stored
 
     async def send_text(self, agent_id: str, text: str, **options: Any) -> Stored:
@@ -402,12 +403,12 @@ class NetworkClient:
         processes."""
         chosen = call_id if call_id is not None else self._new_id()
         frame = CallFrame(call_id=chosen, op=op, args=Raw(encode(dict(args or {}))))
-        return await self._link.ask(f"c:{chosen}", encode(frame))
+        return await self._link.ask(f"c:{plain_text(chosen)}", encode(frame))
 
     async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str) -> Stored:
         """Keep a turn record; returns when it is durable."""
         frame = RecordFrame(record_id=record_id, reaction=reaction, kind=kind, body=Raw(encode(dict(body))))
-        stored: Stored = await self._link.ask(f"r:{record_id}", encode(frame))
+        stored: Stored = await self._link.ask(f"r:{plain_text(record_id)}", encode(frame))
         return stored
 
     async def signal(

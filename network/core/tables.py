@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from roundelay.network.frames import SEQ_LIMIT, Kind
+from roundelay.network.frames import SEQ_LIMIT, Kind, encode
 
 LoadedTable: TypeAlias = Literal[
     "participant",
@@ -599,7 +599,7 @@ class Facts(Struct):
 
 def encode_value(value: Any) -> bytes:
     """Encode a table's value for the ledger."""
-    return msgspec.json.encode(value)
+    return encode(value)
 
 
 def decode_value(table: Table, data: bytes | str) -> Any:

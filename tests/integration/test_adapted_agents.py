@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import pytest
 
@@ -304,3 +304,26 @@ def test_no_payload_leaves_its_element_or_takes_another_sender(payload: str) -> 
         outside = re.sub(r"<message [^<>]*>[^<>]*</message>", "", text)
         assert MARK not in outside.casefold()
         assert not re.search("[<>]", outside)
+
+
+class Odd(str):
+    """Text of a library: a `str` subclass whose `__str__` is another text."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "(not what it says)"
+
+
+async def test_what_cannot_be_shown_of_its_work_ends_no_agent(network: Network) -> None:
+    async def answer(turn: IncomingTurn) -> str:
+        turn.end_call(turn.begin_call(cast("str", object()), {"place": {1, 2}}))
+        turn.end_call(turn.begin_call("weather", {("no", "key"): 1}))
+        turn.stream(cast("str", 12))
+        turn.think(cast("str", ["so", b"so"]))
+        turn.stream(Odd("Rain."))
+        return Odd("Rain.")
+
+    mia, heard = await Person.join(network, "mia"), Heard()
+    async with running(network, Told(answer, on_event=heard)):
+        assert [(await mia.ask("bob", text)).text for text in ("Now?", "And now?")] == ["Rain.", "Rain."]

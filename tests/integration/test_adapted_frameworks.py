@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from agent_framework import Agent, BaseChatClient, ChatResponseUpdate, Content, ResponseStream
+from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.outputs import ChatGenerationChunk
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
@@ -28,6 +30,7 @@ from roundelay.adapters.participant import IncomingTurn
 from roundelay.adapters.pydantic_ai import PydanticAIAgent
 from roundelay.agents.events import ModelOutput
 from roundelay.app import Network
+from roundelay.network.client import Signal
 from tests.support.agents import Heard, Person, running
 
 
@@ -77,6 +80,51 @@ async def test_a_graph_is_given_the_thread_and_streams(network: Network) -> None
     pieces = [it.text for it in heard.events if isinstance(it, ModelOutput) and it.reaction == first.reaction]
     assert len(pieces) > 2
     assert "".join(pieces) == "A fine day."
+
+
+class Slow(BaseChatModel):
+    """A model that writes its next piece when somebody has seen the one before."""
+
+    pieces: list[str]
+    goes_on: asyncio.Semaphore
+
+    @property
+    def _llm_type(self) -> str:
+        return "slow"
+
+    def _generate(self, messages: Any, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    async def _astream(self, messages: Any, *_: Any, **__: Any) -> AsyncIterator[ChatGenerationChunk]:
+        for place, piece in enumerate(self.pieces):
+            if place:
+                await self.goes_on.acquire()
+            yield ChatGenerationChunk(message=AIMessageChunk(piece))
+
+
+async def test_a_model_whose_pieces_come_slowly_is_seen_piece_by_piece(network: Network) -> None:
+    model = Slow(pieces=["A ", "fine ", "day."], goes_on=asyncio.Semaphore(0))
+
+    async def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "ask")
+    mia = await Person.join(network, "mia")
+    await mia.client.call("network.watch", {"signals": True})
+    async with running(network, LangGraphAgent("bob", builder.compile())):
+        for _ in range(2):
+            asked = await mia.client.send_text("bob", "How is it?")
+            seen: list[str] = []
+            async for event in mia.client.events():
+                if isinstance(event, Signal) and event.kind == "delta":
+                    seen += [it["text"] for it in event.body["pieces"]]
+                    model.goes_on.release()
+                    if len(seen) == 2:
+                        break
+            answered = await mia.hear()
+            assert (answered.text, answered.reply_to, seen) == ("A fine day.", asked.seq, ["A ", "fine "])
 
 
 async def test_a_graph_with_a_checkpointer_goes_on_where_it_was_and_remembers_by_itself(network: Network) -> None:
