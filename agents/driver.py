@@ -71,9 +71,19 @@ from .events import (
     TurnStart,
 )
 from .inbox import read_decision
-from .journal import Approval, Journal, Recorded, drop_largest
+from .journal import Approval, Journal, Recorded, drop_largest, find_reporter
 from .middleware import AgentView, Around, CallModel, Guard
-from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, ModelUse, ToolCall, Usage
+from .models.model import (
+    OF_ONE_CONVERSATION,
+    Model,
+    ModelDelta,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    ModelUse,
+    ToolCall,
+    Usage,
+)
 from .models.tape import print_request
 from .reaction import AnsweredCall, CallTools, LoopState, Reaction, Step
 from .text import cut, replace_all_surrogates, replace_surrogates
@@ -277,6 +287,8 @@ class Driver:
                     case CallModel():
                         outcome = await self._ask(step)
                         text = outcome.text if isinstance(outcome, ModelReply) else None
+                        if isinstance(outcome, ModelFailed) and not outcome.is_recorded:
+                            outcome = await self._report(outcome)
                     case CallTools():
                         outcome = ToolsDone(await self._call_tools(step))
                     case Review():
@@ -300,6 +312,13 @@ class Driver:
         if turn == self._live_turn:
             self._emit(TurnEnd(self._id, turn, text, self._reaction.usage, path=self._path))
         return step
+
+    async def _report(self, failed: ModelFailed) -> ModelFailed:
+        """Say whether operators are notified of a failure that is no matter of this conversation. A replay keeps what
+        is recorded."""
+        if self._playback is not None or self._path or failed.failure in OF_ONE_CONVERSATION:
+            return failed
+        return replace(failed, reported_by=await find_reporter(self._journal.client))
 
     async def _ask(self, step: CallModel) -> ModelReply | Replayed | ModelFailed:
         recorded = self._recorded

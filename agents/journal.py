@@ -43,7 +43,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, JsonValue, TypeAdapter
 
 from roundelay.network.client import NetworkClient
-from roundelay.network.errors import IdConflict, RetryLater
+from roundelay.network.errors import IdConflict, RequestError, RetryLater
 
 from .containment import retry_later, wait_out, without_words
 from .models.model import ModelReply, ModelUse, Usage
@@ -155,7 +155,7 @@ _PLACE = TypeAdapter(_RecordPlace)
 _OF_CALLS = frozenset({"asking", "waiting", "approval", "tool_started", "tool_result", "used", "progress"})
 _USAGE = TypeAdapter(Usage)
 _USES = TypeAdapter(tuple[ModelUse, ...])
-_FINISH_FIELDS = {"status", "reason", "turns", "usage", "tool_calls", "read_meanwhile", "used"}
+_FINISH_FIELDS = {"status", "reason", "turns", "usage", "tool_calls", "read_meanwhile", "used", "failure"}
 
 _CallAt = tuple[int, int]  # a call: its turn, its place in that
 
@@ -461,7 +461,10 @@ class Journal:
 
     async def record_model_failed(self, turn: int, failed: ModelFailed) -> None:
         reason = replace_surrogates(failed.reason[:MAX_REASON_CHARS])
-        await self._record("model_failed", turn, 0, {"turn": turn, "failure": failed.failure, "reason": reason})
+        body = {"turn": turn, "failure": failed.failure, "reason": reason}
+        if failed.reported_by:
+            body["reported_by"] = failed.reported_by
+        await self._record("model_failed", turn, 0, body)
 
     async def record_tool_started(self, turn: int, index: int, tool: str, arguments: str, *, is_once: bool) -> None:
         body: dict[str, object] = {"turn": turn, "call": index, "tool": tool, "args": arguments}
@@ -533,8 +536,9 @@ class Journal:
         """End the reaction; it will not be resumed."""
         told = replace(finish, reason=replace_surrogates(finish.reason[:MAX_REASON_CHARS]))
         body = _READERS["finished"].dump_python(told, mode="json", include=_FINISH_FIELDS)
-        if not finish.used:
-            del body["used"]
+        for name in ("used", "failure"):
+            if not body[name]:
+                del body[name]
         await self._record("finished", 0, 0, body)
 
     async def load(self) -> Recorded:
@@ -620,6 +624,18 @@ def outer_paths(path: str) -> list[str]:
     """A path and those around it, the outermost first: ``1.0/2.1`` gives ``1.0`` and ``1.0/2.1``."""
     parts = path.split("/") if path else []
     return ["/".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+async def find_reporter(client: RecordClient) -> str:
+    """Give the id of the agent if the hub notifies operators of its faults; empty otherwise.
+
+    A hub of an older release, or one without operators, notifies nobody, and no answer may claim it.
+    """
+    try:
+        told = await retry_later(lambda: client.call("network.info", {}))
+    except RequestError:  # the rights of the node forbid the question
+        return ""
+    return client.agent_id if told.get("has_operators") else ""
 
 
 def open_journal(client: NetworkClient, reaction: str) -> Journal:

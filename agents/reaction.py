@@ -92,6 +92,9 @@ CLOSING_UNSENT = "Write in plain text how far you have come: that is recorded an
 
 BLOCKED = "I could not answer: what I had to say did not pass a check that it has to pass."
 
+REPORTED = "{agent_id} cannot answer right now; the operator has been notified."
+"""What people are told of a fault that waits in the operators' inbox."""
+
 MAX_REFUSAL_CHARS = 2000
 
 UNKNOWN_OUTCOME = (
@@ -431,7 +434,7 @@ class Reaction:
             self._is_compacted = True
             self.history = compact(self.history, self._shorten() if self._shorten is not None else None)
             return self._ask(again=True)
-        return self._fail(failed.reason, failed.failure)
+        return self._fail(failed.reason, failed.failure, reported_by=failed.reported_by)
 
     def _take_reply(self, reply: ModelReply) -> Step:
         chain, self._next_tool = self.agent.chain, None
@@ -610,9 +613,12 @@ class Reaction:
         answer = text or f"I {reason.replace('its', 'my')} without an answer."
         return self._propose("stopped", reason, answer if self.sends_text() else None)
 
-    def _fail(self, reason: str, kind: ModelFailure) -> Finish:
+    def _fail(self, reason: str, kind: ModelFailure, *, reported_by: str = "") -> Finish:
         answer = f"I could not answer: {FAILURE_SENTENCES[kind]}."
-        return self._finish("stopped" if kind == "budget" else "failed", reason, answer if self.sends_text() else None)
+        if reported_by:
+            answer = REPORTED.format(agent_id=reported_by)
+        status: Status = "stopped" if kind == "budget" else "failed"
+        return replace(self._finish(status, reason, answer if self.sends_text() else None), failure=kind)
 
     def _propose(self, status: Status, reason: str, answer: str | None) -> Step:
         """End with an answer, once the reviewers have seen it."""

@@ -37,10 +37,10 @@ from .containment import Broken, abandon, describe_error, retry_later, without_w
 from .driver import Driver, NewMessagesSource
 from .events import Finished
 from .inbox import ASK, DECLINED, Inbox, Visibility, is_question
-from .journal import Journal, Recorded, Started, derived_id, open_journal, reaction_id
+from .journal import Journal, Recorded, Started, derived_id, find_reporter, open_journal, reaction_id
 from .models.model import Usage
 from .prompt import render_new_messages
-from .reaction import LoopState, Reaction
+from .reaction import REPORTED, LoopState, Reaction
 from .text import replace_surrogates
 from .values import Finish, NewMessages, Status
 from .waiting import Replies
@@ -168,7 +168,7 @@ class RunningReaction:
                 _logger.warning("answer refused", extra={"reaction": self.id, "code": error.code})
                 status: Status = "stopped" if isinstance(error, LoopStopped | BudgetExhausted) else "failed"
                 reason = f"the answer could not be sent ({error.code}): {error}"
-                finish = replace(finish, status=status, reason=reason, answer=None)
+                finish = replace(finish, status=status, reason=reason, answer=None, failure="answer_refused")
         elif not self.has_spoken and is_question(self.message, self.client.agent_id):
             await self._decline(finish)
         await self.journal.record_finished(finish)
@@ -187,6 +187,8 @@ class RunningReaction:
                 return False
             status: Status = "failed"
             answer = "I could not answer: an error on my side. My log has it."
+            if is_told and (reporter := await find_reporter(self.client)):
+                answer = REPORTED.format(agent_id=reporter)
             if isinstance(error, BudgetExhausted):  # of the hub's: whoever waits may be told of it
                 status, answer = "stopped", f"I have to stop here. {error}"
             end = Finish(status, reason, answer if is_told else None)

@@ -90,6 +90,9 @@ class Finish:
     used: tuple[ModelUse, ...] = ()
     """What of ``usage`` no other record tells: of middleware around turns and the reaction."""
 
+    failure: str = ""
+    """Why a reaction failed, where the model or the answer did: a `ModelFailure`, or ``answer_refused``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Review:
@@ -161,6 +164,8 @@ class ModelFailed:
     reason: str
     failure: ModelFailure = "server"
     is_recorded: bool = False
+    reported_by: str = ""
+    """The participant whose operators are notified; empty where nobody is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,9 @@ FAILURE_SENTENCES: dict[ModelFailure, str] = {
 """What others are told of a failure. A provider's own words may hold keys and addresses: they go to the record and the
 log."""
 
+OF_ONE_CONVERSATION: frozenset[ModelFailure] = frozenset({"budget", "content_filter", "context_too_long"})
+"""Failures that say nothing about the next message, so that no operator is notified."""
+
 _PASSING: frozenset[ModelFailure] = frozenset({"unreachable", "timeout", "rate_limited", "server", "broken_reply"})
 
 

@@ -20,6 +20,7 @@ from .change import ChangeSet, answer_error, stop_loop
 from .entries import (
     Answered,
     Bind,
+    Ended,
     Entry,
     Handled,
     Join,
@@ -34,6 +35,7 @@ from .entries import (
     Refused,
     Send,
 )
+from .faults import apply_ended
 from .joining import CLOSE_CODES, apply_join, bind
 from .mod import named_seqs
 from .reactions import apply_lost, apply_nack, apply_record, keep_handled
@@ -124,6 +126,8 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
                 return apply_nack(rules, state, facts, entry)
             case Lost():
                 return apply_lost(rules, state, entry)
+            case Ended():
+                return apply_ended(rules, state, entry)
             case Leave():
                 return Outcome(effects=(Refuse(entry.origin.session_id, 1000, None),))
             case Handled():

@@ -130,6 +130,13 @@ class Lost(Struct, frozen=True):
     origin: Origin
 
 
+class Ended(Struct, frozen=True):
+    """The process of an agent that the node runs has ended by itself. ``reason`` is None where it works again."""
+
+    agent_id: str
+    reason: str | None
+
+
 class Handled(Struct, frozen=True):
     """Floors to be kept; changes nothing but them."""
 
@@ -184,7 +191,7 @@ class Leave(Struct, frozen=True):
 
 Answered: TypeAlias = Send | Record | Operate | ModEntry | Refused
 """What is answered with an error where it is refused; nobody hears what a mod's own entry is answered."""
-Entry: TypeAlias = Join | Answered | Nack | Lost | Leave | Handled | Bind
+Entry: TypeAlias = Join | Answered | Nack | Lost | Leave | Ended | Handled | Bind
 
 # --- effects ----------------------------------------------------------------------------------------------------------
 

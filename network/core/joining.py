@@ -110,6 +110,8 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
         is_same = bool(instance) and instance == participant.instance  # the process that was there before, or is yet
         if participant.is_lost and not is_same:
             count_lost_process(change, participant)
+            counted = change.state.participant(hello.agent_id)  # a message that was given up is a fault of the agent
+            updated = msgspec.structs.replace(updated, fault=participant.fault if counted is None else counted.fault)
         life = participant.life if is_same else fence
         updated = msgspec.structs.replace(
             updated, fence=fence, fence_shown=shown, instance=instance, life=life, is_lost=False

@@ -25,6 +25,7 @@ from roundelay.network.frames import SEQ_LIMIT, Seq, StoredFrame, encode, is_id
 
 from .change import ChangeSet, answer_error
 from .entries import NOTHING, Lost, Nack, Notify, Outcome, Record, Retry, SessionAnswer, Settle
+from .faults import OF_ONE_CONVERSATION, FinishedBody, note_failure, note_finished
 from .holds import check_begin
 from .limits import MINUTE_MS, due_next
 from .sending import Rules, check_session, find_budget, repeat_error
@@ -107,12 +108,24 @@ def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
         reason = failed.reason[: rules.limits.max_reason_chars]
         change.effects.append(_tell_budget(state, entry, opened.trigger_head, reason))
         _keep_spent_out(change, opened, reason)
+    if failed is not None and opened is not None and failed.failure not in OF_ONE_CONVERSATION:
+        note_failure(
+            change,
+            opened.agent_id,
+            "model",
+            failed.reason,
+            failure=failed.failure,
+            seq=opened.trigger,
+            reaction=opened.reaction,
+        )
     if opened is not None and frame.kind != "finished":
         _go_on(change, entry)
         if frame.kind in PROGRESS_KINDS:
             forgive(change, opened)
     elif opened is not None:
         change.put_row("reaction", f"{opened.agent_id}/{opened.reaction}", None)
+        finished = _read_finished(body) or FinishedBody()
+        note_finished(change, opened.agent_id, opened.trigger, opened.reaction, finished)
         change.keep(forget_failures(state, opened.agent_id, opened.trigger))
         change.run_ended_hooks(opened)
     elif entry.may_withdraw:
@@ -351,6 +364,7 @@ def count_failure(
         change.put_row("floor", agent_id, floor.with_handled([seq]))
     change.put_row("attempt", key, None)
     change.put_row("dead", f"{agent_id}/{seq:016d}", letter)
+    note_failure(change, agent_id, "dead_letter", reason, seq=seq)
     if sender_id is not None:
         change.put_row(
             "undelivered", undelivered_key(sender_id, seq, agent_id), Undelivered(agent_id, seq, failures, stamp)
@@ -426,6 +440,7 @@ class ModelFailedBody(Struct):
 
 
 _read_told = _reads(_Told)
+_read_finished = _reads(FinishedBody)
 read_failure = _reads(ModelFailedBody)
 """Why a model gave no reply; None for a body of another shape."""
 

@@ -17,6 +17,8 @@ from collections import ChainMap, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from msgspec import UNSET
+
 from .entries import Outcome
 from .ids import skeleton
 from .rights import Rights
@@ -168,6 +170,10 @@ class State:
     def near_quota(self) -> Mapping[str, DayStored]:
         """Those who have, on some day, stored nearly all that they may, by id."""
         return self._group("near a quota", "")
+
+    def faults(self) -> Mapping[str, Participant]:
+        """The agents that have a fault, or whose process was lost in the middle of a reaction, by id."""
+        return self._group("faults", "")
 
     def bucket(self, agent_id: str) -> Bucket:
         """What a participant does just now; after a start, with what was kept of its day."""
@@ -464,7 +470,9 @@ def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...
         case "login":
             return ((("logins", value.agent_id), key),)
         case "participant":  # neither its row nor a token's is ever deleted, so that what is in "looks" stays there
-            return ((("looks", skeleton(key)), key),)
+            looks = (("looks", skeleton(key)), key)
+            faulty = value.fault is not UNSET or value.is_lost
+            return (looks, (("faults", ""), key)) if faulty else (looks,)
         case "reaction":
             head = value.trigger_head
             found: tuple[tuple[Group, Any], ...] = (

@@ -43,6 +43,29 @@ COLD_TABLES: frozenset[str] = frozenset(get_args(ColdTable))
 VOLATILE_TABLES: frozenset[str] = frozenset({"bucket"})
 
 
+FaultCause: TypeAlias = Literal["model", "error", "dead_letter", "ended"]
+"""Why an agent cannot do its work: its model gives no reply, its own code raises, its deliveries fail until they are
+given up, or its process ended."""
+
+
+class AgentFault(Struct, frozen=True, omit_defaults=True):
+    """What keeps an agent from its work, until the agent works again (`faults`). ``since`` is when it first happened,
+    ``at`` when it last did, ``count`` how often; ``seq`` and ``reaction`` name the newest occurrence.
+
+    One of each agent is kept, so that repeats take no further room.
+    """
+
+    cause: FaultCause
+    since: int
+    at: int
+    count: int = 1
+    failure: str = ""
+    """Of a model: which kind of failure (`unauthorized`, `quota`, ...)."""
+    reason: str = ""
+    seq: int = 0
+    reaction: str = ""
+
+
 class Participant(Struct, frozen=True):
     """A registered id. ``fence`` is the newest one given to a reactor session, ``fence_shown`` what that session had
     shown, if any.
@@ -63,6 +86,7 @@ class Participant(Struct, frozen=True):
     instance: str = ""
     life: int = 0
     is_lost: bool = False
+    fault: AgentFault | UnsetType = UNSET
 
 
 class Token(Struct, frozen=True):

@@ -21,7 +21,7 @@ from roundelay.network.clock import Clock, NewId, SteadyClock, seconds_since_boo
 from roundelay.network.config import Limits, Quota, Registration, Retain
 from roundelay.network.core.apply import apply, wanted
 from roundelay.network.core.change import answer_defect, answer_unstored
-from roundelay.network.core.entries import Bind, Entry, Handled, Lost, Origin, Outcome
+from roundelay.network.core.entries import Bind, Ended, Entry, Handled, Lost, Origin, Outcome
 from roundelay.network.core.limits import Quotas
 from roundelay.network.core.mod import Mod, Operation
 from roundelay.network.core.questions import forget_dropped
@@ -117,6 +117,7 @@ class Hub:
         self.server = server
         self.limits = limits
         self.quotas = Quotas(limits, quotas)
+        self._owner_hash = owner_hash
         self.is_open = False
         """Whether the ledger is open, and no commit's outcome unknown."""
         self.commits = CommitFigures()
@@ -243,6 +244,12 @@ class Hub:
         async with self.writing:
             await self.commit([Bind(dict(tokens))])
 
+    async def note_ended(self, agent_id: str, reason: str | None) -> None:
+        """Keep that the process of an agent of this node has ended, and why; None: it is up again. Raises
+        `LedgerError`."""
+        async with self.writing:
+            await self.commit([Ended(agent_id, reason)])
+
     async def add_login(self, login_hash: str, agent_id: str, ttl_ms: int) -> None:
         """Let the code with this hash log a person in once, as an operator: the node's owner. It is on the disk when
         this returns. Raises `LedgerError`."""
@@ -339,6 +346,15 @@ class Hub:
         """Whether sessions are accepted: the ledger is open, and answers."""
         since_s = self._committing_since_s
         return self.is_open and (since_s is None or self._loop.time() - since_s < COMMIT_PATIENCE_S)
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether anybody reads what waits for operators: the owner, or who has an operator's token, or the right."""
+        if self._owner_hash is not None or any(it.operator and not it.revoked for _, it in self.state.items("token")):
+            return True
+        rights = self.state.rights
+        known = (it for _, it in self.state.items("participant") if it.removed_seq is None)
+        return rights is not None and any(rights.decide("administer", it.agent_id, it.kind).allowed for it in known)
 
     # --- the seam to transports
 

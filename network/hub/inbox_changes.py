@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from roundelay.network.core.holds import is_overtaken
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import MessageHead, OpenReaction
+from roundelay.network.core.tables import MessageHead, OpenReaction, Participant
 from roundelay.network.core.visibility import thread_readers
 from roundelay.network.frames import SEQ_LIMIT
 
@@ -49,6 +49,9 @@ def find_changes(state: State, draft: State) -> InboxChanges | None:
             if _requests(opened) and is_overtaken(state, opened) != is_overtaken(draft, opened):
                 found.heads.append(opened.trigger_head)
                 found.operators = True
+    for agent_id, now in tables.get("participant", {}).items():
+        known = state.participant(agent_id) or Participant(agent_id, now.kind, now.registered_seq)
+        found.operators |= (known.fault, known.is_lost) != (now.fault, now.is_lost)
     for agent_id, now in tables.get("stored", {}).items():
         stored = state.get("stored", agent_id)
         if (stored is not None and stored.is_near) is not (now is not None and now.is_near):

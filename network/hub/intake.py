@@ -21,6 +21,7 @@ from roundelay.network.core.access import check_right
 from roundelay.network.core.apply import describe_follower
 from roundelay.network.core.entries import (
     Bind,
+    Ended,
     Entry,
     Handled,
     Join,
@@ -576,7 +577,7 @@ def owner_of(entry: Entry) -> str:
     match entry:
         case Join():
             return entry.hello.agent_id
-        case Handled() | Bind():
+        case Handled() | Bind() | Ended():
             return ""
         case ModEntry():
             return mod_address(entry.mod)

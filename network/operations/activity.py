@@ -10,11 +10,15 @@ from collections.abc import Iterable
 from heapq import nsmallest
 from typing import Any, Literal, TypeAlias
 
+from msgspec import UNSET
+
+from roundelay.network.core.faults import describe_fault as describe_what
+from roundelay.network.core.faults import describe_to_do
 from roundelay.network.core.holds import is_held, is_overtaken
 from roundelay.network.core.reactions import innermost_calls, is_at_work
 from roundelay.network.core.shares import was_spoken_to
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import OpenReaction, Participant
+from roundelay.network.core.tables import AgentFault, OpenReaction, Participant
 
 from .reading import Reading, reads
 
@@ -49,8 +53,33 @@ def describe_activity(reading: Reading, participant: Participant, *, is_online: 
     else:
         activity = next((it for it in ORDER if it in {at for _, at in work}), "idle")
     told: dict[str, Any] = {"activity": activity}
+    if (fault := describe_fault(reading, participant)) is not None:
+        told["fault"] = fault
     if work:
         told |= {"open_reactions": len(work), "work": [_describe(it, at) for it, at in work[:MAX_SHOWN]]}
+    return told
+
+
+def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any] | None:
+    """What keeps an agent from its work; None for nothing. The reason, and what to do, are for operators."""
+    state, agent_id = reading.hub.state, participant.agent_id
+    fault = participant.fault
+    if fault is UNSET:
+        if not participant.is_lost or reading.hub.is_online(agent_id):
+            return None
+        opened = state.reactions_of(agent_id).values()
+        if not opened:
+            return None
+        at = max(it.at for it in opened)
+        fault = AgentFault("ended", at, at)
+    told: dict[str, Any] = {"cause": fault.cause, "text": describe_what(fault), "count": fault.count}
+    told |= {"since": fault.since, "last_at": fault.at}
+    told |= {"failure": fault.failure} if fault.failure else {}
+    if reading.origin.is_operator:
+        told |= {"reason": fault.reason} if fault.reason else {}
+        told |= {"seq": fault.seq} if fault.seq else {}
+        told |= {"reaction": fault.reaction} if fault.reaction else {}
+        told["to_do"] = describe_to_do(agent_id, fault)
     return told
 
 

@@ -193,6 +193,7 @@ async def info(reading: Reading) -> dict[str, Any]:
         "head": hub.state.head,
         "participants": hub.state.count_participants(),
         "mods": hub.mod_ids,
+        "has_operators": hub.has_operators,
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from roundelay.network.core.change import ChangeSet
 from roundelay.network.core.limits import stored_today
@@ -28,15 +28,17 @@ from roundelay.network.core.tables import (
     Undelivered,
     Wanted,
 )
-from roundelay.network.frames import Seq
+from roundelay.network.errors import InvalidArguments
+from roundelay.network.frames import ID_PATTERN, Seq
 
+from .activity import describe_fault
 from .listing import ListPage
 from .marking import describe_line, write_line
 from .reactions import list_requests
 from .reading import Reading, reads, reads_as_itself
 from .views import Limit
 
-ItemKind: TypeAlias = Literal["approval", "question", "dead_letter", "stopped", "budget"]
+ItemKind: TypeAlias = Literal["approval", "question", "dead_letter", "stopped", "budget", "fault"]
 SCANNED = 1000
 """So many dead letters, conversations and budgets that ended are looked at, of each kind."""
 READ_AT_ONCE = 32
@@ -76,7 +78,7 @@ async def inbox(
     failed, conversations that stopped, spent budgets. Go on with `before` the answer's `next`."""
     known: Dismissed = reading.hub.state.get("dismissed", reading.origin.agent_id) or Dismissed()
     dismissed = {(kind, seq): at for kind, seq, at in known.items}
-    items = [it for it in await _list_items(reading) if it.at > dismissed.get((it.kind, it.seq), -1)]
+    items = [it for it in await _list_items(reading) if it.at > dismissed.get(_place_dismissed(it), -1)]
     if before is not None:
         seq, kind, agent_id = before.split("/")
         items = [it for it in items if it.place < (int(seq), kind, agent_id)]
@@ -96,11 +98,18 @@ async def inbox(
     return {"items": page.entries, "has_more": False}
 
 
+def _place_dismissed(item: Item) -> tuple[str, int]:
+    """Under what an item is dismissed: a fault is its agent's, whichever message it last concerned."""
+    return (f"fault/{item.agent_id}", 0) if item.kind == "fault" else (item.kind, item.seq)
+
+
 def _describe(reading: Reading, item: Item, row: Row | None) -> dict[str, Any] | None:
     """An item with a line of its message; None where the caller may not read that, or it is gone."""
     told: dict[str, Any] = {"kind": item.kind, "seq": item.seq}
     if item.seq == 0:  # it is about no message
         return {**told, "at": item.at, "text": item.text, "agent_id": item.agent_id, **item.told}
+    if item.kind == "fault" and (row is None or row.head is None or item.told["cause"] == "ended"):
+        return {**told, "seq": 0, "at": item.at, "text": item.text, "agent_id": item.agent_id, **item.told}
     if row is None or row.head is None:
         return None
     if item.kind in ("approval", "question") and not reads_as_itself(reading, row.head):
@@ -129,6 +138,7 @@ async def _list_items(reading: Reading) -> list[Item]:
         *_list_stopped_agents(reading),
         *await _list_spent_out(reading),
         *_list_quotas(reading),
+        *_list_faults(reading),
     ]
 
 
@@ -243,19 +253,46 @@ def _list_quotas(reading: Reading) -> Iterator[Item]:
         yield Item(0, "budget", agent_id, day * DAY_MS, {"limit": limit, "until": (day + 1) * DAY_MS}, text)
 
 
+def _list_faults(reading: Reading) -> Iterator[Item]:
+    """Agents that cannot do their work, one item each, for operators. A dead letter has an item of its own."""
+    if not reading.origin.is_operator:
+        return
+    for agent_id in reading.hub.state.faults():
+        participant = reading.hub.state.participant(agent_id)
+        if participant is None or participant.removed_seq is not None:
+            continue
+        told = describe_fault(reading, participant)
+        if told is not None and told["cause"] != "dead_letter":
+            text = f"{agent_id} {told.pop('text')}. {told['to_do']}"
+            told.pop("seq", None)
+            place = participant.fault.seq if participant.fault is not UNSET else 0
+            yield Item(place, "fault", agent_id, told["since"], told, write_line(text))
+
+
 # --- what is not to be shown any more
 
 
 def dismiss(
-    change: ChangeSet, *, kind: Literal["question", "dead_letter", "stopped", "budget"], seq: Seq
+    change: ChangeSet,
+    *,
+    kind: Literal["question", "dead_letter", "stopped", "budget", "fault"],
+    seq: Seq | None = None,
+    agent_id: Annotated[str, Meta(pattern=ID_PATTERN)] | None = None,
 ) -> dict[str, Any]:
-    """Be told no more of what waits under a kind and a seq, until it comes about again. Nothing else changes."""
-    agent_id = change.origin.agent_id
+    """Be told no more of what waits under a kind and a seq, or of the fault of an agent, until it comes about again.
+    Nothing else changes."""
+    of_agent, agent_id = agent_id, change.origin.agent_id
+    if kind == "fault" and of_agent is not None and seq is None:
+        place = f"fault/{of_agent}", 0
+    elif kind != "fault" and of_agent is None and seq is not None:
+        place = kind, seq
+    else:
+        raise InvalidArguments("network.dismiss takes agent_id for the kind fault, and seq for every other kind.")
     if kind == "question":
-        change.keep(dismiss_question(change.state, agent_id, seq))
+        change.keep(dismiss_question(change.state, agent_id, place[1]))
         return {}
     known: Dismissed = change.state.get("dismissed", agent_id) or Dismissed()
-    others = [it for it in known.items if it[:2] != (kind, seq)]
-    items = (*others, (kind, seq, change.stamp))[-MAX_DISMISSED:]
+    others = [it for it in known.items if it[:2] != place]
+    items = (*others, (*place, change.stamp))[-MAX_DISMISSED:]
     change.put_row("dismissed", agent_id, Dismissed(items))
     return {}

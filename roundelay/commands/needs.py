@@ -10,7 +10,7 @@ from roundelay.commands.options import identity_options, join, json_option, run
 from roundelay.commands.output import format_day, print_answer, show_list
 
 MAX_LISTED = 1000
-IN_WORDS = {"dead_letter": "failed"}
+IN_WORDS = {"dead_letter": "failed", "fault": "cannot answer"}
 
 
 @click.command(short_help="List what waits for you.")

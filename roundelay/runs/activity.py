@@ -16,6 +16,8 @@ def describe_activity(agent: Agent) -> str:
     work: Sequence[Agent] = agent.get("work", ())
     if activity is None:
         return str(agent["state"])
+    if shows_fault(agent):
+        return str(agent["fault"]["text"])
     if activity == "gone":
         count = agent.get("open_reactions", 0)
         return f"gone, in the middle of {count} reaction{'s' if count != 1 else ''}" if count else "gone"
@@ -24,9 +26,16 @@ def describe_activity(agent: Agent) -> str:
     return describe_work([it for it in work if it["activity"] == activity] or work)
 
 
+def shows_fault(agent: Agent) -> bool:
+    """Whether an agent that does nothing at the moment has a fault, which is then what it is said to do."""
+    is_silent = agent.get("activity") == "idle" or (agent.get("activity") == "gone" and not agent.get("open_reactions"))
+    return is_silent and "fault" in agent
+
+
 def tell_activity(agent: Agent) -> str:
     """The same with who it is: ``bob waits for ann``, ``bob is gone``."""
-    verb = "is " if agent.get("activity") in ("idle", "gone", "stopped", None) else ""
+    is_still = agent.get("activity") in ("idle", "gone", "stopped", None)
+    verb = "is " if is_still and not shows_fault(agent) else ""
     return f"{agent['agent_id']} {verb}{describe_activity(agent)}"
 
 
@@ -67,7 +76,7 @@ def sum_up(agents: Iterable[Agent]) -> str:
     """What all agents do, in one line, those who do nothing as a number; empty without any."""
     told, idle = [], 0
     for agent in agents:
-        if agent.get("activity") in ("idle", None):
+        if agent.get("activity") in ("idle", None) and not shows_fault(agent):
             idle += "activity" in agent
         else:
             told.append(tell_activity(agent))

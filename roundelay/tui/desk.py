@@ -404,7 +404,8 @@ class Desk:
         if self.lacks_inbox:
             self.advise("This hub keeps no inbox: an item goes when it is settled.")
             return
-        await self.client.call("network.dismiss", {"kind": item.kind, "seq": item.seq})
+        what: dict[str, object] = {"agent_id": item.agent_id} if item.kind == "fault" else {"seq": item.seq}
+        await self.client.call("network.dismiss", {"kind": item.kind, **what})
         self._refresh("inbox")
 
     def settled(self, item: InboxItem) -> None:

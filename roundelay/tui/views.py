@@ -46,6 +46,7 @@ class InboxPane(Pane):
         "dead_letter": ("dead letter", "bold red"),
         "stopped": ("stopped", "bold magenta"),
         "budget": ("budget", "bold magenta"),
+        "fault": ("fault", "bold red"),
     }
     BINDINGS: ClassVar = [*Keys.decide, ("x", "dismiss", "Dismiss"), ("R", "go_on", "Let go on")]
 
@@ -86,7 +87,7 @@ class InboxPane(Pane):
             return
         if item.thread_id:
             self.terminal.open_thread(item.thread_id, item.seq)
-        else:
+        elif item.seq:
             self.terminal.open_why(item.seq)
 
     def action_decide(self, word: str, scope: str) -> None:

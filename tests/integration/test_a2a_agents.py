@@ -135,7 +135,7 @@ async def test_a_server_of_the_sdks_own_kind_is_asked(tmp_path: Path, streaming:
             assert (await ask(mia, "hello")).text == "Hello World"
             assert (await ask(mia, "seventeen")).text == "I heard seventeen"
             failed = await ask(mia, "fail")
-            assert ("secret" in failed.text, "failed" in failed.text) == (False, True)
+            assert failed.text == "far cannot answer right now; the operator has been notified."
             for payload in PAYLOADS[28:] if streaming else PAYLOADS[:2]:
                 answer = await ask(mia, payload)
                 assert (answer.sender_id, answer.kind, answer.metadata) == ("far", "direct", None)
@@ -144,7 +144,7 @@ async def test_a_server_of_the_sdks_own_kind_is_asked(tmp_path: Path, streaming:
         assert len(contexts) == 1
         closed = read_far(tmp_path, url, "wrong")
         async with working(here, closed):
-            assert (await ask(mia, "hello")).text == "I could not answer: my model does not let me in."
+            assert "cannot answer right now" in (await ask(mia, "hello")).text
 
 
 async def test_a_card_that_names_another_host_is_not_given_the_token(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_a_card_that_names_another_host_is_not_given_the_token(tmp_path: P
         working(here, read_far(tmp_path, url, "secret")),
         person(here) as mia,
     ):
-        assert "not set up right" in (await ask(mia, "hello")).text
+        assert "cannot answer right now" in (await ask(mia, "hello")).text
     assert heard.heard == []
 
 

@@ -137,7 +137,7 @@ def act(request: ModelRequest) -> Any:
     [
         ("hi", ["I hear hi", "answered"]),
         ("nothing to say", ["silent"]),
-        ("break", ["I could not answer: my model is not set up right.", "failed"]),
+        ("break", ["bob cannot answer right now; the operator has been notified.", "failed"]),
     ],
 )
 async def test_each_end_is_told_and_a_repeat_under_its_id_tells_the_same(text: str, expected: list[str]) -> None:

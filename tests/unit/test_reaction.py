@@ -539,7 +539,20 @@ def test_a_model_that_fails_ends_the_reaction_with_the_reason() -> None:
         reaction = make_reaction(answers=answers)
         reaction.advance(Begin())
         failed = ModelFailed("The key sk-1 is wrong.", "unauthorized")
-        assert reaction.advance(failed) == Finish("failed", "The key sk-1 is wrong.", answer, 1, Usage())
+        end = Finish("failed", "The key sk-1 is wrong.", answer, 1, Usage(), failure="unauthorized")
+        assert reaction.advance(failed) == end
+
+
+def test_people_are_told_of_the_operator_only_where_one_is_notified() -> None:
+    for reported_by, answer in (
+        ("desk", "desk cannot answer right now; the operator has been notified."),
+        ("", "I could not answer: the credit for my model is used up."),
+    ):
+        reaction = make_reaction(answers=True)
+        reaction.advance(Begin())
+        finish = reaction.advance(ModelFailed("402: pay first", "quota", reported_by=reported_by))
+        assert isinstance(finish, Finish)
+        assert finish.answer == answer
 
 
 def test_cancelling_answers_every_open_call() -> None:

@@ -371,6 +371,7 @@ function takeNotice(draft, frame) {
       return takeMembers(draft, id, body.agent_id);
     case "inbox":
       markInbox(draft);
+      draft.own("stale").agents = true; // a fault of an agent may have come or gone
       return;
     case "dead_letter":
     case "dead_letter_withdrawn":

@@ -11,13 +11,16 @@ import {actions, agents, isReadOnly, me, nameHere} from "#ui/store.js";
 const sorted = computed(() => Object.values(agents.value).sort((a, b) => rank(a) - rank(b) || (a.agent_id < b.agent_id ? -1 : 1)));
 const kind = signal("agent");
 
+/** Whether an agent that does nothing at the moment has a fault, which is then what it is said to do. */
+const showsFault = ({activity, open_reactions: open = 0, fault}) => Boolean(fault) && (activity === "idle" || (activity === "gone" && !open));
 const RANKS = {stopped: 0, works: 1, waits: 2, stopping: 2, queued: 2, held: 2, idle: 3, gone: 5};
-const rank = (it) => RANKS[it.activity] ?? (it.state === "online" ? 4 : 6);
+const rank = (it) => showsFault(it) ? 0 : RANKS[it.activity] ?? (it.state === "online" ? 4 : 6);
 
 /** What a participant does, in a few words: the twin of roundelay/runs/activity.py. */
 function describeActivity(agent) {
   const {activity, work = [], open_reactions: open = 0} = agent;
   if (activity === undefined) return agent.state;
+  if (showsFault(agent)) return agent.fault.text;
   if (activity === "gone") return open ? `gone, in the middle of ${tellCount(open, "reaction")}` : "gone";
   if (activity === "idle" || activity === "stopped" || !work.length) return activity;
   const same = work.filter((it) => it.activity === activity);
@@ -68,7 +71,7 @@ function All() {
       : !sorted.value.length ? html`<${Loading} />` : html`<${Empty} icon="agents" title="Nobody is here">Agents that have joined this network once are listed here.<//>`}</div>`;
 }
 
-const Dot = ({agent}) => html`<span class=${`dot ${agent.activity ?? agent.state}`} aria-hidden="true"></span>`;
+const Dot = ({agent}) => html`<span class=${`dot ${showsFault(agent) ? "fault" : agent.activity ?? agent.state}`} aria-hidden="true"></span>`;
 
 function One({id}) {
   const agent = agents.value[id];
@@ -82,12 +85,21 @@ function One({id}) {
     <div class="row profile"><${Face} id=${id} /><div class="row-main"><p class="state"><${Dot} agent=${agent} />${describeActivity(agent)}</p>
       ${card.description && html`<p dir="auto">${card.description}</p>`}
       ${card.tags?.length > 0 && html`<p class="tools">${card.tags.map((it) => html`<${Badge}><bdi>${it}</bdi><//>`)}</p>`}</div></div>
+    ${agent.fault && html`<${Fault} fault=${agent.fault} />`}
     ${work.length > 0 && html`<section class="section"><h2>What it works on</h2><ul class="card card-list">${work.map((it) => html`<${Work} key=${it.reaction} work=${it} />`)}</ul>
       ${open > work.length && html`<p class="faint">and ${open - work.length} more</p>`}</section>`}
     <section class="section"><h2>Card</h2><dl class="facts">${facts.map(([name, it]) => html`<div><dt>${name}</dt><dd dir="auto">${it}</dd></div>`)}</dl></section>
     ${tools.length > 0 && html`<section class="section"><h2>Tools</h2><ul class="card card-list">${tools.map((it) => html`
       <li class="row tool"><code dir="auto">${it.name}</code><span class="faint" dir="auto">${it.description ?? ""}</span></li>`)}</ul></section>`}
     ${agent.kind === "agent" && html`<${Models} id=${id} />`}</div>`;
+}
+
+/** What keeps it from its work; the reason, and what to do, are told to operators alone. */
+function Fault({fault}) {
+  const {text, count, since, last_at: last, reason, to_do: toDo} = fault;
+  return html`<section class="section fault" role="status"><h2>Cannot answer</h2><p dir="auto">${text} <${Age} at=${last} /></p>
+    ${toDo && html`<p>${toDo}</p>`}${reason && html`<p class="faint" dir="auto">${reason}</p>`}
+    ${count > 1 && html`<p class="faint">${count} times, the first <${Age} at=${since} /></p>`}</section>`;
 }
 
 /** What it has asked, by its records: the card names no model. Nothing where those are not the reader's to see. */

@@ -21,6 +21,7 @@ const KINDS = {
   dead_letter: {text: "Not delivered", badge: "bad", group: "trouble"},
   stopped: {text: "Stopped", badge: "warn", group: "trouble"},
   budget: {text: "Budget", badge: "warn", group: "trouble"},
+  fault: {text: "Cannot answer", badge: "bad", group: "trouble"},
 };
 const groupOf = (item) => KINDS[item.kind]?.group ?? "trouble";
 
@@ -64,6 +65,7 @@ function tellItem(item) {
     const who = item.used_by ? `; ${item.used} of its messages are by ${item.used_by}` : "";
     return `The conversation that began with #${item.root} has stopped at its limit (${String(item.limit).replace("limits.", "")})${who}.`;
   }
+  if (item.kind === "fault") return item.reason ? `${item.text}\n${item.reason}` : item.text;
   return item.kind === "budget" && item.seq ? `“${item.text}”\nThe budget of ${item.agent_id} has ended its reaction to this.` : item.text;
 }
 
@@ -73,6 +75,7 @@ function Tools({item}) {
   return html`${jump}
     ${kind === "dead_letter" && item.may_retry && html`<${Button} run=${() => actions.retryDeadLetter(item)}>Deliver again<//>
       <${Button} run=${() => actions.call("network.drop_dead_letter", {seq, agent_id})}>Drop<//>`}
+    ${kind === "fault" && html`<a class="button" href=${linkTo.agent(agent_id)}>Agent</a>`}
     ${root && html`<${Button} run=${() => actions.resumeRoot(root)}>Let it go on<//>`}
     ${kind === "stopped" && !root && html`<${Button} run=${() => actions.call("network.resume_agent", {agent_id})}>Let it go on<//>`}
     <${Button} run=${() => actions.dismiss(item)}>Dismiss<//>`;

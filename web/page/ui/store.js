@@ -210,7 +210,7 @@ export const actions = {
 
   /** Change one's view of a thread: {title?, is_pinned?, is_muted?, is_archived?}. */
   mark: (id, changed) => actions.call("network.mark", {thread_id: id, ...changed}),
-  dismiss: ({kind, seq}) => actions.call("network.dismiss", {kind, seq}),
+  dismiss: ({kind, seq, agent_id}) => actions.call("network.dismiss", kind === "fault" ? {kind, agent_id} : {kind, seq}),
   resumeRoot: (root) => actions.call("network.resume_root", {root}),
   retryDeadLetter: ({seq, agent_id}) => actions.call("network.retry_dead_letter", agent_id ? {seq, agent_id} : {seq}),
 
