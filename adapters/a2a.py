@@ -43,8 +43,11 @@ from a2a.utils.errors import A2AError
 from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
 
 from roundelay.agents.models.model import ModelError, ModelFailure
+from roundelay.agents.outgoing_http import load_certificates
 from roundelay.agents.runner import RunnerOptions
 from roundelay.interop.a2a_parts import escape_line_ends, make_parts, read_parts
+from roundelay.network.credentials import read_secret
+from roundelay.network.errors import ConfigError
 from roundelay.network.messages import write_content
 
 from .participant import AdaptedAgent, IncomingTurn, mark, name_failure
@@ -76,7 +79,7 @@ BROKEN = (ParseError, httpx.InvalidURL, ValueError, TypeError, AttributeError, K
 
 class A2AAgent(AdaptedAgent):
     """The agent whose card is at an address, as a participant. ``headers`` go with each request: the token, above
-    all."""
+    all. Raises `ConfigError` for a header that cannot be sent."""
 
     framework = "a2a"
 
@@ -85,7 +88,7 @@ class A2AAgent(AdaptedAgent):
     ) -> None:
         super().__init__(agent_id, **options)
         self.address = address.rstrip("/")
-        self._headers = dict(headers or {})
+        self._headers = {name: read_secret(value, f"the header {name}") for name, value in (headers or {}).items()}
         self._http: httpx.AsyncClient | None = None
         self._there: Client | None = None
         self._card: AgentCard | None = None
@@ -139,6 +142,10 @@ class A2AAgent(AdaptedAgent):
         if self._there is not None:
             return self._there
         if self._http is None:
+            try:
+                load_certificates()
+            except ConfigError as error:
+                raise ModelError(f"{self.address} cannot be asked. {error}", reason="misconfigured") from None
             limits = httpx.Timeout(None, connect=CARD_TIMEOUT_S)  # how long it may work is the policy's to say
             headers = {**self._headers, "Accept-Encoding": "identity"}  # what is packed may be of any size
             self._http = httpx.AsyncClient(headers=headers, timeout=limits, transport=_OneHost(self.address))

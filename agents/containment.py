@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from roundelay.network.credentials import hide_secrets
 from roundelay.network.errors import RetryLater
 
 T = TypeVar("T")
@@ -167,14 +168,14 @@ def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def describe_error(error: BaseException) -> str:
-    """Give kind and words of an error, without a traceback."""
+    """Give kind and words of an error, without a traceback and without secrets."""
     if isinstance(error, Broken):
         error = error.error
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 (it is not ours, and all that is wanted are words)
         text = ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{type(error).__name__}: {hide_secrets(text)}" if text else type(error).__name__
 
 
 def without_words(error: BaseException, causes: int = 8) -> BaseException:

@@ -14,9 +14,10 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, wraps
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema
 
+from roundelay.network.credentials import check_variable_name
 from roundelay.network.errors import ConfigError
 from roundelay.network.yaml import bind_values
 
@@ -36,6 +37,9 @@ Seconds = Annotated[float, Field(gt=0)]
 """Infinity is no limit; files, which are read as JSON is, know none."""
 
 Text = Annotated[str, Field(min_length=1)]
+
+VariableName = Annotated[str, AfterValidator(check_variable_name)]
+"""Of the environment: a secret stands there, and its variable's name in a file."""
 
 
 class Strict(BaseModel):

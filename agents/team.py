@@ -32,6 +32,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, create_model, field_validator, model_validator
 
 from roundelay.network.config import YamlNode, bind, load_yaml
+from roundelay.network.credentials import describe_variable, read_secret
 from roundelay.network.errors import ConfigError
 from roundelay.network.frames import is_id
 from roundelay.network.home import is_loopback
@@ -65,7 +66,7 @@ from .models.fallback import FallbackModel
 from .models.model import Model, ModelError
 from .models.scripted import RuleSet, ScriptedModel, ScriptRule, load_rules, load_script
 from .models.tape import NamedModel, TapeModel
-from .options import Count, Strict, Text, form_of, make_from, read_form
+from .options import Count, Strict, Text, VariableName, form_of, make_from, read_form
 from .policy import ALL, AgentLimits, AgentPolicy, KeptRecords, MessageFilter, OnNewMessage, OnText
 from .prompt import ConversationPrompt
 from .runner import RunnerOptions
@@ -187,7 +188,7 @@ class OpenAIChoice(Strict):
 
     name: Text
     base_url: Text | None = None
-    api_key_env: Text = "OPENAI_API_KEY"
+    api_key_env: VariableName = "OPENAI_API_KEY"
     tool_mode: Literal["native", "json_schema"] = "native"
     stream: bool = False
     cache_control: bool = False
@@ -227,7 +228,7 @@ class ElsewhereChoice(Strict):
     (relative to the agent's), never here; it goes as ``header``, `Authorization` as a bearer's."""
 
     url: Text
-    token_env: Text | None = None
+    token_env: VariableName | None = None
     token_file: Path | None = None
     header: Text = "Authorization"
 
@@ -444,16 +445,14 @@ def _make_adapted(spec: AgentSpec, options: RunnerOptions) -> SimpleAgentRunner:
 
 def _read_token(spec: AgentSpec, choice: ElsewhereChoice) -> str:
     if choice.token_env is not None:
-        token = os.environ.get(choice.token_env, "")
-        if not token:
-            raise ConfigError(f"the environment has no {choice.token_env}")
+        source, token = f"the variable {describe_variable(choice.token_env)}", os.environ.get(choice.token_env, "")
     elif choice.token_file is not None:
-        token = (spec.path.parent / choice.token_file).read_text("utf-8")
+        source, token = f"the file {choice.token_file}", (spec.path.parent / choice.token_file).read_text("utf-8")
     else:
         return ""
-    token = token.strip()
-    if not (token and token.isascii() and token.isprintable()):  # a header that it breaks would be told with it
-        raise ConfigError(f"what {choice.token_env or choice.token_file} holds is no token: one line of visible ASCII")
+    token = read_secret(token, source)
+    if not token:
+        raise ConfigError(f"{source} is missing or empty, and has to hold the token")
     return token
 
 

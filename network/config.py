@@ -208,6 +208,7 @@ _WebHostName = Annotated[str, AfterValidator(_check_web_host)]
 def _check_log_url(text: object) -> str:
     if not isinstance(text, str):
         raise ValueError("must be the address of a log, as one text")  # what it is instead may hold a password
+    text = text.strip()
     try:
         read_log_url(text)
     except ConfigError as error:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from .clock import make_token
+from .credentials import read_secret
 from .durable_files import describe_os_error, make_folder, open_private, save_new, sync
 from .errors import ConfigError
 
@@ -254,14 +255,14 @@ def find_connect_timeout_s() -> float:
 def find_token(url: str, kind: str) -> str | None:
     """With what a participant joins when no token is given: ``$ROUNDELAY_TOKEN``, or the owner's. None for an agent
     without the former: it has an `AgentToken`."""
-    named = os.environ.get("ROUNDELAY_TOKEN")
+    named = read_secret(os.environ.get("ROUNDELAY_TOKEN", ""), "the variable ROUNDELAY_TOKEN")
     return named or (None if kind == "agent" else find_owner_token(url))
 
 
 def find_owner_token(url: str) -> str | None:
     """The owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the node here with this URL, of several with
     the first of them that runs; None if there is none."""
-    chosen = os.environ.get("ROUNDELAY_OWNER_TOKEN")
+    chosen = read_secret(os.environ.get("ROUNDELAY_OWNER_TOKEN", ""), "the variable ROUNDELAY_OWNER_TOKEN")
     if chosen:
         return chosen
     for node in map(node_at, url.split(",")):

@@ -7,6 +7,7 @@ import re
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
+from .credentials import remember_url
 from .errors import ConfigError
 
 NATS, POSTGRES = ("nats", "tls"), ("postgres", "postgresql")
@@ -81,6 +82,7 @@ def hide_password(url: str) -> str:
 
 
 def _split(url: str) -> _Parts:
+    remember_url(url)
     found = _URL.fullmatch(url)
     hosts = tuple(found["hosts"].split(",")) if found is not None else ()
     if found is None or not all(map(_is_host, hosts)):

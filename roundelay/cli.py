@@ -134,17 +134,23 @@ def _run(arguments: Sequence[str] | None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (a command's boundary: whatever it is becomes a sentence, or a traceback)
         if isinstance(next(_leaves(error)), BrokenPipeError):
             # Whoever read our output has left, as `head` does. Nothing may be written at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_FAILURE
-        if is_debugging():
-            raise
         sentence, code = explain(error)
-        click.echo(f"Error: {sentence}", err=True)
+        click.echo(_format_traceback(error) if is_debugging() else f"Error: {sentence}", err=True)
         return code
     return code if isinstance(code, int) else 0
+
+
+def _format_traceback(error: Exception) -> str:
+    import traceback
+
+    from roundelay.network.credentials import hide_secrets
+
+    return hide_secrets("".join(traceback.format_exception(error))).rstrip()
 
 
 def is_debugging() -> bool:
@@ -154,6 +160,7 @@ def is_debugging() -> bool:
 
 def explain(error: BaseException) -> tuple[str, int]:
     """The sentence and the exit code for an error that nobody handled."""
+    from roundelay.network.credentials import hide_secrets
     from roundelay.network.errors import ConfigError, ConnectError, RoundelayError
     from roundelay.terminal.screen import tell_person
     from roundelay.terminal.text import clean
@@ -167,11 +174,12 @@ def explain(error: BaseException) -> tuple[str, int]:
         case _:
             code = EXIT_FAILURE
     if isinstance(first, RoundelayError):
-        return tell_person(clean(str(first))), code
+        return tell_person(clean(hide_secrets(str(first)))), code
     if isinstance(first, OSError) and first.strerror:
         place = f"{first.filename}: " if first.filename is not None else ""
         return clean(f"{place}{first.strerror}; check the path and its permissions."), code
-    return clean(f"Unexpected {type(first).__name__}: {first}. The same command with --debug shows where."), code
+    told = hide_secrets(str(first))
+    return clean(f"Unexpected {type(first).__name__}: {told}. The same command with --debug shows where."), code
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

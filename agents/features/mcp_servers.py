@@ -38,11 +38,20 @@ from roundelay.agents.features.mcp_schemas import (
     write_text,
 )
 from roundelay.agents.middleware import Around, Middleware
-from roundelay.agents.options import InFile, Strict, checked
+from roundelay.agents.options import InFile, Strict, VariableName, checked
+from roundelay.agents.outgoing_http import check_environment, load_certificates
 from roundelay.agents.prompt import escape_text
 from roundelay.agents.text import tool_name
 from roundelay.agents.tools import Effect, Output, Tool, ToolContext, read_object, tool
 from roundelay.agents.values import Finish, PromptPart, ToolError, TurnState
+from roundelay.network.credentials import (
+    clean_secret,
+    describe_variable,
+    hide_secrets,
+    read_secret,
+    remember_secret,
+    remember_url,
+)
 from roundelay.network.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,6 +81,9 @@ STDERR_BYTES = 2000
 MAX_ARGUMENTS = 50
 """Of a prompt, that are named."""
 
+MIN_ENV_SECRET_CHARS = 12
+"""Length from which a value in a server's environment is taken for a secret; shorter ones are settings."""
+
 _Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,32}$")]
 """Under which a server's tools are known."""
 
@@ -85,10 +97,10 @@ class ServerOptions(Strict):
     command: str | None = None
     args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
-    env_from: tuple[str, ...] = ()
+    env_from: tuple[VariableName, ...] = ()
     cwd: Path | None = None
     url: str | None = None
-    headers_from: dict[str, str] = Field(default_factory=dict)
+    headers_from: dict[str, VariableName] = Field(default_factory=dict)
     tools: tuple[str, ...] | None = None
     """Of its tools only these; None for all."""
 
@@ -117,6 +129,8 @@ class McpServers(Middleware):
             import mcp.client.streamable_http  # noqa: F401  # so that a missing extra is told here
         except ImportError as error:
             raise ConfigError(f"MCP servers need the extra: pip install 'roundelay[mcp]' ({error.name})") from error
+        for name, options in servers.items():
+            _remember_secrets(name, options)
         self._options = servers
         self._sessions = {name: ServerSession(name, options) for name, options in servers.items()}
         self._made: dict[str, tuple[object, list[Tool]]] = {}  # by server, with the list that they were made of
@@ -161,6 +175,29 @@ class McpServers(Middleware):
             made += _make_readers(session)
             self._made[name] = (session.tools, made)
         return made
+
+
+def _read_headers(name: str, options: ServerOptions) -> dict[str, str]:
+    """Return the headers of a server's requests. Raises `ConfigError` for a value that no header can carry."""
+    source = f"of the MCP server {name}"
+    return {
+        header: read_secret(os.environ.get(variable, ""), f"the variable {describe_variable(variable)} {source}")
+        for header, variable in options.headers_from.items()
+    }
+
+
+def _remember_secrets(name: str, options: ServerOptions) -> None:
+    """Have what a server is given kept out of logs and records, where its errors may repeat it. Raises `ConfigError`
+    as `_read_headers` does."""
+    _read_headers(name, options)
+    if options.url is not None:
+        remember_url(options.url)
+    given = {**{it: os.environ.get(it, "") for it in options.env_from}, **options.env}
+    for value in given.values():
+        if "://" in value:
+            remember_url(value)
+        elif len(value) >= MIN_ENV_SECRET_CHARS and not value.startswith(("/", ".")):  # a path is no secret
+            remember_secret(clean_secret(value))
 
 
 def _make_tool(session: ServerSession, offered: OfferedTool, timeout_s: float) -> Tool:
@@ -366,7 +403,8 @@ class ServerSession:
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
                 single = first_error(error) if isinstance(error, BaseExceptionGroup) else error
-                self.failure = write_line(describe_error(single) + _read_end(stderr.fileno()), MAX_TOLD_CHARS)
+                told = describe_error(single) + hide_secrets(_read_end(stderr.fileno()))
+                self.failure = write_line(told, MAX_TOLD_CHARS)
                 self._resting_until = asyncio.get_running_loop().time() + RETRY_AFTER_S
                 _logger.warning("MCP server not available", extra={"server": self.name, "reason": self.failure})
             finally:
@@ -384,6 +422,7 @@ class ServerSession:
         it = self._options
         timeout_s = it.timeout_s
         if it.command is not None:
+            _remember_secrets(self.name, it)  # again: the variables may be others since
             passed = {name: os.environ[name] for name in it.env_from if name in os.environ}
             parameters = StdioServerParameters(
                 command=it.command, args=list(it.args), env={**passed, **it.env}, cwd=it.cwd
@@ -395,12 +434,14 @@ class ServerSession:
                     yield client
             return
         assert it.url is not None
-        headers = {name: os.environ.get(variable, "") for name, variable in it.headers_from.items()}
         # Unpacked, a small reply may be huge.
-        headers = {"Accept-Encoding": "identity", **headers}
+        headers = {"Accept-Encoding": "identity", **_read_headers(self.name, it)}
         hooks = {"response": [_bound_reply]}
+        check_environment()
         time = httpx2.Timeout(timeout_s, read=None)
-        async with httpx2.AsyncClient(headers=headers, timeout=time, event_hooks=hooks) as http:
+        async with httpx2.AsyncClient(
+            headers=headers, timeout=time, event_hooks=hooks, verify=load_certificates()
+        ) as http:
             transport = streamable_http_client(it.url, http_client=http)
             async with Client(transport, read_timeout_seconds=timeout_s, message_handler=self._hear) as client:
                 yield client
@@ -513,7 +554,7 @@ def _make_bounded(stream: Any) -> Any:
 
 
 def _tell(error: Exception) -> str:
-    return write_line(str(error), MAX_TOLD_CHARS)
+    return write_line(hide_secrets(str(error)), MAX_TOLD_CHARS)
 
 
 def _settle(settled: asyncio.Future[None]) -> None:

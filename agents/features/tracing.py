@@ -11,17 +11,20 @@ https://github.com/open-telemetry/semantic-conventions-genai (development status
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 from pydantic import JsonValue
 
+from roundelay.agents.containment import describe_error
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ChatMessage, ModelReply, ModelRequest, UserMessage
 from roundelay.agents.tool_client import SENT_METADATA
 from roundelay.agents.tools import PlannedCall
 from roundelay.agents.values import Finish, ToolResult
+from roundelay.network.credentials import hide_secrets
 from roundelay.network.errors import ConfigError
 
 try:
@@ -122,9 +125,18 @@ class Tracing(Middleware):
         its error."""
         span = self._find_tracer().start_span(name, context=parent, kind=kind, attributes=facts)
         carrier: dict[str, str] = {}
-        with trace.use_span(span, end_on_exit=True, record_exception=self._content):
+        with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             _PROPAGATOR.inject(carrier)
-            yield span, {**carrier}
+            try:
+                yield span, {**carrier}
+            except Exception as error:
+                if self._content:
+                    stack = hide_secrets("".join(traceback.format_exception(error)))
+                    told = {"exception.message": hide_secrets(str(error)), "exception.stacktrace": stack}
+                    span.record_exception(error, told)
+                words = describe_error(error) if self._content else type(error).__name__
+                span.set_status(Status(StatusCode.ERROR, words))
+                raise
 
     def _find_tracer(self) -> Tracer:
         """The provider's tracer: to have one made costs a quarter of a span, so it is kept while the provider is the

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from pydantic import TypeAdapter
 
+from roundelay.network.credentials import hide_secrets
 from roundelay.network.errors import RoundelayError
 
 JsonSchema = Mapping[str, object]
@@ -234,7 +235,7 @@ class ModelError(RoundelayError):
     code = "model"
 
     def __init__(self, message: str, *, reason: ModelFailure, retry_after_ms: int | None = None) -> None:
-        super().__init__(message)
+        super().__init__(hide_secrets(message))  # servers repeat keys in their errors
         self.reason: ModelFailure = reason
         self.retryable = reason in _PASSING
         self.retry_after_ms = retry_after_ms

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
-import functools
 import json
 import math
 import os
-import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +36,10 @@ from openai.types.chat import (
 from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta, ChoiceDeltaToolCall
 from openai.types.shared_params import ResponseFormatJSONSchema
 
+from roundelay.agents.containment import describe_error, without_words
+from roundelay.agents.outgoing_http import check_environment, describe_proxy, load_certificates
+from roundelay.network.credentials import describe_variable, hide_url_secrets, read_secret, remember_url
+from roundelay.network.errors import ConfigError
 from roundelay.network.home import is_loopback
 
 from .json_schema import StepRequest, decode_step, encode_steps
@@ -66,6 +68,7 @@ from .model import (
 ToolMode = Literal["native", "json_schema"]
 
 _PATH = "/chat/completions"
+_DEFAULT_URL = "https://api.openai.com/v1"
 
 
 class OpenAIModel:
@@ -93,9 +96,18 @@ class OpenAIModel:
         cache_control: bool = False,
     ) -> None:
         self.name = name
-        self._base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
-        self._api_key_env = api_key_env
-        self._api_key = api_key or os.environ.get(api_key_env) or ""
+        self._base_url = _check_address(name, base_url or os.environ.get("OPENAI_BASE_URL") or "")
+        self._key_source = f"the variable {describe_variable(api_key_env)}" if not api_key else "api_key"
+        self._api_key_env = describe_variable(api_key_env)
+        try:
+            self._api_key = read_secret(api_key or os.environ.get(api_key_env) or "", self._key_source)
+            self._organization = _read_variable("OPENAI_ORG_ID")
+            self._project = _read_variable("OPENAI_PROJECT_ID")
+            for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines():
+                read_secret(line.partition(":")[2], "the variable OPENAI_CUSTOM_HEADERS")
+            check_environment()
+        except ConfigError as error:
+            raise ModelError(f"Model {name} cannot be used. {error}", reason="misconfigured") from None
         self._tool_mode: ToolMode = tool_mode
         self._stream = stream
         self._silence_s = silence_s
@@ -106,10 +118,12 @@ class OpenAIModel:
 
         self._client: AsyncOpenAI | None = None
         host = urlsplit(self._base_url or "").hostname or ""
-        if not self._api_key and not is_loopback(host) and not host.endswith(".localhost"):
+        self._is_own = is_loopback(host) or host.endswith(".localhost")  # on this machine
+        if not self._api_key and not self._is_own:
+            state = "is empty" if os.environ.get(api_key_env) else "is not set"
             raise ModelError(
-                f"Model {name} needs a key, and the environment variable {api_key_env} is not set: "
-                f"export {api_key_env}=..., or name another variable with api_key_env.",
+                f"Model {name} needs a key, and the environment variable {self._api_key_env} {state}: "
+                f"export {self._api_key_env}=..., or name another variable with api_key_env.",
                 reason="unauthorized",
             )
 
@@ -134,7 +148,8 @@ class OpenAIModel:
             async with asyncio.timeout(self._total_s):
                 draft = await self._ask(request, step, on_delta)
         except (openai.OpenAIError, TimeoutError, ValueError) as error:  # ValueError: a body or chunk that is not JSON
-            raise self._explain(error) from error
+            # Without the words of the SDK's errors: some quote the header with the key.
+            raise self._explain(error) from without_words(error)
         if draft.finish_reason is None:
             raise ModelError(f"The reply of model {self.name} broke off before its end.", reason="broken_reply")
         refusal = draft.refusal.getvalue()
@@ -175,18 +190,29 @@ class OpenAIModel:
 
     def _open_client(self) -> AsyncOpenAI:
         if self._client is None:
+            try:
+                check_environment()  # again: the variables may be others since the model was made
+                certificates = load_certificates()
+            except ConfigError as error:
+                raise ModelError(f"Model {self.name} cannot be used. {error}", reason="misconfigured") from None
             self._client = AsyncOpenAI(
                 api_key=self._api_key or "none",  # the SDK insists on one; a server on loopback ignores it
                 base_url=self._base_url,
+                organization=self._organization,
+                project=self._project,
                 max_retries=0,
                 timeout=openai.Timeout(self._silence_s, connect=min(10.0, self._silence_s)),
-                http_client=DefaultAsyncHttpxClient(verify=_load_certificates()),
+                http_client=DefaultAsyncHttpxClient(verify=certificates),
             )
         return self._client
 
     def _explain(self, error: Exception) -> ModelError:
         """Give the `ModelError` for a failure of the SDK: what went wrong, and what to do if that is known."""
-        where = self._base_url or "the OpenAI API"
+        where = hide_url_secrets(self._base_url) if self._base_url else "the OpenAI API"
+        proxy = describe_proxy(self._base_url or _DEFAULT_URL)
+        if proxy and self._is_own and is_from_proxy(error):
+            what = describe_failure(error)
+            return ModelError(f"Model {self.name} at {where} gave no reply ({what}).{proxy}", reason="misconfigured")
         match error:
             case openai.APITimeoutError() | TimeoutError():
                 return ModelError(f"Model {self.name} at {where} did not answer in time.", reason="timeout")
@@ -198,20 +224,75 @@ class OpenAIModel:
                 elif reason == "not_found":
                     hint = f" Check the model's name and the address {where}."
                 return ModelError(
-                    f"Model {self.name} answered {error.status_code}: {_read_message(error).rstrip('. ')}.{hint}",
+                    f"Model {self.name} answered {error.status_code}: {_read_message(error).rstrip('. ')}.{hint}{proxy}",
                     reason=reason,
                     retry_after_ms=_read_retry_after(error.response.headers),
                 )
             case openai.APIConnectionError():
-                cause = error.__cause__ or error
-                what = f"{type(cause).__name__}: {cause}".removesuffix(": ")
-                return ModelError(f"Model {self.name} at {where} cannot be reached ({what}).", reason="unreachable")
+                advice = describe_tls_mistake(error)
+                told = f"Model {self.name} at {where} cannot be reached ({describe_failure(error)}).{proxy}{advice}"
+                # A proxy that refuses, and a certificate that is not trusted, stay so.
+                is_refused = isinstance(error.__cause__, httpx2.ProxyError)
+                return ModelError(told, reason="misconfigured" if advice or is_refused else "unreachable")
             case openai.APIError():
                 return ModelError(f"Model {self.name} failed while answering: {error.message}", reason="server")
             case _:
                 return ModelError(
                     f"Model {self.name} sent a reply that cannot be read ({error}).", reason="broken_reply"
                 )
+
+
+def _check_address(model: str, url: str) -> str | None:
+    """Return the server's address without white space around it. Raises `ModelError` for what is none."""
+    url = url.strip()
+    remember_url(url)
+    try:
+        parts = httpx2.URL(url)
+        is_address = not url or (parts.scheme in ("http", "https") and bool(parts.host))
+    except (httpx2.InvalidURL, ValueError):
+        is_address = False
+    if not is_address:
+        raise ModelError(
+            f"Model {model} cannot be used. Its base_url is {hide_url_secrets(url)!r}, and has to be http://HOST/PATH or "
+            "https://HOST/PATH, such as https://api.openai.com/v1.",
+            reason="misconfigured",
+        )
+    return url or None
+
+
+def _read_variable(name: str) -> str | None:
+    return read_secret(os.environ.get(name, ""), f"the variable {name}") or None
+
+
+def is_from_proxy(error: Exception) -> bool:
+    """Whether a proxy, rather than the server behind it, may have failed: no connection, a page, a gateway's status."""
+    match error:
+        case openai.APITimeoutError():
+            return isinstance(error.__cause__, httpx2.ConnectTimeout)
+        case openai.APIStatusError():
+            return error.status_code in (403, 407, 502, 503, 504) or not isinstance(error.body, dict)
+        case _:
+            return isinstance(error, openai.APIConnectionError | ValueError)
+
+
+def describe_failure(error: Exception) -> str:
+    """Return what the HTTP library says of a request that got no answer, or the SDK of one that did."""
+    if isinstance(error, openai.APIStatusError):
+        return f"{error.status_code}: {_read_message(error).rstrip('. ')}"
+    return describe_error(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+
+
+def describe_tls_mistake(error: Exception) -> str:
+    """Return what to do about a failed handshake that no repeat will change, or nothing."""
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause)
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            return " Its certificate is not trusted here: name the file with the right certificates in SSL_CERT_FILE."
+        if "WRONG_VERSION_NUMBER" in text or "record layer failure" in text.lower():
+            return " It does not speak TLS there: write http:// instead of https://, or another port."
+        cause = cause.__cause__ or cause.__context__
+    return ""
 
 
 # --- how a request is written
@@ -320,13 +401,6 @@ def _encode_schema(step: StepRequest) -> ResponseFormatJSONSchema:
 
 
 # --- how a reply is read
-
-
-@functools.cache
-def _load_certificates() -> ssl.SSLContext:
-    """One for all models of a process, as the SDK makes it for each: it takes 20 ms and 0.8 MB, which hundreds of
-    agents would pay each."""
-    return httpx2.create_ssl_context()
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from roundelay.network.addresses import agent_address, channel_address, mod_address, name_of, thread_parties
 from roundelay.network.clock import Clock, NewId, ordered_id, system_clock
+from roundelay.network.credentials import clean_secret
 from roundelay.network.errors import (
     ConfigError,
     ConnectError,
@@ -126,7 +127,7 @@ class NetworkClient:
         if url or urls is not None or transport is None:
             named = ",".join(map(read_urls, urls if urls is not None else [url or find_url()]))
         self._named = named
-        self._token = token
+        self._token = None if token is None else clean_secret(token)  # a file's line break is no part of it
         self._saved: AgentToken | None = None
         self._role: Literal["observer", "reactor"] = role
         self._card = Raw(encode(dict(card))) if card is not None else UNSET

@@ -69,6 +69,17 @@ def check_url(value: str) -> str:
         raise click.BadParameter(str(error)) from error
 
 
+def _read_token(value: str) -> str:
+    """A token as it can stand in a header, or wrong usage."""
+    from roundelay.network.credentials import read_secret
+    from roundelay.network.errors import ConfigError
+
+    try:
+        return read_secret(value, "--token or ROUNDELAY_TOKEN")
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 def _check_id(value: str) -> str:
     if not re.fullmatch(_ID, value):
         raise click.BadParameter(f"{value!r} is no id; use lower case letters, digits, '.', '_' and '-'.")
@@ -125,7 +136,7 @@ def node_options(function: Function) -> Function:
         "--token",
         metavar="TOKEN",
         expose_value=False,
-        callback=_keep("token"),
+        callback=_keep("token", _read_token),
         envvar="ROUNDELAY_TOKEN",
         help="Who you are to the hub; needed only on another machine than the node's.  [env: ROUNDELAY_TOKEN]",
     )(function)

@@ -14,6 +14,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from roundelay.network.credentials import hide_secrets
 from roundelay.terminal.text import clean, clean_json, clean_lines
 
 LogFormat = Literal["text", "json"]
@@ -26,7 +27,7 @@ class _LineFormatter(logging.Formatter):
     was raised may quote a participant, so nothing of it can drive a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        line = hide_secrets(super().format(record))
         extra = " ".join(f"{name}={value!r}" for name, value in _read_extra(record).items())
         head, *trace = clean_lines(line)
         return "\n".join([f"{head} {clean(extra)}".rstrip(), *trace])
@@ -41,6 +42,7 @@ class _JsonFormatter(logging.Formatter):
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)
         head = {"at": _write_time(record.created), "level": record.levelname.lower(), "logger": record.name}
+        said = {name: hide_secrets(text) for name, text in said.items()}
         return _write_json({**_read_extra(record), **head, **said})
 
 
@@ -77,7 +79,23 @@ def log_to_stderr(level: str, log_format: LogFormat = "text") -> None:
 
 
 def _read_extra(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _KNOWN}
+    return {name: _hide(value) for name, value in vars(record).items() if name not in _KNOWN}
+
+
+def _hide(value: Any) -> Any:
+    """Return a value without secrets; what is neither text, number nor a collection becomes text."""
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case dict():
+            return {key: _hide(it) for key, it in value.items()}
+        case list() | tuple():
+            return [_hide(it) for it in value]
+        case str():
+            return hide_secrets(value)
+        case _:
+            shown = hide_secrets(str(value))
+            return value if shown == str(value) else shown
 
 
 def _read_object(line: str) -> dict[str, Any]:

@@ -1,0 +1,144 @@
+"""Proxies and certificates that the environment names, for the HTTP requests to models and MCP servers.
+
+A wrong variable there is this side's mistake and stays wrong. `check_environment` and `load_certificates` report it
+in one sentence with the variable's name, before a request fails and the provider is blamed. The rules are those of `httpx2`,
+which reads the same variables (https://www.python-httpx.org/environment_variables/).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import ipaddress
+import os
+import ssl
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import httpx2
+
+from roundelay.network.credentials import hide_url_secrets, remember_url
+from roundelay.network.errors import ConfigError
+from roundelay.network.home import is_loopback
+
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_KINDS = ("http", "https", "socks5", "socks5h")
+
+
+class ProxyInUse(NamedTuple):
+    """The proxy that a request goes through: its address as it may be shown, and the variable that names it."""
+
+    url: str
+    variable: str
+
+
+def check_environment() -> None:
+    """Raises `ConfigError` for a proxy that cannot be used: `httpx2` makes a client of each, whichever it needs."""
+    for name in _PROXIES:
+        variable, url = _read(name)
+        if not url:
+            continue
+        remember_url(url)
+        if url != url.strip():
+            raise ConfigError(f"{variable} has white space around the address of its proxy: remove it.")
+        kind = urlsplit(url).scheme.lower() if "://" in url else "http"
+        if kind not in _KINDS:
+            advice = " (for a SOCKS proxy: socks5://)" if kind.startswith("socks") else ""
+            raise ConfigError(
+                f"{variable} names a proxy of the kind {kind}://, which cannot be used. The kinds are "
+                f"{', '.join(f'{it}://' for it in _KINDS)}{advice}. Change or unset {variable}."
+            )
+        if kind.startswith("socks") and importlib.util.find_spec("socksio") is None:
+            raise ConfigError(
+                f"{variable} names a SOCKS proxy, and the package socksio is not installed. "
+                f"Install it (pip install socksio), or unset {variable}."
+            )
+        try:
+            proxy = httpx2.Proxy(url if "://" in url else f"http://{url}")
+        except (httpx2.InvalidURL, ValueError):
+            proxy = None
+        if proxy is None or not proxy.url.host:
+            raise ConfigError(f"{variable} is not the address of a proxy, such as http://127.0.0.1:3128.")
+
+
+def find_proxy(url: str) -> ProxyInUse | None:
+    """Return the proxy that a request to this address goes through, or None."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    if not host or _is_exempt(host, url):
+        return None
+    for name in (f"{parts.scheme.upper()}_PROXY", "ALL_PROXY"):
+        variable, proxy = _read(name)
+        if proxy:
+            return ProxyInUse(hide_url_secrets(proxy), variable)
+    return None
+
+
+def describe_proxy(url: str) -> str:
+    """Return a sentence about the proxy that requests to this address go through, or nothing."""
+    proxy = find_proxy(url)
+    if proxy is None:
+        return ""
+    told = f" The request went through the proxy {proxy.url} ({proxy.variable})"
+    host = urlsplit(url).hostname or ""
+    if is_loopback(host) or host.endswith(".localhost"):
+        return f"{told}, and a server on this machine needs none: set NO_PROXY={host}."
+    return f"{told}."
+
+
+def load_certificates() -> ssl.SSLContext:
+    """Return the certificates that servers are checked against. One context serves all models of a process: it takes
+    20 ms and 0.8 MB, which hundreds of agents would pay each. Raises `ConfigError`."""
+    return _load(os.environ.get("SSL_CERT_FILE", ""), os.environ.get("SSL_CERT_DIR", ""))
+
+
+@functools.cache
+def _load(file: str, folder: str) -> ssl.SSLContext:
+    variable, path = ("SSL_CERT_FILE", file) if file else ("SSL_CERT_DIR", folder)
+    if path and not os.path.exists(path):
+        raise ConfigError(f"{variable} names {path}, which does not exist. Correct the path, or unset {variable}.")
+    try:
+        return httpx2.create_ssl_context()
+    except (OSError, ssl.SSLError) as error:
+        reason = getattr(error, "reason", None) or error.strerror or str(error)
+        if not path:
+            raise ConfigError(f"The certificates of this machine cannot be loaded ({reason}).") from error
+        raise ConfigError(
+            f"{variable} names {path}, and no certificates can be loaded from it ({reason}). "
+            f"Name a file with certificates in PEM, or unset {variable}."
+        ) from error
+
+
+def _read(name: str) -> tuple[str, str]:
+    """Return the variable that counts and its value; the lower case one goes first, as in `urllib.request`."""
+    low = name.lower()
+    if os.environ.get(low):
+        return low, os.environ[low]
+    if name == "HTTP_PROXY" and "REQUEST_METHOD" in os.environ:
+        return name, ""  # under CGI a client sets it with the header `Proxy`: https://httpoxy.org
+    return name, os.environ.get(name, "")
+
+
+def _is_exempt(host: str, url: str) -> bool:
+    """Whether NO_PROXY names the host."""
+    for entry in _read("NO_PROXY")[1].split(","):
+        name = entry.strip().lower()
+        if name == "*":
+            return True
+        if "://" in name:
+            wanted = urlsplit(name)
+            if wanted.hostname == host and wanted.scheme in ("all", urlsplit(url).scheme):
+                return True
+            continue
+        name = name.strip("[]")
+        if "/" in name:
+            try:
+                if ipaddress.ip_address(host) in ipaddress.ip_network(name, strict=False):
+                    return True
+            except ValueError:
+                pass
+            continue
+        name = name.removeprefix("*").removeprefix(".") if name.startswith("*.") else name
+        if name and (host == name or host.endswith(name if name.startswith(".") else f".{name}")):
+            return True
+    return False

@@ -1,0 +1,147 @@
+"""Secrets that this process knows: read clean, and kept out of everything that is shown.
+
+`read_secret` reads each secret that becomes an HTTP header. It removes the white space that a file, a shell or a copy
+puts around the secret, and refuses what no header can carry. HTTP libraries quote header values in
+their errors, servers repeat keys in theirs, and both reach logs, records and screens. So every text that other code
+wrote passes through `hide_secrets` first. This module does no IO and never writes a secret into an error.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import unicodedata
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from .errors import ConfigError
+
+__all__ = [
+    "HIDDEN",
+    "check_variable_name",
+    "clean_secret",
+    "describe_variable",
+    "hide_secrets",
+    "hide_url_secrets",
+    "read_secret",
+    "remember_secret",
+    "remember_url",
+]
+
+HIDDEN = "[hidden]"
+
+MIN_SECRET_CHARS = 6
+"""Shorter texts are not searched for: they would be found inside of ordinary words."""
+
+_INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060"
+"""Characters that editors and web pages put around copied text, beside white space."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CONSTANT = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+_known: dict[str, None] = {}  # each form in which a secret may be written; of one process, so it only grows
+
+
+def clean_secret(value: str) -> str:
+    """Return a secret without the white space, line breaks and invisible characters around it."""
+    before = None
+    while value != before:
+        before, value = value, value.strip().strip(_INVISIBLE)
+    return value
+
+
+def read_secret(value: str, source: str) -> str:
+    """Return a secret in the form of a header value, and remember it for `hide_secrets`.
+
+    ``source`` names where it comes from (``the variable OPENAI_API_KEY``). Raises `ConfigError` with the source and
+    what is wrong, never with the secret.
+    """
+    secret = clean_secret(value)
+    remember_secret(secret)
+    for place, char in enumerate(secret):
+        if not (" " <= char <= "~" or char == "\t"):
+            where = "at its start" if place == 0 else "at its end" if place == len(secret) - 1 else "in its middle"
+            raise ConfigError(
+                f"The secret in {source} has {_describe_character(char)} {where}, and an HTTP header holds visible "
+                "ASCII characters only: copy it again, as plain text on one line."
+            )
+    return secret
+
+
+def remember_secret(secret: str) -> None:
+    """Have `hide_secrets` take this secret out of texts, in each form in which code and servers write it."""
+    for text in {secret, *secret.splitlines()}:
+        forms = (text, quote(text, safe=""), quote(text), json.dumps(text)[1:-1], repr(text)[1:-1])
+        for form in (*forms, repr(text.encode("utf-8", "surrogatepass"))[2:-1]):
+            if len(form) >= MIN_SECRET_CHARS:
+                _known[form] = None
+
+
+def remember_url(url: str) -> None:
+    """Do the same for what an address holds: its password, its user where that is alone, and the values of its
+    query."""
+    try:
+        parts = urlsplit(url.strip())
+        user, password, query = parts.username, parts.password, parse_qsl(parts.query)
+    except ValueError:  # no address; `hide_url_secrets` cuts it where it is shown
+        return
+    secrets = [password, *(value for _, value in query)] if password is not None else [user, *(it for _, it in query)]
+    for secret in filter(None, secrets):
+        remember_secret(secret)
+        remember_secret(unquote(secret))
+    if password is not None:
+        pair = f"{unquote(user or '')}:{unquote(password)}".encode()
+        remember_secret(base64.b64encode(pair).decode())  # the header `Proxy-Authorization: Basic ...`
+
+
+def hide_secrets(text: str) -> str:
+    """Return a text with `HIDDEN` in place of every known secret, and of header values that a library quotes."""
+    for secret in sorted((it for it in _known if it in text), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    if "header" in text or "Header" in text:
+        text = _QUOTED_HEADER.sub(rf"\1{HIDDEN}", text)
+    return _BEARER.sub(rf"\1{HIDDEN}", text)
+
+
+def hide_url_secrets(url: str) -> str:
+    """Return an address as it may be shown: without user, password and query values."""
+    shown = re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*:)?//[^/?#]*@", r"\1//", url.strip())
+    if "://" not in shown:
+        shown = shown.rpartition("@")[2]
+    return re.sub(r"=[^&#]*", "=...", shown) if "?" in shown else shown
+
+
+# h11: "Illegal header value b'Bearer ...'"; http.client: "Invalid header value b'...'"; requests: "Invalid leading
+# whitespace, reserved character(s), or return character(s) in header value: '...'".
+_QUOTED_HEADER = re.compile(
+    r"""(\bheader\ values?:?\s*)  (?:\w+\()?  (?: b?'(?:[^'\\]|\\.)*'? | b?"(?:[^"\\]|\\.)*"? )""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+_BEARER = re.compile(r"(\b(?:Bearer|Basic)\s+)(?=[\w.~+/=:-]*\d)[\w.~+/=:-]{12,}", re.IGNORECASE)
+
+
+def check_variable_name(name: str) -> str:
+    """Return the name of an environment variable. Raises `ValueError` without the text, which may be the secret."""
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError(
+            "must be the name of an environment variable (letters, digits and _), not the secret itself: "
+            "export the secret under a name, and write that name here"
+        )
+    return name
+
+
+def describe_variable(name: str) -> str:
+    """Return what an error calls a variable: by its name, unless that may be a secret in the place of one."""
+    return name if _CONSTANT.fullmatch(name) else "that is named there"
+
+
+def _describe_character(char: str) -> str:
+    if char in "\r\n\x0b\x0c\x85\u2028\u2029":
+        return "a line break"
+    if char in "\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f\u2039\u203a\xab\xbb":
+        return "a typographic quotation mark"
+    if unicodedata.category(char) == "Pd":
+        return "a typographic dash"
+    if unicodedata.category(char) in ("Cc", "Cf"):
+        return "an invisible character"
+    return "a space that is not plain" if char.isspace() else "a character outside of ASCII"
