@@ -286,17 +286,6 @@ def _show_caller(context: ServerRequestContext[Any, Any]) -> str | None:
     return None if headers is None else str(headers.get("authorization"))
 
 
-async def serve_stdio(client: NetworkClient) -> None:
-    """Serve on stdin and stdout as one participant, until stdin ends. Raises what refuses it."""
-
-    @asynccontextmanager
-    async def find_session(_: Context[Any, Any]) -> AsyncIterator[NetworkClient]:
-        yield client
-
-    async with client:
-        await make_mcp_server(find_session).run_stdio_async()
-
-
 async def _find_message(client: NetworkClient, seq: int) -> AnyMessage:
     """Give a message that the caller may read. Raises `UnknownMessage`."""
     for it in (await client.call("network.why", {"seq": seq}))["chain"]:

@@ -11,6 +11,8 @@ from roundelay.commands.gateway import MISSING
 from roundelay.commands.options import check_url, debug_option, json_option
 
 if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
     from roundelay.interop.hosts import Host
     from roundelay.interop.installing import FileChange
 
@@ -133,22 +135,33 @@ def deliver(host: str, url: str | None) -> None:
 @debug_option
 def mcp(host: str, url: str | None) -> None:
     """Serve MCP on stdin and stdout for the HOST that starts this, as its participant."""
-    import asyncio
-
-    from roundelay.interop.bridged import BridgedSession
+    from roundelay.interop.mcp_stdio import HostPipe, is_sdk_installed
     from roundelay.interop.participants import is_woken
     from roundelay.network.errors import ConfigError
 
-    try:
-        from roundelay.interop.mcp_server import make_mcp_server
-        from roundelay.interop.waking import serve_waking
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
+    if not is_sdk_installed():
+        raise ConfigError(MISSING)
+    chosen = _find(host)
+    # Only the SDK can push events to a host, so it serves from the start where the host is to be woken.
+    pipe = HostPipe() if not is_woken(chosen) else None
+    import asyncio
+
+    from roundelay.interop.bridged import BridgedSession
 
     async def serve() -> None:
-        async with BridgedSession(_find(host), url) as session:
-            server = make_mcp_server(session.take)
-            await (serve_waking(server, session) if is_woken(_find(host)) else server.run_stdio_async())
+        async with BridgedSession(chosen, url) as session:
+
+            def make_server() -> MCPServer[Any]:
+                from roundelay.interop.mcp_server import make_mcp_server
+
+                return make_mcp_server(session.take)
+
+            if pipe is not None:
+                await pipe.serve(make_server)
+            else:
+                from roundelay.interop.waking import serve_waking
+
+                await serve_waking(make_server(), session)
 
     asyncio.run(serve())
 

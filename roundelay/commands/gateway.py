@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from roundelay.commands.options import check_url, debug_option, find_target, identity_options, log_options
 
 if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
+    from roundelay.network.client import NetworkClient
     from roundelay.network.config import Served
     from roundelay.nodes.logs import LogFormat
 
@@ -112,17 +117,33 @@ def mcp() -> None:
     A host of MCP (an editor, a coding agent) starts it by its own configuration. Without a token an agent's is made and
     saved at its first use, as for any agent of this machine.
     """
-    import asyncio
-
-    from roundelay.network.client import NetworkClient
+    from roundelay.interop.mcp_stdio import HostPipe, is_sdk_installed
     from roundelay.network.errors import ConfigError
 
-    try:
-        from roundelay.interop.mcp_server import serve_stdio
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
+    if not is_sdk_installed():
+        raise ConfigError(MISSING)
     target = find_target()
     if target.agent_id is None:
         raise click.UsageError("Say as whom: roundelay mcp --as ID.")
+    pipe = HostPipe()  # answers the host from here on, while the rest is imported
+    import asyncio
+
+    from roundelay.network.client import NetworkClient
+
     kind = target.kind or (None if target.token is not None else "agent")
-    asyncio.run(serve_stdio(NetworkClient(target.agent_id, target.url, kind=kind, token=target.token, deliver=False)))
+    client = NetworkClient(target.agent_id, target.url, kind=kind, token=target.token, deliver=False)
+
+    @asynccontextmanager
+    async def find_session(_: object) -> AsyncIterator[NetworkClient]:
+        yield client
+
+    def make_server() -> MCPServer[Any]:
+        from roundelay.interop.mcp_server import make_mcp_server
+
+        return make_mcp_server(find_session)
+
+    async def serve() -> None:
+        async with client:
+            await pipe.serve(make_server)
+
+    asyncio.run(serve())

@@ -1,0 +1,97 @@
+"""Records what the SDK answers to the requests that need no session, for `mcp_stdio`.
+
+python -m roundelay.interop.mcp_listing > interop/mcp_answers.json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import anyio
+from mcp.server.stdio import stdio_server
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+from .mcp_server import make_mcp_server
+
+LISTS = ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
+_CLIENT = {"name": "roundelay", "version": "1"}
+
+
+def make_handshake(protocol_version: str) -> list[dict[str, Any]]:
+    """Return the messages of a host with a handshake, which asks for everything that is recorded."""
+    params = {"protocolVersion": protocol_version, "capabilities": {}, "clientInfo": _CLIENT}
+    return [
+        {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        *({"jsonrpc": "2.0", "id": it, "method": it} for it in ("ping", *LISTS)),
+    ]
+
+
+def make_modern() -> list[dict[str, Any]]:
+    """Return the messages of a host without a handshake."""
+    prefix = "io.modelcontextprotocol/"
+    meta = {
+        f"{prefix}protocolVersion": "2026-07-28",
+        f"{prefix}clientInfo": _CLIENT,
+        f"{prefix}clientCapabilities": {},
+    }
+    return [{"jsonrpc": "2.0", "id": it, "method": it, "params": {"_meta": meta}} for it in ("server/discover", *LISTS)]
+
+
+async def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the SDK's answers to the messages, in their order."""
+    answers: list[dict[str, Any]] = []
+    is_answered = anyio.Event()
+
+    class Writing:
+        async def write(self, text: str) -> None:
+            nonlocal is_answered
+            answers.append(json.loads(text))
+            is_answered.set()
+
+        async def flush(self) -> None:
+            """Nothing is kept back."""
+
+    async def read() -> Any:
+        nonlocal is_answered
+        for message in messages:
+            is_answered = anyio.Event()
+            yield json.dumps(message)
+            if "id" in message:
+                await is_answered.wait()
+
+    def find_session(_: object) -> Any:
+        raise AssertionError("a list needs no session")
+
+    reading: Any = read()
+    writing: Any = Writing()
+    async with stdio_server(reading, writing) as (read_stream, write_stream):
+        inner = make_mcp_server(find_session)._lowlevel_server  # the one that speaks the protocol
+        await inner.run(read_stream, write_stream, inner.create_initialization_options())
+    return answers
+
+
+async def record() -> dict[str, Any]:
+    """Return the recording, with `%VERSION%` in place of this package's version."""
+    versions = list(HANDSHAKE_PROTOCOL_VERSIONS)
+    with_handshake = await ask_sdk(make_handshake(versions[-1]))
+    modern = await ask_sdk(make_modern())
+    recorded = {
+        "versions": versions,
+        "handshake": {
+            "initialize": with_handshake[0]["result"],
+            **{it["id"]: it["result"] for it in with_handshake[1:]},
+        },
+        "modern": {it["id"]: it["result"] for it in modern},
+    }
+    text = json.dumps(recorded).replace(json.dumps(version("roundelay")), '"%VERSION%"')
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asyncio.run(record()), indent=1, ensure_ascii=False) + "\n")

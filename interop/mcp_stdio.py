@@ -1,0 +1,252 @@
+"""MCP over stdin and stdout for the host that starts this process: the first answers come without the SDK.
+
+Importing the SDK takes longer than hosts wait before their first request to a model. The handshake, `ping` and the lists
+of tools and resources are the same for every participant, so a thread answers them from a recording of the SDK's own
+answers (`mcp_answers.json`, made by `mcp_listing`). The first line that is anything else hands the connection over: the
+SDK is imported, is given the handshake, and serves from there.
+
+Nothing of the SDK is imported here before that, and nothing of the client: a host waits for this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from mcp.server.mcpserver import MCPServer
+
+ANSWERS = Path(__file__).with_name("mcp_answers.json")
+_PREFIX = "io.modelcontextprotocol/"
+_MODERN = "2026-07-28"
+"""The first protocol version without a handshake."""
+MAX_WAITING = 64
+"""Lines read ahead of the SDK. Further lines wait in the pipe."""
+
+
+class QuickAnswers:
+    """Answers from the recording, as far as they are certain.
+
+    A request of another shape than hosts send is left to the SDK, whose errors are its own.
+    """
+
+    def __init__(self, read_version: Callable[[], str]) -> None:
+        self._read_version = read_version
+        self._recorded: dict[str, Any] | None = None
+        self.opening: tuple[object, dict[str, Any]] | None = None
+        """The id and the message by which a host chose its protocol version."""
+        self.initialized: dict[str, Any] | None = None
+        """The notification that ends the handshake."""
+
+    @property
+    def is_modern(self) -> bool:
+        return self.opening is not None and self.opening[1]["method"] != "initialize"
+
+    def answer(self, line: str | bytes) -> str | None:
+        """Return the line that answers this one, the empty string where none is due, or None: the SDK has to answer."""
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+            return None
+        if not message.keys() <= {"jsonrpc", "id", "method", "params"} or not isinstance(message.get("method"), str):
+            return None
+        method, params = message["method"], message.get("params", {})
+        if "id" not in message:
+            if method != "notifications/initialized" or params or self.is_modern or self.opening is None:
+                return None
+            self.initialized = message
+            return ""
+        is_id = isinstance(message["id"], str | int) and not isinstance(message["id"], bool)
+        result = self._find_result(message, method, params) if is_id and isinstance(params, dict) else None
+        if result is None:
+            return None
+        return json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}, separators=(",", ":"))
+
+    def _find_result(self, message: dict[str, Any], method: str, params: dict[str, Any]) -> dict[str, Any] | None:
+        if method == "initialize":
+            return self._initialize(message, params) if self.opening is None and _is_handshake(params) else None
+        recorded = self._recording
+        if _is_modern_request(params):
+            if self.opening is not None and not self.is_modern:
+                return None
+            result: dict[str, Any] | None = recorded["modern"].get(method)
+            if result is not None and self.opening is None:
+                self.opening = message["id"], message
+            return result
+        meta = params.get("_meta", {})
+        if params.keys() - {"_meta"} or not isinstance(meta, dict) or any(it.startswith(_PREFIX) for it in meta):
+            return None
+        if self.is_modern or self.opening is None:
+            return None
+        found: dict[str, Any] | None = recorded["handshake"].get(method)
+        return found if self.initialized is not None or method == "ping" else None
+
+    def _initialize(self, message: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+        recorded = self._recording
+        asked, versions = params["protocolVersion"], recorded["versions"]
+        version = asked if asked in versions else versions[-1]
+        # The SDK is given the version that the host was told, also where a later SDK would choose another one.
+        self.opening = message["id"], {**message, "params": {**params, "protocolVersion": version}}
+        return {**recorded["handshake"]["initialize"], "protocolVersion": version}
+
+    @property
+    def _recording(self) -> dict[str, Any]:
+        if self._recorded is None:
+            text = ANSWERS.read_text(encoding="utf-8")
+            self._recorded = json.loads(text.replace("%VERSION%", self._read_version()))
+        return self._recorded
+
+
+def _is_handshake(params: dict[str, Any]) -> bool:
+    return (
+        isinstance(params.get("protocolVersion"), str)
+        and isinstance(params.get("capabilities"), dict)
+        and _is_implementation(params.get("clientInfo"))
+    )
+
+
+def _is_implementation(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("version"), str)
+
+
+def _is_modern_request(params: dict[str, Any]) -> bool:
+    meta = params.get("_meta")
+    return (
+        isinstance(meta, dict)
+        and params.keys() == {"_meta"}
+        and meta.get(f"{_PREFIX}protocolVersion") == _MODERN
+        and isinstance(meta.get(f"{_PREFIX}clientCapabilities"), dict)
+        and _is_implementation(meta.get(f"{_PREFIX}clientInfo"))
+    )
+
+
+def is_sdk_installed() -> bool:
+    """Whether the SDK can be imported, found without importing it."""
+    return find_spec("mcp") is not None
+
+
+class HostPipe:
+    """Stdin and stdout of this process. One for each process: it reads stdin until the end.
+
+    Make it first: its thread answers a host while everything else is imported. Then call `serve` once.
+    """
+
+    def __init__(self) -> None:
+        # Duplicates: print statements and child processes must not reach the host's lines once these are diverted.
+        self._input, self._output = os.fdopen(os.dup(0), "rb"), os.dup(1)
+        self._answers = QuickAnswers(_read_version)
+        self._attached = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lines: asyncio.Queue[bytes | None] | None = None
+        # A daemon: nothing can end its read but the host.
+        threading.Thread(target=self._read, name="mcp-stdin", daemon=True).start()
+
+    async def serve(self, make_server: Callable[[], MCPServer[Any]]) -> None:
+        """Serve until stdin ends. ``make_server`` is called when the SDK is needed, if ever."""
+        import asyncio
+
+        self._loop, self._lines = asyncio.get_running_loop(), asyncio.Queue(MAX_WAITING)
+        self._attached.set()
+        line = await self._lines.get()
+        if line is None:
+            return
+        from mcp.server.stdio import stdio_server
+
+        self._divert()
+        replies = _Replies(self._output, self._answers.opening)
+        # The SDK's annotations ask for files of anyio; it uses no more of them than these two have.
+        reading: Any = self._replay(line, replies)
+        writing: Any = replies
+        async with stdio_server(reading, writing) as (read_stream, write_stream):
+            inner = make_server()._lowlevel_server  # the one that speaks the protocol
+            await inner.run(read_stream, write_stream, inner.create_initialization_options())
+
+    def _read(self) -> None:
+        """Read lines until stdin ends (in a thread): answer the first ones, and hand over the rest."""
+        is_handed_over = False
+        with suppress(OSError):  # the host has gone
+            for line in self._input:
+                if not is_handed_over:
+                    answer = self._answers.answer(line)
+                    if answer is not None:
+                        _write(self._output, f"{answer}\n".encode() if answer else b"")
+                        continue
+                    is_handed_over = True
+                self._put(line)
+        self._put(None)
+
+    def _put(self, line: bytes | None) -> None:
+        import asyncio
+
+        self._attached.wait()
+        assert self._loop is not None
+        assert self._lines is not None
+        with suppress(RuntimeError):  # the loop has ended, and this process with it
+            asyncio.run_coroutine_threadsafe(self._lines.put(line), self._loop).result()
+
+    async def _replay(self, first: bytes, replies: _Replies) -> AsyncIterator[str]:
+        """Lines for the SDK: the handshake that was answered already, then the host's."""
+        if self._answers.opening is not None:
+            yield json.dumps(self._answers.opening[1])
+            await replies.is_open.wait()
+            if self._answers.initialized is not None:
+                yield json.dumps(self._answers.initialized)
+        line: bytes | None = first
+        assert self._lines is not None
+        while line is not None:
+            yield line.decode(errors="replace")
+            line = await self._lines.get()
+
+    @staticmethod
+    def _divert() -> None:
+        """Point stdin at nothing and stdout at stderr, as the SDK does for the streams that it opens."""
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)
+
+
+class _Replies:
+    """Lines from the SDK to the host, without its answer to the replayed opening."""
+
+    def __init__(self, descriptor: int, opening: tuple[object, dict[str, Any]] | None) -> None:
+        import asyncio
+
+        self._descriptor = descriptor
+        self._opening = opening
+        self.is_open = asyncio.Event()
+        """Set when the SDK has taken the opening."""
+
+    async def write(self, text: str) -> None:
+        import asyncio
+
+        if self._opening is not None and not self.is_open.is_set():
+            message = json.loads(text)
+            if message.get("id") == self._opening[0] and "method" not in message:
+                self.is_open.set()
+                return
+        await asyncio.to_thread(_write, self._descriptor, text.encode())
+
+    async def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _read_version() -> str:
+    from importlib.metadata import version
+
+    return version("roundelay")
