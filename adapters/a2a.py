@@ -14,6 +14,7 @@ import hashlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
@@ -44,6 +45,7 @@ from google.protobuf.json_format import ParseError  # type: ignore[import-untype
 
 from roundelay.agents.models.model import ModelError, ModelFailure
 from roundelay.agents.outgoing_http import load_certificates
+from roundelay.agents.per_loop import PerLoop
 from roundelay.agents.runner import RunnerOptions
 from roundelay.interop.a2a_parts import escape_line_ends, make_parts, read_parts
 from roundelay.network.credentials import read_secret
@@ -77,6 +79,12 @@ BROKEN = (ParseError, httpx.InvalidURL, ValueError, TypeError, AttributeError, K
 """What the SDK raises for what is no A2A, beside its own errors."""
 
 
+@dataclass(slots=True)
+class _Connection:
+    http: httpx.AsyncClient
+    there: Client | None = None
+
+
 class A2AAgent(AdaptedAgent):
     """The agent whose card is at an address, as a participant. ``headers`` go with each request: the token, above
     all. Raises `ConfigError` for a header that cannot be sent."""
@@ -89,8 +97,7 @@ class A2AAgent(AdaptedAgent):
         super().__init__(agent_id, **options)
         self.address = address.rstrip("/")
         self._headers = {name: read_secret(value, f"the header {name}") for name, value in (headers or {}).items()}
-        self._http: httpx.AsyncClient | None = None
-        self._there: Client | None = None
+        self._connections = PerLoop(self._make_connection)
         self._card: AgentCard | None = None
         self._waiting: dict[str, str] = {}
         """By context: the task that waits for an answer."""
@@ -117,9 +124,9 @@ class A2AAgent(AdaptedAgent):
 
     async def close(self) -> None:
         await super().close()
-        http, self._http, self._there = self._http, None, None
-        if http is not None:
-            await http.aclose()
+        connection = self._connections.pop()
+        if connection is not None:
+            await connection.http.aclose()
 
     async def answer(self, turn: IncomingTurn) -> str:
         now = asyncio.get_running_loop().time
@@ -129,8 +136,9 @@ class A2AAgent(AdaptedAgent):
             try:
                 await self._ask(turn, progress)
             except asyncio.CancelledError:  # where its process ends it goes on in the next one
-                if (turn.is_stopped or now() >= until_s) and self._there is not None:
-                    await self._cancel_there(self._there, turn, progress.task_id)
+                known = self._connections.find()
+                if (turn.is_stopped or now() >= until_s) and known is not None and known.there is not None:
+                    await self._cancel_there(known.there, turn, progress.task_id)
                 raise
         except A2AError as error:
             raise ModelError(f"{type(error).__name__}: {error}", reason=_name(error)) from error
@@ -138,30 +146,32 @@ class A2AAgent(AdaptedAgent):
             self._waiting[_context_of(turn)] = progress.task_id
         return progress.conclude()
 
+    def _make_connection(self) -> _Connection:
+        try:
+            load_certificates()
+        except ConfigError as error:
+            raise ModelError(f"{self.address} cannot be asked. {error}", reason="misconfigured") from None
+        limits = httpx.Timeout(None, connect=CARD_TIMEOUT_S)  # how long it may work is the policy's to say
+        headers = {**self._headers, "Accept-Encoding": "identity"}  # what is packed may be of any size
+        return _Connection(httpx.AsyncClient(headers=headers, timeout=limits, transport=_OneHost(self.address)))
+
     async def _connect(self) -> Client:
-        if self._there is not None:
-            return self._there
-        if self._http is None:
-            try:
-                load_certificates()
-            except ConfigError as error:
-                raise ModelError(f"{self.address} cannot be asked. {error}", reason="misconfigured") from None
-            limits = httpx.Timeout(None, connect=CARD_TIMEOUT_S)  # how long it may work is the policy's to say
-            headers = {**self._headers, "Accept-Encoding": "identity"}  # what is packed may be of any size
-            self._http = httpx.AsyncClient(headers=headers, timeout=limits, transport=_OneHost(self.address))
+        connection = self._connections.get()
+        if connection.there is not None:
+            return connection.there
         try:
             async with asyncio.timeout(CARD_TIMEOUT_S):
                 with _as_a2a():
-                    card = await A2ACardResolver(self._http, self.address).get_agent_card()
+                    card = await A2ACardResolver(connection.http, self.address).get_agent_card()
         except TimeoutError as error:
             raise ModelError(f"The card of {self.address} does not come", reason="timeout") from error
-        config = ClientConfig(httpx_client=self._http, supported_protocol_bindings=["JSONRPC", "HTTP+JSON"])
+        config = ClientConfig(httpx_client=connection.http, supported_protocol_bindings=["JSONRPC", "HTTP+JSON"])
         try:
-            self._there = ClientFactory(config).create(card)
+            connection.there = ClientFactory(config).create(card)
         except (ValueError, httpx.InvalidURL) as error:
             raise ModelError(f"{self.address} offers no binding that is known here", reason="misconfigured") from error
         self._card = card
-        return self._there
+        return connection.there
 
     async def _ask(self, turn: IncomingTurn, progress: _TaskThere) -> None:
         """Send the message, or go on with the task that it has begun already, until nothing more comes."""

@@ -531,13 +531,14 @@ class _Readiness:
     def end(self, failure: Exception) -> None:
         """The run has ended: whoever still waits waits in vain."""
         reached, self._reached = self._reached, None
-        if reached is not None and not reached.done():
+        if reached is not None and not reached.done() and not reached.get_loop().is_closed():
             reached.set_exception(failure)
             reached.exception()  # retrieved: perhaps nobody waits
 
     def _open(self) -> asyncio.Future[None]:
-        if self._reached is None:
-            self._reached = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if self._reached is None or self._reached.get_loop() is not loop:
+            self._reached = loop.create_future()
         return self._reached
 
 

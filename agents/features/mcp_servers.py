@@ -316,10 +316,20 @@ class ServerSession:
         self._lost = asyncio.Event()
         self._opening = asyncio.Lock()
         self._resting_until = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _follow_loop(self) -> None:
+        """Begin anew in another event loop: connections, tasks and locks belong to the loop in which they were made."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._client, self._task, self._settled = loop, None, None, None
+            self._lost, self._opening, self._resting_until = asyncio.Event(), asyncio.Lock(), 0.0
+            self.schemas = SchemaCheck(self.name)
 
     async def open(self, *, now: bool = True) -> None:
         """Connect, unless that is done, and wait for it, in bounded time. What goes wrong stands in ``failure``; not
         ``now``: a server that failed a moment ago is left alone."""
+        self._follow_loop()
         if not now and asyncio.get_running_loop().time() < self._resting_until:
             return
         async with self._opening:
@@ -334,6 +344,7 @@ class ServerSession:
 
     async def close(self) -> None:
         """End the session; a server process ends with it. Idempotent."""
+        self._follow_loop()
         task, self._task = self._task, None
         if task is not None:
             self._lost.set()

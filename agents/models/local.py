@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from roundelay.agents.per_loop import PerLoop
+
 from .model import AssistantMessage, ModelError, ModelReply, ModelRequest, OnDelta, Usage
 from .openai_model import OpenAIModel
 from .small_chat import keep_own_words, read_chat
@@ -123,7 +125,7 @@ class LocalModel:
         self.name = name
         self._server = LocalServer(weights, context_tokens=context_tokens, max_tokens=max_tokens)
         self._tools = tools
-        self._switching = asyncio.Lock()
+        self._switching = PerLoop(asyncio.Lock)
         self._models: dict[str, OpenAIModel] = {}  # by what they are asked for; all on the one server
 
     async def __aenter__(self) -> LocalModel:
@@ -150,7 +152,7 @@ class LocalModel:
 
     async def close(self) -> None:
         """Stop the server and free the weights; a later call starts it again."""
-        async with self._switching:
+        async with self._switching.get():
             models, self._models = self._models, {}
             for model in models.values():
                 await model.close()
@@ -158,7 +160,7 @@ class LocalModel:
                 await self._server.__aexit__()
 
     async def _start(self) -> dict[str, OpenAIModel]:
-        async with self._switching:
+        async with self._switching.get():
             if not self._models:
                 server = await self._server.__aenter__()
                 self._models = {way: self._connect(server, way) for way in _SETTINGS}

@@ -38,6 +38,7 @@ from openai.types.shared_params import ResponseFormatJSONSchema
 
 from roundelay.agents.containment import describe_error, without_words
 from roundelay.agents.outgoing_http import check_environment, describe_proxy, load_certificates
+from roundelay.agents.per_loop import PerLoop
 from roundelay.network.credentials import describe_variable, hide_url_secrets, read_secret, remember_url
 from roundelay.network.errors import ConfigError
 from roundelay.network.home import is_loopback
@@ -116,7 +117,7 @@ class OpenAIModel:
         self.settings: Mapping[str, object] = dict(settings or {})
         """What goes into each request's body beside messages and tools."""
 
-        self._client: AsyncOpenAI | None = None
+        self._clients = PerLoop(self._make_client)
         host = urlsplit(self._base_url or "").hostname or ""
         self._is_own = is_loopback(host) or host.endswith(".localhost")  # on this machine
         if not self._api_key and not self._is_own:
@@ -135,7 +136,7 @@ class OpenAIModel:
 
     async def close(self) -> None:
         """Close the connections; the model can be used again and then opens new ones."""
-        client, self._client = self._client, None
+        client = self._clients.pop()
         if client is not None:
             await client.close()
 
@@ -165,7 +166,7 @@ class OpenAIModel:
         # Not `chat.completions.create`: it walks through every message, and all types that one may have, to rename
         # fields that have their names here already. That is half of a call's CPU, more as the history grows
         # (docs/performance.md).
-        client, body = self._open_client(), self._build_body(request, step)
+        client, body = self._clients.get(), self._build_body(request, step)
         if not self._stream:
             completion = await client.post(_PATH, cast_to=ChatCompletion, body=body)
             with _reading():
@@ -188,23 +189,21 @@ class OpenAIModel:
             body.pop("parallel_tool_calls", None)  # refused without them
         return body
 
-    def _open_client(self) -> AsyncOpenAI:
-        if self._client is None:
-            try:
-                check_environment()  # again: the variables may be others since the model was made
-                certificates = load_certificates()
-            except ConfigError as error:
-                raise ModelError(f"Model {self.name} cannot be used. {error}", reason="misconfigured") from None
-            self._client = AsyncOpenAI(
-                api_key=self._api_key or "none",  # the SDK insists on one; a server on loopback ignores it
-                base_url=self._base_url,
-                organization=self._organization,
-                project=self._project,
-                max_retries=0,
-                timeout=openai.Timeout(self._silence_s, connect=min(10.0, self._silence_s)),
-                http_client=DefaultAsyncHttpxClient(verify=certificates),
-            )
-        return self._client
+    def _make_client(self) -> AsyncOpenAI:
+        try:
+            check_environment()  # again: the variables may be others since the model was made
+            certificates = load_certificates()
+        except ConfigError as error:
+            raise ModelError(f"Model {self.name} cannot be used. {error}", reason="misconfigured") from None
+        return AsyncOpenAI(
+            api_key=self._api_key or "none",  # the SDK insists on one; a server on loopback ignores it
+            base_url=self._base_url,
+            organization=self._organization,
+            project=self._project,
+            max_retries=0,
+            timeout=openai.Timeout(self._silence_s, connect=min(10.0, self._silence_s)),
+            http_client=DefaultAsyncHttpxClient(verify=certificates),
+        )
 
     def _explain(self, error: Exception) -> ModelError:
         """Give the `ModelError` for a failure of the SDK: what went wrong, and what to do if that is known."""

@@ -67,6 +67,13 @@ class Acks:
         self.prefix = max(self.prefix, cursor)
         self._prefix_is_due = False
 
+    def forget_open(self) -> None:
+        """Forget what is not handled: nobody has it any more, and the next session delivers it again."""
+        self._wire, self._is_due = None, False
+        self._order.clear()
+        self._open.clear()
+        self._late.clear()
+
     def take(self, seq: int) -> bool:
         """A delivery has arrived. False if it is being handled, or was: then it is only acknowledged again."""
         self._session_top = max(self._session_top, seq)

@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -148,13 +149,10 @@ class NetworkClient:
         self._transport = transport or WebSocketTransport(
             named, connect_timeout_s or CONNECT_TIMEOUT_S, goes_to_leader=goes_to_leader
         )
-        self._link = Link(
-            self,
-            self._transport,
-            reconnects=reconnect,
-            jitter=jitter,
-            connect_timeout_s=connect_timeout_s,
+        self._make_link = partial(
+            Link, self, self._transport, reconnects=reconnect, jitter=jitter, connect_timeout_s=connect_timeout_s
         )
+        self._link = self._make_link()
 
     # --- lifetime
 
@@ -204,7 +202,12 @@ class NetworkClient:
         return Cursor(self._epoch, self._acks.prefix)
 
     async def connect(self) -> Welcome:
-        """Join the network. Raises `ConnectError`, `NotAuthenticated`, `Forbidden`, `Superseded`."""
+        """Join the network; again after `close`, or in another event loop once the first one has ended. Raises
+        `ConnectError`, `NotAuthenticated`, `Forbidden`, `Superseded`."""
+        if self._link.is_closing or self._link.is_left_behind():
+            # Queues, events and tasks belong to the loop in which they are waited for.
+            self._deliveries, self._event_arrived, self._link = asyncio.Queue(), asyncio.Event(), self._make_link()
+            self._acks.forget_open()
         if not self._token and not self._is_local:
             self._token = find_token(self._named, self.kind)
             if self._token is None and self.kind == "agent" and self._saved is None:
@@ -222,7 +225,8 @@ class NetworkClient:
 
     async def close(self) -> None:
         """Say goodbye. What was sent and not answered raises `ConnectError`. Idempotent."""
-        self._acks.send_due()
+        if not self._link.is_left_behind():
+            self._acks.send_due()
         await self._link.close()
 
     # --- what the link asks and says (`link.Owner`)
@@ -487,6 +491,7 @@ class NetworkClient:
 
     async def _next_delivery(self) -> Delivery | None:
         """The next delivery; None once this client is closed. Raises what ended the connection for good."""
+        self._link.check_loop()
         delivery = await self._deliveries.get()
         if delivery is None:
             self._deliveries.put_nowait(None)  # for the others who wait

@@ -138,6 +138,8 @@ class Link:
         self._held: dict[str, _Request] = {}
         """Calls beyond the hub's ``max_reads``, which it would refuse; each waits until one before it is answered."""
         self._task: asyncio.Task[None] | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop in which it was opened: all that it waits for belongs to that."""
 
     async def open(self) -> None:
         """Join for the first time; from then on the link keeps itself up. Raises what the hub said, or `ConnectError`.
@@ -146,7 +148,8 @@ class Link:
         """
         if self._task is not None:
             return
-        loop, delay_s = asyncio.get_running_loop(), FIRST_DELAY_S
+        self.loop, delay_s = asyncio.get_running_loop(), FIRST_DELAY_S
+        loop = self.loop
         deadline = loop.time() + (self._connect_timeout_s or 0.0)
         while True:
             try:
@@ -172,6 +175,10 @@ class Link:
         """Say goodbye. What was not answered raises `ConnectError`. Idempotent."""
         if self.is_closing:
             return
+        if self.is_left_behind():
+            self.is_closing, self._wire = True, None
+            self.failure = self.failure or ConnectError("The client was closed.")
+            return
         self.is_closing = True
         if self._wire is not None and self._task is not None and not self._task.done():
             self.push(encode(ByeFrame()))
@@ -182,6 +189,27 @@ class Link:
         if self._wire is not None:
             await self._wire.drop()
         self._end(ConnectError("The client was closed."))
+
+    def is_left_behind(self) -> bool:
+        """Tell whether the event loop in which it was opened has ended: nothing of it can be waited for any more. Raise
+        `ConnectError` if that loop still runs, in another thread."""
+        if self.loop is None or self.loop is asyncio.get_running_loop():
+            return False
+        if self.loop.is_running():
+            raise ConnectError(
+                f"The client of {self._owner.agent_id} is connected in the event loop of another thread. Use it there, "
+                "or make another client."
+            )
+        return True
+
+    def check_loop(self) -> None:
+        """Raise `ConnectError` in another event loop than the one in which it was opened: what was waited for there
+        would never come."""
+        if self.is_left_behind():
+            raise ConnectError(
+                f"The client of {self._owner.agent_id} was connected in another event loop, which has ended. Await "
+                "connect() in this one."
+            )
 
     @property
     def is_connected(self) -> bool:
@@ -198,6 +226,7 @@ class Link:
             raise self.failure
         if self._task is None:
             raise ConnectError("This client has not connected yet; use `async with` or await connect().")
+        self.check_loop()
         if key in self._pending or key in self._waiting or key in self._held:
             raise InvalidArguments(f"{key[2:]!r} is under way already; choose another id.")
         too_large = self._too_large(frame)

@@ -159,16 +159,16 @@ class Hub:
         self._upkeep: list[asyncio.Task[None]] = []
         self.writing = asyncio.Lock()
         """Held by each commit, and by whatever else must not meet one."""
-        self._loop = asyncio.get_running_loop()
-        seconds = seconds_since_boot if clock is system_clock else self._loop.time
+        self.loop = asyncio.get_running_loop()
+        seconds = seconds_since_boot if clock is system_clock else self.loop.time
         self._clock_watch = ClockWatch(clock, seconds)
         self._committing_since_s: float | None = None
         self._is_slow = False
         """The ledger does not answer, and that was said."""
         self._questions_from = 0
         """Questions that were asked before it are forgotten."""
-        self._outage = Outage("the ledger failed; reopening it", "the ledger is open again", self._loop.time)
-        self._fullness = Outage("nothing is stored", "there is room again", self._loop.time)
+        self._outage = Outage("the ledger failed; reopening it", "the ledger is open again", self.loop.time)
+        self._fullness = Outage("nothing is stored", "there is room again", self.loop.time)
         self.switchboard = Switchboard(limits, ledger, self._clock, new_id, self._lose_reactor)
         self.counts = self.switchboard.counts
         self._intake = Intake(
@@ -345,7 +345,7 @@ class Hub:
     def is_ready(self) -> bool:
         """Whether sessions are accepted: the ledger is open, and answers."""
         since_s = self._committing_since_s
-        return self.is_open and (since_s is None or self._loop.time() - since_s < COMMIT_PATIENCE_S)
+        return self.is_open and (since_s is None or self.loop.time() - since_s < COMMIT_PATIENCE_S)
 
     @property
     def has_operators(self) -> bool:
@@ -390,7 +390,7 @@ class Hub:
                 await self._recover(self._trouble)
             batch = self._intake.take_batch()
             if batch:
-                self._committing_since_s = self._loop.time()
+                self._committing_since_s = self.loop.time()
                 try:
                     async with self.writing:
                         await self._commit_or_put_off(batch)
@@ -597,7 +597,7 @@ class Hub:
         session = board.sessions.get(origin.session_id)
         if session is None:
             raise asyncio.CancelledError
-        arrival: asyncio.Future[None] = self._loop.create_future()
+        arrival: asyncio.Future[None] = self.loop.create_future()
         session.arrivals[arrival] = None
         try:
             async with asyncio.timeout(timeout_s):

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from roundelay.network.core.entries import Peer
-from roundelay.network.errors import Closed
+from roundelay.network.errors import Closed, ConnectError
 
 from .hub import Hub
 
@@ -25,6 +25,11 @@ class LocalTransport:
     async def connect(self) -> LocalConnection:
         if self._hub.is_draining:
             raise Closed(1000, "this network was closed")  # for good: there is nothing to come back to
+        if self._hub.loop is not asyncio.get_running_loop():
+            raise ConnectError(
+                "This network was opened in another event loop. Open it in the loop in which it is used: asyncio.run "
+                "makes a loop each time, and pytest-asyncio one for each test unless loop_scope says otherwise."
+            )
         return LocalConnection(self._hub)
 
 

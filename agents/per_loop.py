@@ -1,0 +1,38 @@
+"""Objects that belong to an event loop, such as connections. A program may have several loops: `asyncio.run` twice, the
+loops of a test suite, one for each thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+
+
+class PerLoop(Generic[T]):
+    """One object for each event loop, made where it is first used. That of a closed loop is dropped: it cannot be used
+    or closed any more."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: WeakKeyDictionary[asyncio.AbstractEventLoop, T] = WeakKeyDictionary()
+
+    def get(self) -> T:
+        """Return the object of the running loop."""
+        loop = asyncio.get_running_loop()
+        made = self._made.get(loop)
+        if made is None:
+            for other in [it for it in self._made if it.is_closed()]:
+                self._made.pop(other, None)
+            made = self._made[loop] = self._make()
+        return made
+
+    def find(self) -> T | None:
+        """Return the object of the running loop; None if it was not used yet."""
+        return self._made.get(asyncio.get_running_loop())
+
+    def pop(self) -> T | None:
+        """Take out the object of the running loop; None if there is none."""
+        return self._made.pop(asyncio.get_running_loop(), None)
