@@ -265,6 +265,14 @@ def show_value(value: object) -> str:
 # --- files
 
 
+_AS_LOADED: dict[Path, bytes] = {}
+
+
+def keep_as_loaded(path: Path, data: bytes) -> None:
+    """Have `load_yaml` read this in place of a file, which has changed since a node loaded it."""
+    _AS_LOADED[path] = data
+
+
 def load_yaml(path: Path) -> YamlNode:
     """Read one YAML document; an empty file gives a node whose value is None.
 
@@ -275,7 +283,7 @@ def load_yaml(path: Path) -> YamlNode:
     import yaml
 
     try:
-        data = path.read_bytes()
+        data = _AS_LOADED.get(path) or path.read_bytes()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot be read ({reason}); check the path and its permissions", path=path) from error

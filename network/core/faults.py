@@ -37,7 +37,7 @@ _TO_DO: Mapping[str, str] = {
     "broken_reply": "Check the model's server; `roundelay doctor` asks the model.",
     "error": "Read the agent's log, and correct the agent's code.",
     "dead_letter": "Read the agent's log, then deliver the messages again: roundelay dead-letters retry.",
-    "ended": "Read the agent's log, then start it: roundelay agent restart {agent_id}",
+    "ended": "Read the agent's log, then start it: roundelay agent reload {agent_id}",
 }
 
 

@@ -35,6 +35,7 @@ from roundelay.network.errors import Forbidden, LedgerError, Overloaded, Roundel
 from roundelay.network.frames import Follows, write_moved
 from roundelay.network.ledger import KeyTaken, Ledger, LogFull, LogMoved, Unstorable
 from roundelay.network.operations import list_operations
+from roundelay.network.operations.reading import AgentSupervisor
 
 from .admission import Gate
 from .intake import Intake
@@ -117,6 +118,8 @@ class Hub:
         self.server = server
         self.limits = limits
         self.quotas = Quotas(limits, quotas)
+        self.supervisor: AgentSupervisor | None = None
+        """Of the agents' processes of the node that runs this hub, if it runs any."""
         self._owner_hash = owner_hash
         self.is_open = False
         """Whether the ledger is open, and no commit's outcome unknown."""
@@ -244,11 +247,15 @@ class Hub:
         async with self.writing:
             await self.commit([Bind(dict(tokens))])
 
-    async def note_ended(self, agent_id: str, reason: str | None) -> None:
-        """Keep that the process of an agent of this node has ended, and why; None: it is up again. Raises
-        `LedgerError`."""
-        async with self.writing:
-            await self.commit([Ended(agent_id, reason)])
+    def note_ended(self, agent_id: str, reason: str | None) -> None:
+        """Keep, in the next batch, that the process of an agent of this node has ended, and why; None: it is up
+        again."""
+        if not self.is_draining:
+            self._intake.enter(Ended(agent_id, reason))
+
+    async def wait_until_away(self, agent_id: str, grace_s: float) -> None:
+        """Wait until no runner serves an agent. One that was lost, without a goodbye, may come back within a grace."""
+        await self.switchboard.wait_until_away(agent_id, grace_s)
 
     async def add_login(self, login_hash: str, agent_id: str, ttl_ms: int) -> None:
         """Let the code with this hash log a person in once, as an operator: the node's owner. It is on the disk when

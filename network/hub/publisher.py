@@ -105,6 +105,8 @@ class Switchboard:
         self.deliveries = 0
         self._limits = limits
         self._on_reactor_lost = on_reactor_lost
+        self._away: dict[str, asyncio.Future[bool]] = {}
+        """Who waits for the end of an agent's runner: whether that says goodbye."""
         self._dirty: dict[Session, None] = {}
         self._watchers: dict[Session, None] = {}
         """Those that are told who comes and goes."""
@@ -190,12 +192,27 @@ class Switchboard:
         self.mailboxes.leave(live, session)
         self.joined -= 1
         log.info("left", extra={**_name(session, live.agent_id), "code": code})
+        if session.origin.fence is not None and (away := self._away.pop(live.agent_id, None)) is not None:
+            away.set_result(code == 1000)
         if live.sessions:
             self.redelivery.pass_on(live)
             return
         participant = self.state.participant(live.agent_id)
         if participant is not None:
             self._announce(participant, "offline")
+
+    def has_reactor(self, agent_id: str) -> bool:
+        """Whether a runner serves an agent."""
+        sessions = self.mailboxes.sessions_of(agent_id)
+        return any(it.origin is not None and it.origin.fence is not None for it in sessions)
+
+    async def wait_until_away(self, agent_id: str, grace_s: float) -> None:
+        """Wait until no runner serves an agent, and for one that was lost as long as it may take to come back."""
+        while self.has_reactor(agent_id):
+            away = self._away.setdefault(agent_id, self._loop.create_future())
+            has_said_bye = await asyncio.shield(away)
+            if not has_said_bye:
+                await asyncio.sleep(grace_s)
 
     @property
     def taken(self) -> int:

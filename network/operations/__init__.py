@@ -15,7 +15,7 @@ from typing import Any
 
 from roundelay.network.core.mod import Mod, Operation, make_operation
 
-from . import conversation, marking, memories, needs, operators, reactions, receiving, searching, views
+from . import conversation, marking, memories, needs, operators, reactions, receiving, searching, supervising, views
 
 FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.cancel,
@@ -60,6 +60,8 @@ FOR_OPERATORS: tuple[Callable[..., Any], ...] = (
     operators.rows,
     operators.status,
     operators.stopped,
+    supervising.control_agent,
+    supervising.node_agents,
 )
 
 

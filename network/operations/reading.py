@@ -4,7 +4,7 @@ what."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
@@ -17,6 +17,16 @@ from roundelay.network.core.tables import MessageHead
 from roundelay.network.core.visibility import Visibility, may_read
 from roundelay.network.errors import Forbidden
 from roundelay.network.ledger import Ledger
+
+AgentAction: TypeAlias = Literal["start", "stop", "restart", "reload"]
+
+
+class AgentSupervisor(Protocol):
+    """What starts and stops the processes of a node's agents."""
+
+    def list_agents(self) -> list[dict[str, Any]]: ...
+
+    async def control(self, agent_id: str, action: AgentAction) -> dict[str, Any]: ...
 
 
 class ReadPlace(Protocol):
@@ -34,6 +44,7 @@ class HubView(Protocol):
     ledger: Ledger
     limits: Limits
     quotas: Quotas
+    supervisor: AgentSupervisor | None
 
     @property
     def name(self) -> str: ...

@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.options import check_id, debug_option, find_target, json_option, log_options, node_options, run
+from roundelay.commands.options import (
+    ask,
+    check_id,
+    debug_option,
+    find_target,
+    identity_options,
+    json_option,
+    log_options,
+    node_options,
+    run,
+)
+from roundelay.commands.output import show, show_list
 from roundelay.terminal.connection import login_id
 
 if TYPE_CHECKING:
+    from roundelay.network.operations.reading import AgentAction
     from roundelay.nodes.logs import LogFormat
 
 
 @click.group()
 def agent() -> None:
-    """Run agents."""
+    """Run agents, and look after those that a node runs."""
 
 
 @agent.command("run")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--only", multiple=True, metavar="ID", help="Only this agent of the files; may be repeated.")
 @click.option("--until-input-ends", is_flag=True, hidden=True)
+@click.option("--as-loaded", type=click.Path(path_type=Path), hidden=True)
 @log_options
 @node_options
 @debug_option
 def run_command(
-    files: tuple[Path, ...], only: tuple[str, ...], until_input_ends: bool, log_level: str, log_format: LogFormat
+    files: tuple[Path, ...],
+    only: tuple[str, ...],
+    until_input_ends: bool,
+    as_loaded: Path | None,
+    log_level: str,
+    log_format: LogFormat,
 ) -> None:
     """Run the agents of FILES in this process, until it is stopped.
 
@@ -37,10 +55,13 @@ def run_command(
     import asyncio
 
     from roundelay.agents.team import build_runner
+    from roundelay.network.yaml import keep_as_loaded
     from roundelay.nodes.logs import Voice, log_to_stderr
     from roundelay.nodes.run_agents import read_agents, run_agents
 
     log_to_stderr(log_level, log_format)
+    if as_loaded is not None:  # the file has changed since the node loaded it
+        keep_as_loaded(files[0], as_loaded.read_bytes())
     target = find_target()
     asyncio.run(
         run_agents(
@@ -88,3 +109,60 @@ def try_command(
     is_done = run(try_agent(spec, message, person=person or login_id(), approves=approves, show=show))
     if not is_done:
         raise SystemExit(1)
+
+
+# --- the agents that a node runs
+
+
+@agent.command("list")
+@json_option
+@identity_options
+def list_command(as_json: bool) -> None:
+    """List the agents that the node runs, what their processes do, and whose file has changed. For operators.
+
+    Everybody who has joined the network: roundelay agents.
+    """
+    from roundelay.runs.lists import list_node_agents
+
+    show_list(
+        {"agents": ask(list_node_agents)},
+        {
+            "AGENT": lambda it: it["agent_id"],
+            "PROCESS": lambda it: it["state"].replace("_", " "),
+            "PID": lambda it: str(it.get("pid", "")),
+            "FILE": lambda it: it["file"],
+            "NOTE": _describe_note,
+        },
+        empty="This node runs no agents: its file declares none.",
+        as_json=as_json,
+    )
+
+
+def _describe_note(agent: dict[str, Any]) -> str:
+    if error := agent.get("error"):
+        return str(error)
+    return f"changed; apply: roundelay agent reload {agent['agent_id']}" if agent["has_changed"] else ""
+
+
+def _add_action(name: AgentAction, summary: str, done: str) -> None:
+    @agent.command(name, help=f"{summary} For operators.")
+    @click.argument("agent_id", metavar="NAME", callback=check_id)
+    @json_option
+    @identity_options
+    def control(agent_id: str, as_json: bool) -> None:
+        args = {"agent_id": agent_id, "action": name}
+        told: dict[str, Any] = ask(lambda client: client.call("network.control_agent", args))
+        error = f": {told['error']}" if "error" in told else ""
+        sentence = f"{agent_id} {done if told['state'] in _DONE else told['state']}{error}."
+        show(told, lambda _: [sentence], as_json=as_json)
+        if told["state"] not in _DONE:
+            raise SystemExit(1)
+
+
+_DONE = ("running", "stopped")
+_add_action("start", "Start the agent NAME of the node, which was stopped.", "is running")
+_add_action("stop", "Stop the agent NAME of the node, until it is started again.", "is stopped")
+_add_action("restart", "Start the process of the agent NAME anew, with its file as the node loaded it.", "runs anew")
+_add_action(
+    "reload", "Start the process of the agent NAME anew, with its file as it is now.", "runs with its file as it is now"
+)

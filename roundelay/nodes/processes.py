@@ -128,6 +128,9 @@ class Process:
             running.cancel()
             await asyncio.wait([running])
 
+    def on_ready(self) -> None:
+        """Called when the process says that it is ready."""
+
     async def _hear(self, output: asyncio.StreamReader) -> None:
         async for line in _read_lines(output):
             self.last_lines.append(line)
@@ -135,6 +138,7 @@ class Process:
                 self._place = line.removeprefix(self._ready)
                 self.is_ready = True
                 self.settled.set()
+                self.on_ready()
             else:
                 self._take_line(line)
 

@@ -11,12 +11,11 @@ import asyncio
 import errno
 import logging
 import os
-import re
 import ssl
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
@@ -47,7 +46,15 @@ from roundelay.network.tls import read_certificate, server_context
 from roundelay.nodes.hub_http import TIMEOUT_S, read_readiness
 from roundelay.nodes.links import make_owners_link
 from roundelay.nodes.logs import Voice
-from roundelay.nodes.processes import Process, ready_line, stop_signals, wait_for_first, wait_for_input_end
+from roundelay.nodes.processes import stop_signals, wait_for_first, wait_for_input_end
+from roundelay.nodes.supervised import (
+    GATEWAY_READY,
+    AgentProcess,
+    GatewayProcess,
+    KeptProcess,
+    NodeAgents,
+    webhooks_file,
+)
 from roundelay.terminal.text import clean
 
 if TYPE_CHECKING:
@@ -55,15 +62,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-FIRST_DELAY_S, MAX_DELAY_S = 0.5, 60.0
-STEADY_S = 60.0
-"""A process that lived so long begins again with the first delay."""
 READY_TIMEOUT_S = 30.0
-WRONG_FILE = 2
-"""Exit code of an agent whose file is wrong; starting it again would not help."""
 FEW_FILES = 1024
-GATEWAY_READY = "Roundelay's gateway to "
-"""How the line begins by which a gateway says that it is ready."""
 NEEDED = ("network.window", "network.records", "network.history")
 """What an agent calls to see what it works on, and to go on with it after a crash."""
 
@@ -92,7 +92,12 @@ async def run_node(
     check_folder(config.db)
     say = voice.say
     tls, certificate = load_tls(config)
-    with stop_signals() as stopping, suppress(StoppedWaiting), _Announcement(config, certificate, say) as note:
+    with (
+        stop_signals() as stopping,
+        suppress(StoppedWaiting),
+        _Announcement(config, certificate, say) as note,
+        ExitStack() as stack,
+    ):
         ours = _Agents(agents, config, say)
 
         async def let_in(hub: Hub, url: str) -> None:
@@ -108,15 +113,20 @@ async def run_node(
             keep_what_is_there()
             place = {"url": url, "network": node.hub.name, "database": str(config.db), "agents": len(agents)}
             _logger.info("the node listens", extra=place)
-            processes: list[KeptProcess] = [
-                AgentProcess(spec, url, log_level=log_level, voice=voice) for spec in ours.specs
+            snapshots = Path(stack.enter_context(TemporaryDirectory(prefix="roundelay-")))
+            own = [
+                AgentProcess(spec, node.hub, url, log_level=log_level, voice=voice, snapshots=snapshots)
+                for spec in ours.specs
             ]
+            node.hub.supervisor = NodeAgents(own)
+            processes: list[KeptProcess] = [*own]
             gateway = None
             if config.interop.serve:
                 gateway = GatewayProcess(config, url, log_level=log_level, voice=voice)
                 processes.append(gateway)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(process.keep()) for process in processes]
+                tasks.append(group.create_task(node.hub.supervisor.watch_files(say)))
 
                 async def announce(line: str) -> None:
                     if gateway is not None and gateway.is_ready:
@@ -318,99 +328,6 @@ def reachable_url(url: str) -> str:
     """The URL for clients on this machine: a node on every address is reached by loopback."""
     host = urlsplit(url).hostname
     return {"0.0.0.0": url.replace("0.0.0.0", "127.0.0.1"), "::": url.replace("[::]", "[::1]")}.get(host or "", url)
-
-
-class KeptProcess(Process):
-    """A process beside the node, started again when it fails. ``what`` names it in sentences, ``path`` the file that
-    may be wrong."""
-
-    starting = "the gateway's process starts"
-
-    def __init__(self, name: str, what: str, command: Sequence[str], *, ready: str, path: str, voice: Voice) -> None:
-        super().__init__(name, command, ready=ready, take_line=self._hear_line)
-        self._what = what
-        self._path = clean(path)
-        self._voice = voice
-        self._error = ""
-
-    async def keep(self) -> None:
-        """Run it until it ends by itself, or until cancelled, which stops it. Raises `ConfigError` when it cannot
-        begin.
-
-        Once it has joined, or has failed at it, it counts as `settled`.
-        """
-        delay_s = FIRST_DELAY_S
-        while True:
-            started_at = time.monotonic()
-            self._error = ""
-            _logger.info(self.starting, extra={"agent_id": self.name})
-            code = await self.run()
-            if code == WRONG_FILE and not self.settled.is_set():
-                raise ConfigError(self._error or f"{self._what} cannot start.")
-            self.settled.set()
-            if code == WRONG_FILE:  # as only its run finds, or since it was changed
-                why = f"{self._path}: {self._error or 'it cannot start'}"
-                _logger.error("%s has ended with exit code %d and is not started again: %s", self._what, code, why)
-                return
-            if code == 0:
-                _logger.warning("%s has ended.", self._what)
-                return
-            if time.monotonic() - started_at > STEADY_S:
-                delay_s = FIRST_DELAY_S
-            if self._error:
-                self._voice.pass_on(self.name, f"Error: {self._error}")
-            ending = f"exit code {code}" if code > 0 else f"signal {-code}"
-            _logger.error("%s has ended with %s; it starts again in %g s.", self._what, ending, delay_s)
-            await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 2, MAX_DELAY_S)
-
-    def _hear_line(self, line: str) -> None:
-        if line.startswith("Error: "):
-            self._error = clean(line.removeprefix("Error: "))
-        else:
-            self._voice.pass_on(self.name, line)
-
-
-class AgentProcess(KeptProcess):
-    """The process of one agent."""
-
-    starting = "an agent's process starts"
-
-    def __init__(self, spec: AgentSpec, url: str, *, log_level: str, voice: Voice) -> None:
-        command = ["-m", "roundelay", "agent", "run", str(spec.path), "--only", spec.id, "--url", url]
-        command += ["--log-level", log_level, "--log-format", voice.format, "--until-input-ends"]
-        ready = ready_line(spec.id, "")
-        super().__init__(spec.id, f"Agent {spec.id}", command, ready=ready, path=str(spec.path), voice=voice)
-
-
-class GatewayProcess(KeptProcess):
-    """The process by which programs of other protocols come in. Webhooks are kept beside the database."""
-
-    def __init__(self, config: NodeConfig, url: str, *, log_level: str, voice: Voice) -> None:
-        interop = config.interop
-        command = ["-m", "roundelay", "gateway", "--node", url, "--host", interop.host, "--port", str(interop.port)]
-        command += [part for name in interop.serve for part in ("--serve", name)]
-        command += [part for host in interop.webhook_hosts for part in ("--webhook-host", host)]
-        command += ["--webhooks", str(webhooks_file(config))] if "webhooks" in interop.serve else []
-        command += ["--log-level", log_level, "--log-format", voice.format, "--insecure", "--until-input-ends"]
-        super().__init__("gateway", "The gateway", command, ready=f"{GATEWAY_READY}{url} ", path="interop", voice=voice)
-
-    async def run(self) -> int:
-        """As `Process.run`; where it took any free port it comes back on the same one."""
-        if self.url:
-            self._command[self._command.index("--port") + 1] = str(urlsplit(self.url).port)
-        return await super().run()
-
-    @property
-    def url(self) -> str:
-        """Where it is; nothing before it is ready."""
-        found = re.search(r"https?://\S+", self._place)
-        return found[0] if found else ""
-
-
-def webhooks_file(config: NodeConfig) -> Path:
-    """Where a node's gateway keeps the registrations of webhooks."""
-    return Path(f"{config.db}.webhooks")
 
 
 class _Agents:

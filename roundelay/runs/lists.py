@@ -95,3 +95,9 @@ async def _read_pages(
         page = await client.call(op, {**args, **further})
         found += page[name]
     return found[:most]
+
+
+async def list_node_agents(client: NetworkClient) -> list[dict[str, Any]]:
+    """The agents that the node runs, by id. Raises `RoundelayError`."""
+    agents: list[dict[str, Any]] = (await client.call("network.node_agents"))["agents"]
+    return agents

@@ -189,6 +189,8 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.log": (OPERATORS, lambda seq: {}),
     "network.rows": (OPERATORS, lambda seq: {}),
     "network.status": (OPERATORS, lambda seq: {}),
+    "network.node_agents": (OPERATORS, lambda seq: {}),
+    "network.control_agent": (OPERATORS, lambda seq: {"agent_id": "ann", "action": "stop"}),
     "channels.create": (by_verb("create"), lambda seq: {"name": f"new-{new_id('n').lower()}"}),
     "channels.join": (for_members(verb="join"), lambda seq: {"name": "room"}),
     "channels.invite": (for_members("forbidden"), lambda seq: {"name": "room", "agent_id": "ann"}),

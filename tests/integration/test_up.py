@@ -181,13 +181,16 @@ async def test_an_agent_whose_file_its_run_finds_wrong_is_told_once_and_not_star
         assert sum("send_txt_message" in line for line in up.errors) == 1
 
 
-async def test_an_agent_that_another_runner_took_over_is_not_started_again(folder: Path) -> None:
+async def test_an_agent_that_another_runner_took_over_comes_back_when_that_one_has_ended(folder: Path) -> None:
+    (folder / "other.yaml").write_text(ANN.replace("ann heard", "the other ann heard"))
     async with node_up(folder) as (up, url):
-        async with command("agent", "run", "ann.yaml", "--url", url, cwd=folder) as other:
+        async with command("agent", "run", "other.yaml", "--url", url, cwd=folder) as other:
             await other.line(f"^Agent ann is ready at {url}")
             await up.error("Agent ann has ended.$")
-            assert await ask(url, "ann", "hello") == "ann heard hello"
+            assert await ask(url, "ann", "hello") == "the other ann heard hello"
+            assert set(children(up.pid)) == set()
             await other.stop()
+        assert await ask(url, "ann", "hello") == "ann heard hello"
         await up.stop()
 
 

@@ -86,6 +86,7 @@ function One({id}) {
       ${card.description && html`<p dir="auto">${card.description}</p>`}
       ${card.tags?.length > 0 && html`<p class="tools">${card.tags.map((it) => html`<${Badge}><bdi>${it}</bdi><//>`)}</p>`}</div></div>
     ${agent.fault && html`<${Fault} fault=${agent.fault} />`}
+    ${agent.kind === "agent" && me.value.is_operator && !isReadOnly.value && html`<${Process} id=${id} agent=${agent} />`}
     ${work.length > 0 && html`<section class="section"><h2>What it works on</h2><ul class="card card-list">${work.map((it) => html`<${Work} key=${it.reaction} work=${it} />`)}</ul>
       ${open > work.length && html`<p class="faint">and ${open - work.length} more</p>`}</section>`}
     <section class="section"><h2>Card</h2><dl class="facts">${facts.map(([name, it]) => html`<div><dt>${name}</dt><dd dir="auto">${it}</dd></div>`)}</dl></section>
@@ -100,6 +101,25 @@ function Fault({fault}) {
   return html`<section class="section fault" role="status"><h2>Cannot answer</h2><p dir="auto">${text} <${Age} at=${last} /></p>
     ${toDo && html`<p>${toDo}</p>`}${reason && html`<p class="faint" dir="auto">${reason}</p>`}
     ${count > 1 && html`<p class="faint">${count} times, the first <${Age} at=${since} /></p>`}</section>`;
+}
+
+const PROCESS_STATES = {taken_over: "another runner has taken over", restarting: "crashed, starts again soon", ended: "ended"};
+
+/** The process of an agent that the node runs, with what an operator may do about it; nothing of an agent that runs elsewhere. */
+function Process({id, agent}) {
+  const {value, again} = useFetched(() => actions.call("network.node_agents"), [id, agent.state, agent.fault?.last_at]);
+  const found = value?.agents.find((it) => it.agent_id === id);
+  if (!found) return null;
+  const control = (action) => async () => { await actions.call("network.control_agent", {agent_id: id, action}); again(); };
+  const {state, file, error, has_changed: hasChanged} = found;
+  const isStopped = state === "stopped" || state === "ended";
+  return html`<section class="section" aria-label="Process"><h2>Process</h2>
+    <p>${PROCESS_STATES[state] ?? state} <span class="faint" dir="auto">${file}</span></p>
+    ${error && html`<p class="faint" dir="auto">${error}</p>`}
+    ${hasChanged && html`<p role="status">${file.split("/").pop()} has changed. The agent goes on with the file as loaded until you reload it.</p>`}
+    <div class="tools"><${Button} kind=${hasChanged ? "primary" : ""} run=${control("reload")}>Reload<//>
+      ${isStopped ? html`<${Button} run=${control("start")}>Start<//>` : html`<${Button} run=${control("restart")}>Restart<//>
+      <${Button} kind="danger" icon="stop" run=${control("stop")}>Stop agent<//>`}</div></section>`;
 }
 
 /** What it has asked, by its records: the card names no model. Nothing where those are not the reader's to see. */
