@@ -104,6 +104,7 @@ from .a2a_tasks import (
 from .callers import Callers, Credentials, read_authorization
 from .conversations import AgentAnswer, FollowedQuestion, QuestionEnded, QuestionStored, TextPiece, find_agent
 from .http_api import parse_json, read_body, serve_while_there
+from .public_names import PublicNames
 
 _logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ TOLD = "roundelay.a2a_told"
 CARD_PATH = "/.well-known/agent-card.json"
 
 
-def make_a2a_app(callers: Callers, pushes: TaskPushes | None = None) -> ASGIApp:
+def make_a2a_app(callers: Callers, pushes: TaskPushes | None, names: PublicNames) -> ASGIApp:
     """One agent's server, whose id is the path parameter ``agent_id``. Who comes here has a token."""
     handler, builder = LedgerHandler(callers, pushes), _ContextBuilder()
 
@@ -132,7 +133,7 @@ def make_a2a_app(callers: Callers, pushes: TaskPushes | None = None) -> ASGIApp:
             agent = await find_agent(client, agent_id)
             if agent is None:
                 raise UnknownRecipient(f"There is no agent {agent_id[:80]!r} here; GET /v1/agents lists who is.")
-            url = str(request.url.replace(path=request.scope["root_path"], query=""))
+            url = f"{names.show_base(request)}{request.scope['root_path']}"
             card = make_card(client, agent, url, is_pushing=pushes is not None)
         body = read_json(card)
         tag = f'W/"{hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()}"'

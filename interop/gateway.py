@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, get_args
@@ -17,6 +17,7 @@ from typing import Any, get_args
 import h11
 import uvicorn
 from mcp.server.mcpserver import Context
+from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -36,6 +37,7 @@ from .callers import Callers, read_authorization
 from .http_api import ENDPOINTS, make_routes, read_body, refuse, serve_while_there
 from .mcp_server import make_mcp_server
 from .openai_api import make_openai_routes
+from .public_names import PublicNames
 from .webhooks import WebhookPace, Webhooks
 from .webhooks_api import make_webhook_endpoints
 
@@ -47,6 +49,20 @@ MAX_CONNECTIONS = 1000
 """Beyond that an answer is 503, until others have gone."""
 STOP_S = 5
 """How long requests that are under way may go on when it stops: those that wait for a message are cut."""
+BEARER_CHALLENGE = (
+    'Bearer realm="roundelay", error="invalid_token", error_description="Bearer token needed, no OAuth: set the header '
+    'Authorization: Bearer ID:TOKEN for this server. roundelay token create ID makes the token."'
+)
+"""For hosts of MCP (RFC 6750, 3), with `error` also where no token came, as the MCP SDK's own servers have it.
+
+It names no `resource_metadata` (RFC 9728): MCP wants an authorization server in that document, and there is none.
+"""
+OAUTH_PATHS = ("oauth-protected-resource", "oauth-authorization-server", "openid-configuration")
+"""Documents below /.well-known/ for which hosts of MCP look after a 401."""
+NO_OAUTH = (
+    "Bearer token needed: Roundelay has no OAuth and registers no clients. Set the header `Authorization: Bearer "
+    "ID:TOKEN` in the configuration of this MCP server; `roundelay token create ID` makes the token."
+)
 _SINGLE = ("authorization", "host", "idempotency-key", "origin", "sec-fetch-site")
 
 
@@ -55,8 +71,9 @@ class PlainRequestsOnly:
     browser ask: with a name and a password (`Basic`) that somebody gave it once, the browser proves itself to whoever
     makes it send a form."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, names: PublicNames) -> None:
         self._app = app
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
@@ -65,7 +82,7 @@ class PlainRequestsOnly:
             answer.headers["connection"] = "close"  # where it ends may be in doubt too
             await answer(scope, receive, send)
             return
-        if _asks_elsewhere(headers):
+        if _asks_elsewhere(headers, self._names):
             await refuse(Forbidden("A page of another site may not call; programs that are no page may."))(
                 scope, receive, send
             )
@@ -80,10 +97,10 @@ def _find_doubt(headers: Headers) -> str | None:
     return next((name for name in _SINGLE if len(headers.getlist(name)) > 1), None)
 
 
-def _asks_elsewhere(headers: Headers) -> bool:
+def _asks_elsewhere(headers: Headers, names: PublicNames) -> bool:
     """Whether a browser says that the page of another site asks."""
     origin, said = headers.get("origin"), headers.get("sec-fetch-site", "none")
-    if origin is not None and origin.partition("://")[2] != headers.get("host"):
+    if origin is not None and origin.partition("://")[2] != headers.get("host") and not names.is_own_page(origin):
         return True
     return said not in ("none", "same-origin")
 
@@ -120,18 +137,44 @@ class HeadInTime(H11Protocol):
 class WithToken:
     """Lets requests through to another protocol's application once the hub has taken their token."""
 
-    def __init__(self, app: ASGIApp, callers: Callers) -> None:
+    def __init__(
+        self, app: ASGIApp, callers: Callers, refuse: Callable[[RoundelayError], JSONResponse] = refuse
+    ) -> None:
         self._app = app
         self._callers = callers
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self._callers.session(read_authorization(Headers(scope=scope).get("authorization"))):
                 pass
         except RoundelayError as error:
-            await refuse(error)(scope, receive, send)
+            await self._refuse(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+
+class KnownNamesOnly:
+    """Lets requests through that ask by a name of this gateway."""
+
+    def __init__(self, app: ASGIApp, names: PublicNames) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (reason := self._names.find_wrong_host(Headers(scope=scope))) is not None:
+            await JSONResponse({"error": {"code": "forbidden", "message": reason}}, 421)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def refuse_host(error: RoundelayError) -> JSONResponse:
+    """As `refuse`, for a host of MCP: hosts take a 401 for an invitation to OAuth, so it says that a token is needed."""
+    answer = refuse(error)
+    if answer.status_code != 401:
+        return answer
+    problem = {"code": error.code, "message": f"{error} {NO_OAUTH}"}
+    return JSONResponse({"error": problem}, 401, {"WWW-Authenticate": BEARER_CHALLENGE})
 
 
 class WhileThere:
@@ -158,14 +201,23 @@ def make_app(
     served: Collection[Served] = get_args(Served),
     webhooks: Webhooks | None = None,
     pushes: TaskPushes | None = None,
+    names: PublicNames | None = None,
 ) -> Starlette:
     """The application of a gateway to one node, which listens on ``host``."""
+    names = names or PublicNames(host)
 
     def find_session(context: Context[Any, Any]) -> AbstractAsyncContextManager[NetworkClient]:
         return callers.session(read_authorization((context.headers or {}).get("authorization")))
 
     mcp_server = make_mcp_server(find_session)
-    [mcp_route] = mcp_server.streamable_http_app(stateless_http=True, json_response=True, host=host).routes
+    [mcp_route] = mcp_server.streamable_http_app(
+        stateless_http=True,
+        json_response=True,
+        host=host,
+        transport_security=TransportSecuritySettings(
+            enable_dns_rebinding_protection=False
+        ),  # `KnownNamesOnly` sees to it
+    ).routes
     assert isinstance(mcp_route, Route)
 
     @asynccontextmanager
@@ -175,6 +227,11 @@ def make_app(
 
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")
+
+    async def refuse_oauth(request: Request) -> Response:
+        if request.method == "POST":  # RFC 7591, 3.2.2: hosts show the description
+            return JSONResponse({"error": "access_denied", "error_description": NO_OAUTH}, 403)
+        return JSONResponse({"error": {"code": "unknown_operation", "message": NO_OAUTH}}, 404)
 
     async def show_keys(_: Request) -> Response:
         assert pushes is not None
@@ -194,18 +251,23 @@ def make_app(
     endpoints = ENDPOINTS if "http" in served else ()
     if webhooks is not None:
         endpoints += make_webhook_endpoints(webhooks)
-    a2a_app = WithToken(make_a2a_app(callers, pushes), callers)
+    a2a_app = WithToken(make_a2a_app(callers, pushes, names), callers)
+    mcp_routes = [
+        Route("/mcp", KnownNamesOnly(WithToken(WhileThere(mcp_route.app), callers, refuse_host), names)),
+        Route("/register", refuse_oauth, methods=["POST"]),
+        *(Route(f"/.well-known/{it}{rest}", refuse_oauth) for it in OAUTH_PATHS for rest in ("", "/{path:path}")),
+    ]
     return Starlette(
         routes=[
             Route("/healthz", health, methods=["GET"]),
-            *make_routes(callers, endpoints),
+            *make_routes(callers, endpoints, names.show_base),
             *(make_openai_routes(callers) if "openai" in served else ()),
-            *((Route("/mcp", WithToken(WhileThere(mcp_route.app), callers)),) if "mcp" in served else ()),
+            *(mcp_routes if "mcp" in served else ()),
             *((Mount("/a2a/{agent_id}", a2a_app),) if "a2a" in served else ()),
             *((Route(KEYS_PATH, show_keys, methods=["GET"]),) if pushes is not None else ()),
         ],
         lifespan=live,
-        middleware=[Middleware(PlainRequestsOnly)],
+        middleware=[Middleware(PlainRequestsOnly, names=names)],
         exception_handlers={404: refuse_path, 405: refuse_path, RoundelayError: refuse_call},
     )
 
@@ -220,6 +282,8 @@ async def serve_gateway(
     webhooks_file: Path | None = None,
     webhook_hosts: Collection[str] = (),
     pace: WebhookPace | None = None,
+    public_url: str | None = None,
+    web_hosts: Collection[str] = (),
 ) -> AsyncIterator[str]:
     """Run a gateway to a node for the length of an ``async with``; gives its URL. Webhooks, and push notifications of
     A2A, need a file. Raises
@@ -242,7 +306,7 @@ async def serve_gateway(
                 kept = TaskPushes(node_url, Path(f"{webhooks_file}.a2a"), allowed, pace)
                 pushes = await stack.enter_async_context(kept)
         config = uvicorn.Config(
-            make_app(callers, host, served, webhooks, pushes),
+            make_app(callers, host, served, webhooks, pushes, PublicNames(host, public_url, web_hosts)),
             http=HeadInTime,
             limit_concurrency=MAX_CONNECTIONS,
             log_config=None,

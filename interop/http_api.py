@@ -300,11 +300,13 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
 )
 
 
-def make_routes(callers: Callers, endpoints: Sequence[Endpoint[Any]] = ENDPOINTS) -> list[Route]:
-    """The routes of these endpoints, and of the document that describes them."""
+def make_routes(
+    callers: Callers, endpoints: Sequence[Endpoint[Any]], show_base: Callable[[Request], str]
+) -> list[Route]:
+    """The routes of these endpoints, and of the document that describes them, which ``show_base`` gives its URL."""
 
-    async def show_document(_: Request) -> Response:
-        return JSONResponse(describe_api(endpoints))
+    async def show_document(request: Request) -> Response:
+        return JSONResponse({**describe_api(endpoints), "servers": [{"url": show_base(request)}]})
 
     by_path: dict[str, dict[str, Endpoint[Any]]] = {}
     for it in endpoints:

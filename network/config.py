@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -194,7 +195,7 @@ def read_web_host(text: str) -> WebHost | None:
         return None
 
 
-def _check_web_host(text: str) -> str:
+def check_web_host(text: str) -> str:
     if read_web_host(text) is None:
         raise ValueError(
             f"must be a host as it stands in a URL, hub.example.org or hub.example.org:8443, not {show_value(text)}"
@@ -202,7 +203,27 @@ def _check_web_host(text: str) -> str:
     return text.lower()
 
 
-_WebHostName = Annotated[str, AfterValidator(_check_web_host)]
+_WebHostName = Annotated[str, AfterValidator(check_web_host)]
+
+_URL_PATH = re.compile(r"(?:/[A-Za-z0-9._~%-]+)*/?", re.ASCII)
+
+
+def check_public_url(text: str) -> str:
+    """Return an address by which others reach a server, without a slash at its end. Raises `ValueError`."""
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and read_web_host(parts.netloc) is not None
+        is_url = is_url and not (parts.query or parts.fragment or "?" in text or "#" in text)
+    except ValueError:
+        is_url = False
+    if not is_url or not _URL_PATH.fullmatch(parts.path):
+        raise ValueError(
+            f"must be an address as https://hub.example.org or https://example.org/hub, not {show_value(text)}"
+        )
+    return text.rstrip("/")
+
+
+PublicUrl = Annotated[str, AfterValidator(check_public_url)]
 
 
 def _check_log_url(text: object) -> str:
@@ -226,6 +247,7 @@ class Interop(Settings):
     serve: tuple[Served, ...] = ()
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8701  # 0: any free one
+    public_url: PublicUrl | None = None  # where others reach it, behind a proxy; its path included
     webhook_hosts: tuple[_WebHostName, ...] = ()  # that may be called although they are not public, and without TLS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 SERVED: tuple[Served, ...] = ("a2a", "http", "mcp", "openai", "webhooks")
 """As `network.config.Served`, which the command line does not load to show its help; a test holds the two together."""
 MISSING = "This needs the extra interop: pip install 'roundelay[interop]'."
+
+
+def _check(value: str | None, check: Literal["check_public_url", "check_web_host"]) -> str | None:
+    """Return an option's value as the node's file takes it. Raises `click.BadParameter`."""
+    from roundelay.network import config
+
+    try:
+        return value if value is None else str(getattr(config, check)(value))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
 
 
 @click.command(short_help="Let programs in by HTTP.")
@@ -49,6 +59,20 @@ MISSING = "This needs the extra interop: pip install 'roundelay[interop]'."
     metavar="HOST",
     help="A webhook's host that may be called although it is not public, and without TLS; may be repeated.",
 )
+@click.option(
+    "--public-url",
+    callback=lambda _, __, value: _check(value, "check_public_url"),
+    metavar="URL",
+    help="Where others reach it, behind a proxy, its path included: cards of A2A and /openapi.json show it.",
+)
+@click.option(
+    "--web-host",
+    "web_hosts",
+    multiple=True,
+    callback=lambda _, __, values: tuple(_check(it, "check_web_host") for it in values),
+    metavar="HOST",
+    help="Another name by which hosts of MCP reach it, behind a proxy; may be repeated.",
+)
 @click.option("--until-input-ends", is_flag=True, hidden=True)
 @log_options
 @debug_option
@@ -60,6 +84,8 @@ def gateway(
     served: tuple[Served, ...],
     webhooks_file: Path | None,
     webhook_hosts: tuple[str, ...],
+    public_url: str | None,
+    web_hosts: tuple[str, ...],
     until_input_ends: bool,
     log_level: str,
     log_format: LogFormat,
@@ -96,7 +122,14 @@ def gateway(
     async def work() -> None:
         with stop_signals() as stopping:
             serving = serve_gateway(
-                url, host, port, served=what, webhooks_file=webhooks_file, webhook_hosts=webhook_hosts
+                url,
+                host,
+                port,
+                served=what,
+                webhooks_file=webhooks_file,
+                webhook_hosts=webhook_hosts,
+                public_url=public_url,
+                web_hosts=web_hosts,
             )
             async with serving as own_url:
                 told = "/openapi.json tells what it takes" if not until_input_ends else " ".join(what)

@@ -276,6 +276,8 @@ class GatewayProcess(KeptProcess):
         command = ["-m", "roundelay", "gateway", "--node", url, "--host", interop.host, "--port", str(interop.port)]
         command += [part for name in interop.serve for part in ("--serve", name)]
         command += [part for host in interop.webhook_hosts for part in ("--webhook-host", host)]
+        command += [part for host in config.web_hosts for part in ("--web-host", host)]
+        command += ["--public-url", interop.public_url] if interop.public_url is not None else []
         command += ["--webhooks", str(webhooks_file(config))] if "webhooks" in interop.serve else []
         command += ["--log-level", log_level, "--log-format", voice.format, "--insecure", "--until-input-ends"]
         super().__init__("gateway", "The gateway", command, ready=f"{GATEWAY_READY}{url} ", path="interop", voice=voice)

@@ -305,6 +305,7 @@ def test_every_field_can_come_from_the_environment(field: str) -> None:
         "log": "nats://127.0.0.1:4222/shared",
         "interop.serve": "http, mcp",
         "interop.webhook_hosts": "hooks:9000",
+        "interop.public_url": "https://hub.example.org/hub",
     }
     words |= {"web": "false", "web_reload": "true", "web_hosts": "hub.example.org, hub:8443"}
     given = (words | {"mods": "channels, tasks"}).get(field, "1024")
