@@ -19,7 +19,6 @@ what those have printed, so a watchdog ends a hook that has nothing to print by 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import os
@@ -40,12 +39,12 @@ from roundelay.network.durable_files import make_folder
 from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated, RetryLater, RoundelayError
 from roundelay.network.home import find_url, home, token_path
 from roundelay.network.messages import message_from_wire
+from roundelay.network.platforms import CLOSE_ON_EXEC, find_process_age_s, lock_descriptor
 
 from .hosts import HookCall, Host
 from .participants import (
     HostProcess,
     claim_name,
-    find_age_s,
     find_host_process,
     find_own_process,
     find_project,
@@ -182,7 +181,7 @@ class _Deadline:
     """Ends this process when it has nothing to print by its deadline."""
 
     def __init__(self, host: Host) -> None:
-        age_s, timeout_s = find_age_s(), _read_timeout_s()
+        age_s, timeout_s = find_process_age_s(), _read_timeout_s()
         self.began_at = time.time() - age_s
         """When this process was started, in seconds since the epoch."""
         self.ends_at = self.began_at + timeout_s
@@ -408,11 +407,11 @@ def _own_session(host: Host, call: HookCall) -> Iterator[Path | None]:
 @contextmanager
 def _try_lock(path: Path) -> Iterator[bool]:
     """Whether a lock was free, and is held now."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
         is_free = False
         with suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_descriptor(descriptor)
             # one that was unlinked after it was opened locks nothing: who comes next makes another
             is_free = os.path.samestat(os.fstat(descriptor), path.stat())
         yield is_free

@@ -26,6 +26,7 @@ from msgspec import Struct
 from roundelay.network.durable_files import describe_os_error, give_name
 from roundelay.network.errors import ConfigError
 from roundelay.network.home import home
+from roundelay.network.platforms import set_mode
 
 from .hosts import WAKE, Commands, Host, HostFile
 from .participants import show_path, write_private
@@ -229,7 +230,7 @@ def _write(path: Path, content: bytes) -> None:
             draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o666 if mode is None else mode)
         ) as file:
             if mode is not None:
-                os.fchmod(file.fileno(), mode)
+                set_mode(file.fileno(), mode)
             file.write(content)
         give_name(draft, target, replaces=True)
     finally:

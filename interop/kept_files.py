@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -11,6 +10,7 @@ import msgspec
 
 from roundelay.network.durable_files import describe_os_error, make_folder, replace_file
 from roundelay.network.errors import ConfigError, RoundelayError
+from roundelay.network.platforms import CLOSE_ON_EXEC, lock_descriptor
 
 T = TypeVar("T")
 
@@ -35,8 +35,8 @@ class KeptFile(Generic[T]):
         path, holds = self._path, self._holds
         try:
             make_folder(path.absolute().parent)
-            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
+            lock_descriptor(self._lock)
             return msgspec.json.decode(path.read_bytes(), type=self._kind) if path.exists() else self._empty
         except BlockingIOError as error:
             self.close()

@@ -7,13 +7,9 @@ A host starts its hooks and its MCP server as processes of its own; by their anc
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import select
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +21,7 @@ from msgspec import Struct
 from roundelay.network.durable_files import describe_os_error, give_name, make_folder
 from roundelay.network.errors import ConfigError, ConnectError
 from roundelay.network.home import home
+from roundelay.network.platforms import CLOSE_ON_EXEC, is_reader_gone, lock_descriptor, read_process
 
 from .hosts import WAKE, Host
 
@@ -42,7 +39,7 @@ class HostProcess(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        found = _look(self.pid)
+        found = read_process(self.pid)
         return found is not None and found.started == self.started
 
 
@@ -59,41 +56,22 @@ class NameHolder(Struct, frozen=True):
         return HostProcess(self.pid, self.started).is_alive
 
 
-class _Look(NamedTuple):
-    name: str
-    parent: int
-    started: str
-
-
 def find_host_process() -> HostProcess:
     """The host that started this process, be it by a shell. Raises `ConnectError` where it has ended: who has taken its
     orphans is no host."""
-    pid, found = os.getppid(), _look(os.getppid())
+    pid, found = os.getppid(), read_process(os.getppid())
     while found is not None and found.parent > 1 and found.name.lstrip("-") in _GO_BETWEENS:
-        pid, found = found.parent, _look(found.parent)
+        pid, found = found.parent, read_process(found.parent)
     # After the look: as long as somebody can read what is printed here, the host was there.
-    listener = select.poll()
-    listener.register(sys.stdout.fileno(), 0)
-    if found is None or listener.poll(0):
+    if found is None or is_reader_gone(sys.stdout.fileno()):
         raise ConnectError("The program that started this has ended.")
     return HostProcess(pid, found.started)
 
 
 def find_own_process() -> HostProcess:
     """This process."""
-    found = _look(os.getpid())
+    found = read_process(os.getpid())
     return HostProcess(os.getpid(), found.started if found is not None else "")
-
-
-def find_age_s() -> float:
-    """Time since this process was started, in seconds. Without /proc: the CPU time it has used, which is less."""
-    try:
-        # The system cuts the start to whole ticks. The next tick is assumed: a hook that starts right after another one
-        # has printed must not seem to have run beside it.
-        ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]) + 1
-        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
-    except (OSError, ValueError, AttributeError):
-        return time.process_time()
 
 
 def find_project(host: Host, start: Path) -> Path:
@@ -163,7 +141,7 @@ def write_private(path: Path, value: Any) -> None:
     """Keep a value as JSON: whole when this returns, and for its owner alone."""
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | CLOSE_ON_EXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(value))
     give_name(draft, path, replaces=True)
@@ -181,27 +159,9 @@ def _make_name(host: Host, project: Path, names: dict[str, NameHolder]) -> str:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     make_folder(path.parent)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_descriptor(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)
-
-
-def _look(pid: int) -> _Look | None:
-    """What the system tells of a process; None where there is none, or it has ended."""
-    try:
-        told = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None if Path("/proc/self/stat").exists() else _ask_ps(pid)
-    name, _, rest = told.partition("(")[2].rpartition(")")
-    fields = rest.split()
-    return _Look(name, int(fields[1]), fields[19]) if fields[0] not in "ZX" else None
-
-
-def _ask_ps(pid: int) -> _Look | None:
-    """As `_look`, where there is no /proc."""
-    words = ["ps", "-o", "ppid=,lstart=,comm=", "-p", str(pid)]
-    told = subprocess.run(words, capture_output=True, text=True, timeout=2, check=False).stdout.split()
-    return _Look(Path(" ".join(told[6:])).name, int(told[0]), " ".join(told[1:6])) if len(told) > 6 else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 Clock = Callable[[], int]
 """Gives the present in milliseconds since the Unix epoch; may go back (`SteadyClock` does not)."""
@@ -36,19 +35,6 @@ def ordered_id() -> str:
     """32 hex digits: the time in milliseconds, then 80 random bits. Ids sort by when they were made, as
     those of UUID version 7 do (RFC 9562, 5.7)."""
     return f"{system_clock():012x}{secrets.token_hex(10)}"
-
-
-def seconds_since_boot() -> float:
-    """Never leaps, and goes on while the machine sleeps, where the system counts that."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def boot_id() -> str:
-    """What names this start of the machine's kernel; empty where the system does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 class SteadyClock:

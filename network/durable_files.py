@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TextIO
 
+from .platforms import CLOSE_ON_EXEC, sync_descriptor, sync_folder
+
 
 def save_new(path: Path, data: bytes) -> None:
     """Save a file that its owner alone may read, with the folders that it needs. Raises `FileExistsError` if there is
@@ -22,7 +24,7 @@ def save_new(path: Path, data: bytes) -> None:
     """
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | CLOSE_ON_EXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -59,7 +61,7 @@ def replace_file(path: Path) -> Iterator[TextIO]:
 
 def open_private(path: str, flags: int) -> int:
     """An opener: what is new is for its owner alone, from its first byte on."""
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+    return os.open(path, flags | CLOSE_ON_EXEC, 0o600)
 
 
 def give_name(draft: Path, path: Path, *, replaces: bool = False) -> None:
@@ -82,13 +84,12 @@ def make_folder(path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Wait until a file's content, or the names in a folder, are on the disk."""
-    is_folder = path.is_dir()
-    descriptor = os.open(path, (os.O_RDONLY if is_folder else os.O_RDWR) | os.O_CLOEXEC)
+    if path.is_dir():
+        sync_folder(path)
+        return
+    descriptor = os.open(path, os.O_RDWR | CLOSE_ON_EXEC)
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if not is_folder or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that have no such thing
-            raise
+        sync_descriptor(descriptor)
     finally:
         os.close(descriptor)
 

@@ -22,6 +22,7 @@ from .clock import make_token
 from .credentials import read_secret
 from .durable_files import describe_os_error, make_folder, open_private, save_new, sync
 from .errors import ConfigError
+from .platforms import is_process_alive
 
 DEFAULT_PORT = 8700
 DEFAULT_URL = f"ws://127.0.0.1:{DEFAULT_PORT}/"
@@ -41,13 +42,7 @@ class RunningNode(Struct, frozen=True):
     """Where its gateway is, if it runs one."""
 
     def is_alive(self) -> bool:
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
+        return is_process_alive(self.pid)
 
 
 def expand_url(url: str) -> str:

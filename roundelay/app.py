@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -42,6 +41,7 @@ from roundelay.network.ledger.sqlite import Durability, SQLiteLedger
 from roundelay.network.log_urls import PostgresAddress, read_log_url
 from roundelay.network.mod import Mod, load_mods
 from roundelay.network.operations import list_operations
+from roundelay.network.platforms import raise_file_limit
 from roundelay.network.visibility import Visibility
 from roundelay.web.site import PageSite
 
@@ -360,18 +360,3 @@ class Network:
         client = self.client(agent_id, kind=kind, role=role, card=card)
         await client.connect()
         return client
-
-
-def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one, as far as the system lets us: each connection is one. Gives
-    the limit."""
-    import resource  # here: there is none on Windows, and nothing else of this module needs it
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-        except (OSError, ValueError):  # macOS calls it unlimited and takes less
-            pass
-    return soft if soft != resource.RLIM_INFINITY else sys.maxsize

@@ -60,6 +60,7 @@ async def handle_exactly_once(
     async with aiosqlite.connect(database, isolation_level=None) as db:
         await db.execute("PRAGMA journal_mode = WAL")
         await db.execute("PRAGMA synchronous = FULL")
+        await db.execute("PRAGMA fullfsync = ON")  # macOS alone: its fsync leaves data in the drive's cache
         await _prepare_tables(db)
         cursor = await _read_cursor(db, agent_id)
         async with NetworkClient(agent_id, url, resume=cursor, **options) as client:

@@ -9,10 +9,7 @@ go."""
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
-import struct
-import termios
 from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -166,13 +163,3 @@ def _crowd_of_host(host: str) -> str:
     if found.ipv4_mapped is not None:
         return str(found.ipv4_mapped)
     return str(ipaddress.ip_network((found, 64), strict=False))
-
-
-def count_unsent(sock: Any) -> int:
-    """How many bytes of a socket's send queue in the kernel the other end's TCP has not taken; 0 where the system does
-    not tell."""
-    try:
-        (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))
-    except (OSError, AttributeError, ValueError):  # closed, or a system that does not tell
-        return 0
-    return int(queued)

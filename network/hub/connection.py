@@ -28,8 +28,9 @@ from roundelay.network.config import Limits
 from roundelay.network.core.entries import Peer
 from roundelay.network.errors import InvalidFrame
 from roundelay.network.frames import SUBPROTOCOL
+from roundelay.network.platforms import count_unsent
 
-from .admission import Gate, count_unsent, crowd_of, describe_peer, forwarded_for
+from .admission import Gate, crowd_of, describe_peer, forwarded_for
 from .frame_splitter import REFUSED, WAITING, FrameJoiner, FrameSplitter
 from .hub import Hub
 from .session import Pause, Session, SessionState

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 from msgspec import UNSET
 
-from roundelay.network.clock import Clock, NewId, SteadyClock, seconds_since_boot, system_clock
+from roundelay.network.clock import Clock, NewId, SteadyClock, system_clock
 from roundelay.network.config import Limits, Quota, Registration, Retain
 from roundelay.network.core.apply import apply, wanted
 from roundelay.network.core.change import answer_defect, answer_unstored
@@ -36,6 +36,7 @@ from roundelay.network.frames import Follows, write_moved
 from roundelay.network.ledger import KeyTaken, Ledger, LogFull, LogMoved, Unstorable
 from roundelay.network.operations import list_operations
 from roundelay.network.operations.reading import AgentSupervisor
+from roundelay.network.platforms import seconds_since_boot
 
 from .admission import Gate
 from .intake import Intake

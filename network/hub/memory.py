@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 
 LARGE_BYTES = 1 << 20
 TRIM_BYTES = 8 << 20
@@ -24,9 +23,10 @@ def return_large_blocks() -> None:
     allocated after them keeps them all: measured, a hub that had held 190 MB of results kept 200 MB when they were
     gone, and 6 MB with this threshold fixed. What is smaller, as nearly everything is, is allocated as before; the end
     of the heap is trimmed when it has what glibc would have come to."""
-    if sys.platform != "linux":
+    try:
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS have none
+    except (OSError, TypeError):  # Windows
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES)

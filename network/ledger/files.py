@@ -26,7 +26,6 @@ No SQL here. Called on the ledger's threads and, while it opens and closes, on t
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import sqlite3
 import struct
@@ -36,6 +35,15 @@ from typing import NamedTuple
 
 from roundelay.network.durable_files import SAME_ERRNO, Doing, describe_os_error, say_errno, sync
 from roundelay.network.errors import LedgerError
+from roundelay.network.platforms import (
+    CLOSE_ON_EXEC,
+    is_range_locked,
+    is_read_only,
+    lock_descriptor,
+    share_range,
+    sync_descriptor,
+    try_record_lock,
+)
 
 Inode = tuple[int, int]
 """A file's device and number."""
@@ -128,7 +136,7 @@ def _sentence(number: int, error: Exception, path: Path, doing: Doing, *, needs:
 
 def _try_to_read(path: Path) -> None:
     """Read all of it, as SQLite does with time: a disk may fail at any place. Raises `OSError`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | CLOSE_ON_EXEC)
     try:
         place = 0
         while data := os.pread(descriptor, 1 << 20, place):
@@ -140,16 +148,15 @@ def _try_to_read(path: Path) -> None:
 def _try_to_write(file: Path) -> None:
     """Do what a node does with its files, with one that is made for it and deleted. Raises `OSError`."""
     if file.exists() and not os.access(file, os.R_OK | os.W_OK):
-        is_fixed = os.statvfs(file).f_flag & os.ST_RDONLY
-        raise OSError(errno.EROFS if is_fixed else errno.EACCES, "")
+        raise OSError(errno.EROFS if is_read_only(file) else errno.EACCES, "")
     size = max(_FEWEST_BYTES, *(os.stat(it).st_size for it in (file, f"{file}-wal") if os.path.exists(it)), 0)
     probe = f"{file}-probe-{os.getpid()}"
-    descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
         os.pwrite(descriptor, bytes(4096), 0)
         os.pwrite(descriptor, b"\0", size)  # takes no room, but meets a limit of how large a file may be
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.fsync(descriptor)
+        try_record_lock(descriptor)
+        sync_descriptor(descriptor)
         os.pread(descriptor, 4096, 0)
     finally:
         os.close(descriptor)
@@ -157,8 +164,6 @@ def _try_to_write(file: Path) -> None:
             os.unlink(probe)
 
 
-_FLOCK = "hhqqi4x"
-"""C's ``struct flock`` on 64-bit Linux: type, whence, start, length, pid."""
 _SHARED_FIRST, _SHARED_SIZE = 0x40000002, 510
 """The bytes on which SQLite holds its shared lock while a connection is open in WAL mode (os_unix.c,
 "SHARED_FIRST")."""
@@ -211,14 +216,14 @@ class HeldFiles:
                 if identify(os.stat(self.path)) in held:
                     raise self._in_use()
             # 0600: it holds everybody's messages. SQLite gives the files that it makes beside it the same mode.
-            flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+            flags = os.O_RDWR | CLOSE_ON_EXEC | (os.O_CREAT if create else 0)
             descriptor = os.open(self.path, flags, 0o600)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not create:
                 raise LedgerError(f"The database {self.path} is gone; put it back, and the node goes on.") from error
             raise explain(error, self.path) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_descriptor(descriptor)
         except OSError as error:
             os.close(descriptor)  # no SQLite of this process has it open: `held` says so
             if isinstance(error, BlockingIOError):
@@ -313,10 +318,8 @@ class HeldFiles:
 
         It needs an exclusive lock for that, which this shared one refuses it, until `release`.
         """
-        if self._descriptor is not None and hasattr(fcntl, "F_OFD_SETLK"):
-            shared = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, _SHARED_FIRST, _SHARED_SIZE, 0)
-            with suppress(OSError):
-                fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, shared)
+        if self._descriptor is not None:
+            share_range(self._descriptor, _SHARED_FIRST, _SHARED_SIZE)
 
     def drop_log(self) -> None:
         """Delete the files that SQLite kept beside a database that is gone, and was saved with all that they held."""
@@ -350,14 +353,7 @@ class HeldFiles:
     def _is_locked(self) -> bool:
         """Whether SQLite's shared lock is still there: asked through a descriptor whose own locks are of the other
         kind."""
-        if self._descriptor is None or not hasattr(fcntl, "F_OFD_GETLK"):
-            return True
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _SHARED_FIRST, _SHARED_SIZE, 0)
-        try:
-            kind = struct.unpack(_FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))[0]
-        except OSError:  # a file system that does not tell: SQLite, which asks it for more, says what is wrong
-            return True
-        return bool(kind != fcntl.F_UNLCK)
+        return self._descriptor is None or is_range_locked(self._descriptor, _SHARED_FIRST, _SHARED_SIZE)
 
     # --- what was stored
 
@@ -380,10 +376,10 @@ class HeldFiles:
         text = _head_line(known.epoch, known.head) + f"{known.base:{_BASE_CHARS}}\n".encode()
         try:
             if self._head is None:
-                self._head = os.open(f"{self._place}.head", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._head = os.open(f"{self._place}.head", os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
             os.pwrite(self._head, text, 0)  # not emptied before: where that fails, what it said is still there
             os.ftruncate(self._head, len(text))
-            os.fsync(self._head)
+            sync_descriptor(self._head)
             sync(self._place.parent)
         except OSError as error:
             raise explain(error, self._place) from error

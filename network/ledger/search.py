@@ -24,6 +24,7 @@ from typing import TypeVar
 from roundelay.network.core.tables import Row, Span
 from roundelay.network.errors import LedgerError
 from roundelay.network.messages import write_content
+from roundelay.network.platforms import CLOSE_ON_EXEC, NO_FOLLOW
 
 T = TypeVar("T")
 
@@ -162,7 +163,7 @@ class SearchIndex:
             if self._path.is_symlink():  # what it leads to is somebody else's
                 self._path.unlink()
             # it holds what was said
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | CLOSE_ON_EXEC | NO_FOLLOW, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None)
             self._refuse_foreign(self._db)
             self._db.execute("PRAGMA journal_mode = MEMORY")

@@ -19,10 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from roundelay.network.clock import boot_id, random_number
+from roundelay.network.clock import random_number
 from roundelay.network.config import Durability
 from roundelay.network.core.tables import Facts, MessageHead, Put, Row, Span, Table, Wanted
 from roundelay.network.errors import LedgerError
+from roundelay.network.platforms import boot_id
 
 from . import MAX_PAGE_BYTES, Cut, Found, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
 from .files import HeadFile, HeldFiles, explain
@@ -304,6 +305,9 @@ class SQLiteLedger:
     def _set_up(self, db: sqlite3.Connection) -> None:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")  # for what is said here about the state, whatever the durability
+        # macOS alone: its fsync leaves data in the drive's cache (sqlite.org/pragma.html#pragma_fullfsync).
+        db.execute("PRAGMA fullfsync = ON")
+        db.execute("PRAGMA checkpoint_fullfsync = ON")
         db.execute("PRAGMA busy_timeout = 2000")
         db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         # What a failed sync left in the log is read back from the kernel, but no later sync writes it

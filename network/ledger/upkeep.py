@@ -19,6 +19,7 @@ from msgspec import Struct
 from roundelay.network.core.tables import Row
 from roundelay.network.durable_files import give_name, sync
 from roundelay.network.errors import LedgerError
+from roundelay.network.platforms import CLOSE_ON_EXEC
 
 from . import KEPT_WITH, KEYED_BY_SEQ, Cut, Trim
 from .files import explain, find_errno
@@ -375,7 +376,7 @@ def _link_free(draft: Path, target: Path) -> Path:
 def _make_private(path: Path) -> None:
     """Make a new database that its owner alone may read: it holds everybody's messages. Raises `OSError`, also if there
     is one."""
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | CLOSE_ON_EXEC, 0o600))
 
 
 def read_head(db: sqlite3.Connection) -> int:

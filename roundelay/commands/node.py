@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +13,10 @@ import click
 from roundelay.commands.gateway import MISSING, SERVED
 from roundelay.commands.options import debug_option, json_option, log_options, node_options
 from roundelay.commands.output import show
+from roundelay.network.platforms import find_loop_factory
 from roundelay.terminal.connection import READER_ID, login_id
 
 if TYPE_CHECKING:
-    import asyncio
-
     from roundelay.nodes.logs import LogFormat
 
 DEFAULT_FILE = Path("roundelay.yaml")
@@ -143,21 +141,12 @@ def up(
     )
     return_large_blocks()
     try:
-        with asyncio.Runner(loop_factory=_find_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=find_loop_factory()) as runner:
             runner.run(work)
     except ConnectError as error:  # the address cannot be bound; nothing was to be connected to
         raise click.ClickException(str(error)) from error
     except ModError as error:
         raise place_mod_error(error, origins["mods"]) from error
-
-
-def _find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The faster event loop, where it exists; None for Python's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 @click.command()

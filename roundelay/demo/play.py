@@ -37,6 +37,7 @@ from roundelay.network.frames import decode_json
 from roundelay.network.home import announce_node
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.mod import AfterContext, Mod
+from roundelay.network.platforms import handle_signals, list_stop_signals
 from roundelay.nodes.links import make_link
 from roundelay.nodes.processes import Process, ready_line
 from roundelay.runs.reading import RecordedReaction
@@ -348,12 +349,11 @@ class _Stage:
 
 
 async def _obey_signals(work: Coroutine[object, object, object]) -> None:
-    """Await the work; a request to end (SIGTERM, SIGHUP) cancels it, so that it cleans up as after Ctrl-C."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    """Await the work; a request to end (SIGTERM, a closed terminal) cancels it, so that it cleans up as after Ctrl-C."""
+    task = asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
-    await work
+    with handle_signals([it for it in list_stop_signals() if it is not signal.SIGINT], task.cancel):
+        await work
 
 
 def _name_local_model() -> str:

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from roundelay.app import OWN_MODS, make_rights, make_shared_log, raise_file_limit
+from roundelay.app import OWN_MODS, make_rights, make_shared_log
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
@@ -34,6 +34,7 @@ from roundelay.network.ledger.shared_log import LogDoubtful
 from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.log_urls import hide_password
 from roundelay.network.mod import load_mods
+from roundelay.network.platforms import raise_file_limit, sync_descriptor
 from roundelay.nodes.hub_http import TIMEOUT_S, get_from_hub, read_readiness
 from roundelay.nodes.up import (
     FEW_FILES,
@@ -350,7 +351,7 @@ def _measure_sync(folder: Path, name: str) -> float:
         file.write(b"\0" * 4096)
         file.flush()
         began = time.perf_counter()
-        os.fsync(file.fileno())
+        sync_descriptor(file.fileno())
         return (time.perf_counter() - began) * 1000
 
 

@@ -7,7 +7,6 @@ loopback alone, without a password: they are not made for others.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import shutil
 import socket
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from roundelay.network.errors import ConfigError
+from roundelay.network.platforms import lock_descriptor
 
 HOST = "127.0.0.1"
 ROUTE_PORTS, MONITOR_PORTS = 2000, 4000
@@ -70,7 +70,7 @@ def _holding(folder: Path) -> Iterator[TextIO]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "servers.pid").open("a+") as held:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_descriptor(held.fileno())
         except BlockingIOError as error:
             held.seek(0)
             raise ConfigError(

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from roundelay.network.errors import RoundelayError
+from roundelay.network.platforms import handle_signals, list_stop_signals
 
 START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 5.0
 LAST_WORDS_S = 1.0
@@ -182,25 +183,17 @@ def ready_line(agent_id: str, url: str) -> str:
 def stop_signals() -> Iterator[asyncio.Event]:
     """An event that is set by the first signal to stop; a second one ends the process at once, whatever hinders its
     end."""
-    loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
+    numbers = list_stop_signals()
 
     def stop() -> None:
         stopping.set()
+        remove()
         for number in numbers:
-            loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
-    try:
+    with handle_signals(numbers, stop) as remove:
         yield stopping
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 async def wait_for_input_end() -> None:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from roundelay.app import Node, StoppedWaiting, raise_file_limit, serve
+from roundelay.app import Node, StoppedWaiting, serve
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import make_token
 from roundelay.network.config import NodeConfig, load_yaml
@@ -42,6 +42,7 @@ from roundelay.network.ledger import LogFull
 from roundelay.network.ledger.files import explain
 from roundelay.network.ledger.shared_log import LogAway
 from roundelay.network.log_urls import hide_password
+from roundelay.network.platforms import is_read_only, raise_file_limit
 from roundelay.network.tls import read_certificate, server_context
 from roundelay.nodes.hub_http import TIMEOUT_S, read_readiness
 from roundelay.nodes.links import make_owners_link
@@ -234,8 +235,7 @@ def check_folder(db: Path) -> None:
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "")
         if not os.access(folder, os.W_OK | os.X_OK):
-            is_fixed = os.statvfs(folder).f_flag & os.ST_RDONLY
-            raise OSError(errno.EROFS if is_fixed else errno.EACCES, "")
+            raise OSError(errno.EROFS if is_read_only(folder) else errno.EACCES, "")
     except (OSError, RuntimeError) as error:
         raise explain(error, db) from error
 

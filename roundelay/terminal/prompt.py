@@ -37,6 +37,7 @@ from wcwidth import grapheme_boundary_before, iter_graphemes
 from roundelay.network.durable_files import make_folder, replace_file
 from roundelay.network.errors import RoundelayError
 from roundelay.network.home import home
+from roundelay.network.platforms import CLOSE_ON_EXEC, handle_signals, set_mode
 from roundelay.runs.lists import list_participants, list_threads
 from roundelay.terminal.chat import COMMANDS, Chat
 from roundelay.terminal.live import describe_busy, draw_writing
@@ -123,15 +124,14 @@ class PromptLine:
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[PromptLine]:
         """The prompt, until the block ends; then the terminal is as it was."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None
         typing = asyncio.create_task(self._session.prompt_async(set_exception_handler=False, handle_sigint=False))
         typing.add_done_callback(lambda _: self._leave())
-        loop.add_signal_handler(signal.SIGTERM, task.cancel)
         try:
-            yield self
+            with handle_signals([signal.SIGTERM], task.cancel):
+                yield self
         finally:
-            loop.remove_signal_handler(signal.SIGTERM)
             if self._due is not None:
                 self._due.cancel()
             typing.cancel()
@@ -328,9 +328,9 @@ def _open_history(path: Path) -> History:
     to read."""
     try:
         make_folder(path.parent)
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | CLOSE_ON_EXEC, 0o600)
         try:
-            os.fchmod(descriptor, 0o600)  # it may have been copied here
+            set_mode(descriptor, 0o600)  # it may have been copied here
         finally:
             os.close(descriptor)
         if path.stat().st_size > MAX_HISTORY_BYTES:

@@ -5,7 +5,6 @@ dialog or another view. It decides nothing about the conversation."""
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import signal
 import time
@@ -24,6 +23,7 @@ from textual.worker import Worker
 
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError
+from roundelay.network.platforms import handle_signals
 from roundelay.runs.approvals import check_arguments, find_message, read_told
 from roundelay.terminal.actions import check_place, decide_request, enter_place, let_go_on
 from roundelay.terminal.live import describe_busy
@@ -56,14 +56,10 @@ async def run_terminal(client: NetworkClient, to: str | None = None) -> int:
     """Show the conversation full screen until the person leaves, or SIGTERM comes; gives the exit code. Raises what
     ends the connection."""
     app = RoundelayTerminal(client, to)
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, lambda: app.exit(return_code=ENDED_BY_SIGTERM))
     # Textual reads keys strictly: its thread, and the screen with it, ends at the first byte that is no UTF-8.
     linux_driver.getincrementaldecoder = _decode_whatever_comes  # type: ignore[attr-defined, assignment]  # no setting
-    try:
+    with handle_signals([signal.SIGTERM], lambda: app.exit(return_code=ENDED_BY_SIGTERM)):
         await app.run_async()
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
     if app.failure is not None:
         raise app.failure
     return app.return_code or 0

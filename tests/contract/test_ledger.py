@@ -17,6 +17,7 @@ import pytest
 from msgspec import Raw
 
 from roundelay.app import make_shared_log
+from roundelay.network import platforms
 from roundelay.network.core.tables import (
     CallResult,
     Floor,
@@ -31,7 +32,6 @@ from roundelay.network.core.tables import (
 )
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Found, KeyTaken, Ledger, Page, Trim, Trimmed, replicated
-from roundelay.network.ledger import files as ledger_files
 from roundelay.network.ledger import sqlite as ledger_sqlite
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.replicated import ReplicatedLedger
@@ -539,7 +539,7 @@ async def test_a_file_system_that_tells_of_no_locks_is_taken_as_it_is(
     def refuse(*_: object) -> bytes:
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(ledger_files.fcntl, "fcntl", refuse)
+    monkeypatch.setattr(platforms.fcntl, "fcntl", refuse)
     await ledger.verify()
     await ledger.append([message(1, "ann", "broadcast")], [])
 

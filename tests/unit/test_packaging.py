@@ -14,6 +14,7 @@ import zipfile
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import urlopen
 
 import pytest
 from packaging.requirements import Requirement
@@ -223,6 +224,25 @@ def test_a_python_elsewhere_runs_what_is_installed(clone: Clone, tmp_path: Path)
         shutil.rmtree(installed / "network")
     else:
         assert installed == clone.root
+
+
+@pytest.mark.parametrize("clone", ["wheel"], indirect=True)
+def test_an_installed_wheel_runs_the_demo_and_serves_the_page(clone: Clone, tmp_path: Path) -> None:
+    """From an empty folder: nothing of the clone is needed."""
+    assert "= 1000" in run_in(clone.python, "-m", "roundelay", "demo", "What is 2^10 - 24?", cwd=tmp_path)
+    run_in(clone.python, "-m", "roundelay", "init", cwd=tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["ROUNDELAY_HOME"] = str(tmp_path / "home")
+    command = [clone.python, "-m", "roundelay", "up", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        try:
+            ready = re.match(r"Roundelay is ready at ws:(//[0-9.:]+/)", node.stdout.readline())
+            assert ready is not None
+            with urlopen(f"http:{ready[1]}", timeout=20) as page:
+                assert b"<title>Roundelay" in page.read()
+        finally:
+            node.terminate()
 
 
 @pytest.mark.parametrize("statement", ["import roundelay", "import roundelay.cli"])

@@ -1,0 +1,316 @@
+"""Everything that differs between operating systems, with a fallback for each: Linux, macOS, Windows.
+
+The rest of the product calls these functions and knows no system; a test refuses `fcntl`, `/proc` and the like
+anywhere else. docs/operations.md ("Operating systems") says what each fallback costs and what is tested where.
+Nothing here is remembered, and nothing waits but `sync_descriptor` and `lock_descriptor`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import asyncio
+
+if sys.platform == "win32":
+    import ctypes
+    import msvcrt
+else:
+    import fcntl
+    import resource
+    import termios
+
+CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
+"""Flags for `os.open`: children do not inherit the descriptor, and Windows translates no line ends."""
+
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+"""Flag for `os.open`: refuse a symbolic link. Windows lets only administrators make one."""
+
+_FLOCK = "hhqqi4x"
+"""C's ``struct flock`` on 64-bit Linux: type, whence, start, length, pid."""
+
+
+# --- files
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Wait until a file's content is on the disk. Raises `OSError`.
+
+    On macOS `fsync` hands the data to the drive, which may keep it in its cache through a power cut; F_FULLFSYNC waits
+    for the drive (fsync(2) of macOS). File systems that lack it get `fsync`.
+    """
+    if sys.platform == "darwin":
+        with suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk. Raises `OSError`.
+
+    Windows cannot open a folder for that; NTFS writes names to its own journal.
+    """
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(path, os.O_RDONLY | CLOSE_ON_EXEC)
+    try:
+        sync_descriptor(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def lock_descriptor(descriptor: int, *, wait: bool = False) -> None:
+    """Lock a file for this process until the descriptor is closed. Raises `BlockingIOError` if another process has it
+    and ``wait`` is not set, `OSError` if the file system has no locks.
+
+    Windows locks one byte behind every possible end of the file, so that others can still read the content.
+    """
+    if sys.platform == "win32":
+        os.lseek(descriptor, 0x7FFFFFFF, os.SEEK_SET)
+        while True:
+            try:
+                # LK_LOCK gives up after ten tries, one a second.
+                msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EDEADLK):
+                    raise
+                if not wait:
+                    raise BlockingIOError(errno.EAGAIN, "locked by another process") from error
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def try_record_lock(descriptor: int) -> None:
+    """Take the kind of lock that SQLite takes. Raises `OSError` if the file system has none."""
+    if sys.platform != "win32":
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def has_open_file_locks() -> bool:
+    """Whether a descriptor can ask for, and take, locks that belong to it and not to the process (Linux alone)."""
+    if sys.platform == "linux":
+        return hasattr(fcntl, "F_OFD_GETLK")
+    return False
+
+
+def share_range(descriptor: int, first: int, size: int) -> None:
+    """Take a shared lock on a range of bytes that belongs to the descriptor; nothing where there is no such lock."""
+    if sys.platform == "linux" and has_open_file_locks():
+        shared = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, first, size, 0)
+        with suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, shared)
+
+
+def is_range_locked(descriptor: int, first: int, size: int) -> bool:
+    """Whether this process, or another one, holds a lock on a range of bytes. True where the system does not say."""
+    if sys.platform == "linux" and has_open_file_locks():
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, first, size, 0)
+        try:
+            answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
+        except OSError:  # SQLite asks the file system for more, and reports what is wrong
+            return True
+        return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+    return True
+
+
+def is_read_only(path: Path) -> bool:
+    """Whether the file system of a path is mounted read-only. False on Windows, which does not say."""
+    if sys.platform == "win32":
+        return False
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def set_mode(descriptor: int, mode: int) -> None:
+    """Set the permissions of an open file. Windows has other rights, which a new file takes from its folder."""
+    if sys.platform != "win32":
+        os.fchmod(descriptor, mode)
+
+
+# --- processes
+
+
+class ProcessFacts(NamedTuple):
+    """What the system says about a running process."""
+
+    name: str
+    parent: int
+    started: str
+    """When the process began, in the system's own words: only for comparison on the same machine and boot."""
+
+
+def read_process(pid: int) -> ProcessFacts | None:
+    """Read what the system says about a process. None if there is none, if it has ended, or on Windows."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None if Path("/proc/self/stat").exists() else _ask_ps(pid)
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    return ProcessFacts(name, int(fields[1]), fields[19]) if fields[0] not in "ZX" else None
+
+
+def _ask_ps(pid: int) -> ProcessFacts | None:
+    if sys.platform == "win32":
+        return None
+    import subprocess  # here, as below: it takes longer to load than the rest of this module
+
+    command = ["ps", "-o", "ppid=,lstart=,comm=", "-p", str(pid)]
+    try:
+        words = subprocess.run(command, capture_output=True, text=True, timeout=2, check=False).stdout.split()
+    except (OSError, subprocess.SubprocessError):  # a small container may have no ps
+        return None
+    return ProcessFacts(Path(" ".join(words[6:])).name, int(words[0]), " ".join(words[1:6])) if len(words) > 6 else None
+
+
+def is_process_alive(pid: int) -> bool:
+    """Whether a process of this machine runs. On Windows a signal of 0 would end it, so its exit code is read there."""
+    if sys.platform == "win32":
+        handle = ctypes.windll.kernel32.OpenProcess(0x1000, False, pid)  # PROCESS_QUERY_LIMITED_INFORMATION
+        if not handle:
+            return False
+        code = ctypes.c_ulong()
+        ctypes.windll.kernel32.GetExitCodeProcess(handle, ctypes.byref(code))
+        ctypes.windll.kernel32.CloseHandle(handle)
+        return code.value == 259  # STILL_ACTIVE
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def find_process_age_s() -> float:
+    """Return the time since this process was started, in seconds. Without /proc: the CPU time it has used, which is
+    less."""
+    if sys.platform == "linux":
+        with suppress(OSError, ValueError):
+            # The system cuts the start to whole ticks. Assume the next tick: a hook that starts right after another
+            # one has printed must not seem to have run beside it.
+            ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]) + 1
+            return max(seconds_since_boot() - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+    return time.process_time()
+
+
+def is_reader_gone(descriptor: int) -> bool:
+    """Whether nobody can read a pipe any more. False on Windows: there only a write finds out."""
+    if sys.platform == "win32":
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return bool(poll.poll(0))
+
+
+def seconds_since_boot() -> float:
+    """Return a time in seconds that never leaps, and goes on while the machine sleeps where the system counts that
+    (Linux, Windows; not macOS)."""
+    if sys.platform == "win32":
+        return time.monotonic()
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def boot_id() -> str:
+    """Return what names this start of the machine's kernel. Empty where the system does not say."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    if sys.platform == "darwin":
+        import subprocess
+
+        with suppress(OSError, subprocess.SubprocessError):
+            command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+            return subprocess.run(command, capture_output=True, text=True, timeout=2, check=True).stdout.strip()
+    return ""
+
+
+def raise_file_limit() -> int:
+    """Raise the soft limit of open files to the hard one, as far as the system allows: each connection is one. Return
+    the limit."""
+    if sys.platform != "win32":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            with suppress(OSError, ValueError):  # macOS calls it unlimited and takes less
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+                soft = hard
+        return soft if soft != resource.RLIM_INFINITY else sys.maxsize
+    return sys.maxsize  # sockets are no files there
+
+
+# --- signals and the event loop
+
+
+def list_stop_signals() -> list[signal.Signals]:
+    """Return the signals that ask a process to stop. SIGHUP is left out under `nohup`, which ignores it, and does not
+    exist on Windows; SIGBREAK exists only there."""
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")
+    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextmanager
+def handle_signals(numbers: Sequence[signal.Signals], handler: Callable[[], object]) -> Iterator[Callable[[], None]]:
+    """Call ``handler`` in the running event loop at each of the signals. Yields a function that takes this back, so
+    that the next signal has its default effect.
+
+    Loops on Windows have no signal handlers; there Python's own wakes the loop.
+    """
+    import asyncio  # here: the worker that checks schemas needs none
+
+    loop = asyncio.get_running_loop()
+    before: dict[signal.Signals, object] = {}
+    for number in numbers:
+        try:
+            loop.add_signal_handler(number, handler)
+        except (NotImplementedError, AttributeError):
+            before[number] = signal.signal(number, lambda *_: loop.call_soon_threadsafe(handler))
+
+    def remove() -> None:
+        for number in numbers:
+            if number in before:
+                signal.signal(number, signal.SIG_DFL)
+            else:
+                loop.remove_signal_handler(number)
+
+    try:
+        yield remove
+    finally:
+        remove()
+
+
+def find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return uvloop's factory where it is installed, which it cannot be on Windows; None for Python's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+# --- sockets
+
+
+def count_unsent(sock: socket.socket) -> int:
+    """Count the bytes of a socket's send queue that the other end has not taken. 0 where the system does not say:
+    a connection that takes nothing is then ended by its pings alone."""
+    if sys.platform != "win32" and hasattr(termios, "TIOCOUTQ"):
+        with suppress(OSError, AttributeError, ValueError):  # closed
+            (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))
+            return int(queued)
+    return 0
