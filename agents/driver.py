@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import JsonValue
 
@@ -81,6 +81,7 @@ from .models.model import (
     ModelReply,
     ModelRequest,
     ModelUse,
+    ReplyOrigin,
     ToolCall,
     Usage,
 )
@@ -344,9 +345,11 @@ class Driver:
         if reply.reasoning and step.agent.policy.keep.thinking:
             await self._journal.record_thinking(step.turn, reply.reasoning)
         asked = print_request(*self._asked) if self._asked is not None else None
-        return await self._journal.record_reply(
-            step.turn, reply, agent_id=step.agent.id, is_last=step.is_last, request=asked, used=self._used_around
+        kept = reply if reply.origin is None else replace(reply, origin=reply.origin.keep_demanded())
+        stored = await self._journal.record_reply(
+            step.turn, kept, agent_id=step.agent.id, is_last=step.is_last, request=asked, used=self._used_around
         )
+        return reply if stored is kept else stored
 
     async def _read_new_messages(self, step: CallModel) -> CallModel:
         source = self._new_messages
@@ -948,7 +951,23 @@ def _check(reply: ModelReply, name: str) -> ModelReply:
     written = [part for it in reply.tool_calls for part in (it.id, it.name, it.arguments)]
     text, used, *parts = replace_all_surrogates([reply.text or "", reply.model, *written])
     calls = tuple(itertools.starmap(ToolCall, zip(parts[::3], parts[1::3], parts[2::3], strict=True)))
-    return replace(reply, text=None if reply.text is None else text, tool_calls=calls, model=used)
+    origin = reply.origin
+    if origin is not None and origin.has_fields:
+        origin = replace(origin, message=_clean(origin.message), calls=tuple(_clean(it) for it in origin.calls))
+    return replace(reply, text=None if reply.text is None else text, tool_calls=calls, model=used, origin=origin)
+
+
+def _clean(value: Any) -> Any:
+    """The same in every text of a JSON value."""
+    match value:
+        case str():
+            return replace_surrogates(value)
+        case Mapping():
+            return {name: _clean(it) for name, it in value.items()}
+        case list() | tuple():
+            return [_clean(it) for it in value]
+        case _:
+            return value
 
 
 def _find_odd(reply: object) -> str:
@@ -956,6 +975,8 @@ def _find_odd(reply: object) -> str:
     before."""
     if not isinstance(reply, ModelReply):
         return f"it is a {type(reply).__name__}"
+    if not isinstance(reply.origin, ReplyOrigin | None):
+        return f"origin is a {type(reply.origin).__name__}"
     texts = {"text": reply.text or "", "finish_reason": reply.finish_reason, "model": reply.model}
     texts["reasoning"] = reply.reasoning
     for index, call in enumerate(reply.tool_calls):

@@ -443,10 +443,14 @@ class Journal:
     ) -> ModelReply:
         """Keep a reply, with the print of the request that it answers (`print_request`), by which a replay notices
         another one. ``used`` is what middleware's own requests used of its usage. Give it as it is kept: an empty one
-        in place of one that is too large for a record."""
+        in place of one that is too large for a record; what the server wants back goes first."""
         printed = {} if request is None else {"request": dict(request)}
         told = reply.to_json()
-        if len(json.dumps([told, printed])) > self.max_body_bytes - _ENVELOPE_BYTES:
+        most = self.max_body_bytes - _ENVELOPE_BYTES
+        if reply.origin is not None and reply.origin.has_fields and len(json.dumps([told, printed])) > most:
+            reply = replace(reply, origin=replace(reply.origin, message={}, calls=()))
+            told = reply.to_json()
+        if len(json.dumps([told, printed])) > most:
             reply = ModelReply(text=None, usage=reply.usage, finish_reason=TOO_LARGE, model=reply.model)
             told = reply.to_json()
         body = {"turn": turn, "agent": agent_id, "is_last": is_last, "reply": told, **printed}

@@ -36,6 +36,7 @@ from .models.model import (
     ToolSpec,
     Usage,
     UserMessage,
+    derive_nine,
 )
 from .text import cut, replace_surrogates
 from .tools import FINISH, PlannedCall
@@ -72,6 +73,7 @@ REPLY_TOO_LARGE = "Your reply was too large to be kept and was dropped. Say it s
 NOT_KEPT = "You were interrupted, and what you wrote last was not kept and not sent. Write it again."
 WITHHELD = "The provider's filter withheld your reply. Say it in other words."
 CUT = "Your reply was cut off at its limit of length and was not sent. Give all of it again, shorter."
+CUT_EMPTY = "Your reply was cut off at its limit of length before it said anything. Think less, and answer at once."
 CUT_HERE = "[cut off here: the reply reached its limit of length]"
 NUDGE = "Nobody has read this: your text reaches nobody by itself."
 
@@ -137,11 +139,9 @@ class Planner:
         """Replace an id that is empty or was used in this run: a provider refuses a history that holds it twice."""
         named = []
         for index, call in enumerate(calls):
-            call_id = call.id
-            if not call_id:
-                call_id = f"call_{turn}_{index}"
-            while call_id in self._call_ids:
-                call_id += f"_{turn}_{index}"
+            call_id, salt = call.id, 0
+            while not call_id or call_id in self._call_ids:
+                call_id, salt = derive_nine(call.id, turn, index, salt), salt + 1
             self._call_ids.add(call_id)
             named.append(replace(call, id=call_id))
         return named
@@ -199,7 +199,7 @@ class Planner:
             call = preprocess(call)
             arguments = tool.parse(call.arguments)
         except ToolArgumentsError as error:
-            note = " (The reply was cut off at its limit of length.)" if reply.finish_reason == "length" else ""
+            note = " (The reply was cut off at its limit of length.)" if reply.is_cut else ""
             return refuse(f"Not run: {error}{note}")
         before = self._results.get(_key(written), [])[-most:]
         if len(before) == most and len(set(before)) == 1:
@@ -443,7 +443,8 @@ class Reaction:
             return self._take_text(reply)
         self._is_withheld = False
         self._reply = replace(reply, tool_calls=tuple(self._planner.name_uniquely(self.turn, reply.tool_calls)))
-        self.history.append(AssistantMessage(reply.text, tuple(map(well_formed, self._reply.tool_calls))))
+        calls = tuple(map(well_formed, self._reply.tool_calls))
+        self.history.append(AssistantMessage(reply.text, calls, reply.origin))
         self.state = LoopState.CALLING
         state = self.describe()
         end = chain.process_tool_calls(state, self._reply)
@@ -460,8 +461,8 @@ class Reaction:
 
     def _take_text(self, reply: ModelReply) -> Step:
         text = (reply.text or "").strip()
-        is_cut, was_withheld = reply.finish_reason == "length", self._is_withheld
-        self._is_withheld = reply.finish_reason == "content_filter"
+        is_cut, was_withheld = reply.is_cut, self._is_withheld
+        self._is_withheld = reply.is_withheld
         goes_on = self._goes_on
         if self._is_withheld and (was_withheld or self._is_last) and not goes_on:
             return self._fail("the provider withheld the reply twice", "content_filter")
@@ -475,7 +476,7 @@ class Reaction:
             return self._close(f"{text}\n{CUT_HERE}" if is_cut and text else text)
         if self._is_withheld or not text:
             self.history.append(AssistantMessage(NO_TEXT))  # so that each turn stands in the history
-            empty = REPLY_TOO_LARGE if reply.finish_reason == TOO_LARGE else EMPTY_REPLY
+            empty = REPLY_TOO_LARGE if reply.finish_reason == TOO_LARGE else CUT_EMPTY if is_cut else EMPTY_REPLY
             say(self.history, WITHHELD if self._is_withheld else empty)
             return self._ask()
         self.history.append(AssistantMessage(text))

@@ -23,6 +23,7 @@ from .driver import Driver
 from .inbox import read_waiting
 from .journal import Started
 from .middleware import Instruction, Middleware
+from .models.endpoint_rules import RuleChanges
 from .models.model import Model
 from .network_tools import check_wanted, choose_tools, communication_tools, mod_tools
 from .prompt import ConversationPrompt, drop_empty, keep_recorded, list_manifest, render_system_prompt, select_threads
@@ -269,7 +270,7 @@ class SimpleOpenAIAgentRunner(SimpleAgentRunner):
     """A `SimpleAgentRunner` on an OpenAI-compatible server.
 
     The key is read from the environment variable ``api_key_env``; ``tool_mode="json_schema"`` is for servers without
-    tool calls. Raises `ModelError` when the key is missing.
+    tool calls, ``rules`` for servers that want something else than their address says (`models.endpoint_rules`). Raises `ModelError` when the key is missing.
     """
 
     def __init__(
@@ -283,6 +284,7 @@ class SimpleOpenAIAgentRunner(SimpleAgentRunner):
         tool_mode: Literal["native", "json_schema"] = "native",
         stream: bool = False,
         cache_control: bool = False,
+        rules: RuleChanges | None = None,
         **options: Unpack[SimpleOptions],
     ) -> None:
         from .models.openai_model import OpenAIModel
@@ -294,5 +296,6 @@ class SimpleOpenAIAgentRunner(SimpleAgentRunner):
             tool_mode=tool_mode,
             stream=stream,
             cache_control=cache_control,
+            rules=rules,
         )
         super().__init__(agent_id, instruction=instruction, model=model, owns_model=True, **options)

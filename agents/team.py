@@ -183,6 +183,19 @@ def _check_id(text: str) -> str:
 _Id = Annotated[str, AfterValidator(_check_id)]
 
 
+class RulesChoice(Strict):
+    """What an OpenAI-compatible server wants otherwise than its address says (`models.endpoint_rules`). ``provider``
+    names the rules to begin with."""
+
+    provider: Literal["openai", "azure", "mistral", "deepseek", "kimi", "gemini", "bedrock", "other"] | None = None
+    notes: Literal["in_results", "as_user"] | None = None
+    call_ids: Literal["own", "nine"] | None = None
+    reasoning: Literal["sealed", "returned", "required", "dropped"] | None = None
+    signs_calls: bool | None = None
+    declares_used_tools: bool | None = None
+    stream_usage: bool | None = None
+
+
 class OpenAIChoice(Strict):
     """A model on an OpenAI-compatible server. ``settings`` go into each request as they are."""
 
@@ -193,6 +206,7 @@ class OpenAIChoice(Strict):
     stream: bool = False
     cache_control: bool = False
     settings: dict[str, JsonValue] = Field(default_factory=dict)
+    rules: RulesChoice = RulesChoice()
 
 
 class LocalChoice(Strict):
@@ -551,7 +565,7 @@ def _build_choice(spec: AgentSpec, choice: ModelChoice) -> Model:
     if choice.openai is not None:
         from .models.openai_model import OpenAIModel
 
-        return OpenAIModel(**read_form(choice.openai))
+        return OpenAIModel(**{**read_form(choice.openai), "rules": choice.openai.rules.model_dump(exclude_none=True)})
     if choice.local is not None:
         from .models.local import LocalModel
 

@@ -52,17 +52,23 @@ def _read_chosen(value: object) -> object:
 _Listed = Annotated[bool | tuple[str, ...], BeforeValidator(_read_chosen)]
 
 
-def _check_effect(text: bool, calls: Chosen, results: Chosen, redact: Sequence[str]) -> None:
-    if text and calls is True and results is True and not redact:
-        raise ValueError("keeps everything as it is: say what is not kept (text, calls, results), or redact")
+def _check_effect(text: bool, calls: Chosen, results: Chosen, redact: Sequence[str], thinking: bool) -> None:
+    if text and thinking and calls is True and results is True and not redact:
+        raise ValueError("keeps everything as it is: say what is not kept (text, thinking, calls, results), or redact")
 
 
 class DataPolicy(Middleware):
-    """What is kept of an agent's work. ``text`` is what its model writes; ``calls`` their arguments (names are always
+    """What is kept of an agent's work. ``text`` is what its model writes, ``thinking`` what it thinks; ``calls`` their arguments (names are always
     kept), ``results`` what tools gave, each of the tools chosen. ``redact`` is applied to whatever is kept."""
 
     def __init__(
-        self, *, text: bool = True, calls: Chosen = True, results: Chosen = True, redact: Sequence[Redaction] = ()
+        self,
+        *,
+        text: bool = True,
+        calls: Chosen = True,
+        results: Chosen = True,
+        redact: Sequence[Redaction] = (),
+        thinking: bool = True,
     ) -> None:
         for name, given in (("calls", calls), ("results", results), ("redact", redact)):
             if isinstance(given, str):  # its letters would be taken for the items
@@ -71,17 +77,23 @@ class DataPolicy(Middleware):
         self._keeps_calls = _as_test(calls)
         self._keeps_results = _as_test(results)
         self._redactions = [_as_redaction(it) for it in redact]
-        self._options = (text, calls, results, tuple(redact))
+        self._keeps_thinking = text and thinking
+        self._options = (text, calls, results, tuple(redact), *(() if thinking else (thinking,)))
 
     @classmethod
     @checks(_check_effect)
     def from_file(
-        cls, text: bool = True, calls: _Listed = True, results: _Listed = True, redact: tuple[str, ...] = ()
+        cls,
+        text: bool = True,
+        calls: _Listed = True,
+        results: _Listed = True,
+        redact: tuple[str, ...] = (),
+        thinking: bool = True,
     ) -> DataPolicy:
         """Make the policy of an agent's file, where ``calls`` and ``results`` are true, false or the tools of which
         they are kept, and ``redact`` regular expressions. Raises `ConfigError`."""
         try:
-            return cls(text=text, calls=calls, results=results, redact=redact)
+            return cls(text=text, calls=calls, results=results, redact=redact, thinking=thinking)
         except re.error as error:
             raise ConfigError(
                 f"the pattern {error.pattern!r} of the data policy is no regular expression: {error}"
@@ -109,7 +121,7 @@ class DataPolicy(Middleware):
             case "model_failed":
                 return {**body, "reason": self._redact(body["reason"])}  # a provider's words may repeat the request's
             case "thinking":
-                return {**body, "text": self._redact(body["text"]) if self._keeps_text else NOT_KEPT}
+                return {**body, "text": self._redact(body["text"]) if self._keeps_thinking else NOT_KEPT}
             case "progress":
                 is_kept = self._keeps_results(body["tool"])
                 return {**body, "steps": [self._redact(step) for step in body["steps"]] if is_kept else [NOT_KEPT]}
@@ -132,9 +144,17 @@ class DataPolicy(Middleware):
             if arguments != written:
                 altered.append(place)
         made = {**body, "reply": {**reply, "text": kept, "tool_calls": calls}}
+        if isinstance(reply.get("origin"), Mapping):
+            made["reply"]["origin"] = self._store_origin(reply["origin"])
         changed: dict[str, object] = {"text": True} if kept != text else {}
         changed |= {"calls": altered} if altered else {}
         return {**made, ALTERED: changed} if changed else made
+
+    def _store_origin(self, origin: Mapping[str, Any]) -> Mapping[str, object]:
+        """Keep what the server wants back whole or not at all: it is thinking, or sealed thinking that no redaction can
+        look into, and a server refuses a changed one."""
+        is_kept = self._keeps_thinking and self._redact(origin) == origin
+        return origin if is_kept else {name: it for name, it in origin.items() if name not in ("message", "calls")}
 
     def _store_review(self, body: Mapping[str, Any]) -> Mapping[str, object]:
         answer, made = body["answer"], dict(body)

@@ -17,7 +17,7 @@ from typing import Annotated
 
 from roundelay.agents.containment import first_error
 from roundelay.agents.middleware import Around, CallModel, Middleware
-from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, NamedTool, Usage
+from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, NamedTool, Usage, join_origins
 from roundelay.agents.models.tokens import SEVERAL_REQUESTS
 from roundelay.agents.options import OR_NONE, Text, checked
 from roundelay.agents.values import TurnState
@@ -90,8 +90,9 @@ def merge_replies(replies: Sequence[ModelReply]) -> ModelReply:
         "\n\n".join(texts) or None,
         tuple(call for it in replies for call in it.tool_calls),
         sum((it.usage for it in replies), Usage()),
-        next((it.finish_reason for it in replies if it.finish_reason == "length"), replies[0].finish_reason),
+        next((it.finish_reason for it in replies if it.is_cut), replies[0].finish_reason),
         replies[0].model,
+        origin=join_origins(replies),
     )
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from pydantic import TypeAdapter
+from pydantic import JsonValue, TypeAdapter
 
 from roundelay.network.credentials import hide_secrets
 from roundelay.network.errors import RoundelayError
@@ -107,11 +107,40 @@ class UserMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyOrigin:
+    """Where a reply came from, and what that server wants back with it.
+
+    ``endpoint`` names the server and its model (`endpoint_rules.name_endpoint`). ``message`` holds fields of the reply's
+    message, such as ``reasoning_content``; ``calls`` those of each call by its place, such as a signature. They are sent
+    to that endpoint only.
+    """
+
+    endpoint: str
+    message: Mapping[str, JsonValue] = field(default_factory=dict)
+    calls: Sequence[Mapping[str, JsonValue]] = ()
+    rules: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What the server had refused until then (`endpoint_rules.learn`), by the names of the rules."""
+
+    demanded: frozenset[str] = frozenset()
+    """The fields of ``message`` that the server refuses to miss; no others are recorded."""
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether the server wants anything back."""
+        return bool(self.message) or any(self.calls)
+
+    def keep_demanded(self) -> ReplyOrigin:
+        """Return the origin without the thinking that the server can do without."""
+        return replace(self, message={name: it for name, it in self.message.items() if name in self.demanded})
+
+
+@dataclass(frozen=True, slots=True)
 class AssistantMessage:
     """A turn of the model. Each of its calls is answered by one `ToolMessage` before anything else follows."""
 
     content: str | None
     tool_calls: tuple[ToolCall, ...] = ()
+    origin: ReplyOrigin | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +184,69 @@ class ModelReply:
     reasoning: str = ""
     """What the model thought, where it tells: for a record of its own, if the agent keeps that."""
 
+    origin: ReplyOrigin | None = field(default=None, compare=False)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the reply ended at a limit of length, by whatever name the provider gives that."""
+        return self.finish_reason.lower() in _CUT
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether a filter of the provider held the reply back."""
+        return self.finish_reason.lower() in _WITHHELD
+
     def to_json(self) -> dict[str, object]:
         """Give the reply as plain JSON values, for the journal; without the reasoning."""
-        value: dict[str, object] = _REPLY.dump_python(self, mode="json", exclude={"reasoning"})
+        value: dict[str, object] = _REPLY.dump_python(self, mode="json", exclude={"reasoning", "origin"})
+        if self.origin is not None and (self.origin.has_fields or self.origin.rules):
+            told: dict[str, object] = {"endpoint": self.origin.endpoint}
+            if self.origin.message:
+                told["message"] = dict(self.origin.message)
+            if any(self.origin.calls):
+                told["calls"] = [dict(it) for it in self.origin.calls]
+            if self.origin.rules:
+                told["rules"] = dict(self.origin.rules)
+            value["origin"] = told
         return value
 
 
 _REPLY = TypeAdapter(ModelReply)
+
+# OpenAI, Anthropic, Google, Mistral, Cohere, Bedrock, and what gateways to them pass on.
+_CUT = frozenset(
+    {"length", "max_tokens", "max_token", "max_length", "model_length", "max_output_tokens", "max_completion_tokens"}
+    | {"token_limit", "length_limit", "context_length", "model_context_window_exceeded", "incomplete", "truncated"}
+    | {"finish_reason_max_tokens"}
+)
+_WITHHELD = frozenset(
+    {"content_filter", "content_filtered", "content-filter", "safety", "recitation", "blocklist", "prohibited_content"}
+    | {"spii", "image_safety", "language", "guardrail_intervened", "sensitive", "blocked", "error_toxic"}
+    | {"finish_reason_safety"}
+)
+
+
+def join_origins(replies: Sequence[ModelReply]) -> ReplyOrigin | None:
+    """Return the origin of a reply that is made of several; None where they came from different endpoints."""
+    origins = [it.origin for it in replies]
+    first = origins[0] if origins else None
+    if first is None or any(it is None or it.endpoint != first.endpoint for it in origins):
+        return None
+    message: dict[str, JsonValue] = {}
+    calls: list[Mapping[str, JsonValue]] = []
+    for reply in replies:
+        assert reply.origin is not None
+        for name, value in reply.origin.message.items():
+            known = message.get(name)
+            if isinstance(known, str) and isinstance(value, str):
+                message[name] = f"{known}\n\n{value}"
+            elif isinstance(known, list) and isinstance(value, list):
+                message[name] = [*known, *value]
+            else:
+                message.setdefault(name, value)
+        given = reply.origin.calls
+        calls += given if len(given) == len(reply.tool_calls) else [{}] * len(reply.tool_calls)
+    return ReplyOrigin(first.endpoint, message, tuple(calls), first.rules, first.demanded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,5 +332,20 @@ def derive_call_id(request: ModelRequest, index: int) -> str:
 
     The number of messages enters, so that a reaction's calls differ even when a caller leaves ``turn`` at 0.
     """
-    seed = f"{request.agent_id}\x1f{request.reaction}\x1f{request.turn}\x1f{len(request.messages)}\x1f{index}"
-    return "call_" + hashlib.sha256(seed.encode()).hexdigest()[:24]
+    return derive_nine(request.agent_id, request.reaction, request.turn, len(request.messages), index)
+
+
+def derive_nine(*parts: str | int) -> str:
+    """Return nine letters and digits for these: the form of a call's id that every known server accepts.
+
+    Mistral takes no other form (https://github.com/langchain-ai/langchain/pull/24668).
+    """
+    number = int.from_bytes(hashlib.sha256("\x1f".join(map(str, parts)).encode("utf-8", "replace")).digest()[:8])
+    digits = ""
+    for _ in range(9):
+        number, digit = divmod(number, len(_NINE))
+        digits += _NINE[digit]
+    return digits
+
+
+_NINE = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

@@ -2,38 +2,26 @@
 
 One `complete` is one HTTP request: the SDK's own retries are off, since who may retry is decided where the reaction is
 driven. Every failure leaves as a `ModelError` that says whether a repeat can help. A server without tool calls is used
-through `json_schema`. This module never runs tools, never keeps a conversation and never logs a key or a prompt. Its
-parts: the model, how a request is written, how a reply is read, how a failure is explained.
+through `json_schema`. What the server wants, and in which order, are `endpoint_rules`; messages are written by
+`chat_messages`, replies read by `chat_replies` and errors by `provider_errors`. This module never runs tools, never
+keeps a conversation and never logs a key or a prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
-import math
+import logging
 import os
-import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from io import StringIO
-from typing import Any, Literal, assert_never
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx2
 import openai
 from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
-from openai.types.chat import (
-    ChatCompletion,
-    ChatCompletionAssistantMessageParam,
-    ChatCompletionChunk,
-    ChatCompletionContentPartParam,
-    ChatCompletionFunctionToolParam,
-    ChatCompletionMessageParam,
-    ChatCompletionToolChoiceOptionParam,
-)
-from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta, ChoiceDeltaToolCall
+from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionToolChoiceOptionParam
 from openai.types.shared_params import ResponseFormatJSONSchema
 
 from roundelay.agents.containment import describe_error, without_words
@@ -43,28 +31,24 @@ from roundelay.network.credentials import describe_variable, hide_url_secrets, r
 from roundelay.network.errors import ConfigError
 from roundelay.network.home import is_loopback
 
+from .chat_messages import find_note, write_messages
+from .chat_replies import Draft, ErrorInside, find_origin, finish_calls, read_completion
+from .endpoint_rules import EndpointRules, RuleChanges, find_rules, learn, name_endpoint, recall
 from .json_schema import StepRequest, decode_step, encode_steps
 from .model import (
-    MAX_TOKENS,
     AssistantMessage,
-    ChatMessage,
-    File,
     ModelDelta,
     ModelError,
-    ModelFailure,
     ModelReply,
     ModelRequest,
     NamedTool,
     OnDelta,
-    SystemMessage,
-    ToolCall,
     ToolChoice,
-    ToolMessage,
     ToolSpec,
-    Usage,
-    UserMessage,
-    derive_call_id,
 )
+from .provider_errors import ProviderFailure, read_failure
+
+_logger = logging.getLogger(__name__)
 
 ToolMode = Literal["native", "json_schema"]
 
@@ -77,9 +61,9 @@ class OpenAIModel:
 
     ``settings`` go into each request's body as they are (``temperature``, ``max_tokens``, ``reasoning_effort``, ...).
     With ``cache_control`` requests say where a provider that wants to be told may cache: behind the system message, the
-    conversation and the last result. ``silence_s`` bounds the time without a byte, ``total_s`` the whole call. Raises
-    `ModelError` at once when the key's variable is not set; a server on loopback needs none. Use ``await close()`` or
-    ``async with`` at the end.
+    conversation and the last result. ``rules`` changes what is known of the server (`endpoint_rules`). ``silence_s``
+    bounds the time without a byte, ``total_s`` the whole call. Raises `ModelError` at once when the key's variable is not
+    set; a server on loopback needs none. Use ``await close()`` or ``async with`` at the end.
     """
 
     def __init__(
@@ -95,6 +79,7 @@ class OpenAIModel:
         total_s: float = 600.0,
         settings: Mapping[str, object] | None = None,
         cache_control: bool = False,
+        rules: RuleChanges | None = None,
     ) -> None:
         self.name = name
         self._base_url = _check_address(name, base_url or os.environ.get("OPENAI_BASE_URL") or "")
@@ -114,6 +99,12 @@ class OpenAIModel:
         self._silence_s = silence_s
         self._total_s = total_s
         self._cache_control = cache_control
+        self.rules = self._first_rules = find_rules(self._base_url, name, rules)
+        """What the server wants back, and in which order: as configured, and as it refused requests since."""
+
+        self.endpoint = name_endpoint(self._base_url, name)
+        """Who is asked, as recorded replies name it."""
+
         self.settings: Mapping[str, object] = dict(settings or {})
         """What goes into each request's body beside messages and tools."""
 
@@ -148,42 +139,92 @@ class OpenAIModel:
         try:
             async with asyncio.timeout(self._total_s):
                 draft = await self._ask(request, step, on_delta)
+        except ErrorInside as error:
+            raise self._explain_failure(read_failure(200, {}, error.body)) from error
         except (openai.OpenAIError, TimeoutError, ValueError) as error:  # ValueError: a body or chunk that is not JSON
             # Without the words of the SDK's errors: some quote the header with the key.
             raise self._explain(error) from without_words(error)
-        if draft.finish_reason is None:
-            raise ModelError(f"The reply of model {self.name} broke off before its end.", reason="broken_reply")
+        self._check_end(draft)
         refusal = draft.refusal.getvalue()
         text = draft.text.getvalue() or refusal or None
-        calls = tuple(_finish_calls(request, draft.calls))
+        calls = tuple(finish_calls(request, draft.calls))
         if step is not None and step.schema is not None and not calls:
             text, calls = decode_step(request, draft.text.getvalue())
-        reason = "refusal" if refusal else draft.finish_reason
+        reason = draft.finish_reason or ("tool_calls" if calls else "stop")
         thought = draft.reasoning.getvalue()
-        return ModelReply(text, calls, draft.usage, reason, draft.model or self.name, thought)
+        return ModelReply(
+            text, calls, draft.usage, "refusal" if refusal else reason, draft.model or self.name, thought,
+            find_origin(
+                draft, self.endpoint, self.rules.list_changes(self._first_rules),
+                is_required=self.rules.reasoning in ("returned", "required"),
+            ),
+        )  # fmt: skip
 
-    async def _ask(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> _Draft:
+    def _check_end(self, draft: Draft) -> None:
+        """Raise `ModelError` for a reply that did not come to its end, or that the server gave up on."""
+        if not draft.is_finished:
+            raise ModelError(f"The reply of model {self.name} broke off before its end.", reason="broken_reply")
+        reason = draft.finish_reason.lower()
+        if reason in _FAILED_ENDS or (reason in _BROKEN_ENDS and not draft.calls and not draft.text.tell()):
+            raise ModelError(
+                f'Model {self.name} ended its reply with "{draft.finish_reason}".',
+                reason="server" if reason in _FAILED_ENDS else "broken_reply",
+            )
+
+    async def _ask(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> Draft:
+        """Ask, and again where the server refuses the request by a rule that was not known of it."""
+        for message in request.messages:
+            origin = message.origin if isinstance(message, AssistantMessage) else None
+            if origin is not None and origin.endpoint == self.endpoint and origin.rules:
+                self.rules = recall(self.rules, origin.rules)
+        tried = {self.rules}
+        while True:
+            try:
+                return await self._post(request, step, on_delta)
+            except openai.APIStatusError as error:
+                # Servers that render chat templates refuse with 500, all others with these.
+                learned = learn(self.rules, error.response.text) if error.status_code in (400, 422, 500) else None
+                if learned is None or learned in tried:
+                    raise
+                changes = learned.list_changes(self.rules)
+            _logger.warning(
+                "a server refused a request, and is asked by another rule", extra={"model": self.name, **changes}
+            )
+            self.rules = learned
+            tried.add(learned)
+
+    async def _post(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> Draft:
         # Not `chat.completions.create`: it walks through every message, and all types that one may have, to rename
         # fields that have their names here already. That is half of a call's CPU, more as the history grows
-        # (docs/performance.md).
+        # (docs/performance.md). The reply is read as JSON: servers differ from the SDK's types in every part.
         client, body = self._clients.get(), self._build_body(request, step)
+        tools = [it.name for it in request.tools]
         if not self._stream:
-            completion = await client.post(_PATH, cast_to=ChatCompletion, body=body)
-            with _reading():
-                return _read_completion(completion)
-        draft = _Draft()
-        stream = await client.post(
-            _PATH, cast_to=ChatCompletion, body=body, stream=True, stream_cls=AsyncStream[ChatCompletionChunk]
-        )
+            return read_completion(await client.post(_PATH, cast_to=object, body=body), tools)
+        draft = Draft(tools)
+        stream = await client.post(_PATH, cast_to=object, body=body, stream=True, stream_cls=_Events)
         async with stream:
-            await _read_stream(stream, draft, on_delta)
+            if "json" in stream.response.headers.get("content-type", ""):  # this server does not stream
+                draft = read_completion(json.loads(await stream.response.aread()), tools)
+                if on_delta is not None and draft.text.tell():
+                    on_delta(ModelDelta(draft.text.getvalue()))
+                return draft
+            try:
+                await _read_stream(stream, draft, on_delta)
+            except (openai.APIConnectionError, httpx2.HTTPError):
+                if not draft.is_finished:  # else only the end of the connection is missing
+                    raise
         return draft
 
     def _build_body(self, request: ModelRequest, step: StepRequest | None) -> dict[str, object]:
-        encoded = encode_request(request, step, cache_control=self._cache_control)
+        encoded = encode_request(
+            request, step, cache_control=self._cache_control, rules=self.rules, endpoint=self.endpoint
+        )
         body: dict[str, object] = {"model": self.name, **encoded}
         if self._stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            body["stream"] = True
+            if self.rules.stream_usage:
+                body["stream_options"] = {"include_usage": True}
         body |= self.settings
         if "tools" not in body:
             body.pop("parallel_tool_calls", None)  # refused without them
@@ -216,17 +257,7 @@ class OpenAIModel:
             case openai.APITimeoutError() | TimeoutError():
                 return ModelError(f"Model {self.name} at {where} did not answer in time.", reason="timeout")
             case openai.APIStatusError():
-                reason = _classify_status(error)
-                hint = ""
-                if reason == "unauthorized":
-                    hint = f" Check the key in {self._api_key_env}."
-                elif reason == "not_found":
-                    hint = f" Check the model's name and the address {where}."
-                return ModelError(
-                    f"Model {self.name} answered {error.status_code}: {_read_message(error).rstrip('. ')}.{hint}{proxy}",
-                    reason=reason,
-                    retry_after_ms=_read_retry_after(error.response.headers),
-                )
+                return self._explain_failure(_read_failure(error), proxy)
             case openai.APIConnectionError():
                 advice = describe_tls_mistake(error)
                 told = f"Model {self.name} at {where} cannot be reached ({describe_failure(error)}).{proxy}{advice}"
@@ -239,6 +270,36 @@ class OpenAIModel:
                 return ModelError(
                     f"Model {self.name} sent a reply that cannot be read ({error}).", reason="broken_reply"
                 )
+
+    def _explain_failure(self, failure: ProviderFailure, proxy: str = "") -> ModelError:
+        """Give the `ModelError` for an error that the provider reports, in its words."""
+        where = hide_url_secrets(self._base_url) if self._base_url else "the OpenAI API"
+        hint = ""
+        if failure.reason == "unauthorized":
+            hint = f" Check the key in {self._api_key_env}."
+        elif failure.reason == "not_found":
+            hint = f" Check the model's name and the address {where}."
+        elif failure.is_output_limit:
+            hint = " Lower the limit of the reply's length (such as max_tokens) in the model's settings."
+        answered = f"answered {failure.status}" if failure.status else "answered with an error"
+        return ModelError(
+            f"Model {self.name} {answered}: {failure.told}.{hint}{proxy}",
+            reason=failure.reason,
+            retry_after_ms=failure.retry_after_ms,
+        )
+
+
+def _read_failure(error: openai.APIStatusError) -> ProviderFailure:
+    return read_failure(error.status_code, error.response.headers, error.response.text)
+
+
+_FAILED_ENDS = frozenset({"error", "network_error", "insufficient_system_resource", "abort", "engine_error"})
+"""Reasons by which servers say that they gave up on a reply. DeepSeek has the third, OpenRouter the first:
+https://api-docs.deepseek.com/api/create-chat-completion, https://openrouter.ai/docs/api/reference/errors-and-debugging"""
+
+_BROKEN_ENDS = frozenset({"malformed_function_call", "unexpected_tool_call", "malformed_response"})
+"""Reasons for a reply that holds nothing, since the model wrote a call that is none
+(https://ai.google.dev/api/generate-content#FinishReason)."""
 
 
 def _check_address(model: str, url: str) -> str | None:
@@ -277,7 +338,7 @@ def is_from_proxy(error: Exception) -> bool:
 def describe_failure(error: Exception) -> str:
     """Return what the HTTP library says of a request that got no answer, or the SDK of one that did."""
     if isinstance(error, openai.APIStatusError):
-        return f"{error.status_code}: {_read_message(error).rstrip('. ')}"
+        return f"{error.status_code}: {_read_failure(error).told}"
     return describe_error(error.__cause__ if isinstance(error.__cause__, Exception) else error)
 
 
@@ -296,53 +357,35 @@ def describe_tls_mistake(error: Exception) -> str:
 
 # --- how a request is written
 
-_AUDIO: Mapping[str, Literal["wav", "mp3"]] = {"audio/wav": "wav", "audio/mpeg": "mp3"}
-"""What the API has a part for; anything else goes as a file."""
-
 
 def encode_request(
-    request: ModelRequest, step: StepRequest | None, *, cache_control: bool = False
+    request: ModelRequest,
+    step: StepRequest | None,
+    *,
+    cache_control: bool = False,
+    rules: EndpointRules | None = None,
+    endpoint: str = "",
 ) -> dict[str, object]:
     """Give the fields of the body that say what is asked. ``step``: the request in plain texts, in place of tools."""
-    messages = request.messages if step is None else step.messages
-    encoded = [_encode_message(message) for message in messages]
+    rules = rules or EndpointRules()
+    messages = write_messages(request.messages if step is None else step.messages, rules, endpoint)
     if cache_control:
-        _mark_caches(encoded, request.prompt)
-    body: dict[str, object] = {"messages": encoded}
+        _mark_caches(messages, request.prompt)
+    body: dict[str, object] = {"messages": messages}
     if step is None and request.tools:
         body["tools"] = [_encode_tool(tool) for tool in request.tools]
         if request.tool_choice != "auto":  # the API's default, and refused without tools
             body["tool_choice"] = _encode_choice(request.tool_choice)
+    elif step is None and rules.declares_used_tools:
+        used = dict.fromkeys(it.name for message in request.messages for it in getattr(message, "tool_calls", ()))
+        if used:
+            body["tools"] = [_encode_tool(ToolSpec(name, "Not available any more.", _NO_PARAMETERS)) for name in used]
     if step is not None and step.schema is not None:
         body["response_format"] = _encode_schema(step)
     return body
 
 
-def _encode_message(message: ChatMessage) -> ChatCompletionMessageParam:
-    match message:
-        case SystemMessage(content):
-            return {"role": "system", "content": content}
-        case UserMessage(content, images, files) if images or files:
-            parts: list[ChatCompletionContentPartParam] = [{"type": "text", "text": content}]
-            parts += [{"type": "image_url", "image_url": {"url": url}} for url in images]
-            parts += [_encode_file(file) for file in files]
-            return {"role": "user", "content": parts}
-        case UserMessage(content):
-            return {"role": "user", "content": content}
-        case AssistantMessage(content, calls):
-            turn: ChatCompletionAssistantMessageParam = {"role": "assistant", "content": content}
-            if calls:  # an empty list is refused
-                turn["tool_calls"] = [
-                    {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                    for call in calls
-                ]
-            elif content is None:
-                turn["content"] = ""  # null is refused beside no calls
-            return turn
-        case ToolMessage(call_id, content):
-            return {"role": "tool", "tool_call_id": call_id, "content": content}
-        case _:
-            assert_never(message)
+_NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 
 
 def _mark_caches(messages: Sequence[Any], prompt: str) -> None:
@@ -354,7 +397,8 @@ def _mark_caches(messages: Sequence[Any], prompt: str) -> None:
     for found, end in ((system, None), (conversation, len(prompt)), (results, None)):
         message = next(found, None)
         if message is not None:
-            _mark(message, end)
+            # The notes behind a result are this turn's: the next one has them no more, or further ones.
+            _mark(message, find_note(message["content"]) if message["role"] == "tool" else end)
 
 
 def _mark(message: Any, end: int | None) -> None:
@@ -372,15 +416,6 @@ def _mark(message: Any, end: int | None) -> None:
 def _read_first_text(message: Any) -> str:
     content = message["content"]
     return str(content[0]["text"] if isinstance(content, list) else content or "")
-
-
-def _encode_file(file: File) -> ChatCompletionContentPartParam:
-    form = _AUDIO.get(file.media_type)
-    if form is not None:
-        return {"type": "input_audio", "input_audio": {"data": file.data, "format": form}}
-    # The API's reference says base64; what it takes is that as a `data:` address, with the type.
-    data = f"data:{file.media_type};base64,{file.data}"
-    return {"type": "file", "file": {"filename": file.name, "file_data": data}}
 
 
 def _encode_tool(tool: ToolSpec) -> ChatCompletionFunctionToolParam:
@@ -402,197 +437,30 @@ def _encode_schema(step: StepRequest) -> ResponseFormatJSONSchema:
 # --- how a reply is read
 
 
-@dataclass(slots=True)
-class _CallDraft:
-    id: str = ""
-    name: str = ""
-    # Not a str: a long one that grows piece by piece is copied each time.
-    arguments: StringIO = field(default_factory=StringIO)
+class _Events(AsyncStream[object]):
+    """The events of a stream as texts: the SDK's own reading hides whether the server said that it was done."""
+
+    async def read(self) -> AsyncIterator[str]:
+        async for event in self._iter_events():
+            yield event.data
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A reply while it is read; without a ``finish_reason`` it was cut off."""
-
-    text: StringIO = field(default_factory=StringIO)
-    reasoning: StringIO = field(default_factory=StringIO)
-    refusal: StringIO = field(default_factory=StringIO)
-    calls: list[_CallDraft] = field(default_factory=list)
-    usage: Usage = field(default_factory=Usage)
-    finish_reason: str | None = None
-    model: str = ""
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    """The SDK does not validate: what a server sends in another shape than its types say is noticed where it is
-    read."""
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError) as error:
-        raise ValueError(f"it has another shape: {error}") from error
-
-
-def _read_completion(completion: object) -> _Draft:
-    if not isinstance(completion, ChatCompletion) or not completion.choices:
-        raise ValueError("it has no choices")
-    choice = completion.choices[0]
-    message = choice.message
-    draft = _Draft(
-        StringIO(_text(message.content)),
-        StringIO(_read_reasoning(message.model_extra)),
-        StringIO(_text(message.refusal)),
-        model=_text(completion.model),
-        usage=_read_usage(completion.usage),
-    )
-    draft.finish_reason = _text(getattr(choice, "finish_reason", None)) or "stop"
-    for call in message.tool_calls or ():
-        function = getattr(call, "function", None)  # by shape: some servers leave the type out
-        if function is not None:
-            draft.calls.append(_CallDraft(_text(call.id), _text(function.name), StringIO(_text(function.arguments))))
-    return draft
-
-
-async def _read_stream(stream: AsyncIterator[ChatCompletionChunk], draft: _Draft, on_delta: OnDelta | None) -> None:
-    positions: dict[int, int] = {}  # the server's index of a call -> its place in the draft
-    async for chunk in stream:
-        with _reading():
-            pieces = [_add_choice(draft, positions, choice) for choice in chunk.choices or ()]
-            draft.model = _text(chunk.model) or draft.model
-            if chunk.usage is not None:
-                draft.usage = _read_usage(chunk.usage)
-        if on_delta is not None:
-            for piece in pieces:
-                if piece.text or piece.reasoning:
+async def _read_stream(stream: _Events, draft: Draft, on_delta: OnDelta | None) -> None:
+    events = stream.read()
+    async for data in events:
+        if data.startswith("[DONE]"):
+            draft.is_done = True
+            break
+        if data.strip():
+            for piece in draft.add_chunk(json.loads(data)):
+                if on_delta is not None and (piece.text or piece.reasoning):
                     on_delta(piece)
+    # Read what is left, if that is at hand: the connection serves the next request then.
+    with suppress(TimeoutError, openai.APIConnectionError, httpx2.HTTPError):
+        async with asyncio.timeout(DRAIN_S):
+            async for _ in events:
+                pass
 
 
-def _add_choice(draft: _Draft, positions: dict[int, int], choice: Choice) -> ModelDelta:
-    """Put what is new to the draft; give what of it can be shown."""
-    draft.finish_reason = _text(choice.finish_reason) or draft.finish_reason
-    delta: ChoiceDelta | None = choice.delta  # None of some servers, at the end
-    if delta is None:
-        return ModelDelta()
-    text = _text(delta.content)
-    draft.text.write(text)
-    draft.refusal.write(_text(delta.refusal))
-    for part in delta.tool_calls or ():
-        _add_call_part(draft.calls, positions, part)
-    reasoning = _read_reasoning(delta.model_extra)
-    draft.reasoning.write(reasoning)
-    return ModelDelta(text, reasoning)
-
-
-def _read_reasoning(extra: Mapping[str, object] | None) -> str:
-    found = (extra or {}).get("reasoning_content") or (extra or {}).get("reasoning")  # two spellings, no standard
-    return found if isinstance(found, str) else ""
-
-
-def _add_call_part(calls: list[_CallDraft], positions: dict[int, int], part: ChoiceDeltaToolCall) -> None:
-    """Put a piece of a call to its call. Some servers give every call the same index, or none: a new id then begins a
-    new call."""
-    at = positions.get(part.index)
-    if at is None or (part.id and calls[at].id and part.id != calls[at].id):
-        at = len(calls)
-        calls.append(_CallDraft())
-        positions[part.index] = at
-    call = calls[at]
-    call.id = call.id or _text(part.id)
-    if part.function is not None:
-        call.name = call.name or _text(part.function.name)
-        call.arguments.write(_text(part.function.arguments))
-
-
-def _finish_calls(request: ModelRequest, drafts: Iterable[_CallDraft]) -> Iterable[ToolCall]:
-    """Give each call an id of its own: servers leave it out, or repeat it, and results are paired by it."""
-    seen = {
-        call.id for message in request.messages if isinstance(message, AssistantMessage) for call in message.tool_calls
-    }
-    for index, draft in enumerate(drafts):
-        call_id = draft.id if draft.id and draft.id not in seen else derive_call_id(request, index)
-        seen.add(call_id)
-        yield ToolCall(call_id, draft.name, draft.arguments.getvalue())
-
-
-def _text(value: object) -> str:
-    """Give a text, whatever a server wrote in its place: the parts of one, arguments as an object rather than its
-    JSON."""
-    match value:
-        case str():
-            return value
-        case None:
-            return ""
-        case [{"text": str()}, *_] as parts:
-            return "".join(_text(part.get("text")) for part in parts if isinstance(part, dict))
-        case _:
-            return json.dumps(value, default=str)
-
-
-def _read_usage(usage: object) -> Usage:
-    prompt, completion = (getattr(usage, f"{kind}_tokens_details", None) for kind in ("prompt", "completion"))
-    # Beside OpenAI's own: as DeepSeek says it, and as gateways to Anthropic's models do.
-    cached = (_count(prompt, "cached_tokens"), *(_count(usage, name) for name in _CACHED))
-    return Usage(
-        _count(usage, "prompt_tokens"),
-        _count(usage, "completion_tokens"),
-        max(cached),
-        _count(completion, "reasoning_tokens"),
-    )
-
-
-_CACHED = ("prompt_cache_hit_tokens", "cache_read_input_tokens")
-
-
-def _count(where: object, name: str) -> int:
-    value = getattr(where, name, None)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return 0
-    return min(max(0, int(value)), MAX_TOKENS)
-
-
-def _classify_status(error: openai.APIStatusError) -> ModelFailure:
-    match error.status_code, error.code:
-        case _, "context_length_exceeded":
-            return "context_too_long"
-        case _, "content_filter" | "content_policy_violation":
-            return "content_filter"
-        case (429, "insufficient_quota") | (402, _):  # 402 is how others than OpenAI say it
-            return "quota"
-        case 429, _:
-            return "rate_limited"
-        case 401 | 403, _:
-            return "unauthorized"
-        case 404, _:
-            return "not_found"
-        case status, _ if status in (408, 409) or status >= 500:
-            # 408 timed out on the server, 409 met a lock there: https://github.com/openai/openai-python#retries
-            return "server"
-        case _:
-            # Servers other than OpenAI's have no code for it, only words.
-            text = error.message.lower()
-            is_context = "context" in text and ("length" in text or "exceed" in text)
-            is_prompt = "token" in text and ("too long" in text or "exceed" in text)
-            return "context_too_long" if is_context or is_prompt else "rejected"
-
-
-def _read_message(error: openai.APIStatusError) -> str:
-    match error.body:
-        case {"message": str(message)} | {"error": str(message)} | {"detail": str(message)}:
-            return message
-        case _:
-            return error.message
-
-
-def _read_retry_after(headers: Mapping[str, str]) -> int | None:
-    """Give the wait that the server asks for, in ms: ``retry-after-ms``, or ``retry-after`` in seconds or as a date
-    (RFC 9110, 10.2.3)."""
-    try:
-        if "retry-after-ms" in headers:
-            return max(0, int(float(headers["retry-after-ms"])))
-        value = headers.get("retry-after", "")
-        if value.replace(".", "", 1).isdigit():
-            return int(float(value) * 1000)
-        at = email.utils.parsedate_to_datetime(value)
-        return max(0, int((at.timestamp() - time.time()) * 1000))
-    except (ValueError, TypeError, OverflowError):
-        return None
+DRAIN_S = 0.5
+"""How long the end of a stream is waited for, once the server has said that it is done."""

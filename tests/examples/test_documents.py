@@ -95,6 +95,7 @@ def test_readme_program_run_again_with_another_text_prints_the_other_text(tmp_pa
 @pytest.mark.parametrize("block", find_blocks("yaml"))
 def test_yaml_block_is_an_agent(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "not asked")
+    monkeypatch.setenv("MISTRAL_API_KEY", "not asked")
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mytools.py").write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
     if "adapter:" in block.text:  # names what the page shows before it

@@ -16,7 +16,7 @@ ALLOWED = {
     "network/core/joining.py": {"secrets"},  # tokens, made once and kept
     "network/client/client.py": {"random"},  # the default of `jitter`
     "network/hub/hub.py": {"time"},  # how long a commit took, for the figures
-    "agents/models/openai_model.py": {"time"},  # a provider's date in `retry-after`
+    "agents/models/provider_errors.py": {"time"},  # a provider's date in `retry-after`
     "agents/models/local.py": {"secrets"},  # the key of a server on this machine
 }
 FILES = [path.relative_to(ROOT) for it in ("network", "agents", "mods") for path in sorted((ROOT / it).rglob("*.py"))]

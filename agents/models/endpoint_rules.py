@@ -1,0 +1,194 @@
+"""What an OpenAI-compatible server wants back, and in which order: one value for each endpoint.
+
+`find_rules` chooses the rules by the host of the base URL and by the model's name. An agent's file may override each of
+them. `learn` reads what a server refused, for servers that nobody has named yet; what was learned is recorded with the
+reply (`ReplyOrigin.rules`), so a resumed reaction sends the same requests. `name_endpoint` names an endpoint and its model:
+what a reply brought goes back to that endpoint only. No IO.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Literal, TypedDict
+from urllib.parse import urlsplit
+
+from pydantic import JsonValue
+
+Provider = Literal["openai", "azure", "mistral", "deepseek", "kimi", "gemini", "bedrock", "other"]
+Notes = Literal["in_results", "as_user"]
+CallIds = Literal["own", "nine"]
+Reasoning = Literal["sealed", "returned", "required", "dropped"]
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRules:
+    """The rules of one endpoint; the defaults are those of OpenAI's API.
+
+    ``notes``: how text that follows tool results is sent. ``as_user`` sends a user's message. ``in_results`` appends it to
+    the last result as a ``<system_note>``. Mistral's API and the chat templates of its models refuse a user's message
+    there (https://github.com/avante-corp/avante.nvim/issues/2562). Models that think lose their earlier thinking at a
+    user's message (https://api-docs.deepseek.com/guides/thinking_mode).
+
+    ``call_ids``: ``own`` sends ids as they are, ``nine`` those of another form as nine letters or digits. Mistral takes
+    nothing else (https://github.com/langchain-ai/langchain/pull/24668).
+
+    ``reasoning``: which thinking goes back that came with a reply that called tools. ``sealed``: what is signed or
+    encrypted, which servers check (https://github.com/BerriAI/litellm/issues/15601). ``returned``: all of it.
+    ``required``: all, and a blank where it is missing (https://github.com/openai/openai-agents-python/issues/2155).
+    ``dropped``: none.
+
+    ``signs_calls``: the first call of a turn needs a signature; a call that another model made gets Google's substitute
+    (https://ai.google.dev/gemini-api/docs/thought-signatures).
+
+    ``declares_used_tools``: a request without tools still has to declare those that its history used
+    (https://docs.litellm.ai/docs/providers/bedrock).
+
+    ``stream_usage``: whether a stream is asked for its usage
+    (https://github.com/avante-corp/avante.nvim/issues/2347).
+    """
+
+    notes: Notes = "as_user"
+    call_ids: CallIds = "own"
+    reasoning: Reasoning = "sealed"
+    signs_calls: bool = False
+    declares_used_tools: bool = False
+    stream_usage: bool = True
+
+    def list_changes(self, since: EndpointRules) -> dict[str, JsonValue]:
+        """Return the rules that differ from earlier ones, by name."""
+        names = (it.name for it in fields(self))
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(since, name)}
+
+
+class RuleChanges(TypedDict, total=False):
+    """Rules that an agent's file sets otherwise; ``provider`` names the rules to begin with."""
+
+    provider: Provider
+    notes: Notes
+    call_ids: CallIds
+    reasoning: Reasoning
+    signs_calls: bool
+    declares_used_tools: bool
+    stream_usage: bool
+
+
+BY_PROVIDER: dict[Provider, EndpointRules] = {
+    "openai": EndpointRules(),
+    "azure": EndpointRules(),
+    "mistral": EndpointRules(notes="in_results", call_ids="nine", reasoning="dropped", stream_usage=False),
+    "deepseek": EndpointRules(notes="in_results", reasoning="required"),
+    "kimi": EndpointRules(notes="in_results", reasoning="required"),
+    "gemini": EndpointRules(notes="in_results", signs_calls=True),
+    "bedrock": EndpointRules(declares_used_tools=True),
+    "other": EndpointRules(),
+}
+
+_HOSTS: tuple[tuple[str, Provider], ...] = (
+    ("api.openai.com", "openai"),
+    ("openai.azure.com", "azure"),
+    ("mistral.ai", "mistral"),
+    ("deepseek.com", "deepseek"),
+    ("moonshot.ai", "kimi"),
+    ("moonshot.cn", "kimi"),
+    ("kimi.com", "kimi"),
+    ("googleapis.com", "gemini"),
+    ("amazonaws.com", "bedrock"),
+    ("anthropic.com", "bedrock"),
+    # They serve models of several makers and refuse fields that are not their own.
+    ("groq.com", "other"),
+    ("cerebras.ai", "other"),
+)
+"""The provider at a host or below it."""
+
+_MISTRAL_MODELS = ("mistral", "mixtral", "ministral", "codestral", "devstral", "magistral", "pixtral")
+_OLD_GEMINI = ("gemini-1", "gemini-2")  # these do not check signatures
+
+
+def find_rules(base_url: str | None, model: str, changes: RuleChanges | None = None) -> EndpointRules:
+    """Return the rules of the endpoint at ``base_url`` for this model, with ``changes`` made to them."""
+    made: dict[str, object] = dict(changes or {})
+    provider = made.pop("provider", None)
+    rules = BY_PROVIDER[provider] if provider in BY_PROVIDER else _choose_rules(base_url, model.lower())
+    return replace(rules, **made)  # type: ignore[arg-type]
+
+
+def _choose_rules(base_url: str | None, model: str) -> EndpointRules:
+    host = (urlsplit(base_url).hostname or "") if base_url else "api.openai.com"
+    for name, provider in _HOSTS:
+        if host == name or host.endswith(f".{name}"):
+            rules = BY_PROVIDER[provider]
+            return replace(rules, signs_calls=rules.signs_calls and not any(it in model for it in _OLD_GEMINI))
+    # Gateways and servers of one's own: the model's name is all that there is to go by.
+    if any(name in model for name in _MISTRAL_MODELS):
+        return EndpointRules(notes="in_results", call_ids="nine")
+    if "deepseek" in model or "kimi" in model:
+        return BY_PROVIDER["deepseek"]
+    if "gemini" in model:
+        return EndpointRules(notes="in_results", signs_calls=not any(it in model for it in _OLD_GEMINI))
+    if any(name in model for name in ("claude", "anthropic", "bedrock")):
+        return BY_PROVIDER["bedrock"]
+    return EndpointRules()
+
+
+_REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
+    # Mistral, its models' chat templates, and others that want roles to alternate.
+    (
+        r"role '?user'? after role '?tool|message_order|roles? must alternate|alternate user|after (a )?tool message",
+        {"notes": "in_results"},
+    ),
+    (r"tool.?call.?id.{0,80}(length of 9|9 characters|nine)", {"call_ids": "nine"}),
+    (r"stream_options", {"stream_usage": False}),
+    # LiteLLM for Bedrock, Bedrock itself, Anthropic.
+    (
+        r"without `?tools=|toolconfig field must be defined|must define tools|tools must be (defined|provided)",
+        {"declares_used_tools": True},
+    ),
+    (r"thought_signature", {"signs_calls": True}),
+    # Groq, Mistral and others that take no fields but their own.
+    (
+        r"(reasoning\w*|thinking_blocks)\W{0,4}.{0,40}(unsupported|not (permitted|supported|allowed)|unexpected|unrecognized|unknown)"
+        r"|(unsupported|unexpected|unrecognized|unknown|additional).{0,60}(reasoning\w*|thinking_blocks)"
+        r"|extra_forbidden.{0,200}reasoning|reasoning.{0,200}extra_forbidden",
+        {"reasoning": "dropped"},
+    ),
+    (
+        r"reasoning_content.{0,80}(missing|must be|required|passed back)|missing.{0,20}reasoning_content",
+        {"reasoning": "required"},
+    ),
+)
+"""What servers say when they refuse a request, and the rule that they refuse it by. The first that is new holds."""
+
+
+def is_sealed(name: str, value: JsonValue) -> bool:
+    """Whether a field with thinking bears a signature or is encrypted."""
+    if isinstance(value, list):
+        return any(isinstance(it, dict) and any(it.get(key) for key in ("signature", "data")) for it in value)
+    return name in ("reasoning_opaque", "extra_content")
+
+
+def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
+    """Return the rules by which a server refused a request; None where its words name none that is new."""
+    words = refusal.lower()
+    for pattern, changes in _REFUSALS:
+        changed = replace(rules, **changes)  # type: ignore[arg-type]
+        if changed != rules and re.search(pattern, words):
+            return changed
+    return None
+
+
+def recall(rules: EndpointRules, recorded: Mapping[str, object]) -> EndpointRules:
+    """Return the rules with what was recorded of them. What a newer version wrote is passed over."""
+    known = {it.name: getattr(rules, it.name) for it in fields(rules)}
+    return replace(rules, **{name: it for name, it in recorded.items() if isinstance(it, type(known.get(name)))})  # type: ignore[arg-type]
+
+
+def name_endpoint(base_url: str | None, model: str) -> str:
+    """Return a name for a model at an endpoint, such as ``api.deepseek.com#1f0c9a2b deepseek-reasoner``. A digest stands
+    for the whole address: its path may hold a key."""
+    parts = urlsplit(base_url or "https://api.openai.com/v1")
+    place = parts.netloc.rpartition("@")[2]  # without a name and a password
+    address = f"{parts.scheme}://{place}{parts.path.rstrip('/')}?{parts.query}"
+    return f"{parts.hostname or ''}#{hashlib.sha256(address.encode()).hexdigest()[:8]} {model}"

@@ -1,0 +1,297 @@
+"""What a provider's error says: why a request failed, in the provider's words, with its code and the delay it asks for.
+
+`read_failure` takes the status, the headers and the body of an answer, or the JSON of an error inside a reply. Providers
+agree on none of it, so everything is looked for by several names. Pure but for the clock, for a delay that is a date.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .model import ModelFailure
+
+MAX_WORDS = 1000
+"""Of a provider's words, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderFailure:
+    """An error as a provider reports it. ``status`` is that of HTTP, or the one inside the body; 0 if there is none."""
+
+    reason: ModelFailure
+    words: str
+    code: str = ""
+    status: int = 0
+    retry_after_ms: int | None = None
+    is_output_limit: bool = False
+
+    @property
+    def told(self) -> str:
+        """The words, with the code where they do not hold it."""
+        words = self.words.rstrip(". ") or "no reason given"
+        return words if not self.code or self.code.lower() in words.lower() else f"{words} ({self.code})"
+
+
+def read_failure(status: int, headers: Mapping[str, str], body: object) -> ProviderFailure:
+    """Return what an error says. ``status`` is 200 for an error inside of a reply."""
+    error = _find_error(body)
+    words = _read_words(error)[:MAX_WORDS]
+    names = [it for it in (_name(error, "code"), _name(error, "status"), _name(error, "type")) if it]
+    inner = next((int(it) for it in names if it.isdigit() and 400 <= int(it) < 600), 0)
+    status = status if status >= 400 else inner
+    code = next((it for it in names if not it.isdigit()), "") or next((it for it in names if it != str(status)), "")
+    delay = read_retry_after(headers)
+    if delay is None:
+        delay = _find_delay(error, words)
+    kinds = {it.lower() for it in names}
+    is_output = _is_output_limit(words.lower(), _name(error, "param").lower())
+    reason = _classify(status, kinds, words.lower(), delay, is_output)
+    return ProviderFailure(reason, words, code, status, delay, is_output and reason == "misconfigured")
+
+
+# --- where the error stands
+
+
+def _find_error(body: object) -> Any:
+    """Return the innermost part of a body that describes the error."""
+    match body:
+        case str():
+            try:
+                found = json.loads(body)
+            except (ValueError, RecursionError):
+                return body
+            return found if isinstance(found, str) else _find_error(found)
+        case [first, *_]:
+            return _find_error(first)
+        case {"error": dict() | list() as inner} if inner:
+            return _find_error(inner)
+        case {"error": str(inner), **rest} if inner and not rest.get("message"):
+            return {**rest, "message": inner}
+        case {"errors": list() as inner} if inner:
+            return _find_error(inner)
+        case {"base_resp": {"status_code": code, "status_msg": str(words)}}:  # MiniMax
+            return {"code": code, "message": words}
+        case _:
+            return body
+
+
+def _read_words(error: Any) -> str:
+    match error:
+        case str():
+            return re.sub(r"<[^>]{0,500}>|\s+", " ", error).strip()
+        case {"metadata": {"raw": raw, **rest}, **outer} if raw:  # OpenRouter passes on another provider's error
+            said, inner = _read_words(outer), _read_words(_find_error(raw))
+            by = f" {rest['provider_name']}:" if rest.get("provider_name") else ""
+            return f"{said}:{by} {inner}"
+        case Mapping():
+            for name in ("message", "msg", "detail", "error_description", "title", "reason"):
+                value = error.get(name)
+                if isinstance(value, str) and value:
+                    return value
+                if isinstance(value, Mapping | list) and value:
+                    return _read_details(value)
+            return json.dumps(error, default=str) if error else ""
+        case None:
+            return ""
+        case _:
+            return json.dumps(error, default=str)
+
+
+def _read_details(value: Any) -> str:
+    """Return the words of a list of faults, as servers on FastAPI write it: ``body.n: Extra inputs are not permitted``."""
+    if isinstance(value, Mapping) and isinstance(value.get("detail"), list):
+        value = value["detail"]
+    if not isinstance(value, list):
+        return _read_words(value)
+    told = []
+    for it in value:
+        place = it.get("loc") if isinstance(it, Mapping) else None
+        where = ".".join(map(str, place)) + ": " if isinstance(place, list) else ""
+        told.append(where + _read_words(it))
+    return "; ".join(told)
+
+
+def _name(error: Any, key: str) -> str:
+    value = error.get(key) if isinstance(error, Mapping) else None
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+
+# --- what it means
+
+_CONTEXT_CODES = {"context_length_exceeded", "exceed_context_size_error", "request_too_large", "prompt_too_long"}
+_FILTER_CODES = {"content_filter", "content_policy_violation", "responsibleaipolicyviolation", "data_inspection_failed"}
+_FILTER_CODES |= {"content_filter_error", "moderation_blocked", "prohibited_content"}
+_QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "exceeded_current_quota_error", "arrearage"}
+_QUOTA_CODES |= {"insufficient_balance", "billing_not_active", "insufficient_user_quota", "credits_exhausted"}
+
+_STATUS_BY_CODE = {
+    "rate_limit_exceeded": 429, "rate_limit_error": 429, "rate_limit_reached_error": 429, "resource_exhausted": 429,
+    "too_many_requests": 429, "engine_overloaded_error": 429,
+    "authentication_error": 401, "invalid_api_key": 401, "unauthenticated": 401, "permission_error": 403,
+    "permission_denied": 403,
+    "model_not_found": 404, "not_found_error": 404, "not_found": 404,
+    "invalid_request_error": 400, "invalid_argument": 400, "failed_precondition": 400, "bad_request": 400,
+    "billing_error": 402,
+}  # fmt: skip
+"""Where there is no status, as in a stream that has begun."""
+
+_CONTEXT = re.compile(
+    r"context[ _-]?(length|window|size|limit)|maximum (context|prompt) length|model token limit|too many (input )?tokens"
+    r"|(prompt|input|messages?|request|conversation)\b[^.]{0,40}(too long|too large)"
+    r"|(prompt|input)[^.]{0,60}token[^.]{0,60}(exceed|maximum|limit|larger|>)|range of input length"
+    r"|reduce the length of the (messages|prompt|input)|inputs?`? tokens"
+)
+_OUTPUT = re.compile(
+    r"max[_ ]?(completion|output|new)?[_ ]?tokens|(completion|output|generated) tokens?\b|output (limit|length)"
+    r"|maximum tokens you requested"
+)
+_INPUT = re.compile(r"input|prompt|messages|your request has|you requested")
+_QUOTA = re.compile(
+    r"insufficient (balance|credit|fund|quota)|credit balance is too low|out of credit|exceeded your current quota"
+    r"|check your plan and billing|payment required|requires more credits"
+)
+_BUSY = re.compile(r"rate.?limit|too many requests|throttl|quota exceeded|resource exhausted")
+_FILTERED = re.compile(r"content (management )?polic|content filter|flagged by|safety (system|polic)")
+
+
+def _is_output_limit(words: str, param: str) -> bool:
+    """Whether the reply may not be as long as it was asked to be, whatever the conversation's length."""
+    if "max" in param and "token" in param and "context" not in words:
+        return True
+    if _OUTPUT.search(words) is None:
+        return False
+    return _CONTEXT.search(words) is None or _INPUT.search(words) is None
+
+
+def _classify(status: int, kinds: set[str], words: str, delay: int | None, is_output: bool) -> ModelFailure:
+    if kinds & _CONTEXT_CODES or status == 413 or "request too large for" in words:
+        return "context_too_long"
+    if kinds & _FILTER_CODES:
+        return "content_filter"
+    # Google says "you exceeded your current quota" of a minute's quota too, and then when to come again.
+    if kinds & _QUOTA_CODES or status == 402 or (_QUOTA.search(words) and delay is None and status not in (401, 404)):
+        return "quota"
+    status = status or next((_STATUS_BY_CODE[it] for it in sorted(kinds) if it in _STATUS_BY_CODE), 0)
+    if status in (400, 422) or status >= 500 or (status == 0 and not _BUSY.search(words)):
+        if is_output and _mentions_limit(words):
+            return "misconfigured"
+        if _is_context(words) and not is_output:
+            return "context_too_long"
+    return _classify_status(status, words)
+
+
+def _classify_status(status: int, words: str) -> ModelFailure:
+    match status:
+        case 429:
+            return "rate_limited"
+        case 401 | 403:
+            return "unauthorized"
+        case 404:
+            return "not_found"
+        case 0:
+            return "rate_limited" if _BUSY.search(words) else "server"
+        case _ if status in (408, 409) or status >= 500:
+            # 408 timed out on the server, 409 met a lock there: https://github.com/openai/openai-python#retries
+            return "server"
+        case _:
+            return "content_filter" if _FILTERED.search(words) else "rejected"
+
+
+def _is_context(words: str) -> bool:
+    if _CONTEXT.search(words):
+        return True
+    return ("context" in words and "exceed" in words) or (
+        "token" in words and ("too long" in words or "exceed" in words)
+    )
+
+
+def _mentions_limit(words: str) -> bool:
+    return (
+        re.search(r"too large|exceed|at most|maximum|less than|range|larger|limit|must be|>|<=|greater|above", words)
+        is not None
+    )
+
+
+# --- delays
+
+
+def read_retry_after(headers: Mapping[str, str]) -> int | None:
+    """Return the wait that the server asks for, in ms: ``retry-after-ms``, or ``retry-after`` in seconds or as a date
+    (RFC 9110, 10.2.3)."""
+    try:
+        if "retry-after-ms" in headers:
+            return max(0, int(float(headers["retry-after-ms"])))
+        value = headers.get("retry-after", "")
+        if value.replace(".", "", 1).isdigit():
+            return int(float(value) * 1000)
+        at = email.utils.parsedate_to_datetime(value)
+        return max(0, int((at.timestamp() - time.time()) * 1000))
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+_FACTORS_MS = {"retry_after_ms": 1, "retryafterms": 1, "retry_after": 1000, "retryafter": 1000, "retry-after": 1000}
+_FACTORS_MS |= {"retry_after_seconds": 1000, "retrydelay": 1000, "retry_delay": 1000}
+MAX_DELAY_MS = 7 * 24 * 3600 * 1000
+_UNITS_MS = {"ms": 1, "mi": 60_000, "m": 60_000, "h": 3_600_000, "s": 1000, "d": 86_400_000}
+_TIME = r"\d+(?:\.\d+)?\s*(?:milliseconds?|ms|minutes?|mins?|m|hours?|hrs?|h|seconds?|secs?|s|days?|d)(?![a-z])\s*(?:and\s+)?"
+_WAIT = re.compile(rf"(?:again|retry(?:ing)?|retry[- ]after|wait)\b[^\d.]{{0,40}}((?:{_TIME})+)")
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+
+
+def _find_delay(error: object, words: str) -> int | None:
+    """Return the wait that a body asks for, in ms: a field such as Google's ``retryDelay: 34s``, or the words
+    ``try again in 1m30s``."""
+    for name, value in _walk(error):
+        factor = _FACTORS_MS.get(name.lower())
+        if factor is None or isinstance(value, bool):
+            continue
+        if isinstance(value, Mapping) and isinstance(value.get("seconds"), int | float):
+            value = value["seconds"]
+        if isinstance(value, int | float):
+            return _bound(value * factor)
+        if isinstance(value, str):
+            if value.replace(".", "", 1).isdigit():
+                return _bound(float(value) * factor)
+            if (delay := _read_time(value.lower())) is not None:
+                return delay
+    found = _WAIT.search(words.lower())
+    return _read_time(found[1]) if found is not None else None
+
+
+def _read_time(text: str) -> int | None:
+    parts = _PART.findall(re.sub(r"\b(milliseconds?|minutes?|mins?)\b", _shorten_unit, text))
+    if not parts:
+        return None
+    total = 0.0
+    for amount, unit in parts:
+        factor = _UNITS_MS.get(unit if unit == "ms" else unit[:1])
+        total += float(amount) * (factor or 0)
+    return _bound(total)
+
+
+def _shorten_unit(unit: re.Match[str]) -> str:
+    return "ms" if unit[0].startswith("milli") else "m"
+
+
+def _bound(delay_ms: float) -> int:
+    return int(min(max(0.0, delay_ms), MAX_DELAY_MS))
+
+
+def _walk(value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
+    """Give every field of a JSON value by its name, the outer ones first."""
+    if depth > 8:
+        return
+    if isinstance(value, Mapping):
+        yield from ((str(name), it) for name, it in value.items())
+        for it in value.values():
+            yield from _walk(it, depth + 1)
+    elif isinstance(value, list):
+        for it in value:
+            yield from _walk(it, depth + 1)
