@@ -209,6 +209,7 @@ class Driver:
         self._replies = replies
         self._outer = outer
         self._recorded = Recorded()  # what the run had done before, when it is resumed
+        self._sent: dict[str, int] = {}  # messages of the run's calls, by address (``max_messages_per_recipient``)
         self._live_turn = 0  # the last turn in which anything was done rather than taken from the records
         # What the turn's own request came to, middleware included, and which model got it; of several (as middleware
         # may ask) the first. None if none did.
@@ -230,6 +231,9 @@ class Driver:
         """Drive to the end. Raises `ConnectError` and `Superseded` when the reaction has to stay open."""
         if recorded is not None:
             self._recorded = recorded
+            for result in recorded.results.values():
+                for address, count in result.sent.items():
+                    self._sent[address] = self._sent.get(address, 0) + count
             if (started := recorded.started) is not None:
                 other_config = started.config_hash != config_hash
                 other_prompt = prompt_hash is not None and started.prompt_hash not in ("", prompt_hash)
@@ -673,6 +677,7 @@ class Driver:
         steps: list[str] = []  # likewise, where its progress is kept
         threads: dict[str, None] = {}  # that its messages went to
         data: dict[str, JsonValue] = {}
+        sent: dict[str, int] = {}  # its messages by address
         reviews: dict[int, Reviewed] = {}  # of its messages to who asked
         loop, loop_thread, is_heard, has_step = asyncio.get_running_loop(), threading.get_ident(), True, False
 
@@ -688,6 +693,9 @@ class Driver:
 
         async def attempt() -> str:
             ends.clear()  # a repeat runs and sends under the same ids
+            for address, count in sent.items():
+                self._sent[address] -= count
+            sent.clear()
             context = replace(
                 self._make_context(self._journal.derive_id(turn, planned.index), turn),
                 run_agent=partial(self._run_inside, turn, planned.index, ends),
@@ -696,6 +704,7 @@ class Driver:
                 take_usage=lambda model, usage: reported.append(ModelUse(model, usage)),
                 read_answers=self._reaction.agent.chain.read_answers,
             )
+            context.client.admit = partial(self._admit, sent)
             if self._is_reviewed:
                 places = itertools.count(1)
                 context.client.review = partial(self._review_message, turn, planned.index, reviews, places)
@@ -752,10 +761,22 @@ class Driver:
             tool_calls=sum(end.tool_calls for end in ends),
             is_answer=ok and tool.answers,
             data=data,
+            sent=sent,
             whole=content if len(content) > limit else None,
             used=used,
             steps=tuple(steps),
         )
+
+    def _admit(self, sent: dict[str, int], address: str) -> None:
+        """Count a message of a call before it is sent. Raises `ToolError` for one past the limit."""
+        most = self._reaction.agent.policy.max_messages_per_recipient
+        if self._sent.get(address, 0) >= most:
+            raise ToolError(
+                f"Not sent: {address.removeprefix('agent:')} has got {most} messages in this work already, and gets no "
+                "more (max_messages_per_recipient). Say the rest in your answer, or finish."
+            )
+        self._sent[address] = self._sent.get(address, 0) + 1
+        sent[address] = sent.get(address, 0) + 1
 
     def _show(self, turn: int, planned: PlannedCall, kind: Literal["progress", "piece"], text: str) -> None:
         tool, text, index = planned.tool, replace_surrogates(text), next(self._pieces)

@@ -481,6 +481,7 @@ class Journal:
         body: dict[str, object] = {"turn": turn, "call": index, "tool": tool[:64]}
         body |= {"content": result.content, "ok": result.ok}
         optional = {"threads": list(result.threads), "is_answer": result.is_answer, "data": dict(result.data)}
+        optional["sent"] = dict(result.sent)
         body |= {name: value for name, value in (optional | {"replies": list(replies)}).items() if value}
         if result.tool_calls or result.usage != Usage():
             body |= {"usage": _USAGE.dump_python(result.usage), "tool_calls": result.tool_calls}

@@ -15,8 +15,6 @@ import ssl
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import httpx2
-
 from roundelay.network.credentials import hide_url_secrets, remember_url
 from roundelay.network.errors import ConfigError
 from roundelay.network.home import is_loopback
@@ -34,6 +32,8 @@ class ProxyInUse(NamedTuple):
 
 def check_environment() -> None:
     """Raises `ConfigError` for a proxy that cannot be used: `httpx2` makes a client of each, whichever it needs."""
+    import httpx2  # not at the start of every command
+
     for name in _PROXIES:
         variable, url = _read(name)
         if not url:
@@ -94,6 +94,8 @@ def load_certificates() -> ssl.SSLContext:
 
 @functools.cache
 def _load(file: str, folder: str) -> ssl.SSLContext:
+    import httpx2
+
     variable, path = ("SSL_CERT_FILE", file) if file else ("SSL_CERT_DIR", folder)
     if path and not os.path.exists(path):
         raise ConfigError(f"{variable} names {path}, which does not exist. Correct the path, or unset {variable}.")

@@ -192,6 +192,15 @@ class AgentPolicy:
     max_same_calls: Count = 3
     """How often one call with the same arguments is run while its result stays the same; then it is answered so."""
 
+    max_idle_turns: Count = 3
+    """After so many turns in a row without effect the next one is the last, without tools. A turn has none if its reply
+    was empty, cut or sent to nobody, or if none of its calls was run: refused, unknown, or with arguments that cannot
+    be read."""
+
+    max_messages_per_recipient: Count = 5
+    """How many messages the calls of one reaction send to one participant or channel; further ones are refused. The
+    answer and questions of ``ask`` do not count."""
+
     max_result_chars: Count = 16_000
     """A tool's longer result is cut there, and says so."""
 

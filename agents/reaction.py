@@ -13,12 +13,13 @@ was recorded (`Replayed`) is taken as it was, whatever the agent's tools and lim
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from roundelay.network.errors import RoundelayError
+from roundelay.network.errors import REFUSAL_CODES, RoundelayError
 
 from .agent import KEEPER, Agent, Handoff
 from .history import compact, leave_out, read_argument, repair, say, say_instead, well_formed
@@ -255,6 +256,16 @@ def answer_calls(
     return messages, ending
 
 
+_REFUSED = re.compile(rf"(tool: )?(Not run|Not sent|{'|'.join(sorted(REFUSAL_CODES))}): ")
+
+
+def has_effect(result: ToolResult) -> bool:
+    """Whether a call that was planned did anything: not if it was refused, here or by the hub."""
+    if DISABLED in result.data or NOT_RUN in result.data:
+        return False
+    return result.ok or not _REFUSED.match(result.content)
+
+
 def is_unknown(result: ToolResult) -> bool:
     """Whether a call was interrupted, and this says so: nothing is known that could be the same again."""
     return not result.ok and result.content == UNKNOWN_OUTCOME
@@ -329,6 +340,9 @@ class Reaction:
         self._values = agent.chain.start()
         self._next_tool: str | None = None  # that the next turn must call
         self._corrections = 0
+        self._idle_turns = (
+            0  # in a row, the last one included; from what is recorded, so that a resumed run has the same
+        )
         self._proposed: Review | None = None
         self._replay: Replayed | None = None  # what is known of the turn under way
         self._reply = ModelReply(text=None)  # of that turn, its call ids made unique
@@ -390,7 +404,7 @@ class Reaction:
                 self.agent = self.agent.refresh(self.describe())
         agent, chain = self.agent, self.agent.chain
         state = self.describe()
-        self._is_last = self.turn >= self.max_turns or not chain.should_continue(state)
+        self._is_last = self.turn >= self.max_turns or self._is_stuck or not chain.should_continue(state)
         if self._is_last and not again:
             match chain.on_no_tool_calls(state, "limit_reached"):
                 case str(text):
@@ -475,6 +489,7 @@ class Reaction:
             self.history.append(AssistantMessage(text or NO_TEXT))  # a reviewer may want another one
             return self._close(f"{text}\n{CUT_HERE}" if is_cut and text else text)
         if self._is_withheld or not text:
+            self._idle_turns += 1
             self.history.append(AssistantMessage(NO_TEXT))  # so that each turn stands in the history
             empty = REPLY_TOO_LARGE if reply.finish_reason == TOO_LARGE else CUT_EMPTY if is_cut else EMPTY_REPLY
             say(self.history, WITHHELD if self._is_withheld else empty)
@@ -487,11 +502,17 @@ class Reaction:
             case End() as end:
                 return self._end_by(end)
         if is_cut or (goes_on and not self._callers) or self.agent.policy.on_text == "nudge":
+            self._idle_turns += 1
             say(self.history, CUT if is_cut else NUDGE)
             return self._ask()
         return self._end("answered in plain text", text)
 
     # --- calls
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether the model has done nothing for so long that its next turn is the last."""
+        return self._idle_turns >= self.agent.policy.max_idle_turns
 
     @property
     def _goes_on(self) -> bool:
@@ -510,6 +531,10 @@ class Reaction:
 
     def _take_results(self, results: Mapping[int, ToolResult]) -> Step:
         self._plan.check(results)
+        known = self._plan.refused | dict(results)
+        run = self._plan.list_run(self._replay)
+        is_idle = not any(is_unknown(it) or (index in run and has_effect(it)) for index, it in known.items())
+        self._idle_turns = self._idle_turns + 1 if is_idle else 0
         results = self._count(results)
         ending = self._answer_calls(results)
         answers = self._plan.refused | results
@@ -586,12 +611,14 @@ class Reaction:
         self.agent, self.history = handoff.agent, handoff.take_over(caller.id, self.history, note)
         self._values = {**handoff.agent.chain.start(), **self._values}
         self._began = self.turn + 1
+        self._idle_turns = 0
         return self._ask()
 
     def _return(self, reason: str, text: str | None) -> Step:
         """Give control back to the agent that handed over."""
         returning, (self.agent, self.history, self._earlier) = self.agent, self._callers.pop()
         self._began = 0  # its first turn was before it handed over
+        self._idle_turns = 0
         said = f"It said: {text}" if text else f"It finished: {reason}"
         say(self.history, f"{returning.id} has handed the conversation back to you. {said}")
         return self._ask()
@@ -609,9 +636,13 @@ class Reaction:
 
     def _close(self, text: str) -> Step:
         """End at a limit, with whatever the model said last."""
-        limit = f"the limit of {self.max_turns} turns" if self.turn >= self.max_turns else "a limit of its policy"
-        reason = f"reached {limit}"
-        answer = text or f"I {reason.replace('its', 'my')} without an answer."
+        if self.turn >= self.max_turns:
+            reason = f"reached the limit of {self.max_turns} turns"
+        elif self._is_stuck:
+            reason = f"stopped after {self.agent.policy.max_idle_turns} turns in a row without effect (max_idle_turns)"
+        else:
+            reason = "reached a limit of its policy"
+        answer = text or f"I {reason.partition(' (')[0].replace('its', 'my')} without an answer."
         return self._propose("stopped", reason, answer if self.sends_text() else None)
 
     def _fail(self, reason: str, kind: ModelFailure, *, reported_by: str = "") -> Finish:

@@ -75,6 +75,10 @@ class ToolClient:
     """Gives a text for who asked as it goes out, and the metadata of its message. Raises `ToolError` for one that must
     not. None: nobody reviews what is sent, as what the loop and middleware say themselves."""
 
+    admit: Callable[[str], None] | None = None
+    """Takes the address of each message before it is sent. Raises `ToolError` for one that goes past the limit of
+    messages to one recipient. None: nobody counts."""
+
     threads: list[str] = field(default_factory=list)
     """The threads that its messages went to."""
 
@@ -92,6 +96,8 @@ class ToolClient:
         filled = self._fill(
             options
         )  # the id is taken before anything is awaited, so that it follows the order of sends
+        if self.admit is not None and not filled.get("requires_response"):  # a question is answered, or times out
+            self.admit(to)
         if self.review is not None and self._may_reach_asker(to):
             content, filled = await uncounted(self._have_reviewed(self.review, content, filled))
         return self._note(await uncounted(self._client.send(to, content, **filled)))
@@ -123,6 +129,8 @@ class ToolClient:
             args = {**(args or {}), "trigger": self.cause}
         if self.review is not None and isinstance(text := (args or {}).get("text"), str) and self._is_change(op):
             args = {**(args or {}), "text": (await uncounted(self.review(text)))[0]}
+        if self.admit is not None and op == "channels.post" and isinstance(name := (args or {}).get("name"), str):
+            self.admit(channel_address(name))
         call = self._client.call(op, args, call_id=call_id if call_id is not None else self._next_id())
         value = await uncounted(call)
         match value:  # of a mod's operation that posted

@@ -254,6 +254,9 @@ class ToolResult:
     data: Mapping[str, JsonValue] = field(default_factory=dict)
     """What is for hooks and readers of the records rather than for the model, by the name of what it is for."""
 
+    sent: Mapping[str, int] = field(default_factory=dict)
+    """How many messages it sent, by their address, as far as they count in ``max_messages_per_recipient``."""
+
     whole: str | None = None
     """All of it, where ``content`` is cut; not recorded."""
 

@@ -212,6 +212,12 @@ _BY_CODE: dict[str, type[RoundelayError]] = {
 """Those that a hub answers with. That another reactor has taken over is said by the close code 4409."""
 
 
+REFUSAL_CODES: frozenset[str] = frozenset(
+    code for code, cls in _BY_CODE.items() if issubclass(cls, RequestError | GiveUp) and code != "internal"
+)
+"""Codes of what a hub refuses for good."""
+
+
 def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) -> RoundelayError:
     """Give the exception for an ``error`` frame; a code of a newer hub becomes `InternalError`."""
     cls = _BY_CODE.get(code, InternalError)

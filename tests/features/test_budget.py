@@ -271,7 +271,7 @@ class Chatty:
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
         usage = Usage(900, 100)
-        if any("Sent" in (it.content or "") or '"seq"' in (it.content or "") for it in request.messages[3:]):
+        if any("on its way" in (it.content or "") for it in request.messages[3:]):
             return ModelReply(None, (ToolCall("f", "finish", '{"reason": "said"}'),), usage, model=self.name)
         arguments = f'{{"target_agent_id": "{self._other}", "text": "and you?"}}'
         return ModelReply(None, (ToolCall("s", "send_text_message", arguments),), usage, model=self.name)

@@ -63,7 +63,7 @@ async def test_a_server_that_counts_nothing_is_counted_by_the_estimate(network: 
         mia, heard = await Person.join(network, "mia"), Heard()
         runner = SimpleAgentRunner(
             "ann", instruction="You look.", model=provider.model(), tools=[look], on_event=heard,
-            middleware=[Budget(TokenLimits(reaction=20_000), reserve=100)], policy=AgentPolicy(max_turns=60),
+            middleware=[Budget(TokenLimits(reaction=20_000), reserve=100)], policy=AgentPolicy(max_turns=60, max_idle_turns=60),
         )  # fmt: skip
         async with running(network, runner):
             assert (await mia.ask("ann", "look at all")).text == SPENT

@@ -629,7 +629,8 @@ def test_any_model_ends_within_its_turns_with_a_valid_history_at_every_step(
             assert_valid(step.messages)
             asked += 1
             assert step.turn == asked
-            assert (step.tools == ()) == (asked == max_turns)
+            assert step.tools or step.is_last
+            assert step.is_last or asked < max_turns
             step = reaction.advance(replies[asked - 1])
         else:
             assert {it.index for it in step.planned}.isdisjoint(it.index for it in step.answered)
@@ -638,3 +639,110 @@ def test_any_model_ends_within_its_turns_with_a_valid_history_at_every_step(
     assert step.turns == asked <= max_turns
     assert step.usage == Usage(asked, asked)
     assert step.answer is None or on_text == "reply" or (answers and on_text != "record")
+
+
+# --- a model that is stuck
+
+IDLE: dict[str, tuple[ModelReply, dict[str, object]]] = {
+    "empty": (ModelReply(None), {}),
+    "only white space": (ModelReply(" \n"), {}),
+    "cut": (ModelReply("half a sent", finish_reason="length"), {}),
+    "text for nobody": (ModelReply("hello"), {"on_text": "nudge"}),
+    "unknown tool": (ModelReply(None, (ToolCall("c1", "look_up", "{}"),)), {}),
+    "broken JSON": (ModelReply(None, (ToolCall("c1", "add", '{"a": 1'),)), {}),
+    "wrong arguments": (ModelReply(None, (ToolCall("c1", "add", '{"a": "x"}'),)), {}),
+    "several, none of them run": (
+        ModelReply("wait", (ToolCall("c1", "nope", "{}"), ToolCall("c2", "add", "[]"))),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", IDLE)
+def test_three_turns_in_a_row_without_effect_make_the_next_one_the_last(kind: str) -> None:
+    made, options = IDLE[kind]
+    reaction = make_reaction(max_turns=30, **options)  # type: ignore[arg-type]
+    step = reaction.advance(Begin())
+    asked: list[CallModel] = []
+    while not isinstance(step, Finish):
+        if isinstance(step, CallModel):
+            asked.append(step)
+            step = reaction.advance(made)
+        else:
+            step = reaction.advance(done(step))
+    assert [(it.is_last, it.tools == ()) for it in asked] == [(False, False)] * 3 + [(True, True)]
+    assert step.status == "stopped"
+    assert step.reason == "stopped after 3 turns in a row without effect (max_idle_turns)"
+    assert step.answer is not None
+
+
+@pytest.mark.parametrize(
+    "content", ["Not run: Wrong arguments.", "tool: Not sent: enough", "unknown_recipient: no bob", "forbidden: no"]
+)
+def test_a_call_that_is_refused_when_it_is_run_has_no_effect(content: str) -> None:
+    reaction = make_reaction(max_turns=30)
+    step = reaction.advance(Begin())
+    for number in range(3):
+        assert isinstance(step, CallModel)
+        assert not step.is_last
+        assert isinstance(reaction.advance(reply(call("add", a=number, b=2))), CallTools)
+        step = reaction.advance(ToolsDone({0: ToolResult(content, ok=False)}))
+    assert isinstance(step, CallModel)
+    assert step.is_last
+
+
+def test_the_same_call_again_and_again_ends_the_reaction() -> None:
+    reaction = make_reaction(max_turns=30)
+    step = reaction.advance(Begin())
+    asked = 0
+    while not isinstance(step, Finish):
+        if isinstance(step, CallModel):
+            asked += 1
+            step = reaction.advance(reply(call("add", a=1, b=2)))
+        else:
+            step = reaction.advance(done(step))
+    assert asked == 3 + 3 + 1  # run, refused, the last one
+
+
+def test_a_turn_with_effect_between_them_begins_the_count_anew_and_a_failure_is_one() -> None:
+    reaction = make_reaction(max_turns=30)
+    step = reaction.advance(Begin())
+    for number in range(8):
+        assert isinstance(step, CallModel)
+        assert not step.is_last
+        if number % 3 == 2:
+            reaction.advance(reply(call("add", a=number, b=2)))
+            step = reaction.advance(ToolsDone({0: ToolResult(f"it broke at {number}", ok=False)}))
+        else:
+            step = reaction.advance(ModelReply(None))
+
+
+def test_who_is_stuck_is_derived_from_the_records_when_a_reaction_is_resumed() -> None:
+    refusal = ToolResult('There is no tool "nope".', ok=False)
+    reaction = make_reaction(max_turns=30)
+    step = reaction.advance(Begin())
+    for _ in range(3):
+        made = reply(ToolCall("c", "nope", "{}"))
+        reaction.advance(Replayed(made, {0: refusal}, frozenset(), frozenset(), goes_on=True))
+        step = reaction.advance(ToolsDone({}))
+    assert isinstance(step, CallModel)
+    assert step.is_last
+    # A run of an earlier release went on from there, and is read as it was.
+    step = reaction.advance(
+        Replayed(
+            reply(call("add", a=1, b=2)), {0: ToolResult("3", ok=True)}, frozenset({0}), frozenset({0}), goes_on=True
+        )
+    )
+    assert isinstance(step, CallTools)
+    step = reaction.advance(ToolsDone({}))
+    assert isinstance(step, CallModel)
+    assert not step.is_last
+
+
+def test_how_many_idle_turns_there_may_be_is_the_policys() -> None:
+    agent = Agent("bob", "Be brief.", ScriptedModel(lambda request: None), TOOLS, AgentPolicy(max_idle_turns=1))
+    reaction = Reaction(agent, prompt="x", answers=True)
+    reaction.advance(Begin())
+    step = reaction.advance(ModelReply(None))
+    assert isinstance(step, CallModel)
+    assert step.is_last
