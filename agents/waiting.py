@@ -73,7 +73,7 @@ def _explain(recipient: Mapping[str, Any], own: str) -> str:
 
 
 REMEMBERED = 1024
-PAGE = 100
+FIRST_PAGE, PAGE = 10, 100
 MAX_WAIT_S = 10 * 365 * 86_400.0
 """For those who want to wait for ever: a time that can be written down."""
 
@@ -102,6 +102,7 @@ class Replies:
         self._approvals: set[int] = set()  # of these, the requests for approval: only a person's decision is a reply
         self._taken: OrderedDict[int, None] = OrderedDict()  # seqs of the last replies
         self._dropped: OrderedDict[int, None] = OrderedDict()  # questions whose wait was stopped
+        self._early: OrderedDict[int, None] = OrderedDict()  # messages that were answered while nobody expected it
         self._hint: asyncio.Future[None] | None = None  # done when one of them may never be answered
 
     def expect(self, question: int, *, is_approval: bool = False) -> None:
@@ -127,6 +128,8 @@ class Replies:
         if message.seq in self._taken or (message.reply_to in self._dropped and message.sender_kind != "human"):
             return True
         reply = self._open.get(message.reply_to) if message.reply_to is not None else None
+        if message.reply_to is not None and reply is None:
+            _remember(self._early, message.reply_to)
         if reply is None or reply.done():
             return False
         if message.reply_to in self._approvals and read_decision(message) is None:
@@ -145,7 +148,7 @@ class Replies:
             self.expect(question, is_approval=wait.is_approval)
         replies = {to: self._open[question] for to, question in wait.questions.items()}
         try:
-            if look_first:
+            if look_first or not self._early.keys().isdisjoint(wait.questions.values()):
                 await self._look_up(wait)
             self._pause(reaction)
             try:
@@ -222,15 +225,16 @@ class Replies:
     async def _read_back(self, thread_id: str, seq: int) -> AsyncIterator[BaseMessage]:
         """Give what the thread holds after a seq, newest first."""
         before: int | None = None
+        limit = FIRST_PAGE  # nearly always it is among the last few
         while True:
-            page = await retry_later(partial(self._client.history, thread_id, before=before, limit=PAGE))
+            page = await retry_later(partial(self._client.history, thread_id, before=before, limit=limit))
             for message in reversed(page.messages):
                 if message.seq <= seq:
                     return
                 yield message
             if not page.has_more:
                 return
-            before = page.messages[0].seq
+            before, limit = page.messages[0].seq, PAGE
 
 
 def _remember(seqs: OrderedDict[int, None], seq: int) -> None:
@@ -283,6 +287,9 @@ class Waiter:
             return {}
         call = self._call
         wait, left_s = self.known, min(timeout_s, MAX_WAIT_S)
+        # Of a question sent a moment ago each reply is delivered; others may have come while nobody was there to hear.
+        # Whoever approves may be quick.
+        look_first = self.is_begun or wait is not None or is_approval
         if wait is not None:
             # At most as long as a new one: the clock may have been set back.
             left_s = max(0.0, min(left_s, (wait.until - self._replies.clock()) / 1000))
@@ -302,8 +309,6 @@ class Waiter:
             call.emit(
                 Waiting(call.reaction, call.turn, call.call, call.tool, to, wait.until, is_approval, path=call.path)
             )
-            # Whoever approves may be quick, or have done it while nobody was there to hear.
-            look_first = self.is_begun or self.known is not None or is_approval
             replies, self.hopeless = await self._replies.wait(
                 wait, reaction=call.reaction, look_first=look_first, left_s=left_s
             )

@@ -12,7 +12,14 @@ import heapq
 from collections.abc import Iterable, Iterator, Set
 from typing import Literal
 
-from roundelay.network.addresses import agent_address, channel_address, name_of, parse_address, thread_start
+from roundelay.network.addresses import (
+    agent_address,
+    channel_address,
+    name_of,
+    parse_address,
+    thread_parties,
+    thread_start,
+)
 from roundelay.network.frames import is_id
 
 from .access import has_right_to_read
@@ -254,7 +261,7 @@ class PromptFilter:
     ) -> None:
         """``until``: what came after the trigger, up to there, is judged too; else it is not admitted."""
         self._state = state
-        self._visibility = visibility
+        self.visibility = visibility
         self._trigger = trigger
         self._until = trigger.seq if until is None else until
         self._audience = audience(state, label, trigger.seq) if visibility != "all" else frozenset()
@@ -270,7 +277,7 @@ class PromptFilter:
         narrow ``people``: where only agents read a thread, what is there for one person is not for another."""
         if head.seq > self._until:
             return False
-        match self._visibility:
+        match self.visibility:
             case "all":
                 return True
             case "current":
@@ -280,6 +287,25 @@ class PromptFilter:
                 return all(reads) and self._is_for_audience(head, label)
             case "people":
                 return self._is_for_audience(head, label)
+
+    @property
+    def required(self) -> frozenset[str]:
+        """People who have to be among those of each message that is admitted."""
+        if self.visibility == "all" or self._programs is not None:
+            return frozenset()
+        return frozenset(filter(self._state.is_person, self._audience))
+
+    def excludes(self, thread_id: str) -> bool:
+        """Whether no message of a thread is admitted, as the thread's id says.
+
+        A person takes part in it, so that each of its messages is its own label, and somebody of the audience does not.
+        """
+        if self.visibility == "current" and thread_id != self._trigger.thread_id:
+            return True
+        if self.visibility == "all" or not thread_id.startswith("direct:"):
+            return False
+        parties = frozenset(thread_parties(thread_id))
+        return not self._audience <= parties and any(map(self._state.is_person, parties))
 
     def _is_for_audience(self, head: MessageHead, label: MessageHead) -> bool:
         newest = self._came_last(label) if len(self._audience) > FEW else None

@@ -36,6 +36,7 @@ from roundelay.network.frames import Follows, write_moved
 from roundelay.network.ledger import KeyTaken, Ledger, LogFull, LogMoved, Unstorable
 from roundelay.network.operations import list_operations
 from roundelay.network.operations.reading import AgentSupervisor
+from roundelay.network.operations.recent import RecentHeads
 from roundelay.network.platforms import seconds_since_boot
 
 from .admission import Gate
@@ -175,6 +176,7 @@ class Hub:
         self._fullness = Outage("nothing is stored", "there is room again", self.loop.time)
         self.switchboard = Switchboard(limits, ledger, self._clock, new_id, self._lose_reactor)
         self.counts = self.switchboard.counts
+        self._recent = ("", 0, 0.0), RecentHeads(self._is_person)
         self._intake = Intake(
             self.switchboard,
             self._rules,
@@ -556,6 +558,17 @@ class Hub:
     def state(self) -> State:
         """The committed state."""
         return self.switchboard.state
+
+    @property
+    def recent(self) -> RecentHeads:
+        """Heads of messages, in memory; read anew when old messages were dropped, or another ledger was opened."""
+        meta = self.switchboard.meta
+        if self._recent[0] != (meta.epoch, meta.first_seq, self.counts["recoveries"]):
+            self._recent = (meta.epoch, meta.first_seq, self.counts["recoveries"]), RecentHeads(self._is_person)
+        return self._recent[1]
+
+    def _is_person(self, agent_id: str) -> bool:
+        return self.state.is_person(agent_id)
 
     @property
     def mod_ids(self) -> list[str]:

@@ -19,6 +19,7 @@ from roundelay.network.frames import SEQ_LIMIT
 __all__ = [
     "MAX_PAGE_BYTES",
     "Cut",
+    "HeadAt",
     "KeyTaken",
     "Ledger",
     "LogFull",
@@ -107,6 +108,10 @@ class Page(NamedTuple):
 
     rows: list[Row]
     has_more: bool
+
+
+HeadAt = tuple[int, MessageHead | None]
+"""A seq and the head of its message; None where the row is damaged so much that it has none."""
 
 
 class Found(NamedTuple):
@@ -223,9 +228,15 @@ class Ledger(Protocol):
     ) -> Page:
         """Records under one reaction's id with seq > ``after``, ascending; of one who wrote them, or of all."""
 
-    async def newest_heads(self, after: Mapping[str, int], limit: int) -> dict[str, list[MessageHead]]:
-        """Of each of these threads the heads of its messages above a seq, the newest ``limit``, newest first. They are
-        not compared with what was stored: for counts."""
+    async def inbox_heads(self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int) -> list[HeadAt]:
+        """The heads of the newest ``limit`` messages that `inbox` would give, newest first. Not compared with what was
+        stored: who shows a message reads its row."""
+
+    async def newest_heads(
+        self, after: Mapping[str, int], limit: int, *, before: int | None = None
+    ) -> dict[str, list[HeadAt]]:
+        """Of each of these threads the heads of its newest ``limit`` messages above a seq and below ``before``, newest
+        first. Not compared with what was stored, as those of `inbox_heads`."""
 
     async def threads(
         self,

@@ -22,6 +22,7 @@ class IndexReads:
         self._index = index
         self.path = index.path
         self.inbox = index.inbox
+        self.inbox_heads = index.inbox_heads
         self.thread = index.thread
         self.reaction = index.reaction
         self.newest_heads = index.newest_heads

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import merge, nsmallest
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from roundelay.network.core.tables import (
@@ -29,6 +29,7 @@ from . import (
     KEYED_BY_SEQ,
     MAX_PAGE_BYTES,
     Found,
+    HeadAt,
     KeyTaken,
     Meta,
     Page,
@@ -185,12 +186,18 @@ class MemoryLedger:
         found = (seq for seq in seqs[bisect_right(seqs, after) :] if actor in (None, self._rows[seq].actor))
         return self._page(found, limit, max_bytes, newest=False)
 
-    async def newest_heads(self, after: Mapping[str, int], limit: int) -> dict[str, list[MessageHead]]:
-        found: dict[str, list[MessageHead]] = {}
-        for stream, seq in after.items():
-            rows = (await self.thread(stream, after=seq, limit=limit)).rows
-            found[stream] = [row.head for row in reversed(rows) if row.head is not None]
-        return found
+    async def inbox_heads(self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int) -> list[HeadAt]:
+        return self._heads(islice(self._inbox(spans, sender, after, until, newest=True), limit))
+
+    async def newest_heads(
+        self, after: Mapping[str, int], limit: int, *, before: int | None = None
+    ) -> dict[str, list[HeadAt]]:
+        end = before if before is not None else 2**62
+        between = {stream: _between(self._threads.get(stream, []), seq, end) for stream, seq in after.items()}
+        return {stream: self._heads(islice(reversed(seqs), limit)) for stream, seqs in between.items()}
+
+    def _heads(self, seqs: Iterable[int]) -> list[HeadAt]:
+        return [(seq, self._rows[seq].head) for seq in seqs]
 
     async def threads(
         self,

@@ -19,7 +19,6 @@ from roundelay.network.core.tables import (
     COLD_TABLES,
     VOLATILE_TABLES,
     Facts,
-    MessageHead,
     Put,
     Row,
     Span,
@@ -31,7 +30,7 @@ from roundelay.network.core.tables import (
 )
 from roundelay.network.errors import LedgerError
 
-from . import MAX_PAGE_BYTES, KeyTaken, Page, Unstorable, take_page
+from . import MAX_PAGE_BYTES, HeadAt, KeyTaken, Page, Unstorable, take_page
 from .rows import hash_key, make_head, make_row, note_places, write_columns
 from .schema import CHECKED_FROM, ROW_COLUMNS, checksum
 from .unplaced import PLACED_TO, Newest, Portion, Unplaced
@@ -547,7 +546,7 @@ INBOX_SEQS = """
         SELECT seq FROM place WHERE place = 'by/' || :sender AND seq > :after AND seq <= min(:until, :placed_to)
         ORDER BY seq {order} LIMIT :limit)
     UNION ALL SELECT value FROM json_each(:newest)"""
-INBOX = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT :limit"
+INBOX = f"SELECT {{columns}} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT :limit"
 THREADS = f"""
     SELECT stream, max(seq), count(*) FROM log WHERE seq IN ({INBOX_SEQS.replace("{order}", "ASC")})
     AND (excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(excluded) WHERE value = :sender))
@@ -587,23 +586,49 @@ ALL_THREADS = """
 
 
 def list_newest_heads(
-    after: Mapping[str, tuple[int, Newest]], limit: int, db: sqlite3.Connection
-) -> dict[str, list[MessageHead]]:
+    after: Mapping[str, tuple[int, Newest]], before: int, limit: int, db: sqlite3.Connection
+) -> dict[str, list[HeadAt]]:
     """`Ledger.newest_heads` on a connection; with each seq what is found in memory."""
-    found: dict[str, list[MessageHead]] = {}
-    with reading_any_text(db):
-        for stream, (seq, newest) in after.items():
-            heads = found[stream] = []
-            sql, values = at_place(f"in/{stream}", seq, 2**62, newest, limit, columns=_OF_HEADS, order="DESC")
-            for columns in db.execute(sql, values):
-                with suppress(*UNREADABLE):  # damaged: it is counted by nobody
-                    head = make_head(*columns)
-                    if head is not None:
-                        heads.append(head)
+    found: dict[str, list[HeadAt]] = {}
+    for stream, (seq, newest) in after.items():
+        sql, values = at_place(f"in/{stream}", seq, before, newest, limit, columns=OF_HEADS, order="DESC")
+        found[stream] = read_heads(sql, values, db)
     return found
 
 
-_OF_HEADS = "seq, actor, target, stream, label, excluded, head"
+def read_heads(sql: str, values: Mapping[str, object], db: sqlite3.Connection) -> list[HeadAt]:
+    """The heads of a query's rows, which selects `OF_HEADS`; None where the columns are no head's.
+
+    Rows are not compared with their checksums, and their contents are not read.
+    """
+    with reading_any_text(db):
+        try:
+            return [_read_head(columns) for columns in db.execute(sql, values)]
+        except sqlite3.DatabaseError as error:
+            if not _is_bad_cell(error):
+                raise
+        # one row hides none of the others (`read_rows`)
+        passed: set[int] = set()
+        seqs = [pass_once(passed, seq) for (seq,) in db.execute(sql.replace(OF_HEADS, "seq"), values)]
+        return [_find_head(seq, db) for seq in seqs]
+
+
+def _find_head(seq: int, db: sqlite3.Connection) -> HeadAt:
+    with suppress(sqlite3.DatabaseError):
+        found = db.execute(f"SELECT {OF_HEADS} FROM log WHERE seq = ?", (seq,)).fetchone()
+        if found is not None:
+            return _read_head(found)
+    return seq, None
+
+
+def _read_head(columns: Sequence[Any]) -> HeadAt:
+    try:
+        return columns[0], make_head(*columns)
+    except UNREADABLE:
+        return columns[0], None
+
+
+OF_HEADS = "seq, actor, target, stream, label, excluded, head"
 
 
 def cut_spans(spans: Sequence[Span], after: int, until: int) -> list[tuple[str, int, int]]:

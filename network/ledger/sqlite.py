@@ -25,7 +25,7 @@ from roundelay.network.core.tables import Facts, MessageHead, Put, Row, Span, Ta
 from roundelay.network.errors import LedgerError
 from roundelay.network.platforms import boot_id
 
-from . import MAX_PAGE_BYTES, Cut, Found, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
+from . import MAX_PAGE_BYTES, Cut, Found, HeadAt, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
 from .files import HeadFile, HeldFiles, explain
 from .queries import (
     ALL_THREADS,
@@ -33,6 +33,7 @@ from .queries import (
     FAILURES,
     INBOX,
     NEWEST_BY_SEQ,
+    OF_HEADS,
     THREADS,
     THREADS_AMONG,
     Damage,
@@ -51,6 +52,7 @@ from .queries import (
     look_up,
     place_all,
     put_meta,
+    read_heads,
     read_rows,
     store,
 )
@@ -417,7 +419,7 @@ class SQLiteLedger:
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
         values = inbox_values(spans, sender, after, until, limit + 1, self._unplaced, newest=newest)
-        sql = INBOX.replace("{order}", "DESC" if newest else "ASC")
+        sql = INBOX.replace("{columns}", ROW_COLUMNS).replace("{order}", "DESC" if newest else "ASC")
         # windows look for the newest, deliveries for the oldest
         return await self._read_page(self._browser if newest else self._reader, sql, values, limit, max_bytes, newest)
 
@@ -444,12 +446,20 @@ class SQLiteLedger:
         where = None if actor is None else ("actor", actor)
         return await self._read_place(f"re/{reaction}", after, limit, max_bytes, where)
 
-    async def newest_heads(self, after: Mapping[str, int], limit: int) -> dict[str, list[MessageHead]]:
+    async def inbox_heads(self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int) -> list[HeadAt]:
+        values = inbox_values(spans, sender, after, until, limit, self._unplaced, newest=True)
+        sql = INBOX.replace("{columns}", OF_HEADS).replace("{order}", "DESC")
+        return await self._run(self._browser, partial(read_heads, sql, values))
+
+    async def newest_heads(
+        self, after: Mapping[str, int], limit: int, *, before: int | None = None
+    ) -> dict[str, list[HeadAt]]:
+        end = before if before is not None else 2**62
         asked = {
-            stream: (seq, self._unplaced.find([(f"in/{stream}", seq, 2**62)], limit, newest=True))
+            stream: (seq, self._unplaced.find([(f"in/{stream}", seq, end)], limit, newest=True))
             for stream, seq in after.items()
         }
-        return await self._run(self._browser, partial(list_newest_heads, asked, limit))
+        return await self._run(self._browser, partial(list_newest_heads, asked, end, limit))
 
     async def threads(
         self,

@@ -81,7 +81,8 @@ async def count_unread(reading: Reading, newest: Mapping[str, int], marks: Mappi
     for start in range(0, len(names), THREADS_AT_ONCE):
         asked = {it: marks[it].read_upto if it in marks else rest for it in names[start : start + THREADS_AT_ONCE]}
         for thread_id, heads in (await reading.hub.ledger.newest_heads(asked, UNREAD_LOOKED_AT)).items():
-            unread = (head for head in heads if head.seq <= newest[thread_id] and _is_unread(reading, head))
+            whole = (head for seq, head in heads if head is not None and seq <= newest[thread_id])
+            unread = (head for head in whole if _is_unread(reading, head))
             counts[thread_id] = sum(1 for _ in islice(unread, MAX_UNREAD))
     return counts
 

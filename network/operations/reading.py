@@ -18,6 +18,8 @@ from roundelay.network.core.visibility import Visibility, may_read
 from roundelay.network.errors import Forbidden
 from roundelay.network.ledger import Ledger
 
+from .recent import RecentHeads
+
 AgentAction: TypeAlias = Literal["start", "stop", "restart", "reload"]
 
 
@@ -63,6 +65,9 @@ class HubView(Protocol):
 
     @property
     def has_operators(self) -> bool: ...
+
+    @property
+    def recent(self) -> RecentHeads: ...
 
     def is_online(self, agent_id: str) -> bool: ...
 

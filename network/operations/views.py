@@ -7,7 +7,7 @@ Both are a `View`. Reads, changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Set
 from typing import Annotated, Any
 
 import msgspec
@@ -18,17 +18,25 @@ from roundelay.network.core.holds import as_of_now, describe_hold
 from roundelay.network.core.tables import Begun, MessageHead, RootBudget, Row, Triggered
 from roundelay.network.core.visibility import VISIBILITIES, PromptFilter, Visibility, audience, may_read, readable_spans
 from roundelay.network.errors import UnknownMessage
-from roundelay.network.frames import Seq
+from roundelay.network.frames import SEQ_LIMIT, Seq
+from roundelay.network.ledger.search import PRIVATE
 
 from .listing import ListPage
 from .reading import Reading, reads, reads_as_itself
+from .recent import HeadGroup, NewestHeads
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 PAGE = 500
 """Rows that are read at a time."""
 MAX_WINDOW_THREADS = 100
-SCANNED_PAGES = 8
-"""How far back a window looks for threads beside the incoming one, in pages of messages that the agent may read."""
+SCANNED = 4000
+"""How far back a window looks for threads beside the incoming one, in messages that the agent may read."""
+THREADS_AT_ONCE = 32
+"""Threads whose heads a window reads at once."""
+ROWS_AT_ONCE = 16
+"""Messages that a window reads at once: they may be large."""
+DROPPED = Row(seq=0, at=0, type="message", actor="", data=b"")
+"""In place of a message that is gone by the time that its row is read."""
 SCANNED_ROWS = 2000
 """Rows of the log that one call of `impact` looks through: which messages followed from which is in no index."""
 
@@ -45,9 +53,17 @@ class View:
         self.until = until
         """Nothing later is shown: the trigger, or what was asked for. None without a trigger."""
         self.filters: list[PromptFilter] = []
+        self.required: frozenset[str] = frozenset()
+        """People who have to be among those of each message that is shown."""
         self._reading = reading
         self._labels: dict[int, MessageHead] = {}
         """Heads of the messages that labels name, each read once per call."""
+        self._groups: dict[HeadGroup, bool] = {}
+
+    @property
+    def shows_own_thread_alone(self) -> bool:
+        """Whether nothing is shown beside the trigger's own thread."""
+        return any(rule.visibility == "current" for rule in self.filters)
 
     async def load(self, heads: Iterable[MessageHead]) -> None:
         """Read what is needed to decide on these messages, at once."""
@@ -63,12 +79,35 @@ class View:
     async def shows(self, head: MessageHead | None) -> bool:
         if head is None or self.trigger is None:
             return reads(self._reading, head)
+        label = self._labels.get(head.label)
+        if label is None and reads_as_itself(self._reading, head):
+            label = await _find_label(self._reading, head)
+            if label.seq == head.label:  # else it is gone or damaged, and each message stands for itself
+                self._labels[head.label] = label
+        return self._admits(head, label or head)
+
+    def _admits(self, head: MessageHead, label: MessageHead) -> bool:
         if not reads_as_itself(self._reading, head):  # what an agent sees is no wider for being an operator's
             return False
-        if head.label not in self._labels:
-            self._labels[head.label] = await _find_label(self._reading, head)
-        label = self._labels[head.label]
         return all(rule.admits(head, label) for rule in self.filters)
+
+    def shows_group(self, group: HeadGroup | None) -> bool:
+        """Whether the messages of a group may be shown, as far as their heads say. Under ``current`` it is asked of the
+        trigger's thread alone."""
+        if group is None or (group.parties is not None and not self.required <= group.parties):
+            return False
+        shown = self._groups.get(group.alike)
+        if shown is None:
+            shown = self._groups[group.alike] = self._admits(group.head, group.label)
+        return shown
+
+    def excludes_group(self, group: HeadGroup) -> bool:
+        """Whether nothing of the thread of a group can be shown."""
+        return group.is_settled and group.parties is not None and not self.required <= group.parties
+
+    def excludes(self, thread_id: str) -> bool:
+        """Whether nothing of a thread can be shown, as its id says."""
+        return any(rule.excludes(thread_id) for rule in self.filters)
 
     async def choose(self, rows: Iterable[Row]) -> list[Row]:
         """Those of these rows that are messages which may be shown."""
@@ -92,6 +131,7 @@ async def open_view(
     rules = {_visibility(reading), *((visibility,) if visibility is not None else ())}
     label = await _find_label(reading, head)
     view.filters = [PromptFilter(reading.hub.state, rule, head, label, view.until) for rule in rules]
+    view.required = frozenset().union(*(it.required for it in view.filters))
     return view
 
 
@@ -226,77 +266,154 @@ async def window(
     itself: a prompt is never wider than its agent.
     """
     view = await open_view(reading, trigger, visibility)
+    assert view.trigger is not None, "a window has a trigger"
     named = threads if isinstance(threads, list) else None
     most = threads if isinstance(threads, int) else MAX_WINDOW_THREADS if named is not None else 20
-    chosen = await _choose_threads(reading, view, named)
-    shown: list[tuple[int, str, dict[str, Any]]] = []
-    looked = 0
-    room = reading.hub.limits.max_result_bytes
-    for place, thread_id in enumerate(chosen):
-        if len(shown) == most:
+    scanned = await _scan(reading, view.trigger) if named is None and not view.shows_own_thread_alone else None
+    damaged: set[int] = set()
+    while True:
+        order = _order_threads(view, view.trigger, named, scanned)
+        chosen, looked = await _choose_threads(reading, view, order, most, per_thread or 10, damaged)
+        found = await _read_chosen(reading, view, chosen)
+        if not found:
             break
-        looked = place + 1
-        page = await reading.hub.ledger.thread(thread_id, before=trigger + 1, limit=PAGE)
-        admitted = await view.choose(page.rows)
-        if not admitted:
-            continue
-        if page.has_more:
-            admitted = _since_landmark(admitted)
-        first = (await reading.hub.ledger.thread(thread_id, limit=1, newest=False)) if page.has_more else page
-        rows = _take_newest(admitted[-(per_thread or 10) :], room)
-        room -= sum(len(row.data) for row in rows)
-        # omitted: earlier messages that could be shown too, as far as was looked
-        entry = {
-            "thread_id": thread_id,
-            "messages": [Raw(row.data) for row in rows],
-            "omitted": len(admitted) - len(rows),
-        }
-        damaged = [row.seq for row in page.rows if row.is_damaged and rows and row.seq > rows[0].seq]
-        shown.append((first.rows[0].seq, thread_id, {**entry, "damaged": damaged} if damaged else entry))
-    further = list(chosen.values())[looked:]
-    await view.load(head for heads in further for head in heads)
-    omitted = 0
-    for heads in further:
-        for head in heads:
-            if await view.shows(head):
-                omitted += 1
-                break
+        damaged |= found  # others take the places of these
+    shown = [(await reading.hub.recent.find_begin(reading.hub.ledger, it.thread_id, it.tail), it) for it in chosen]
     # in the order in which they began, so that a thread keeps its place while the conversation goes on
-    ordered = [entry for _, _, entry in sorted(shown, key=lambda it: it[:2])]
+    ordered = [it.describe(damaged) for _, it in sorted(shown, key=lambda it: (it[0], it[1].thread_id))]
+    omitted = _count_threads(view, scanned, looked) if scanned is not None else 0
     return {"threads": ordered, "as_of": trigger, **({"omitted_threads": omitted} if omitted else {})}
 
 
-def _since_landmark(rows: list[Row]) -> list[Row]:
+async def _scan(reading: Reading, trigger: MessageHead) -> NewestHeads | None:
+    """The newest messages that the agent may read, up to the trigger."""
+    participant = reading.hub.state.participant(reading.origin.agent_id)
+    if participant is None:
+        return None
+    spans = readable_spans(reading.hub.state, participant)
+    return await reading.hub.recent.inbox(reading.hub.ledger, spans, participant.agent_id, trigger.seq, SCANNED)
+
+
+def _order_threads(
+    view: View, trigger: MessageHead, named: list[str] | None, scanned: NewestHeads | None
+) -> Iterator[tuple[str, int]]:
+    """Threads to look into, some more than once: the trigger's first, then those named, or those with the newest
+    messages before it. With each, the seq up to which it has to be read: from there to the trigger nothing is in it."""
+    yield trigger.thread_id, trigger.seq
+    for thread_id in named or ():
+        yield thread_id, trigger.seq
+    if scanned is not None:
+        is_damaged = None in scanned.groups  # such a row may be of any thread
+        last = dict(zip(scanned.groups, scanned.seqs, strict=True))
+        for group in dict.fromkeys(reversed(scanned.groups)):
+            if group is not None and not view.excludes_group(group):
+                # whatever is said in private to the agent, or by it, is among what was scanned
+                is_private = group.head.kind in PRIVATE and not is_damaged
+                yield group.thread_id, last[group] if is_private else trigger.seq
+
+
+def _count_threads(view: View, scanned: NewestHeads, looked: Set[str]) -> int:
+    """How many further threads there are of which something may be shown."""
+    groups = set(scanned.groups) - {None}
+    alike = {it.alike for it in groups if it is not None}  # thousands of threads may have a few rules
+    shown = {it for it in alike if view.shows_group(it)}
+    return len({it.thread_id for it in groups if it is not None and it.alike in shown} - looked)
+
+
+class _ChosenThread:
+    """A thread of a window: its newest messages that may be shown, and those of them that are."""
+
+    def __init__(self, thread_id: str, tail: NewestHeads, view: View, per_thread: int, damaged: Set[int]) -> None:
+        self.thread_id = thread_id
+        self.tail = tail
+        admitted = {it for it in set(tail.groups) if view.shows_group(it)}
+        pairs = zip(tail.seqs, tail.groups, strict=True)
+        seqs = [seq for seq, group in pairs if group in admitted and seq not in damaged]
+        self.seqs = _since_landmark(seqs) if seqs and tail.has_older else seqs
+        self.wanted = self.seqs[: -per_thread - 1 : -1]
+        """What is shown as far as there is room, newest first."""
+        self.rows: list[Row] = []
+        """What is shown, oldest first."""
+
+    def describe(self, damaged: Set[int]) -> dict[str, Any]:
+        # omitted: earlier messages that could be shown too, as far as was looked
+        omitted = len(self.seqs) - len(self.rows)
+        entry = {"thread_id": self.thread_id, "messages": [Raw(row.data) for row in self.rows], "omitted": omitted}
+        start = self.rows[0].seq if self.rows else SEQ_LIMIT
+        pairs = zip(self.tail.seqs, self.tail.groups, strict=True)
+        missing = [seq for seq, group in pairs if seq > start and (group is None or seq in damaged)]
+        return {**entry, "damaged": missing} if missing else entry
+
+
+async def _choose_threads(
+    reading: Reading, view: View, order: Iterator[tuple[str, int]], most: int, per_thread: int, damaged: Set[int]
+) -> tuple[list[_ChosenThread], set[str]]:
+    """The threads of a window, and all that were looked into for them."""
+    assert view.trigger is not None, "a window has a trigger"
+    own, until = view.trigger.thread_id, view.trigger.seq
+    chosen: list[_ChosenThread] = []
+    looked: set[str] = set()
+    # several at once: each read is a turn of the ledger's thread, and of some threads nothing may be shown
+    while len(chosen) < most and (batch := _take_new(order, max(most - len(chosen), THREADS_AT_ONCE), looked)):
+        asked = {it: seq for it, seq in batch.items() if it == own or not view.excludes(it)}
+        tails = await reading.hub.recent.threads(reading.hub.ledger, asked, until, PAGE)
+        for thread_id in batch:
+            if len(chosen) == most:
+                break
+            looked.add(thread_id)
+            if thread_id in tails:
+                thread = _ChosenThread(thread_id, tails[thread_id], view, per_thread, damaged)
+                if thread.seqs:
+                    chosen.append(thread)
+    return chosen, looked
+
+
+def _take_new(order: Iterator[tuple[str, int]], limit: int, known: Set[str]) -> dict[str, int]:
+    """The next threads that are not known."""
+    batch: dict[str, int] = {}
+    while len(batch) < limit and (following := next(order, None)) is not None:
+        thread_id, seq = following
+        if thread_id not in known:
+            batch.setdefault(thread_id, seq)
+    return batch
+
+
+async def _read_chosen(reading: Reading, view: View, chosen: list[_ChosenThread]) -> set[int]:
+    """Read what is shown of each thread, newest first, as far as there is room. Gives those that are damaged: then
+    others are to be chosen."""
+    room = reading.hub.limits.max_result_bytes
+    wanted = [seq for it in chosen for seq in it.wanted]
+    places = {seq: place for place, seq in enumerate(wanted)}
+    rows: dict[int, Row] = {}
+    damaged: set[int] = set()
+    for thread in chosen:
+        thread.rows = []
+        for seq in thread.wanted:
+            if seq not in rows:
+                page = wanted[places[seq] : places[seq] + ROWS_AT_ONCE]
+                rows |= dict.fromkeys(page, DROPPED) | await reading.hub.ledger.messages(page)
+            row = rows[seq]
+            if row.is_damaged:
+                damaged.add(seq)
+            elif row.data:
+                room -= len(row.data)
+                if room < 0:
+                    room += len(row.data)
+                    break
+                thread.rows.insert(0, row)
+    # by their whole heads now, compared with what was stored
+    admitted = {row.seq for row in await view.choose(row for it in chosen for row in it.rows)}
+    for thread in chosen:
+        thread.rows = [row for row in thread.rows if row.seq in admitted]
+    return damaged
+
+
+def _since_landmark(seqs: list[int]) -> list[int]:
     """Of the newest messages of a longer thread, those from one on that stays the first for a while: the one in their
     older half whose seq is divisible by the highest power of two. Were they counted from the oldest that was looked at,
     that would be another one with each message, and the count would never grow."""
-    half = max(1, len(rows) // 2)
-    landmark = max(range(half), key=lambda place: (rows[place].seq & -rows[place].seq, place))
-    return rows[landmark:]
-
-
-async def _choose_threads(reading: Reading, view: View, named: list[str] | None) -> dict[str, list[MessageHead]]:
-    """Threads to look into: the trigger's first, then those named, or those with the newest messages before it.
-    With the heads of what was read of each, newest first: their contents may have many times the bytes of a
-    result."""
-    assert view.trigger is not None, "a window has a trigger"
-    chosen: dict[str, list[MessageHead]] = {view.trigger.thread_id: []}
-    if named is not None:
-        return chosen | {thread_id: [] for thread_id in named}
-    participant = reading.hub.state.participant(reading.origin.agent_id)
-    if participant is None:
-        return chosen
-    spans = readable_spans(reading.hub.state, participant)
-    until = view.trigger.seq
-    for _ in range(SCANNED_PAGES):
-        page = await reading.hub.ledger.inbox(spans, reading.origin.agent_id, 0, until, PAGE, newest=True)
-        for row in reversed(page.rows):
-            if row.head is not None:
-                chosen.setdefault(row.stream, []).append(row.head)
-        if not page.has_more:
-            break
-        until = page.rows[0].seq - 1
-    return chosen
+    half = seqs[: max(1, len(seqs) // 2)]
+    return seqs[seqs.index(max(half, key=lambda seq: (seq & -seq, seq))) :]
 
 
 # --- why something was said, and what came of it

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from roundelay.agents import waiting
 from roundelay.agents.compose import remote_agent_tool, remote_handoff
 from roundelay.agents.events import Waiting
 from roundelay.agents.models.model import ModelRequest
@@ -17,6 +18,7 @@ from roundelay.agents.policy import AgentPolicy
 from roundelay.app import Network
 from roundelay.network.config import Limits
 from roundelay.network.errors import ConnectError
+from roundelay.network.messages import BaseMessage
 from tests.support.agents import Heard, Person, make_runner, running, until_recorded
 from tests.support.busy import BusyClient
 
@@ -235,6 +237,66 @@ async def reaction_of(person: Person, agent_id: str) -> str:
         for it in status["recipients"]:
             if "reaction" in it:
                 return str(it["reaction"])
+
+
+async def test_asking_reads_nothing_of_what_was_said_to_the_asked_agent_before(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mia, ann = await Person.join(network, "mia"), await network.join("ann")
+    assert network.hub is not None
+    read: list[str] = []
+    thread = network.hub.ledger.thread
+
+    async def noted(stream: str, **options: Any) -> Any:
+        read.append(stream)
+        return await thread(stream, **options)
+
+    monkeypatch.setattr(network.hub.ledger, "thread", noted)
+    async with asyncio.timeout(10), running(network, make_runner("bob", asker("ann"))):
+        for number in range(3):
+            await mia.client.send_text("bob", f"go {number}")
+            question = await anext(ann.__aiter__())
+            await ann.reply(question, f"three {number}")
+            assert (await mia.hear()).text == f'<answer sender="ann">three {number}</answer>'
+    assert "direct:ann~bob" not in read
+
+
+async def test_a_reply_that_came_before_it_was_expected_ends_the_wait(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to a send and the reply to it may be read from the socket at once."""
+    mia, ann = await Person.join(network, "mia"), await network.join("ann")
+    monkeypatch.setattr(waiting, "FIRST_LOOK_S", 3600.0)
+    came = asyncio.Event()
+    take, expect = waiting.Replies.take, waiting.Replies.expect
+
+    def take_and_tell(self: waiting.Replies, message: BaseMessage) -> bool:
+        taken = take(self, message)
+        if message.sender_id == "ann":
+            came.set()
+        return taken
+
+    def expect_late(self: waiting.Replies, question: int, *, is_approval: bool = False) -> None:
+        if came.is_set():
+            expect(self, question, is_approval=is_approval)
+
+    prepared = waiting.Waiter.wait
+
+    async def wait_late(self: waiting.Waiter, *args: Any, **options: Any) -> Any:
+        await ann.reply(await anext(ann.__aiter__()), "three")
+        await came.wait()
+        return await prepared(self, *args, **options)
+
+    monkeypatch.setattr(waiting.Replies, "take", take_and_tell)
+    monkeypatch.setattr(waiting.Replies, "expect", expect_late)
+    monkeypatch.setattr(waiting.Waiter, "wait", wait_late)
+
+    def script(request: ModelRequest) -> Any:
+        return asker("ann")(request) if read_prompt(request).incoming_text == "go" else finish()
+
+    async with asyncio.timeout(10), running(network, make_runner("bob", script)):
+        await mia.client.send_text("bob", "go")
+        assert (await mia.hear()).text == '<answer sender="ann">three</answer>'
 
 
 async def test_a_reply_that_the_hub_holds_back_behind_others_is_found_in_its_thread() -> None:

@@ -1,0 +1,276 @@
+"""`network.window` decides by heads in memory (`operations.recent`). It gives what reading every message anew gives, and its
+reads do not grow with an agent's past."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from roundelay.network.clock import random_id, system_clock
+from roundelay.network.config import Limits
+from roundelay.network.core.tables import MessageHead, Row
+from roundelay.network.core.visibility import VISIBILITIES, readable_spans
+from roundelay.network.errors import UnknownMessage
+from roundelay.network.frames import Follows
+from roundelay.network.hub import Hub
+from roundelay.network.ledger.followed import FollowedIndex
+from roundelay.network.operations import recent, views
+from roundelay.network.operations.reading import Reading
+from tests.support.counts import Note
+from tests.support.random_network import EVERYBODY, RandomNetwork
+
+PAGES, PAGE = 4, 5
+
+
+@pytest.fixture
+def make_network() -> Iterator[Callable[..., RandomNetwork]]:
+    made: list[RandomNetwork] = []
+
+    def make(*args: Any) -> RandomNetwork:
+        made.append(RandomNetwork(*args))
+        return made[-1]
+
+    yield make
+    for network in made:
+        network.close()
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short past reaches every bound."""
+    monkeypatch.setattr(views, "PAGE", PAGE)
+    monkeypatch.setattr(views, "SCANNED", PAGES * PAGE)
+    monkeypatch.setattr(views, "THREADS_AT_ONCE", 3)
+    monkeypatch.setattr(views, "ROWS_AT_ONCE", 2)
+
+
+async def read_anew(
+    reading: Reading, *, trigger: int, threads: Any = None, per_thread: int | None = None, visibility: Any = None
+) -> dict[str, Any]:
+    """What a window is, by reading the rows of every message that it looks at."""
+    view = await views.open_view(reading, trigger, visibility)
+    named = threads if isinstance(threads, list) else None
+    most = threads if isinstance(threads, int) else 100 if named is not None else 20
+    chosen = await _choose(reading, view, named)
+    shown: list[tuple[int, str, dict[str, Any]]] = []
+    looked = 0
+    ledger, room = reading.hub.ledger, reading.hub.limits.max_result_bytes
+    for place, thread_id in enumerate(chosen):
+        if len(shown) == most:
+            break
+        looked = place + 1
+        page = await ledger.thread(thread_id, before=trigger + 1, limit=PAGE)
+        admitted = await view.choose(page.rows)
+        if not admitted:
+            continue
+        if page.has_more:
+            half = max(1, len(admitted) // 2)
+            admitted = admitted[max(range(half), key=lambda at: (admitted[at].seq & -admitted[at].seq, at)) :]
+        first = (await ledger.thread(thread_id, limit=1, newest=False)) if page.has_more else page
+        rows: list[Row] = []
+        for row in reversed(admitted[-(per_thread or 10) :]):
+            if sum(len(it.data) for it in rows) + len(row.data) > room:
+                break
+            rows.insert(0, row)
+        room -= sum(len(row.data) for row in rows)
+        entry: dict[str, Any] = {
+            "thread_id": thread_id,
+            "messages": [Raw(row.data) for row in rows],
+            "omitted": len(admitted) - len(rows),
+        }
+        damaged = [row.seq for row in page.rows if row.is_damaged and rows and row.seq > rows[0].seq]
+        shown.append((first.rows[0].seq, thread_id, {**entry, "damaged": damaged} if damaged else entry))
+    further = list(chosen.values())[looked:]
+    omitted = 0
+    for heads in further:
+        await view.load(heads)
+        omitted += any([await view.shows(head) for head in heads])
+    ordered = [entry for _, _, entry in sorted(shown, key=lambda it: it[:2])]
+    return {"threads": ordered, "as_of": trigger, **({"omitted_threads": omitted} if omitted else {})}
+
+
+async def _choose(reading: Reading, view: views.View, named: list[str] | None) -> dict[str, list[MessageHead]]:
+    assert view.trigger is not None
+    chosen: dict[str, list[MessageHead]] = {view.trigger.thread_id: []}
+    participant = reading.hub.state.participant(reading.origin.agent_id)
+    if named is not None or participant is None:
+        return chosen | {thread_id: [] for thread_id in named or ()}
+    spans, until = readable_spans(reading.hub.state, participant), view.trigger.seq
+    for _ in range(PAGES):
+        page = await reading.hub.ledger.inbox(spans, reading.origin.agent_id, 0, until, PAGE, newest=True)
+        for row in reversed(page.rows):
+            if row.head is not None:
+                chosen.setdefault(row.stream, []).append(row.head)
+        if not page.has_more:
+            break
+        until = page.rows[0].seq - 1
+    return chosen
+
+
+def ask(rng: Random, head: int, threads: list[str]) -> dict[str, Any]:
+    """Random arguments, most for a message of a moment ago, as agents ask."""
+    args: dict[str, Any] = {
+        "trigger": rng.randint(max(1, head - 6), head) if rng.random() < 0.8 else rng.randint(1, head)
+    }
+    if rng.random() < 0.5:
+        args["threads"] = rng.randint(1, 8) if rng.random() < 0.6 else rng.sample(threads, min(3, len(threads)))
+    if rng.random() < 0.4:
+        args["per_thread"] = rng.randint(1, 7)
+    if rng.random() < 0.6:
+        args["visibility"] = rng.choice(VISIBILITIES)
+    return args
+
+
+async def compare(reading: Reading, args: dict[str, Any], counts: Counter[str]) -> None:
+    try:
+        expected = await read_anew(reading, **args)
+    except UnknownMessage:
+        if args["trigger"] > 1:  # not theirs
+            await compare(reading, {**args, "trigger": args["trigger"] - 1}, counts)
+        return
+    found = await views.window(reading, **args)
+    assert msgspec.json.encode(found).decode() == msgspec.json.encode(expected).decode(), (
+        reading.origin.agent_id,
+        args,
+    )
+    counts["windows"] += 1
+    counts["threads"] += len(found["threads"])
+    counts["messages left out"] += sum(it["omitted"] for it in found["threads"])
+    counts["threads left out"] += found.get("omitted_threads", 0)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("conversations", [1, 5])
+@pytest.mark.parametrize("max_bytes", [recent.MAX_BYTES, 20_000])
+def test_a_window_is_what_reading_every_message_anew_gives(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    conversations: int,
+    max_bytes: int,
+    note: Note,
+    make_network: Callable[..., RandomNetwork],
+) -> None:
+    """Over a random past, while it grows; also where little is kept in memory, and at a hub that only reads."""
+    monkeypatch.setattr(recent.RecentHeads.__init__, "__defaults__", (max_bytes,))
+    counts: Counter[str] = Counter()
+    for seed in range(2):
+        rng = Random(f"{seed}{kind}{conversations}")
+        network = make_network(rng, tmp_path / f"{seed}.db" if kind == "sqlite" else None, conversations)
+        for number in range(300):
+            network.step()
+            if number % 4 == 3:
+                threads = [it.thread_id for it in network.stepped.run(network.stepped.ledger.all_threads())]
+                agent_id = rng.choice(EVERYBODY)
+                args = ask(rng, network.hub.state.head, threads)
+                network.stepped.run(compare(network.reading(agent_id), args, counts))
+        if kind == "memory":
+            rows = network.stepped.ledger._ledger
+            for seq in rng.sample(range(20, network.hub.state.head), 12):
+                rows.damage(seq)
+            network.hub.counts["recoveries"] += 1  # as after a start: what is in memory was read before
+        else:
+            network.stepped.run(compare_at_a_reader(network, counts, rng))
+        for _ in range(30):
+            args = ask(rng, network.hub.state.head, threads)
+            network.stepped.run(compare(network.reading(rng.choice(EVERYBODY)), args, counts))
+    assert min(counts["windows"], 3 * counts["threads left out"], 3 * counts["messages left out"]) > 50, counts
+    note(**counts)
+
+
+async def compare_at_a_reader(network: RandomNetwork, counts: Counter[str], rng: Random) -> None:
+    index = FollowedIndex(network.stepped.ledger._ledger, epoch="e1", name="lab")
+    network.stepped.loop.in_threads += 1
+    hub = Hub(index, limits=Limits(), clock=system_clock, new_id=random_id, follows=lambda: Follows("a:8700", 1))
+    await hub.start()
+    threads = [it.thread_id for it in await index.all_threads()]
+    for _ in range(20):
+        await compare(network.reading(rng.choice(EVERYBODY), hub), ask(rng, hub.state.head, threads), counts)
+    await hub.close()
+    network.stepped.loop.in_threads -= 1
+
+
+class CountingLedger:
+    """Counts what is read: calls, rows and heads."""
+
+    def __init__(self, ledger: Any) -> None:
+        self._ledger = ledger
+        self.counts: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._ledger, name)
+        if name not in ("thread", "inbox", "inbox_heads", "newest_heads", "messages", "heads", "search", "reaction"):
+            return method
+
+        async def read(*args: Any, **options: Any) -> Any:
+            found = await method(*args, **options)
+            self.counts["calls"] += 1
+            if name == "newest_heads":
+                self.counts["heads"] += sum(map(len, found.values()))
+            else:
+                kind = "heads" if name == "inbox_heads" else "rows"
+                self.counts[kind] += len(found.rows if hasattr(found, "rows") else found)
+            return found
+
+        return read
+
+
+def react(network: RandomNetwork, person: str, conversation: str, **args: Any) -> Counter[str]:
+    """Somebody writes to the agent, which asks for its window: what is read for that."""
+    sent = network.send(person, "agent:desk", conversation=conversation)
+    counting = CountingLedger(network.hub.ledger)
+    network.hub.ledger = counting  # type: ignore[assignment]
+    try:
+        network.stepped.run(views.window(network.reading("desk"), trigger=sent["seq"], **args))
+    finally:
+        network.hub.ledger = counting._ledger
+    return counting.counts
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("is_of_one_person", [True, False])
+def test_what_a_reaction_reads_does_not_grow_with_the_agents_past(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    is_of_one_person: bool,
+    note: Note,
+    make_network: Callable[..., RandomNetwork],
+) -> None:
+    monkeypatch.undo()  # the real bounds
+    network = make_network(Random(1), tmp_path / "ledger.db" if kind == "sqlite" else None)
+    people = ["tom"] if is_of_one_person else ["mia", *(f"person{number}" for number in range(20))]
+    for person in people[1:]:
+        network.join(person, "human")
+    read: dict[int, Counter[str]] = {}
+    made = 0
+    for past in (1, 100, 1000):
+        while made < past:
+            made += 1
+            network.send(people[made % len(people)], "agent:desk", conversation=f"c{made}")
+        react(network, "tom", f"before{past}")  # what was read is in memory from here on
+        read[past] = react(network, "tom", f"now{past}")
+    most = read[100]
+    assert read[1000]["heads"] == most["heads"] == read[1]["heads"], read
+    assert read[1000]["calls"] <= most["calls"], read
+    assert max(it["rows"] for it in read.values()) <= 20 + 4, read
+    assert most["heads"] <= 1 + 1, read
+    note(calls=most["calls"], rows=most["rows"], heads=most["heads"])
+
+
+def test_under_current_no_other_thread_is_read(
+    monkeypatch: pytest.MonkeyPatch, make_network: Callable[..., RandomNetwork]
+) -> None:
+    monkeypatch.undo()
+    network = make_network(Random(1))
+    for number in range(300):
+        network.send("tom", "agent:desk", conversation=f"c{number}")
+    read = react(network, "tom", "new", visibility="current")
+    assert (read["rows"], read["heads"]) == (2, 1), read  # the trigger's head, and its row
