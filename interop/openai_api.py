@@ -66,6 +66,22 @@ from .openai_answers import (
     make_response,
     sum_usage,
 )
+from .openai_conversations import (
+    OWN,
+    ConversationRecord,
+    add_items,
+    add_untold,
+    create_conversation,
+    cut_page,
+    delete_conversation,
+    find_item,
+    last_seq,
+    list_items,
+    read_record,
+    show_conversation,
+    show_input,
+    update_conversation,
+)
 from .openai_requests import AgentRequest, ApiProblem, compose, conversation_id, read_chat, read_echo, read_response
 
 _logger = logging.getLogger(__name__)
@@ -86,8 +102,6 @@ MAX_CANDIDATES = 20
 LOOKED_BACK = 100
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """A proxy is to keep nothing of a stream, and to hold nothing of it back."""
-OWN = "openai"
-"""In a message's metadata: the `request` (its digest) that it was sent for, and the digest of its ``instructions``."""
 _KEY = re.compile("[!-~]{1,128}")
 
 
@@ -99,6 +113,10 @@ class _Place(NamedTuple):
     has_instructions: bool = False
     has_answer: bool = True
     sent: AnyMessage | None = None
+    record: ConversationRecord | None = None
+    """What the caller has said of the conversation."""
+    asked_last: int = 0
+    """The seq of the caller's newest message in it."""
 
 
 def make_openai_routes(callers: Callers) -> list[Route]:
@@ -125,6 +143,15 @@ class _OpenAIApi:
             ("GET", "/v1/responses/{id}", self._show_response),
             ("POST", "/v1/responses/{id}/cancel", self._cancel_response),
             ("DELETE", "/v1/responses/{id}", self._keep_response),
+            ("GET", "/v1/responses/{id}/input_items", self._list_input),
+            ("POST", "/v1/conversations", self._create_conversation),
+            ("GET", "/v1/conversations/{id}", self._show_conversation),
+            ("POST", "/v1/conversations/{id}", self._update_conversation),
+            ("DELETE", "/v1/conversations/{id}", self._delete_conversation),
+            ("GET", "/v1/conversations/{id}/items", self._list_items),
+            ("POST", "/v1/conversations/{id}/items", self._add_items),
+            ("GET", "/v1/conversations/{id}/items/{item}", self._show_item),
+            ("DELETE", "/v1/conversations/{id}/items/{item}", self._keep_item),
         ]
         return [Route(path, partial(_answer, perform), methods=[method]) for method, path, perform in table]
 
@@ -217,7 +244,7 @@ class _OpenAIApi:
 
     async def _show_response(self, request: Request) -> Response:
         if request.query_params.get("stream") == "true":
-            raise ApiProblem(400, "A response is read as it stands, and not streamed again.", param="stream")
+            return await self._stream_again(request)
         async with self._callers.conversations(_credentials(request)) as conversations:
             message = await _find_response(conversations.client, request.path_params["id"])
             return JSONResponse(await self._look(conversations, message))
@@ -238,6 +265,31 @@ class _OpenAIApi:
             405, "What was said stays in the ledger; an operator sets how long it keeps it.", headers={"Allow": "GET"}
         )
 
+    async def _stream_again(self, request: Request) -> Response:
+        """Stream a response from its beginning: what the ledger has of it, and what still comes."""
+        if "starting_after" in request.query_params:
+            raise ApiProblem(
+                400,
+                "The events of a stream are not numbered for later: leave starting_after out, and the response is "
+                "streamed from its beginning.",
+                code="unsupported_parameter",
+                param="starting_after",
+            )
+        credentials = _credentials(request)
+        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+            conversations = await stack.enter_async_context(self._callers.conversations(credentials))
+            message = await _find_response(conversations.client, request.path_params["id"])
+            stored = QuestionStored(message.seq, message.thread_id, True)
+            question = await stack.enter_async_context(conversations.follow(name_of(message.to), stored))
+            about = Answering(message.seq, question.agent_id, message.sent_at // 1000, _read_echo(message))
+            exchange = _Exchange(credentials, conversations.client, question, about, stack.pop_all())
+        return _EventStream(exchange, self._stream_response(exchange, ResponseStream(about)))
+
+    async def _list_input(self, request: Request) -> Response:
+        async with self._callers.session(_credentials(request)) as client:
+            message = await _find_response(client, request.path_params["id"])
+            return JSONResponse(cut_page([show_input(message)], request.query_params))
+
     async def _look(self, conversations: Conversations, message: AnyMessage) -> dict[str, Any]:
         """A response as the ledger has it."""
         question = conversations.find(name_of(message.to), QuestionStored(message.seq, message.thread_id, True))
@@ -255,13 +307,49 @@ class _OpenAIApi:
             ended_at=(answers[-1] if answers else message).sent_at // 1000,
         )
 
+    # --- conversations
+
+    async def _create_conversation(self, request: Request) -> Response:
+        body = await _read_optional_body(request)
+        async with self._callers.session(_credentials(request)) as client:
+            return JSONResponse(await create_conversation(client, body, _find_key(request)))
+
+    async def _show_conversation(self, request: Request) -> Response:
+        async with self._callers.session(_credentials(request)) as client:
+            return JSONResponse(await show_conversation(client, request.path_params["id"]))
+
+    async def _update_conversation(self, request: Request) -> Response:
+        body = await _read_body(request)
+        async with self._callers.session(_credentials(request)) as client:
+            name, key = request.path_params["id"], _find_key(request)
+            return JSONResponse(await update_conversation(client, name, body, key))
+
+    async def _delete_conversation(self, request: Request) -> Response:
+        async with self._callers.session(_credentials(request)) as client:
+            return JSONResponse(await delete_conversation(client, request.path_params["id"], _find_key(request)))
+
+    async def _list_items(self, request: Request) -> Response:
+        async with self._callers.session(_credentials(request)) as client:
+            return JSONResponse(await list_items(client, request.path_params["id"], request.query_params))
+
+    async def _add_items(self, request: Request) -> Response:
+        body = await _read_body(request)
+        async with self._callers.session(_credentials(request)) as client:
+            return JSONResponse(await add_items(client, request.path_params["id"], body, _find_key(request)))
+
+    async def _show_item(self, request: Request) -> Response:
+        async with self._callers.session(_credentials(request)) as client:
+            return JSONResponse(await find_item(client, request.path_params["id"], request.path_params["item"]))
+
+    async def _keep_item(self, request: Request) -> Response:
+        _credentials(request)
+        raise ApiProblem(405, "What was said stays in the ledger: no item can be deleted.", headers={"Allow": "GET"})
+
     # --- asking
 
     async def _begin(self, request: Request, asked: AgentRequest) -> _Exchange:
         """Send what is asked for, unless it has been; whoever gets the exchange leaves its ``stack``."""
-        key = request.headers.get("idempotency-key")
-        if key is not None and not _KEY.fullmatch(key):
-            raise ApiProblem(400, "The Idempotency-Key is to be 1 to 128 visible ASCII characters.")
+        key = _read_key(request)
         credentials = _credentials(request)
         async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
             conversations = await stack.enter_async_context(self._callers.conversations(credentials))
@@ -274,19 +362,20 @@ class _OpenAIApi:
                 place = await self._find_place(client, agent_id, asked, message_id, is_retry=False)
             sent, question = place.sent, None
             if sent is None:
+                told = add_untold(asked, place.record, place.asked_last)
                 try:
                     question = await stack.enter_async_context(
                         conversations.ask(
                             agent_id,
                             compose(
-                                asked,
+                                told,
                                 is_new=place.is_new,
-                                has_instructions=place.has_instructions,
+                                has_instructions=place.has_instructions and told.instructions == asked.instructions,
                                 has_answer=place.has_answer,
                             ),
                             conversation=place.conversation,
                             message_id=message_id,
-                            metadata={OWN: _describe(asked)},
+                            metadata={OWN: _describe(asked, told)},
                         )
                     )
                 except IdConflict:  # another request, or this one: its conversation has gone on since
@@ -326,6 +415,7 @@ class _OpenAIApi:
                 and not self._answering[own, message.seq]
             )
 
+        record = None
         if asked.previous is not None or asked.conversation is not None:
             if asked.previous is not None:
                 before = await _find_response(client, asked.previous)
@@ -335,11 +425,19 @@ class _OpenAIApi:
                 name = conversation_of(before.thread_id)
             else:
                 name = conversation_id(asked.conversation or "")
+                record = await read_record(client, asked.conversation or "")
             messages = await _read_thread(client, direct_thread(own, agent_id, name))
             mine = [it for it in messages if it.sender_id == own]
             sent = next((it for it in reversed(mine) if is_sent(it)), None)
             known = _read_own(mine[-1]).get("instructions") if mine else None
-            return _Place(name, not mine, known == _digest_text(asked.instructions), sent=sent)
+            return _Place(
+                name,
+                not mine,
+                known == _digest_text(asked.instructions),
+                sent=sent,
+                record=record,
+                asked_last=last_seq(mine),
+            )
         new = f"c-{asked.family}-{hashlib.sha256(message_id.encode()).hexdigest()[:16]}"
         asked_before = asked.asked_before
         if asked_before is None and not is_retry:
@@ -551,6 +649,25 @@ async def _read_body(request: Request) -> Any:
     return await read_json(request)
 
 
+async def _read_optional_body(request: Request) -> Any:
+    """As `_read_body`; None where there is no body."""
+    has_body = "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
+    return await _read_body(request) if has_body else None
+
+
+def _read_key(request: Request) -> str | None:
+    """Return the key by which a request may be repeated, or None. Raises `ApiProblem`."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not _KEY.fullmatch(key):
+        raise ApiProblem(400, "The Idempotency-Key is to be 1 to 128 visible ASCII characters.")
+    return key
+
+
+def _find_key(request: Request) -> str:
+    """Return the id of the message that a request sends."""
+    return _read_key(request) or ordered_id()
+
+
 def _data(told: dict[str, Any]) -> str:
     return f"data: {json.dumps(told)}\n\n"  # in ASCII: some clients end a line at more than a line's end
 
@@ -659,10 +776,12 @@ async def _read_usage(client: NetworkClient, seq: int) -> Any:
     return sum_usage((await client.call("network.spent", {"seq": seq}))["of_root"])
 
 
-def _describe(asked: AgentRequest) -> dict[str, Any]:
+def _describe(asked: AgentRequest, told: AgentRequest) -> dict[str, Any]:
+    """Return what a message says of its request. ``told`` is the request as its agent is told it."""
     echo = {name: value for name, value in asked.echo.items() if value}
-    told = {"request": asked.digest, "instructions": _digest_text(asked.instructions), "model": asked.model}
-    return told | ({"echo": echo} if echo else {})
+    own = {"request": asked.digest, "instructions": _digest_text(asked.instructions), "model": asked.model}
+    new = {"new_chars": asked.new_chars} if len(told.said) > 1 else {}
+    return own | new | ({"echo": echo} if echo else {})
 
 
 def _read_own(message: AnyMessage) -> dict[str, Any]:

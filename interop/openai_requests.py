@@ -155,13 +155,18 @@ class AgentRequest:
     def instructions(self) -> str:
         return _instructions(self.said)
 
+    @property
+    def new_chars(self) -> int:
+        """The length of what the user says now, which is the end of the message's text (`compose`)."""
+        return len(_join(it.text for it in self.new if it.role == "user"))
+
 
 class _ReadPart(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     model: str = Field(min_length=1)
     stream: bool | None = None
-    user: str | None = Field(None, min_length=1)
+    user: str | None = None
     metadata: dict[str, str] | None = None
 
 
@@ -207,7 +212,8 @@ def read_chat(body: object) -> AgentRequest:
     given = _read(_ChatBody, body)
     said = [_read_message(it, f"messages[{number}]") for number, it in enumerate(given.messages)]
     _check_last(said, "messages")
-    name = (given.metadata or {}).get("conversation") or given.user
+    # Clients send empty texts for what they do not set.
+    name = (given.metadata or {}).get("conversation") or given.user or None
     options = given.stream_options or {}
     return AgentRequest(
         given.model, tuple(said), bool(given.stream), name, wants_usage=options.get("include_usage") is True
@@ -218,26 +224,27 @@ def read_response(body: object) -> AgentRequest:
     """Read a request for a response. Raises `ApiProblem`."""
     given = _read(_ResponsesBody, body)
     items = [{"role": "user", "content": given.input}] if isinstance(given.input, str) else given.input
-    said = [_read_item(it, f"input[{number}]") for number, it in enumerate(items)]
+    said = read_items(items, "input")
     _check_last(said, "input")
     conversation = given.conversation.get("id") if isinstance(given.conversation, dict) else given.conversation
-    if conversation is not None and (not isinstance(conversation, str) or not conversation):
+    if given.conversation and (not isinstance(conversation, str) or not conversation):
         raise ApiProblem(400, "conversation is a text, or has one as its id.", param="conversation")
     if conversation and given.previous_response_id:
         raise ApiProblem(400, "Give either conversation or previous_response_id.", param="previous_response_id")
     if given.background and given.stream:
         raise ApiProblem(400, "What runs in the background is not streamed; ask for it by its id.", param="background")
+    previous = given.previous_response_id or None
     instructions = [SaidItem("system", given.instructions)] if given.instructions else []
     echo = {
         "instructions": given.instructions,
         "metadata": given.metadata or {},
-        "previous_response_id": given.previous_response_id,
+        "previous_response_id": previous,
         "background": bool(given.background),
-        "user": given.user,
+        "user": given.user or None,
     }
-    name = conversation or (given.metadata or {}).get("conversation")
-    if name is None and given.previous_response_id is None:
-        name = given.user
+    name = conversation or (given.metadata or {}).get("conversation") or None
+    if name is None and previous is None:
+        name = given.user or None
     if conversation:
         echo["conversation"] = {"id": conversation}
     return AgentRequest(
@@ -245,8 +252,8 @@ def read_response(body: object) -> AgentRequest:
         (*instructions, *said),
         bool(given.stream),
         name,
-        given.previous_response_id,
-        has_history=given.previous_response_id is None and conversation is None,
+        previous,
+        has_history=previous is None and not conversation,
         is_background=bool(given.background),
         echo=echo,
     )
@@ -305,6 +312,11 @@ def _read(shape: type[BodyT], body: object) -> BodyT:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise ApiProblem(400, f"{place}: {first['msg']}", param=str(first["loc"][0])) from error
+
+
+def read_items(items: Sequence[Mapping[str, Any]], param: str) -> list[SaidItem]:
+    """Read messages of a response's input, or of a conversation. Raises `ApiProblem`."""
+    return [_read_item(it, f"{param}[{number}]") for number, it in enumerate(items)]
 
 
 def _read_item(item: Mapping[str, Any], place: str) -> SaidItem:

@@ -1,0 +1,366 @@
+"""OpenAI's conversations and the items in them, read from the ledger.
+
+A conversation is a name: with each agent it is one thread, and all of these together hold its items. What a client says
+of a conversation itself stands in a thread of the caller with itself, under the same name: that it was created, its
+metadata, items that were added before an agent is asked, and its end. So nothing is kept here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from starlette.datastructures import QueryParams
+
+from roundelay.network.addresses import agent_address, conversation_of, direct_thread
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.errors import UnknownMessage
+
+from .openai_requests import AgentRequest, ApiProblem, SaidItem, conversation_id, read_items
+
+OWN = "openai"
+"""In a message's metadata: what this endpoint notes of it."""
+NOTE = "openai_conversation"
+"""In the content of the caller's messages to itself: what it says of a conversation."""
+PAGE = 500
+MAX_LISTED = 100
+"""Items on one page, as OpenAI has it."""
+MAX_ADDED = 20
+"""Items that one request may add, as OpenAI has it."""
+MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
+"""Of a conversation's metadata, as OpenAI has it."""
+
+
+class ConversationItem(NamedTuple):
+    """One item of a conversation or of a response's input."""
+
+    id: str
+    role: str
+    content: list[dict[str, Any]]
+
+    def show(self) -> dict[str, Any]:
+        phase = {"phase": "final_answer"} if self.role == "assistant" else {}
+        return {
+            "type": "message",
+            "id": self.id,
+            "status": "completed",
+            "role": self.role,
+            "content": self.content,
+            **phase,
+        }
+
+
+@dataclass(frozen=True)
+class ConversationRecord:
+    """What a caller has said of one conversation, in the order of the ledger."""
+
+    messages: Sequence[AnyMessage]
+
+    @property
+    def is_deleted(self) -> bool:
+        return any(_read_record_note(it).get("deleted") is True for it in self.messages)
+
+    @property
+    def created_at(self) -> int:
+        return self.messages[0].sent_at // 1000
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        given = [found for it in self.messages if isinstance(found := _read_record_note(it).get("metadata"), dict)]
+        return {str(key): str(value) for key, value in given[-1].items()} if given else {}
+
+    def said_after(self, seq: int) -> tuple[SaidItem, ...]:
+        """Return the added items that an agent was not told, which was asked last by the message ``seq``."""
+        return tuple(said for it in self.messages if it.seq > seq for said in read_added(it))
+
+
+async def read_record(client: NetworkClient, name: str) -> ConversationRecord | None:
+    """Read what the caller has said of a conversation, or None. Raises `ApiProblem` if it was deleted."""
+    messages = await read_whole_thread(client, direct_thread(client.agent_id, client.agent_id, conversation_id(name)))
+    own = [it for it in messages if _read_record_note(it)]
+    if not own:
+        return None
+    record = ConversationRecord(own)
+    if record.is_deleted:
+        raise _unknown(name)
+    return record
+
+
+async def create_conversation(client: NetworkClient, body: object, message_id: str) -> dict[str, Any]:
+    """Create a conversation. The same ``message_id`` again gives the same one."""
+    given = _read_body(body, {"items", "metadata"})
+    metadata = _read_metadata(given.get("metadata"))
+    items = _read_added(given.get("items"), may_be_empty=True)
+    name = f"conv_{hashlib.sha256(f'{client.agent_id}/{message_id}'.encode()).hexdigest()[:32]}"
+    await _note(client, name, items, {"metadata": metadata}, message_id)
+    return await show_conversation(client, name)
+
+
+async def show_conversation(client: NetworkClient, name: str) -> dict[str, Any]:
+    """Return a conversation. Raises `ApiProblem` where the caller has none of this name."""
+    record = await read_record(client, name)
+    if record is not None:
+        created_at, metadata = record.created_at, record.metadata
+    else:
+        threads = await _find_threads(client, name)
+        if not threads:
+            raise _unknown(name)
+        created_at = min([(await read_whole_thread(client, it))[0].sent_at // 1000 for it in threads])
+        metadata = {}
+    return {"id": name, "object": "conversation", "created_at": created_at, "metadata": metadata}
+
+
+async def update_conversation(client: NetworkClient, name: str, body: object, message_id: str) -> dict[str, Any]:
+    """Replace a conversation's metadata."""
+    given = _read_body(body, {"metadata"})
+    metadata = _read_metadata(given.get("metadata"))
+    await show_conversation(client, name)
+    await _note(client, name, (), {"metadata": metadata}, message_id)
+    return await show_conversation(client, name)
+
+
+async def delete_conversation(client: NetworkClient, name: str, message_id: str) -> dict[str, Any]:
+    """End a conversation for this endpoint. What was said in it stays in the ledger, as items stay at OpenAI."""
+    await show_conversation(client, name)
+    await _note(client, name, (), {"deleted": True}, message_id)
+    return {"id": name, "object": "conversation.deleted", "deleted": True}
+
+
+async def add_items(client: NetworkClient, name: str, body: object, message_id: str) -> dict[str, Any]:
+    """Add items to a conversation: the next agent that is asked in it is told them."""
+    given = _read_body(body, {"items"})
+    items = _read_added(given.get("items"), may_be_empty=False)
+    await show_conversation(client, name)
+    stored = await _note(client, name, items, {}, message_id)
+    return make_list([_show_added(stored, place, it) for place, it in enumerate(items)], has_more=False)
+
+
+async def list_items(client: NetworkClient, name: str, query: QueryParams) -> dict[str, Any]:
+    """Return one page of a conversation's items."""
+    return cut_page(await _read_items(client, name), query)
+
+
+async def find_item(client: NetworkClient, name: str, item_id: str) -> dict[str, Any]:
+    """Return one item. Raises `ApiProblem`."""
+    for it in await _read_items(client, name):
+        if it.id == item_id:
+            return it.show()
+    raise ApiProblem(404, f"There is no item {item_id[:80]!r} in this conversation.", code="item_not_found")
+
+
+def add_untold(asked: AgentRequest, record: ConversationRecord | None, last_seq: int) -> AgentRequest:
+    """Return a request with the items that were added to its conversation since its agent was asked last."""
+    untold = record.said_after(last_seq) if record is not None else ()
+    return replace(asked, said=(*untold, *asked.said)) if untold else asked
+
+
+def show_input(message: AnyMessage) -> ConversationItem:
+    """Return what the caller has asked in a message, as one item: without the instructions and the history before it."""
+    content = message.content if isinstance(message.content, dict) else {}
+    text, new_chars = message.text, _read_note(message).get("new_chars")
+    if isinstance(content.get("text"), str):
+        text = content["text"]
+    if isinstance(new_chars, int) and 0 <= new_chars < len(text):
+        text = text[len(text) - new_chars :]
+    parts: list[dict[str, Any]] = [{"type": "input_text", "text": text}] if text else []
+    parts += [_show_image(it) for it in _list_objects(content.get("images"))]
+    parts += [_show_file(it) for it in _list_objects(content.get("files"))]
+    return ConversationItem(f"msg_{message.seq}", "user", parts or [{"type": "input_text", "text": ""}])
+
+
+def read_added(message: AnyMessage) -> list[SaidItem]:
+    """Return the items that one of the caller's notes adds."""
+    try:
+        return read_items(_list_objects(_read_record_note(message).get("items")), "items")
+    except ApiProblem:  # the caller may write anything there by other ways
+        return []
+
+
+def cut_page(items: Sequence[ConversationItem], query: QueryParams) -> dict[str, Any]:
+    """Return a page of items, which are in the ledger's order, as the query asks for it. Raises `ApiProblem`."""
+    order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise ApiProblem(400, f"order is asc or desc, not {order[:80]!r}.", param="order")
+    if not re.fullmatch("[0-9]{1,3}", limit, re.ASCII) or not 1 <= int(limit) <= MAX_LISTED:
+        raise ApiProblem(400, f"limit is 1 to {MAX_LISTED}, not {limit[:80]!r}.", param="limit")
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    if after:
+        place = next((place for place, it in enumerate(ordered) if it.id == after), None)
+        if place is None:
+            raise ApiProblem(
+                404, f"There is no item {after[:80]!r} to go on after.", code="item_not_found", param="after"
+            )
+        ordered = ordered[place + 1 :]
+    return make_list(ordered[: int(limit)], has_more=len(ordered) > int(limit))
+
+
+def make_list(items: Sequence[ConversationItem], *, has_more: bool) -> dict[str, Any]:
+    first, last = (items[0].id, items[-1].id) if items else ("", "")
+    return {
+        "object": "list",
+        "data": [it.show() for it in items],
+        "first_id": first,
+        "last_id": last,
+        "has_more": has_more,
+    }
+
+
+async def read_whole_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage]:
+    """Read all messages of a thread, oldest first; none where there is no such thread."""
+    found: list[AnyMessage] = []
+    while True:
+        before = found[0].seq if found else None
+        try:
+            page = await client.history(thread_id, before=before, limit=PAGE)
+        except UnknownMessage:
+            return found
+        found = [*page.messages, *found]
+        if not (page.has_more and page.messages):
+            return found
+
+
+async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem]:
+    """Read a conversation's items in the ledger's order. Raises `ApiProblem`."""
+    record, own = await read_record(client, name), client.agent_id
+    threads = await _find_threads(client, name)
+    if record is None and not threads:
+        raise _unknown(name)
+    placed: list[tuple[int, int, ConversationItem]] = []
+    for it in record.messages if record is not None else ():
+        placed += [(it.seq, place, _show_added(it.seq, place, said)) for place, said in enumerate(read_added(it))]
+    for thread_id in threads:
+        answers: dict[int, int] = {}
+        for message in await read_whole_thread(client, thread_id):
+            if message.sender_id == own:
+                answers.setdefault(message.seq, 0)
+                placed.append((message.seq, 0, show_input(message)))
+                continue
+            question = next((it for it in (message.reply_to, message.cause) if it in answers), None)
+            number = answers[question] if question is not None else 0
+            item_id = f"msg_{question}_{number}" if question is not None else f"msg_{message.seq}"
+            if question is not None:
+                answers[question] += 1
+            text = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
+            placed.append((message.seq, 0, ConversationItem(item_id, "assistant", [text])))
+    return [it for _, _, it in sorted(placed, key=lambda it: it[:2])]
+
+
+async def _find_threads(client: NetworkClient, name: str) -> list[str]:
+    """Return the caller's threads with others that have a conversation's name."""
+    own, wanted = client.agent_id, conversation_id(name)
+    found: list[str] = []
+    args: dict[str, Any] = {"limit": PAGE}
+    while True:
+        page = await client.call("network.list_threads", args)
+        for it in page["threads"]:
+            thread_id = it["thread_id"]
+            is_named = thread_id.startswith("direct:") and conversation_of(thread_id) == wanted
+            if is_named and own in it["readers"] and thread_id != direct_thread(own, own, wanted):
+                found.append(thread_id)
+        if not page["has_more"] or not page["threads"]:
+            return found
+        args["before"] = page["threads"][-1]["last_seq"]
+
+
+async def _note(
+    client: NetworkClient, name: str, items: Sequence[SaidItem], note: Mapping[str, Any], message_id: str
+) -> int:
+    """Write something down of a conversation, in the caller's thread with itself."""
+    stored = await client.send(
+        agent_address(client.agent_id),
+        # As content, not as metadata: another note under the same id is refused then.
+        {NOTE: {"id": name, **note, **({"items": [_write_item(it) for it in items]} if items else {})}},
+        conversation=conversation_id(name),
+        message_id=message_id,
+    )
+    return stored.seq
+
+
+def _write_item(item: SaidItem) -> dict[str, Any]:
+    """Write an item so that `read_items` reads it back."""
+    parts: list[dict[str, Any]] = [{"type": "input_text", "text": item.text}] if item.text else []
+    parts += [{"type": "input_image", "image_url": it["url"]} for it in item.images]
+    parts += [
+        {"type": "input_file", "filename": it["name"], "file_data": it.get("url") or it["data"]} for it in item.files
+    ]
+    return {"role": item.role, "content": parts}
+
+
+def _show_added(seq: int, place: int, item: SaidItem) -> ConversationItem:
+    kind = "output_text" if item.role == "assistant" else "input_text"
+    more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+    parts: list[dict[str, Any]] = [{"type": kind, "text": item.text, **more}] if item.text else []
+    parts += [_show_image(it) for it in item.images] + [_show_file(it) for it in item.files]
+    return ConversationItem(f"item_{seq}_{place}", item.role, parts)
+
+
+def _show_image(image: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "input_image", "detail": "auto", "image_url": str(image.get("url", "")), "file_id": None}
+
+
+def _show_file(file: Mapping[str, Any]) -> dict[str, Any]:
+    data = str(file.get("url") or file.get("data") or "")
+    return {"type": "input_file", "filename": str(file.get("name", "file")), "file_data": data, "file_id": None}
+
+
+def _list_objects(value: object) -> list[dict[str, Any]]:
+    return [it for it in value if isinstance(it, dict)] if isinstance(value, list) else []
+
+
+def _read_note(message: AnyMessage) -> dict[str, Any]:
+    note = (message.metadata or {}).get(OWN)
+    return note if isinstance(note, dict) else {}
+
+
+def _read_record_note(message: AnyMessage) -> dict[str, Any]:
+    note = message.content.get(NOTE) if isinstance(message.content, dict) else None
+    return note if isinstance(note, dict) else {}
+
+
+def _read_body(body: object, names: set[str]) -> dict[str, Any]:
+    if body is None:
+        return {}
+    if not isinstance(body, dict):
+        raise ApiProblem(400, "The body is to be a JSON object.")
+    for it in body:
+        if it not in names:
+            raise ApiProblem(400, f"There is no parameter {it[:80]!r} here.", code="unknown_parameter", param=it[:80])
+    return body
+
+
+def _read_metadata(value: object) -> dict[str, str]:
+    if value is None:
+        return {}
+    if (
+        not isinstance(value, dict)
+        or len(value) > MAX_PAIRS
+        or not all(isinstance(it, str) and len(it) <= MAX_VALUE_CHARS for it in value.values())
+        or not all(len(it) <= MAX_KEY_CHARS for it in value)
+    ):
+        raise ApiProblem(
+            400,
+            f"metadata is an object of at most {MAX_PAIRS} texts, with keys of at most {MAX_KEY_CHARS} and values of at "
+            f"most {MAX_VALUE_CHARS} characters.",
+            param="metadata",
+        )
+    return value
+
+
+def _read_added(value: object, *, may_be_empty: bool) -> Sequence[SaidItem]:
+    if may_be_empty and value in (None, []):
+        return ()
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_ADDED or not all(isinstance(it, dict) for it in value):
+        raise ApiProblem(400, f"items is a list of 1 to {MAX_ADDED} items.", param="items")
+    return read_items(value, "items")
+
+
+def _unknown(name: str) -> ApiProblem:
+    return ApiProblem(404, f"There is no conversation {name[:80]!r} of yours.", code="conversation_not_found")
+
+
+def last_seq(messages: Iterable[AnyMessage]) -> int:
+    """Return the seq of the newest of these messages, or 0."""
+    return max((it.seq for it in messages), default=0)
