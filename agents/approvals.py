@@ -1,17 +1,18 @@
 """A person's approval of a call: who can give it, how it is asked for, and what was approved for more than one call.
 
-`driver` asks and waits, `inbox` reads a decision. What was approved for a thread, or for every call that its person may
+`deciding` asks and waits, `inbox` reads a decision. What was approved for a thread, or for every call that its person may
 decide, is a record of the agent's own (``standing``): it holds over restarts, until the person who gave it takes it
 back.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,18 +26,21 @@ from roundelay.network.errors import (
     RoundelayError,
     Superseded,
 )
-from roundelay.network.messages import BaseMessage
+from roundelay.network.messages import BaseMessage, message_from_wire
 
+from .approval_rule import EffectiveRule
 from .containment import retry_later
-from .inbox import read_decision
+from .inbox import find_decider, find_request, is_told_by_network, read_decision
 from .journal import Approval, RecordClient, digest, fetch_fates, fetch_records, open_journal
 from .text import cut
-from .values import Scope
+from .values import Scope, Vote
 
 _logger = logging.getLogger(__name__)
 
 MAX_SHOWN_CHARS, MAX_WHY_CHARS = 4000, 1000
 """Of the arguments that a person is asked to approve, and of what the model says beside its call."""
+MAX_CALL_CHARS = 200
+"""Of the arguments in a sentence about a call."""
 
 
 class Standing(BaseModel):
@@ -51,6 +55,14 @@ class Standing(BaseModel):
 
     at: int
     is_withdrawn: bool = False
+
+    with_others: list[str] = []
+    """Who approved beside ``by``, where one approval was not enough."""
+
+    @property
+    def people(self) -> set[str]:
+        """Who approved."""
+        return {self.by, *self.with_others}
 
 
 STILL_WAITS = "still_waits"
@@ -69,18 +81,82 @@ class Replier(Protocol):
 
     async def reply(self, message: AnyMessage, text: str, **options: Any) -> object: ...
 
+    async def send_text(self, agent_id: str, text: str, **options: Any) -> object: ...
 
-def describe_request(tool: str, arguments: str, *, why: str, timeout_s: float) -> tuple[str, dict[str, Any]]:
-    """Give the text that asks a person to approve a call, and what its metadata say of it for programs."""
-    shown, reason = cut(arguments, MAX_SHOWN_CHARS), cut(why.strip(), MAX_WHY_CHARS)
-    lines = [
-        f"May I call {tool} with {shown}?",
-        *([f"Why: {reason}"] if reason else []),
-        f"I wait for {_describe_span(timeout_s)}. Reply to this message with /approve, this once; with /approve thread "
-        f"or /approve always, from now on: {tool} in this thread, or wherever you may decide; with /deny REASON; "
-        "or with /edit ARGUMENTS.",
-    ]
-    return "\n".join(lines), {"tool": tool, "arguments": shown, "reason": reason, "timeout_s": timeout_s}
+
+class RequestedCall(NamedTuple):
+    """What people are asked to approve: a call, and how they do that."""
+
+    tool: str
+    arguments: str
+    reason: str
+    """What the model says beside its call."""
+
+    rule: EffectiveRule
+    deciders: tuple[str, ...] | None = None
+    """Who may decide; None: whoever reads the request, and operators."""
+
+
+def describe_request(
+    asked: RequestedCall, trigger: BaseMessage, *, is_copy: bool = False
+) -> tuple[str, dict[str, Any]]:
+    """Give the text that asks people to approve a call, and what its metadata say of it for programs. ``is_copy``: for
+    an approver who does not read the thread of the ``trigger``, whose words are quoted."""
+    shown, reason, rule = cut(asked.arguments, MAX_SHOWN_CHARS), cut(asked.reason.strip(), MAX_WHY_CHARS), asked.rule
+    lines = [f"May I call {asked.tool} with {shown}?", *([f"Why: {reason}"] if reason else [])]
+    total_s = rule.timeout_s * (2 if rule.escalate_to else 1)
+    told: dict[str, Any] = {"tool": asked.tool, "arguments": shown, "reason": reason, "timeout_s": total_s}
+    if is_copy:
+        words = cut(trigger.text, MAX_WHY_CHARS)
+        lines.append(f"It follows from #{trigger.seq} in {trigger.thread_id}, where {trigger.sender_id} wrote:")
+        lines += [f"> {line}" for line in words.splitlines()]
+        place = {"seq": trigger.seq, "thread_id": trigger.thread_id, "sender_id": trigger.sender_id}
+        told["led_by"] = {**place, "text": words}
+    wait = f"I wait for {_describe_span(rule.timeout_s)}."
+    if rule.escalate_to:
+        wait = f"{wait[:-1]}, then I ask {join_names(rule.escalate_to)} too, and wait as long again."
+    if rule.needed > 1:
+        wait = f"{rule.needed} different people have to approve it. {wait}"
+        told["needed"] = rule.needed
+    how = (
+        f"Reply to this message with /approve, this once; with /approve thread "
+        f"or /approve always, from now on: {asked.tool} in this thread, or wherever you may decide; with /deny REASON; "
+        "or with /edit ARGUMENTS."
+    )
+    if rule.approvers:
+        told |= {"approvers": list(rule.approvers), "deciders": list(asked.deciders or ())}
+        if not is_copy:
+            how = f"Only {join_names(asked.deciders or ())} may decide. To them: {how[0].lower()}{how[1:]}"
+    lines.append(f"{wait} {how}")
+    return "\n".join(lines), told
+
+
+def describe_call(tool: str, arguments: str) -> str:
+    """Give a call as people read it: ``refund(order=17)``."""
+    try:
+        read = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, dict):
+        return f"{tool}({cut(arguments, MAX_CALL_CHARS)})"
+    shown = (f"{name}={it if isinstance(it, str) else json.dumps(it, ensure_ascii=False)}" for name, it in read.items())
+    return f"{tool}({cut(', '.join(shown), MAX_CALL_CHARS)})"
+
+
+def describe_decision(approval: Approval, tool: str, arguments: str) -> str:
+    """Say who decided what: ``mia approved refund(order=17).``"""
+    call = describe_call(tool, arguments if approval.arguments is None else approval.arguments)
+    how = ", with other arguments" if approval.arguments is not None else ""
+    what = "approved" if approval.is_approved else "denied"
+    scope = {"thread": ", and every further call of it in that thread", "always": ", and every further call of it"}
+    reason = f": {approval.reason}" if approval.reason else "."
+    return f"{join_names(approval.people)} {what} {call}{how}{scope.get(approval.scope, '')}{reason}"
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Give names as a sentence has them: ``mia, zoe and ann``."""
+    *before, last = list(names) or ["nobody"]
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def _describe_span(seconds: float) -> str:
@@ -113,13 +189,17 @@ async def _ask(client: RecordClient, op: str, args: Mapping[str, object]) -> Any
 # --- what was approved for more than one call
 
 
-async def find_standing(client: RecordClient, tool: str, thread_id: str, people: set[str]) -> Approval | None:
-    """Give the approval of a call that a person has given before, if one holds for it: in this thread, or always, by
-    somebody who could decide on it now."""
+async def find_standing(
+    client: RecordClient, tool: str, thread_id: str, people: Collection[str], needed: int = 1
+) -> Approval | None:
+    """Give the approval of a call that people have given before, if one holds for it: in this thread, or always, by as
+    many as are ``needed`` of those who could decide on it now."""
     for it in await _load_standing(client):
-        is_here = it.by in people and (it.scope == "always" or it.thread_id == thread_id)
+        is_here = len(it.people.intersection(people)) >= needed and (it.scope == "always" or it.thread_id == thread_id)
         if it.tool == tool and is_here and not it.is_withdrawn:
-            return Approval(is_approved=True, by=it.by, seq=it.seq, at=it.at, scope=it.scope)
+            votes = [Vote(by=name, seq=it.seq, at=it.at, said="") for name in [*it.with_others, it.by]]
+            known = Approval(is_approved=True, by=it.by, seq=it.seq, at=it.at, scope=it.scope)
+            return known.model_copy(update={"votes": votes}) if it.with_others else known
     return None
 
 
@@ -169,14 +249,15 @@ async def _answer_late(client: NetworkClient, decision: AnyMessage) -> None:
     if said is None or found is None:
         return
     approval, has_ended = found
-    if approval is not None and approval.seq == decision.seq:
+    if approval is not None and decision.seq in {approval.seq, *(it.seq for it in approval.votes)}:
         return
+    seq = find_request(decision)
     if approval is None:
-        text = f"Nothing waits for the decision of #{decision.reply_to} any more." if has_ended else None
+        text = f"Nothing waits for the decision of #{seq} any more." if has_ended else None
     else:
-        text = f"#{decision.reply_to} was decided by {approval.by} in #{approval.seq}; this changes nothing."
+        text = f"#{seq} was decided by {join_names(approval.people)} in #{approval.seq}; this changes nothing."
         for it in await _load_standing(client) if not said.is_approved else ():
-            if (it.seq, it.by, it.is_withdrawn) == (approval.seq, decision.sender_id, False):
+            if it.seq == approval.seq and find_decider(decision) in it.people and not it.is_withdrawn:
                 await keep_standing(client, it.model_copy(update={"is_withdrawn": True}))
                 text = f"From now on I ask again before I call {it.tool}."
     if text is not None:
@@ -189,17 +270,24 @@ async def tell_decider(
     """Answer a decision: once, however often it is delivered, and wherever that has got to."""
     with suppress(IdConflict, LoopStopped):  # an earlier run said it otherwise, or nothing more may be said there
         key = digest("told", client.agent_id, decision.seq)
-        await retry_later(partial(client.reply, decision, text, message_id=key, metadata=metadata))
+        if is_told_by_network(decision):  # whoever decided does not read that message
+            send = partial(client.send_text, find_decider(decision), text, cause=decision.seq)
+        else:
+            send = partial(client.reply, decision, text)
+        await retry_later(partial(send, message_id=key, metadata=metadata))
 
 
 async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Approval | None, bool] | None:
     """What was decided on the request that a decision answers, and whether its reaction has ended; None if it answers
     no request of this agent."""
-    seq = decision.reply_to
+    seq = find_request(decision)
     try:
-        before = (
-            await retry_later(partial(client.history, decision.thread_id, before=(seq or 0) + 1, limit=1))
-        ).messages
+        if is_told_by_network(decision):
+            chain = (await retry_later(partial(client.call, "network.why", {"seq": seq})))["chain"]
+            before = [message_from_wire(chain[0])]
+        else:
+            thread = partial(client.history, decision.thread_id, before=(seq or 0) + 1, limit=1)
+            before = (await retry_later(thread)).messages
         request = next((it for it in before if it.seq == seq and it.sender_id == client.agent_id), None)
         reaction = read_request(request) if request is not None else None
         recorded = await open_journal(client, reaction).load() if reaction is not None else None

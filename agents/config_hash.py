@@ -22,6 +22,7 @@ from re import Pattern
 from pydantic import BaseModel
 
 from .agent import Agent
+from .approval_rule import ApprovalRule
 from .middleware import Middleware
 from .tools import Tool, index_tools
 
@@ -73,7 +74,8 @@ def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
         case Pattern():
             return [inside(value.pattern), value.flags]
         case Tool():
-            return [value.name, value.description, inside(value.parameters), value.effect]
+            told = [value.name, value.description, inside(value.parameters), value.effect]
+            return told if value.approval == ApprovalRule() else [*told, inside(value.approval)]
         case Agent():
             return value.id
         case BaseModel():

@@ -27,22 +27,10 @@ from typing import Any, Literal, Protocol
 
 from pydantic import JsonValue
 
-from roundelay.network.client import AnyMessage, Stored
-from roundelay.network.errors import BudgetExhausted, LoopStopped, RequestError, RoundelayError, ThreadHeld
-from roundelay.network.messages import BaseMessage
+from roundelay.network.client import AnyMessage
+from roundelay.network.errors import RoundelayError
 
 from .agent import Agent
-from .approvals import (
-    STILL_WAITS,
-    NobodyDecides,
-    Replier,
-    Standing,
-    describe_request,
-    find_people,
-    find_standing,
-    keep_standing,
-    tell_decider,
-)
 from .containment import (
     Broken,
     Overdue,
@@ -54,6 +42,7 @@ from .containment import (
     uncounted,
     without_words,
 )
+from .deciding import Deciding, NotApproved
 from .events import (
     AnswerReviewed,
     Finished,
@@ -70,8 +59,7 @@ from .events import (
     TurnEnd,
     TurnStart,
 )
-from .inbox import read_decision
-from .journal import Approval, Journal, Recorded, drop_largest, find_reporter
+from .journal import Journal, Recorded, drop_largest, find_reporter
 from .middleware import AgentView, Around, CallModel, Guard
 from .models.model import (
     OF_ONE_CONVERSATION,
@@ -86,6 +74,7 @@ from .models.model import (
     Usage,
 )
 from .models.tape import print_request
+from .policy import AgentPolicy, find_rule
 from .reaction import AnsweredCall, CallTools, LoopState, Reaction, Step
 from .text import cut, replace_all_surrogates, replace_surrogates
 from .tools import PlannedCall, Tool, ToolContext
@@ -103,7 +92,6 @@ from .values import (
     Replayed,
     Review,
     Reviewed,
-    ToolArgumentsError,
     ToolError,
     ToolResult,
     ToolsDone,
@@ -128,8 +116,6 @@ FIRST_DELAY_S = 0.5
 
 MAX_KEY_CHARS, MAX_NAMED = 200, 20
 """Of the keys of dropped data that are named in its place."""
-
-PERSON = "a person"
 
 MakeContext = Callable[[str, int], ToolContext]
 """Gives the context of a call, by its derived id and its turn: who calls, for which message."""
@@ -602,10 +588,10 @@ class Driver:
         replies: list[int] = []  # the seqs of those that the call waits for and has
         # What a person decided holds, whatever the tool says now.
         if tool.needs_approval or place in self._recorded.approvals:
-            decided = await self._seek_approval(turn, planned, why, replies)
-            if isinstance(decided, ToolResult):
-                return await self._conclude(turn, planned, decided, replies)
-            planned = decided
+            try:
+                planned = await self._make_deciding(turn, planned, why, replies).run()
+            except NotApproved as error:
+                return await self._conclude(turn, planned, _not_run(str(error)), replies)
         written = planned.call.arguments
         if place not in self._recorded.begun_calls:
             is_once = tool.effect == "once"
@@ -801,110 +787,36 @@ class Driver:
 
     # --- a person's approval of a call
 
-    async def _seek_approval(
-        self, turn: int, planned: PlannedCall, why: str, replies: list[int]
-    ) -> PlannedCall | ToolResult:
-        """Give the call as a person lets it be made, or why it is not.
+    def _make_deciding(self, turn: int, planned: PlannedCall, why: str, replies: list[int]) -> Deciding:
+        """``why``: what the model says beside its calls, which is left out where its words are reviewed before anybody
+        reads them. The arguments are what is decided on."""
+        return Deciding(
+            turn,
+            planned,
+            find_rule(planned.tool.approval, self._list_policies()),
+            "" if self._is_held() else why,
+            self._journal,
+            self._recorded,
+            self._make_context(f"{self._journal.derive_id(turn, planned.index)}-approval", turn),
+            self._list_causes(turn),
+            self._make_waiter(turn, planned, self._recorded.approval_waits, replies),
+            partial(self._find_replayed, turn),
+        )
 
-        The request is a message in the incoming thread; only a reply to it, by a person, decides, and readers of the
-        thread are the only ones who can reply. The wait for it survives restarts of everybody. ``why``: what the model
-        says beside the call.
-        """
-        try:
-            approval = self._recorded.approvals.get((turn, planned.index))
-            if approval is None and (turn, planned.index) not in self._recorded.approval_waits:
-                approval = await self._find_approval(turn, planned)
-            if approval is None:
-                approval = await self._ask_for_approval(turn, planned, why, replies)
-        except (RequestError, LoopStopped, BudgetExhausted, ThreadHeld) as error:
-            return _not_run(f"nobody could be asked to approve it ({error.code}: {error})")
-        except NobodyDecides:
-            return _not_run("it needs a person's approval, and nobody reads this thread who can give it.")
-        if approval is None:
-            return _not_run("nobody approved it in time.")
-        if not approval.is_approved:
-            return _not_run(f"{approval.by} denied it{f': {approval.reason}' if approval.reason else '.'}")
-        if approval.arguments is None:
-            return planned
-        try:
-            arguments = planned.tool.parse(approval.arguments)
-        except ToolArgumentsError as error:  # it is another tool since that was decided
-            return _not_run(f"{approval.by} changed the arguments, and they do not fit. {error}")
-        written = json.dumps(json.loads(approval.arguments), ensure_ascii=False)
-        return replace(planned, arguments=arguments, call=replace(planned.call, arguments=written))
+    def _find_replayed(self, turn: int, name: str) -> JsonValue:
+        """Give a note of the run that is replayed; None outside of a replay."""
+        return self._playback.find_note(self._id, self._path, turn, name) if self._playback is not None else None
 
-    async def _find_approval(self, turn: int, planned: PlannedCall) -> Approval | None:
-        """What a person has approved before holds for this call too, and is recorded for it; None where it is to be
-        asked for. Raises `NobodyDecides`."""
-        if self._replies is None:
-            return None
-        trigger = _find_trigger(self._make_context(self._journal.derive_id(turn, planned.index), turn))
-        people = await find_people(self._journal.client, trigger)
-        if people is None:
-            return None
-        if not people:
-            raise NobodyDecides
-        approval = await find_standing(self._journal.client, planned.tool.name, trigger.thread_id, people)
-        if approval is not None:
-            await self._journal.record_approval(turn, planned.index, approval)
-        return approval
+    def _list_policies(self) -> list[AgentPolicy]:
+        """Give the policies whose approvers hold: of the agent at work, those that had the conversation before, and
+        those of the agents around this run."""
+        return [*self._reaction.policies, *(self._outer._list_policies() if self._outer else ())]
 
-    async def _ask_for_approval(self, turn: int, planned: PlannedCall, why: str, replies: list[int]) -> Approval | None:
-        """Ask the people in the thread, wait, and record what they decide; None if nobody does in time."""
-        waiter = self._make_waiter(turn, planned, self._recorded.approval_waits, replies)
-        if waiter is None:
-            return None
-        context = self._make_context(f"{self._journal.derive_id(turn, planned.index)}-approval", turn)
-        if (
-            known := waiter.known
-        ) is not None:  # it was sent before: what it said then holds, whatever the policy is now
-            stored = Stored(known.questions[PERSON], context.call_id, True, known.threads[PERSON])
-        else:
-            stored = await self._send_request(context, planned, why)
-        waiter.expect(stored.seq, is_approval=True)
-        try:
-            reply = await self._await_decision(waiter, planned, stored, context.client)
-        finally:
-            waiter.forget([stored.seq])
-        decision = read_decision(reply) if reply is not None else None
-        if reply is None or decision is None:
-            return None
-        approval = Approval(**decision._asdict(), by=reply.sender_id, seq=reply.seq, at=reply.sent_at)
-        if decision.scope != "once":
-            kept = {"tool": planned.tool.name, "thread_id": stored.thread_id, **approval.model_dump()}
-            await keep_standing(self._journal.client, Standing.model_validate(kept))
-        await self._journal.record_approval(turn, planned.index, approval)
-        return approval
-
-    async def _send_request(self, context: ToolContext, planned: PlannedCall, why: str) -> Stored:
-        """Ask. What the model says beside the call is left out where its words are reviewed before anybody reads them;
-        the arguments are what is decided on."""
-        timeout_s, shown = self._reaction.agent.policy.approval_timeout_s, "" if self._is_held() else why
-        text, told = describe_request(planned.tool.name, planned.call.arguments or "{}", why=shown, timeout_s=timeout_s)
-        metadata = {"approval": {"reaction": context.reaction, **told}}
-        trigger = _find_trigger(context)
-        send = partial(context.client.reply, trigger, text, message_id=context.call_id, metadata=metadata)
-        return await retry_later(send)
-
-    async def _await_decision(
-        self, waiter: Waiter, planned: PlannedCall, request: Stored, client: Replier
-    ) -> BaseMessage | None:
-        """Wait for a decision. Whoever decides on arguments that do not fit is told, and may decide again."""
-        timeout_s = self._reaction.agent.policy.approval_timeout_s
-        while (reply := (await waiter.wait({PERSON: request}, timeout_s, is_approval=True)).get(PERSON)) is not None:
-            waiter.expect(request.seq, is_approval=True)  # before anything else: the next one may come at once
-            decision = read_decision(reply)
-            if decision is None or decision.arguments is None:
-                break
-            try:
-                planned.tool.parse(decision.arguments)
-            except ToolArgumentsError as error:
-                text = f"That changes the arguments to what does not fit, so #{request.seq} still waits. {error}"
-                assert isinstance(reply, AnyMessage)
-                await tell_decider(client, reply, text, {STILL_WAITS: request.seq})
-                continue
-            break
-        return reply
+    def _list_causes(self, turn: int) -> tuple[int, ...]:
+        """Give the messages that led to what is done: the trigger, and those that were read while the reaction ran."""
+        trigger = self._make_context(self._journal.derive_id(turn, 0), turn).trigger.seq
+        read = self._reaction.read_meanwhile + (self._outer._list_causes(turn) if self._outer else ())
+        return tuple(dict.fromkeys((trigger, *read)))
 
     # --- an agent inside of a call
 

@@ -37,7 +37,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from roundelay.network.addresses import agent_address, answer_threads, conversation_of, thread_parties
 from roundelay.network.messages import BaseMessage
@@ -370,11 +370,49 @@ class Decision(NamedTuple):
 
 
 def read_decision(message: BaseMessage) -> Decision | None:
-    """Give a person's ``/approve``, ``/approve thread``, ``/approve always``, ``/deny REASON`` or ``/edit ARGUMENTS``;
-    None for anything else, and for anybody else."""
+    """Give a person's ``/approve``, ``/approve thread``, ``/approve always``, ``/deny REASON`` or ``/edit ARGUMENTS``,
+    said by the person or told by the network; None for anything else, and for anybody else."""
     if message.sender_kind != "human":
+        return _parse_decision(told["decision"]) if (told := _read_told(message)) is not None else None
+    return _parse_decision(message.said)
+
+
+def find_request(message: BaseMessage) -> int | None:
+    """Give the seq of the message that this one answers: as a reply, or as the network tells of a decision."""
+    told = _read_told(message)
+    return message.reply_to if told is None else told["request"]
+
+
+def find_decider(message: BaseMessage) -> str:
+    """Give who decided by a message: its sender, or whom the network names."""
+    told = _read_told(message)
+    return message.sender_id if told is None else told["by"]
+
+
+def find_said(message: BaseMessage) -> str:
+    """Give the words of a decision."""
+    told = _read_told(message)
+    return (message.said if told is None else told["decision"]).strip()
+
+
+def is_told_by_network(message: BaseMessage) -> bool:
+    """Whether the network tells of a decision (``network.decide``): it has checked who decides."""
+    return _read_told(message) is not None
+
+
+def _read_told(message: BaseMessage) -> dict[str, Any] | None:
+    """What the network tells of a decision; None for any other message. Nobody else sends under its name."""
+    if message.kind != "mod" or message.sender_id != "network":
         return None
-    word, *said = message.said.strip().split(maxsplit=1) or [""]
+    match message.content:
+        case {"kind": "decision", "request": int(request), "by": str(by), "decision": str(decision)}:
+            return {"request": request, "by": by, "decision": decision}
+        case _:
+            return None
+
+
+def _parse_decision(text: str) -> Decision | None:
+    word, *said = text.strip().split(maxsplit=1) or [""]
     rest = said[0] if said else ""
     match word.lower():
         case "/approve":

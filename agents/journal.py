@@ -48,7 +48,19 @@ from roundelay.network.errors import IdConflict, RequestError, RetryLater
 from .containment import retry_later, wait_out, without_words
 from .models.model import ModelReply, ModelUse, Usage
 from .text import cut, replace_surrogates
-from .values import TOO_LARGE, Altered, Finish, ModelFailed, NewMessages, Replayed, Reviewed, Scope, ToolResult, Wait
+from .values import (
+    TOO_LARGE,
+    Altered,
+    Finish,
+    ModelFailed,
+    NewMessages,
+    Replayed,
+    Reviewed,
+    Scope,
+    ToolResult,
+    Vote,
+    Wait,
+)
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -82,6 +94,17 @@ class Approval(BaseModel):
     """What the call is made with instead, if that was changed."""
     reason: str = ""
     scope: Scope = "once"
+
+    said: str = ""
+    """The words of the decision."""
+
+    votes: list[Vote] = []
+    """What each person said, where more than one had to approve; the last one is ``by``."""
+
+    @property
+    def people(self) -> list[str]:
+        """Who decided."""
+        return [it.by for it in self.votes if self.is_approved] or [self.by]
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,15 +537,18 @@ class Journal:
 
     async def record_waiting(self, turn: int, call: int, wait: Wait) -> None:
         # A call that was approved may wait for others itself.
-        key = f"{call}-approval" if wait.is_approval else call
+        key: int | str = call
+        if wait.is_approval:
+            changes = f"-{wait.stage}-{len(wait.votes)}" if wait.stage or wait.votes else ""
+            key = f"{call}-approval{changes}"
         with suppress(IdConflict):  # known, and written by another version: the hub hears that it waits all the same
-            await self._record("waiting", turn, key, {"turn": turn, "call": call, **wait.model_dump()})
+            await self._record("waiting", turn, key, {"turn": turn, "call": call, **wait.to_record()})
 
     async def record_asking(self, turn: int, call: int, messages: Mapping[str, str]) -> None:
         await self._record("asking", turn, call, {"turn": turn, "call": call, "messages": dict(messages)})
 
     async def record_approval(self, turn: int, call: int, approval: Approval) -> None:
-        await self._record("approval", turn, call, {"turn": turn, "call": call, **approval.model_dump()})
+        await self._record("approval", turn, call, {"turn": turn, "call": call, **_leave_out_empty(approval)})
 
     async def record_review(self, turn: int, reviewed: Reviewed, message: tuple[int, int] | None = None) -> None:
         """Keep what reviewers made of the answer of a turn; or of a ``message``: its call, and its place there."""
@@ -582,6 +608,11 @@ class Journal:
             except RetryLater as error:
                 busy = error
             await wait_out(busy)
+
+
+def _leave_out_empty(approval: Approval) -> dict[str, Any]:
+    body = approval.model_dump()
+    return {name: value for name, value in body.items() if name not in ("said", "votes") or value}
 
 
 def reaction_id(agent_id: str, trigger: int, epoch: str) -> str:

@@ -7,7 +7,7 @@ conversation that the hub gave (`prompt`); the incoming message is always shown,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
@@ -16,6 +16,7 @@ from pydantic import Discriminator, Field, Tag
 
 from roundelay.network.messages import BaseMessage
 
+from .approval_rule import ApprovalRule, ApprovalsNeeded, Approvers, EffectiveRule, check_enough
 from .models.model import Model, ModelReply, ToolCall, Usage
 from .options import IN_CODE, MAX_COUNT, Count, InFile, Seconds, Text, check_fields, list_in_code, optional_form
 from .values import AfterTool, End, NoCallsReason, ToolResult, TurnState
@@ -174,7 +175,20 @@ class AgentPolicy:
     """For tools that name no time of their own."""
 
     approval_timeout_s: Seconds = 604_800.0
-    """How long a call waits for a person's approval; then it is not made."""
+    """How long a call waits for a person's approval; then ``escalate_to`` is asked, or it is not made."""
+
+    approvers: Approvers = ()
+    """Who may approve the calls of tools that need approval: ids of people, and ``role:NAME``. They alone decide, but
+    for whoever led to the call. Empty: whoever reads the thread, and operators."""
+
+    approvals_needed: ApprovalsNeeded = 1
+    """How many different people have to approve a call."""
+
+    escalate_to: Approvers = ()
+    """Who may decide too once ``approval_timeout_s`` is over; the call then waits as long again."""
+
+    requester_may_approve: bool = False
+    """Whether an approver may approve a call that the approver's own message led to."""
 
     model_timeout_s: Seconds = 300.0
     """For one attempt of a model call, streamed or not."""
@@ -253,6 +267,7 @@ class AgentPolicy:
     def __post_init__(self) -> None:
         """Refuse what would fail, or be taken for something else, only when a reaction comes to it."""
         check_fields(self)
+        check_enough(self.approvers, self.approvals_needed, self.escalate_to)
         for name in list_in_code(AgentPolicy):
             given = getattr(self, name)
             if not callable(given) and (given is not None or name == "describe_turn"):
@@ -262,10 +277,26 @@ class AgentPolicy:
                 raise ValueError(f"AgentPolicy: {name} is {shown} and {problem}")
 
 
+def find_rule(own: ApprovalRule, policies: Iterable[AgentPolicy]) -> EffectiveRule:
+    """Give the rule for a call: the tool's ``own`` parts, and for the others those of the first policy that names
+    approvers, else of the first one. ``policies``: of the agent at work, and of those whose rules hold for it too."""
+    known = list(policies)
+    policy = next((it for it in known if it.approvers), known[0])
+    needed, may_approve = own.approvals_needed, own.requester_may_approve
+    return EffectiveRule(
+        approvers=tuple(own.approvers or policy.approvers),
+        needed=policy.approvals_needed if needed is None else needed,
+        escalate_to=tuple(own.escalate_to or policy.escalate_to),
+        requester_may_approve=policy.requester_may_approve if may_approve is None else may_approve,
+        timeout_s=own.approval_timeout_s or policy.approval_timeout_s,
+    )
+
+
 MAX_SHOWN_CHARS = 100
 
 
-_CHOICES = ("on_text", "on_new_message", "message_filter", "keep")  # which stand beside the limits in a file
+APPROVALS = ("approvers", "approvals_needed", "escalate_to", "requester_may_approve")
+_CHOICES = ("on_text", "on_new_message", "message_filter", "keep", *APPROVALS)  # beside the limits in a file
 
 
 class AgentLimits(optional_form(AgentPolicy, without=_CHOICES)):  # type: ignore[misc]  # a base made here

@@ -39,6 +39,7 @@ from .models.model import (
     UserMessage,
     derive_nine,
 )
+from .policy import AgentPolicy
 from .text import cut, replace_surrogates
 from .tools import FINISH, PlannedCall
 from .values import (
@@ -691,6 +692,16 @@ class Reaction:
     def is_reviewed(self) -> bool:
         """Whether anybody looks at an answer before it goes out, or adds to it."""
         return self.agent.chain.reviews or bool(self.guards)
+
+    @property
+    def policies(self) -> list[AgentPolicy]:
+        """Give the policy of the agent at work, and of those that had the conversation before, the last one first."""
+        return [self.agent.policy, *(it.policy for it in reversed(self._earlier))]
+
+    @property
+    def read_meanwhile(self) -> tuple[int, ...]:
+        """Give the messages that arrived and were read while it ran."""
+        return self._read_meanwhile
 
     @property
     def withholds(self) -> bool:

@@ -25,7 +25,16 @@ from .approvals import answer_late_decision
 from .containment import first_error, is_told_to_end, retry_later
 from .driver import Playback
 from .events import OnEvent
-from .inbox import Arrival, Inbox, ReactTo, Visibility, is_watched, read_decision, requires_response_from
+from .inbox import (
+    Arrival,
+    Inbox,
+    ReactTo,
+    Visibility,
+    find_request,
+    is_watched,
+    read_decision,
+    requires_response_from,
+)
 from .journal import Recorded, open_journal, reaction_id
 from .policy import AgentPolicy
 from .prompt import build_context
@@ -280,10 +289,11 @@ class AgentRunner(ABC):
 
     async def _take(self, delivery: Delivery) -> None:
         message = delivery.message
-        if message.reply_to is not None and await self._take_reply(message):
+        answered = find_request(message)
+        if answered is not None and await self._take_reply(message):
             await delivery.ack()  # it can be read again in its thread
             return
-        if message.reply_to is not None and read_decision(message) is not None:
+        if answered is not None and read_decision(message) is not None:
             await answer_late_decision(self.client, message)
         match self._inbox.offer(message):
             case Arrival.QUEUED:

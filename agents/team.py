@@ -24,12 +24,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Unpack
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, create_model, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    PrivateAttr,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from roundelay.network.config import YamlNode, bind, load_yaml
 from roundelay.network.credentials import describe_variable, read_secret
@@ -39,6 +49,7 @@ from roundelay.network.home import is_loopback
 from roundelay.network.yaml import show_value
 
 from .agent import check_needs
+from .approval_rule import ApprovalRule, ApprovalsNeeded, Approver, Approvers
 from .events import OnEvent
 from .features.attachments import Attachments, show_images
 from .features.budget import Budget
@@ -66,8 +77,8 @@ from .models.fallback import FallbackModel
 from .models.model import Model, ModelError
 from .models.scripted import RuleSet, ScriptedModel, ScriptRule, load_rules, load_script
 from .models.tape import NamedModel, TapeModel
-from .options import Count, Strict, Text, VariableName, form_of, make_from, read_form
-from .policy import ALL, AgentLimits, AgentPolicy, KeptRecords, MessageFilter, OnNewMessage, OnText
+from .options import Count, Seconds, Strict, Text, VariableName, form_of, make_from, read_form
+from .policy import ALL, APPROVALS, AgentLimits, AgentPolicy, KeptRecords, MessageFilter, OnNewMessage, OnText
 from .prompt import ConversationPrompt
 from .runner import RunnerOptions
 from .simple import SimpleAgentRunner
@@ -262,6 +273,43 @@ NOTHING = ModelChoice(rules=[])
 """The model of an agent elsewhere, or of another framework: it has its own."""
 
 
+class ToolChoice(Strict):
+    """A tool, and who approves its calls. What is left out is as the tool itself, or the agent, says."""
+
+    tool: Text
+    needs_approval: bool | None = None
+    approvers: list[Approver] = Field(default_factory=list)
+    approvals_needed: ApprovalsNeeded | None = None
+    escalate_to: list[Approver] = Field(default_factory=list)
+    requester_may_approve: bool | None = None
+    approval_timeout_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        rule = self.rule
+        if self.needs_approval is False and rule != ApprovalRule():
+            raise ValueError("needs no approval, and says who approves: leave out needs_approval, or the rest")
+        return self
+
+    @property
+    def rule(self) -> ApprovalRule:
+        """Who approves, as far as it is said here."""
+        return ApprovalRule(
+            tuple(self.approvers),
+            self.approvals_needed,
+            tuple(self.escalate_to),
+            self.requester_may_approve,
+            self.approval_timeout_s,
+        )
+
+    def load(self) -> Tool:
+        """Import the tool. Raises `ToolError`."""
+        loaded, rule = load_tool(self.tool), self.rule
+        given = {it.name: value for it in fields(rule) if (value := getattr(rule, it.name)) not in (None, ())}
+        needs = loaded.needs_approval if self.needs_approval is None else self.needs_approval
+        return replace(loaded, needs_approval=needs or bool(given), approval=replace(loaded.approval, **given))
+
+
 class AgentSpec(Strict):
     """One agent as its file says. ``template`` and files of ``model`` are relative to that file."""
 
@@ -277,7 +325,9 @@ class AgentSpec(Strict):
 
     description: str = ""
     tags: tuple[str, ...] = ()
-    tools: tuple[Text, ...] = ()
+    tools: tuple[
+        Annotated[ToolChoice, BeforeValidator(lambda it: {"tool": it} if isinstance(it, str) else it)], ...
+    ] = ()
     network_tools: tuple[Text, ...] | None = None
     """Of everybody's tools and the mods' operations these alone; None for all of them."""
 
@@ -290,6 +340,10 @@ class AgentSpec(Strict):
     message_filter: MessageFilter = ALL
     keep: KeptRecords = KeptRecords()
     limits: AgentLimits = AgentLimits()
+    approvers: Approvers = ()
+    approvals_needed: ApprovalsNeeded = 1
+    escalate_to: Approvers = ()
+    requester_may_approve: bool = False
     middleware: tuple[MiddlewareChoice, ...] = ()
 
     @field_validator("a2a", mode="before")
@@ -412,6 +466,7 @@ def _build_policy(spec: AgentSpec) -> AgentPolicy:
         on_new_message=spec.on_new_message,
         message_filter=spec.message_filter,
         keep=spec.keep,
+        **{name: getattr(spec, name) for name in APPROVALS},
         **{name: value for name, value in read_form(spec.limits).items() if value is not None},
     )
 
@@ -503,7 +558,7 @@ def _load_tools(spec: AgentSpec) -> list[Tool]:
     tools = []
     for name, line in zip(spec.tools, lines, strict=True):
         try:
-            tools.append(load_tool(name))
+            tools.append(name.load())
         except ToolError as error:
             raise line.error(f"agent {spec.id}: {error}") from error
     return tools

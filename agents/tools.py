@@ -39,6 +39,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from roundelay.network.errors import ConfigError
 from roundelay.network.frames import to_plain
 
+from .approval_rule import ApprovalRule
 from .containment import describe_error, run_in_thread, without_words
 from .import_path import import_named
 from .models.json_schema import describe_type, read_properties
@@ -184,6 +185,9 @@ class Tool:
     needs_approval: bool = False
     """Whether a person must approve each call before it is made."""
 
+    approval: ApprovalRule = field(default_factory=ApprovalRule)
+    """Who that is."""
+
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None
     """Asked before each call; False answers it as one to a tool that is disabled here and now."""
 
@@ -259,6 +263,11 @@ def tool(
     timeout_s: float | None = None,
     answers: bool = False,
     needs_approval: bool = False,
+    approvers: Sequence[str] = (),
+    approvals_needed: int | None = None,
+    escalate_to: Sequence[str] = (),
+    requester_may_approve: bool | None = None,
+    approval_timeout_s: float | None = None,
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None,
     selection_rule: str = "",
 ) -> Callable[[Callable[..., object]], Tool]: ...
@@ -273,6 +282,11 @@ def tool(
     timeout_s: float | None = None,
     answers: bool = False,
     needs_approval: bool = False,
+    approvers: Sequence[str] = (),
+    approvals_needed: int | None = None,
+    escalate_to: Sequence[str] = (),
+    requester_may_approve: bool | None = None,
+    approval_timeout_s: float | None = None,
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None,
     selection_rule: str = "",
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
@@ -281,7 +295,8 @@ def tool(
 
     A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake.
     With ``answers`` the result of a call that went well is the reaction's answer, and ends it; with ``needs_approval``
-    a person must approve each call; ``should_use`` may disable it for a call. An async generator streams: what it
+    a person must approve each call: one of the ``approvers`` (ids of people, ``role:NAME``) where some are named, which
+    implies it. What the tool leaves out of that is as the agent's `AgentPolicy` says. ``should_use`` may disable it for a call. An async generator streams: what it
     yields is shown as it comes, the result is all of it, or the `Output` that it yields at last. Raises `ToolError` for
     a function that cannot be one.
     """
@@ -289,6 +304,14 @@ def tool(
         raise ToolError("A tool is either once or idempotent.")
     if timeout_s is not None and not timeout_s > 0:
         raise ToolError(f"The time of a tool, timeout_s, is {timeout_s} and must be more than 0.")
+    if isinstance(approvers, str) or isinstance(escalate_to, str):
+        raise ToolError("approvers and escalate_to of a tool are lists: write approvers=['mia'].")
+    try:
+        approval = ApprovalRule(
+            tuple(approvers), approvals_needed, tuple(escalate_to), requester_may_approve, approval_timeout_s
+        )
+    except ValueError as error:
+        raise ToolError(f"Who approves the calls of a tool cannot be read: {error}.") from error
 
     def decorate(decorated: Callable[..., object]) -> Tool:
         known = name or str(getattr(decorated, "__name__", type(decorated).__name__))
@@ -309,7 +332,8 @@ def tool(
             partial(_run_function, decorated, known, contexts),
             decorated,
             answers=answers,
-            needs_approval=needs_approval,
+            needs_approval=needs_approval or approval != ApprovalRule(),
+            approval=approval,
             should_use=should_use,
             selection_rule=selection_rule,
         )

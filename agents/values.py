@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, JsonValue
 
@@ -272,6 +272,19 @@ Scope = Literal["once", "thread", "always"]
 decide."""
 
 
+class Vote(BaseModel):
+    """What one person said to a request for approval, in which message, and when (ms)."""
+
+    by: str
+    seq: int
+    at: int
+    said: str
+    scope: Scope = "once"
+
+    request: int = 0
+    """The seq of the request that the message is a reply to; 0 where the network told of the decision."""
+
+
 class Wait(BaseModel):
     """For what a call waits, until a time: the messages that it sent, by whom they are to, and their threads."""
 
@@ -279,6 +292,27 @@ class Wait(BaseModel):
     threads: dict[str, str] = {}
     until: int
     is_approval: bool = False
+
+    deciders: list[str] | None = None
+    """The people who may approve; None: everybody who reads the request, and operators."""
+
+    with_operators: bool = False
+    """Whether operators may approve beside those."""
+
+    needed: int = 1
+    """How many different people have to approve."""
+
+    votes: list[Vote] = []
+    """Approvals so far, where one is not enough."""
+
+    stage: int = 0
+    """How often further people were asked because nobody had decided in time."""
+
+    def to_record(self) -> dict[str, Any]:
+        """The body of its record; what only some approvals have is left out where it says nothing."""
+        body = self.model_dump()
+        defaults: dict[str, object] = {"deciders": None, "with_operators": False, "needed": 1, "votes": [], "stage": 0}
+        return {name: value for name, value in body.items() if name not in defaults or value != defaults[name]}
 
 
 @dataclass(frozen=True, slots=True)

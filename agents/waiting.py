@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from roundelay.network.addresses import direct_thread
+from roundelay.network.addresses import direct_thread, mod_thread
 from roundelay.network.client import NetworkClient, Stored
 from roundelay.network.clock import Clock, system_clock
 from roundelay.network.errors import ConnectError, RequestError, RoundelayError
@@ -30,7 +30,7 @@ from roundelay.network.messages import BaseMessage
 
 from .containment import retry_later
 from .events import Waiting
-from .inbox import read_decision
+from .inbox import find_request, read_decision
 from .journal import Journal, reaction_id
 from .values import Wait
 from .watching import Relays, WaitingCall
@@ -127,12 +127,16 @@ class Replies:
         nobody waits for since a person stopped who did)."""
         if message.seq in self._taken or (message.reply_to in self._dropped and message.sender_kind != "human"):
             return True
-        reply = self._open.get(message.reply_to) if message.reply_to is not None else None
-        if message.reply_to is not None and reply is None:
-            _remember(self._early, message.reply_to)
+        question = find_request(message)
+        reply = self._open.get(question) if question is not None else None
+        if question is not None and reply is None:
+            _remember(self._early, question)
         if reply is None or reply.done():
             return False
-        if message.reply_to in self._approvals and read_decision(message) is None:
+        if question in self._approvals:
+            if read_decision(message) is None:
+                return False
+        elif message.reply_to is None:  # a decision on what is no request for approval
             return False
         reply.set_result(message)
         _remember(self._taken, message.seq)
@@ -176,8 +180,8 @@ class Replies:
         hopeless: dict[str, str] = {}
         while (now := loop.time()) < ends_at:
             missing = {to: reply for to, reply in replies.items() if not reply.done() and to not in hopeless}
-            if not missing:
-                break
+            if not missing or (wait.is_approval and len(missing) < len(replies)):
+                break  # of several requests for one approval, a decision on any is enough to go on
             wakes_at = ends_at if wait.is_approval else min(ends_at, look_at)
             waited: set[asyncio.Future[Any]] = {*missing.values(), hint}
             await asyncio.wait(waited, timeout=max(0.0, wakes_at - now), return_when=asyncio.FIRST_COMPLETED)
@@ -215,11 +219,17 @@ class Replies:
     async def _look_up(self, wait: Wait) -> None:
         """Read the threads of what has no reply."""
         own = self._client.agent_id
+        told: list[BaseMessage] = []
+        if wait.is_approval:  # decisions of people who do not read the request are told by the network
+            with suppress(RequestError):  # it has told nothing yet
+                there = self._read_back(mod_thread("network", own), min(wait.questions.values()))
+                told = [it async for it in there if read_decision(it) is not None]
         for to, question in wait.questions.items():
             if not self._open[question].done():
                 there = self._read_back(wait.threads[to], question)
                 replies = [it async for it in there if it.reply_to == question and it.sender_id != own]
-                for message in reversed(replies):  # of several decisions the first one holds
+                replies += [it for it in told if find_request(it) == question]
+                for message in sorted(replies, key=lambda it: it.seq):  # of several decisions the first one holds
                     self.take(message)
 
     async def _read_back(self, thread_id: str, seq: int) -> AsyncIterator[BaseMessage]:
@@ -279,7 +289,6 @@ class Waiter:
         questions: Mapping[str, Stored],
         timeout_s: float,
         *,
-        is_approval: bool = False,
         is_watched: bool = False,
     ) -> dict[str, BaseMessage]:
         """Wait for replies, by whom the questions were put to; who has not replied in time is left out."""
@@ -288,8 +297,7 @@ class Waiter:
         call = self._call
         wait, left_s = self.known, min(timeout_s, MAX_WAIT_S)
         # Of a question sent a moment ago each reply is delivered; others may have come while nobody was there to hear.
-        # Whoever approves may be quick.
-        look_first = self.is_begun or wait is not None or is_approval
+        look_first = self.is_begun or wait is not None
         if wait is not None:
             # At most as long as a new one: the clock may have been set back.
             left_s = max(0.0, min(left_s, (wait.until - self._replies.clock()) / 1000))
@@ -298,19 +306,40 @@ class Waiter:
                 questions={to: stored.seq for to, stored in questions.items()},
                 threads={to: stored.thread_id for to, stored in questions.items()},
                 until=self._replies.clock() + int(left_s * 1000),
-                is_approval=is_approval,
             )
             self.known = wait  # to wait once more is to wait as long as that
         listening = self._replies.relays.listen(wait.questions, call) if is_watched else nullcontext()
         with listening:  # before anything else: who was asked may be at work already
             # Also what is known is recorded: the hub is told that the call waits again.
             await self._journal.record_waiting(call.turn, call.call, wait)
-            to = tuple(wait.questions)
-            call.emit(
-                Waiting(call.reaction, call.turn, call.call, call.tool, to, wait.until, is_approval, path=call.path)
-            )
+            self._emit_waiting(wait)
             replies, self.hopeless = await self._replies.wait(
                 wait, reaction=call.reaction, look_first=look_first, left_s=left_s
             )
             self.taken += [reply.seq for reply in replies.values()]
             return replies
+
+    async def wait_for_decisions(self, wait: Wait, timeout_s: float) -> list[BaseMessage]:
+        """Wait for people's decisions on the requests of an approval, at most as long as a new wait of ``timeout_s``.
+        Gives them in the order of the log; none if the time is over. The requests stay expected: `forget` ends that."""
+        self.known = wait
+        left_s = max(0.0, min(timeout_s, MAX_WAIT_S, (wait.until - self._replies.clock()) / 1000))
+        await self._journal.record_waiting(self._call.turn, self._call.call, wait)
+        self._emit_waiting(wait)
+        # Look first: a person may be quick, or have decided while nobody was there to hear.
+        replies, _ = await self._replies.wait(wait, reaction=self._call.reaction, look_first=True, left_s=left_s)
+        for question in wait.questions.values():  # before anything is awaited: the next decision may come at once
+            self._replies.expect(question, is_approval=True)
+        decisions = sorted(replies.values(), key=lambda it: it.seq)
+        self.taken += [it.seq for it in decisions]
+        return decisions
+
+    def find_until(self, timeout_s: float) -> int:
+        """Give when a wait that begins now ends, in milliseconds since the Unix epoch."""
+        return self._replies.clock() + int(min(timeout_s, MAX_WAIT_S) * 1000)
+
+    def _emit_waiting(self, wait: Wait) -> None:
+        call, to = self._call, tuple(wait.questions)
+        call.emit(
+            Waiting(call.reaction, call.turn, call.call, call.tool, to, wait.until, wait.is_approval, path=call.path)
+        )

@@ -560,6 +560,8 @@ MAX_CALLS = 64
 MAX_PLACE_CHARS = 128
 MAX_AWAITED = 16
 """Of one call, so many that it waits for are named."""
+MAX_REQUESTS = 128
+"""Maximum number of messages that ask for one decision, and of people who may give it."""
 
 
 class _Call(Struct):
@@ -580,10 +582,17 @@ def read_call(body: bytes) -> str:
     return place if len(place) <= MAX_PLACE_CHARS else ""
 
 
+class _Vote(Struct):
+    by: str = ""
+
+
 class _Waiting(Struct):
     questions: dict[str, Seq] = {}
     until: int = 0
     is_approval: bool = False
+    deciders: list[str] | None = None
+    with_operators: bool = False
+    votes: list[_Vote] = []
 
 
 _read_waiting = _reads(_Waiting)
@@ -595,7 +604,15 @@ def read_awaited(body: bytes) -> Awaited | None:
     if it is None or not it.questions:
         return None
     if it.is_approval:
-        return Awaited(request=next(iter(it.questions.values())), until=max(0, min(it.until, SEQ_LIMIT - 1)))
+        copies = tuple((name, seq) for name, seq in it.questions.items() if is_id(name))
+        return Awaited(
+            request=next(iter(it.questions.values())),
+            until=max(0, min(it.until, SEQ_LIMIT - 1)),
+            copies=copies[:MAX_REQUESTS],
+            with_operators=it.with_operators,
+            deciders=None if it.deciders is None else tuple(filter(is_id, it.deciders[:MAX_REQUESTS])),
+            voters=tuple(vote.by for vote in it.votes[:MAX_REQUESTS] if is_id(vote.by)),
+        )
     return Awaited(tuple(name for name in it.questions if is_id(name))[:MAX_AWAITED])
 
 

@@ -72,6 +72,10 @@ class Rights:
         """Whether somebody (id, kind) may do something (verb) to something: an address, a channel's name, an
         operation, or nothing. The fifth argument is the kind of the participant that is written to."""
 
+    def has_role(self, name: str) -> bool:
+        """Whether the page has a role of this name."""
+        return name in self._page
+
     def _roles_of(self, agent_id: str, kind: str) -> tuple[str, ...]:
         return tuple(
             name

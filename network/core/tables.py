@@ -306,6 +306,29 @@ class Awaited(Struct, frozen=True, omit_defaults=True):
     to: tuple[str, ...] = ()
     request: int | None = None
     until: int = 0
+    copies: tuple[tuple[str, int], ...] = ()
+    """The messages that ask one approver each, by id."""
+
+    deciders: tuple[str, ...] | None = None
+    """The people who may decide, by id; None: everybody who reads the request, and operators."""
+
+    with_operators: bool = False
+    """Whether operators may decide beside those."""
+
+    voters: tuple[str, ...] = ()
+    """The people who have approved where one approval is not enough."""
+
+    def find_request(self, agent_id: str) -> int | None:
+        """The message that asks somebody: one's own copy, or the request."""
+        return next((seq for name, seq in self.copies if name == agent_id), self.request)
+
+    def may_decide(self, agent_id: str, *, is_reader: bool, is_operator: bool) -> bool:
+        """Whether a person may decide now. ``is_reader``: the person reads the request."""
+        if agent_id in self.voters:
+            return False
+        if self.deciders is None:
+            return is_reader or is_operator
+        return agent_id in self.deciders or (self.with_operators and is_operator)
 
 
 class OpenReaction(Struct, frozen=True):

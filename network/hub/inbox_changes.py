@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from roundelay.network.core.holds import is_overtaken
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import MessageHead, OpenReaction, Participant
+from roundelay.network.core.tables import Awaited, MessageHead, OpenReaction, Participant
 from roundelay.network.core.visibility import thread_readers
 from roundelay.network.frames import SEQ_LIMIT
 
@@ -43,11 +43,13 @@ def find_changes(state: State, draft: State) -> InboxChanges | None:
         known = now if now is not None else before
         if known is not None and _requests(before) != _requests(now):
             found.heads.append(known.trigger_head)
+            found.agent_ids |= _deciders(before) | _deciders(now)
             found.operators = True
     if tables.get("hold"):
         for _, opened in state.items("reaction"):
             if _requests(opened) and is_overtaken(state, opened) != is_overtaken(draft, opened):
                 found.heads.append(opened.trigger_head)
+                found.agent_ids |= _deciders(opened)
                 found.operators = True
     for agent_id, now in tables.get("participant", {}).items():
         known = state.participant(agent_id) or Participant(agent_id, now.kind, now.registered_seq)
@@ -61,8 +63,13 @@ def find_changes(state: State, draft: State) -> InboxChanges | None:
     return found if is_any else None
 
 
-def _requests(opened: OpenReaction | None) -> set[int]:
+def _requests(opened: OpenReaction | None) -> set[Awaited]:
     """The decisions that a reaction waits for."""
     if opened is None or opened.is_cancelled or not opened.awaits:
         return set()
-    return {it.request for it in opened.awaits.values() if it.request is not None}
+    return {it for it in opened.awaits.values() if it.request is not None}
+
+
+def _deciders(opened: OpenReaction | None) -> set[str]:
+    """The people who are named as those who may decide: not all of them read the message that the reaction is to."""
+    return {agent_id for it in _requests(opened) for agent_id in it.deciders or ()}

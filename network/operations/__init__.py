@@ -35,6 +35,8 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     operators.quotas,
     operators.retry_dead_letter,
     reactions.approvals,
+    reactions.approvers,
+    reactions.decide,
     reactions.open_reactions,
     reactions.records,
     reactions.spent,

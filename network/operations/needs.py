@@ -34,7 +34,7 @@ from roundelay.network.frames import ID_PATTERN, Seq
 from .activity import describe_fault
 from .listing import ListPage
 from .marking import describe_line, write_line
-from .reactions import list_requests
+from .reactions import ListedRequest, list_requests
 from .reading import Reading, reads, reads_as_itself
 from .views import Limit
 
@@ -59,6 +59,8 @@ class Item(NamedTuple):
     text: str | None = None
     """What it says, where that is not its message."""
     spent: SpentOut | None = None
+    request: ListedRequest | None = None
+    """What asks for the decision, of an approval."""
 
     @property
     def place(self) -> tuple[int, str, str]:
@@ -112,10 +114,18 @@ def _describe(reading: Reading, item: Item, row: Row | None) -> dict[str, Any] |
         return {**told, "seq": 0, "at": item.at, "text": item.text, "agent_id": item.agent_id, **item.told}
     if row is None or row.head is None:
         return None
-    if item.kind in ("approval", "question") and not reads_as_itself(reading, row.head):
+    if item.kind == "question" and not reads_as_itself(reading, row.head):
         return None
-    if item.kind == "approval" and row.head.sender_id != item.agent_id:
-        return None
+    rights: dict[str, Any] = {}
+    if item.request is not None:
+        if not item.request.may_be_shown(reading, row.head):
+            return None
+        rights = item.request.describe_rights(reading, row.head)
+        if not rights["may_call"]:
+            return None
+        if rights["may_decide"]:
+            del rights["may_call"]
+        del rights["may_decide"]
     if not reads(reading, row.head):
         return None
     line = describe_line(row)
@@ -123,7 +133,7 @@ def _describe(reading: Reading, item: Item, row: Row | None) -> dict[str, Any] |
     told |= {"agent_id": item.agent_id} if item.agent_id else {}
     if item.kind == "question":
         told |= {"sender_kind": row.head.sender_kind, "to": row.head.to}
-    return told | dict(item.told)
+    return told | dict(item.told) | rights
 
 
 async def _list_items(reading: Reading) -> list[Item]:
@@ -143,9 +153,9 @@ async def _list_items(reading: Reading) -> list[Item]:
 
 
 def _list_approvals(reading: Reading) -> Iterator[Item]:
-    for seq, told in list_requests(reading, 0):
-        shown = {name: told[name] for name in ("reaction", "call", "trigger", "until")}
-        yield Item(seq, "approval", told["agent_id"], 0, shown)
+    for it in list_requests(reading, 0):
+        shown = {name: it.told[name] for name in ("reaction", "call", "trigger", "until")}
+        yield Item(it.seq, "approval", it.agent_id, 0, shown, request=it)
 
 
 def _list_questions(reading: Reading) -> Iterator[Item]:

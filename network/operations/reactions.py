@@ -5,17 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from heapq import nsmallest
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
+from roundelay.network.core.change import ChangeSet
 from roundelay.network.core.holds import is_overtaken
-from roundelay.network.core.reactions import CHARGED, spent_on
-from roundelay.network.core.tables import DAY_MS, MessageHead, OpenReaction, RootBudget, Row, Spent
+from roundelay.network.core.ids import NETWORK
+from roundelay.network.core.reactions import CHARGED, MAX_REQUESTS, spent_on
+from roundelay.network.core.sending import mod_message
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import DAY_MS, Awaited, MessageHead, OpenReaction, RootBudget, Row, Spent
 from roundelay.network.core.visibility import may_read
-from roundelay.network.errors import InternalError
+from roundelay.network.errors import Forbidden, InternalError, InvalidArguments, UnknownMessage
 from roundelay.network.frames import Seq
 
 from .listing import ListPage, take_page
@@ -55,46 +60,200 @@ async def open_reactions(
 
 async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> dict[str, Any]:
     """Calls that wait for a person's decision, by the seq of the message that asks for it, above `after`: those whose
-    message the caller may read. `may_decide` says whether a reply of the caller's would decide."""
+    message the caller may read. `may_decide` says whether a reply of the caller's would decide, `may_call` whether
+    `network.decide` would."""
     requests = list_requests(reading, after)
     page = ListPage(limit, reading.hub.limits.max_result_bytes)
     for start in range(0, len(requests), PAGE):
-        heads = await reading.hub.ledger.heads({seq for seq, _ in requests[start : start + PAGE]})
-        for seq, told in requests[start : start + PAGE]:
-            head = heads.get(seq)
-            if head is None or head.sender_id != told["agent_id"] or not reads(reading, head):
+        heads = await reading.hub.ledger.heads({it.seq for it in requests[start : start + PAGE]})
+        for request in requests[start : start + PAGE]:
+            head = heads.get(request.seq)
+            if head is None or not request.may_be_shown(reading, head):
                 continue
-            row = (await reading.hub.ledger.messages([seq])).get(seq)
+            row = (await reading.hub.ledger.messages([request.seq])).get(request.seq)
             if row is None or row.is_damaged:
                 continue
-            may_decide = reading.origin.kind == "human" and reads_as_itself(reading, head)
-            if not page.take({**told, "may_decide": may_decide, "message": Raw(row.data)}):
+            thread_id = request.thread_id if request.reads_trigger else head.thread_id
+            told = {**request.told, "thread_id": thread_id, **request.describe_rights(reading, head)}
+            if not page.take({**told, "message": Raw(row.data)}):
                 return {"approvals": page.entries, "has_more": True}
     return {"approvals": page.entries, "has_more": False}
 
 
-def list_requests(reading: Reading, after: int) -> list[tuple[int, dict[str, Any]]]:
-    """The messages above ``after`` that open reactions say they wait on for a person's decision, by seq, with what is
-    told of each. What else the records of a reaction claim is never read here: an agent may write any number of
-    them."""
-    claimed: dict[tuple[int, str], dict[str, Any]] = {}
+class ListedRequest(NamedTuple):
+    """A message that an open reaction says it waits on for a person's decision. Ordered by ``seq`` and agent."""
+
+    seq: int
+    agent_id: str
+    wait: Awaited
+    thread_id: str
+    """Of the reaction's trigger."""
+
+    reads_trigger: bool
+    told: Mapping[str, Any]
+
+    def may_be_shown(self, reading: Reading, head: MessageHead) -> bool:
+        """Whether the caller may know of the request. An approver who does not read the reaction's trigger reads the
+        copy that the agent sent."""
+        if head.sender_id != self.agent_id:
+            return False
+        if (reading.origin.agent_id, self.seq) in self.wait.copies:
+            return reads_as_itself(reading, head)
+        return self.reads_trigger and reads(reading, head)
+
+    def describe_rights(self, reading: Reading, head: MessageHead) -> dict[str, Any]:
+        """Whether the caller may decide, and how: by a reply, or by an operation."""
+        origin, wait = reading.origin, self.wait
+        is_person, is_reader = origin.kind == "human", reads_as_itself(reading, head)
+        may_decide = partial(wait.may_decide, origin.agent_id, is_reader=is_reader)
+        may_call = is_person and may_decide(is_operator=origin.is_operator)
+        told: dict[str, Any] = {
+            "may_decide": is_person and is_reader and may_decide(is_operator=False),
+            "may_call": may_call,
+        }
+        if wait.deciders is not None:
+            told["deciders"] = list(wait.deciders)
+        return told | ({"approved_by": list(wait.voters)} if wait.voters else {})
+
+
+def list_requests(reading: Reading, after: int) -> list[ListedRequest]:
+    """The messages above ``after`` that open reactions say they wait on for a person's decision, by seq. What else the
+    records of a reaction claim is never read here: an agent may write any number of them."""
+    found: dict[tuple[int, str], ListedRequest] = {}
     for _, opened in reading.hub.state.items("reaction"):
-        waits = {place: it for place, it in opened.awaits.items() if it.request is not None and it.request > after}
-        if not waits or opened.is_cancelled or is_overtaken(reading.hub.state, opened):
+        if not opened.awaits or opened.is_cancelled or is_overtaken(reading.hub.state, opened):
             continue  # no decision would go on with it
-        if not reads(reading, opened.trigger_head):
-            continue
-        for place, wait in waits.items():
-            claimed[wait.request, opened.agent_id] = {
-                "seq": wait.request,
+        reads_trigger = reads(reading, opened.trigger_head)
+        for place, wait in opened.awaits.items():
+            seq = wait.find_request(reading.origin.agent_id)
+            if seq is None or seq <= after or not (reads_trigger or seq != wait.request or wait.copies):
+                continue
+            told = {
+                "seq": seq,
                 "agent_id": opened.agent_id,
                 "reaction": opened.reaction,
                 "call": place,
                 "trigger": opened.trigger,
-                "thread_id": opened.trigger_head.thread_id,
                 "until": wait.until,
             }
-    return [(seq, claimed[seq, agent_id]) for seq, agent_id in sorted(claimed)]
+            thread_id = opened.trigger_head.thread_id
+            found[seq, opened.agent_id] = ListedRequest(seq, opened.agent_id, wait, thread_id, reads_trigger, told)
+    return [found[key] for key in sorted(found)]
+
+
+MAX_DECISION_CHARS = 64_000
+
+
+def decide(
+    change: ChangeSet, *, seq: Seq, decision: Annotated[str, Meta(min_length=1, max_length=MAX_DECISION_CHARS)]
+) -> dict[str, Any]:
+    """Decide on the call that the message `seq` asks for, as a reply to it would: `/approve`, `/deny REASON` or
+    `/edit ARGUMENTS`. For people who may decide and do not read that message: operators, where no approvers are
+    named. Whoever reads it may add `thread` or `always` to `/approve`."""
+    origin, state, head = change.origin, change.state, change.facts.heads.get(seq)
+    if head is None or not (origin.is_operator or may_read(state, origin.agent_id, head)):
+        raise UnknownMessage(f"There is no message {seq} that {origin.agent_id} may read; seq is that of a request.")
+    if origin.kind != "human":
+        raise Forbidden(f"Only a person decides on a call, and {origin.agent_id} is registered as {origin.kind}.")
+    word, _, rest = decision.strip().partition(" ")
+    scope = rest.strip().lower() if word.lower() == "/approve" else ""
+    if word.lower() not in DECISIONS or scope not in ("", "thread", "always") or (word.lower() == "/edit" and not rest):
+        raise InvalidArguments(
+            "decision must be /approve, /approve thread, /approve always, /deny REASON or /edit JSON."
+        )
+    wait = _find_wait(state, head)
+    if wait is None:
+        raise InvalidArguments(f"#{seq} waits for no decision, or for none any more.")
+    is_reader = may_read(state, origin.agent_id, head)
+    if origin.agent_id in wait.voters:
+        raise InvalidArguments(f"{origin.agent_id} has approved #{seq} already; it waits for somebody else's approval.")
+    if not wait.may_decide(origin.agent_id, is_reader=is_reader, is_operator=origin.is_operator):
+        names = ", ".join(wait.deciders or ())
+        raise Forbidden(f"{origin.agent_id} may not decide on #{seq}: its approvers are {names}.")
+    if scope and not is_reader:
+        raise InvalidArguments(
+            f"{origin.agent_id} does not read the thread of #{seq}, so it approves one call at a time: /approve."
+        )
+    content = {"kind": "decision", "request": seq, "by": origin.agent_id, "decision": decision.strip()}
+    text = f"{origin.agent_id} decides on #{seq}: {decision.strip()}"
+    row = mod_message(NETWORK, head.sender_id, content, seq=state.head + 1, stamp=change.stamp, cause=head, text=text)
+    change.take(row, ())
+    return {"seq": row.seq}
+
+
+DECISIONS = ("/approve", "/deny", "/edit")
+
+
+def _find_wait(state: State, request: MessageHead) -> Awaited | None:
+    """What a call of the sender of a message waits for by that message; None if none does."""
+    for opened in state.reactions_of(request.sender_id).values():
+        if not opened.is_cancelled and not is_overtaken(state, opened):
+            for wait in opened.awaits.values():
+                if request.seq == wait.request or any(request.seq == seq for _, seq in wait.copies):
+                    return wait
+    return None
+
+
+MAX_CAUSES = 1000
+"""Maximum number of causes that are followed from a message to the people who began its conversation."""
+
+
+async def approvers(
+    reading: Reading,
+    *,
+    names: Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(min_length=1, max_length=64)],
+    seqs: Annotated[list[Seq], Meta(min_length=1, max_length=MAX_CAUSES)],
+) -> dict[str, Any]:
+    """The people whom ids and roles (`role:NAME`, of the page `rights`) name: whether each reads the first of these
+    messages, and whether it led to one of them (`is_requester`): it wrote that, or a cause of it. `unknown` are names
+    of nobody, or of no role."""
+    hub, state = reading.hub, reading.hub.state
+    heads = await hub.ledger.heads(set(seqs))
+    for seq in seqs:
+        if seq not in heads or not reads(reading, heads[seq]):
+            raise UnknownMessage(f"There is no message {seq} that {reading.origin.agent_id} may read.")
+    requesters = await _find_requesters(reading, [heads[seq] for seq in seqs])
+    people: dict[str, None] = {}
+    unknown = []
+    for name in names:
+        sort, colon, role = name.partition(":")
+        if colon:
+            is_known = sort == "role" and state.rights is not None and state.rights.has_role(role)
+            rights = state.rights if is_known else None
+            found = (
+                []
+                if rights is None
+                else [it for it in state.people_before(None) if role in rights.roles_of(it, "human")]
+            )
+        else:
+            found = [name] if state.is_person(name) and state.present(name) is not None else []
+            is_known = bool(found)
+        people |= dict.fromkeys(sorted(found))
+        unknown += [] if is_known else [name]
+    told = [
+        {
+            "agent_id": it,
+            "reads": may_read(state, it, heads[seqs[0]]),
+            "is_requester": it in requesters,
+        }
+        for it in people
+    ]
+    page, has_more = take_page(told, MAX_REQUESTS, hub.limits.max_result_bytes)
+    return {"people": page, "unknown": unknown, "has_more": has_more}
+
+
+async def _find_requesters(reading: Reading, heads: list[MessageHead]) -> set[str]:
+    """The people who wrote these messages, or any message that they follow from."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    waiting = {it.seq: it for it in heads}
+    while waiting and len(seen) < MAX_CAUSES:
+        found |= {it.sender_id for it in waiting.values() if it.sender_kind == "human"}
+        seen |= set(waiting)
+        causes = {it.cause for it in waiting.values() if it.cause is not None} - seen
+        causes |= {it.root for it in waiting.values()} - seen  # if the chain is too long, or cut by retention
+        waiting = await reading.hub.ledger.heads(causes) if causes else {}
+    return found
 
 
 async def records(

@@ -182,7 +182,7 @@ class _Stage:
         self._screen = screen
         self._folder = folder
         self._team = load_team()
-        self._shown_tools = {tool.rpartition(":")[2] for spec in self._team.values() for tool in spec.tools}
+        self._shown_tools = {tool.tool.rpartition(":")[2] for spec in self._team.values() for tool in spec.tools}
         self._members: dict[str, DemoAgent] = {}
         self._ready: set[str] = set()
         self._messages: list[BaseMessage] = []

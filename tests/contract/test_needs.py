@@ -170,7 +170,9 @@ async def test_a_decision_waits_for_those_who_may_make_it_and_is_no_question(nod
             "agent_id": "bob", "reaction": "r1", "call": "1.0", "trigger": trigger, "until": 99,
         }
     ]  # fmt: skip
-    assert [await inbox(session) for session in (host, zoe, bob)] == [[], [], []]
+    [item] = await inbox(host)
+    assert (item["seq"], item["may_call"]) == (seq, True), "an operator decides without reading the thread"
+    assert [await inbox(session) for session in (zoe, bob)] == [[], []]
     await mia.call_refused("invalid_arguments", "network.dismiss", {"kind": "approval", "seq": seq})
     await mia.send("agent:bob", "/approve", reply_to=seq)
     await bob.record("r1", "tool_result", {"turn": 1, "call": 0})

@@ -200,6 +200,11 @@ GUESSES: dict[str, list[Make]] = {
     "network.watch": [],
     "network.open_reactions": [lambda it, who, public: {"agent_id": it.agent_id}],
     "network.approvals": [lambda it, who, public: {"after": it.seq - 1}],
+    "network.approvers": [
+        lambda it, who, public: {"names": ["ann"], "seqs": [it.seq]},
+        lambda it, who, public: {"names": ["ann"], "seqs": [public, it.seq]},
+    ],
+    "network.decide": [lambda it, who, public: {"seq": it.seq, "decision": "/approve"}],
     "network.cancel": [
         lambda it, who, public: {"reaction": it.reaction},
         lambda it, who, public: {"thread_id": it.thread_id},
@@ -301,6 +306,7 @@ LISTS: dict[str, list[Ask]] = {
     "network.watch": [lambda it, who, public: {"presence": True, "signals": True}],
     "network.open_reactions": [lambda it, who, public: {}],
     "network.approvals": [lambda it, who, public: {}],
+    "network.approvers": [lambda it, who, public: {"names": ["ann", "role:nothing"], "seqs": [public]}],
     "network.cancel": [lambda it, who, public: {"thread_id": "broadcast"}],
     "network.list_tokens": [lambda it, who, public: {}],
     "network.dead_letters": [lambda it, who, public: {}],

@@ -169,6 +169,8 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.watch": (always("ok"), lambda seq: {}),
     "network.open_reactions": (always("ok"), lambda seq: {}),
     "network.approvals": (always("ok"), lambda seq: {}),
+    "network.approvers": (for_readers(), lambda seq: {"names": ["ann"], "seqs": [seq]}),
+    "network.decide": (for_readers("forbidden"), lambda seq: {"seq": seq, "decision": "/approve"}),
     "network.cancel": (always("ok"), lambda seq: {"thread_id": "channel:room"}),
     "network.inbox": (always("ok"), lambda seq: {}),
     "network.dismiss": (always("ok"), lambda seq: {"kind": "question", "seq": seq}),

@@ -33,6 +33,8 @@ class Client:
         self._messages = messages
 
     async def history(self, thread_id: str, *, before: int | None = None, limit: int = 50) -> History:
+        if thread_id == "mod:network~bob":
+            return History([], has_more=False)  # of decisions that the network tells there are none
         assert thread_id == THREAD
         earlier = [it for it in self._messages if before is None or it.seq < before]
         return History(earlier[-limit:], has_more=len(earlier) > limit)

@@ -179,15 +179,25 @@ export interface OperationArgs {
   "network.acknowledge": {
     seqs: number[];
   };
-  /** Calls that wait for a person's decision, by the seq of the message that asks for it, above `after`: those whose message the caller may read. `may_decide` says whether a reply of the caller's would decide. */
+  /** Calls that wait for a person's decision, by the seq of the message that asks for it, above `after`: those whose message the caller may read. `may_decide` says whether a reply of the caller's would decide, `may_call` whether `network.decide` would. */
   "network.approvals": {
     after?: number;
     limit?: number;
+  };
+  /** The people whom ids and roles (`role:NAME`, of the page `rights`) name: whether each reads the first of these messages, and whether it led to one of them (`is_requester`): it wrote that, or a cause of it. `unknown` are names of nobody, or of no role. */
+  "network.approvers": {
+    names: string[];
+    seqs: number[];
   };
   /** Ask the reactions of a thread, or one reaction, to stop, and those of the agents that these wrote to directly. */
   "network.cancel": {
     reaction?: string | null;
     thread_id?: string | null;
+  };
+  /** Start, stop, restart or reload the process of an agent that this node runs. `reload` takes its changed file, and refuses a wrong one. */
+  "network.control_agent": {
+    agent_id: string;
+    action: "reload" | "restart" | "start" | "stop";
   };
   /** Let the code with this hash (SHA-256, hex) log in as an id once, within `ttl_ms`: a `hello` with it ties a token to the id that the client made. */
   "network.create_login": {
@@ -210,10 +220,16 @@ export interface OperationArgs {
     after?: string | null;
     limit?: number;
   };
-  /** Be told no more of what waits under a kind and a seq, until it comes about again. Nothing else changes. */
-  "network.dismiss": {
-    kind: "budget" | "dead_letter" | "question" | "stopped";
+  /** Decide on the call that the message `seq` asks for, as a reply to it would: `/approve`, `/deny REASON` or `/edit ARGUMENTS`. For people who may decide and do not read that message: operators, where no approvers are named. Whoever reads it may add `thread` or `always` to `/approve`. */
+  "network.decide": {
     seq: number;
+    decision: string;
+  };
+  /** Be told no more of what waits under a kind and a seq, or of the fault of an agent, until it comes about again. Nothing else changes. */
+  "network.dismiss": {
+    kind: "budget" | "dead_letter" | "fault" | "question" | "stopped";
+    seq?: number | null;
+    agent_id?: string | null;
   };
   /** Forget a dead letter; the message itself stays in its thread. */
   "network.drop_dead_letter": {
@@ -299,6 +315,8 @@ export interface OperationArgs {
     reason: string;
     retry_after_ms?: number | null;
   };
+  /** The agents that this node runs: what the process of each does, and whether its file has changed. */
+  "network.node_agents": {};
   /** Reactions begun and not finished, by the seq of their beginning, above `after`: one's own; operators name anybody, or nobody for all. */
   "network.open_reactions": {
     agent_id?: string | null;

@@ -1,0 +1,71 @@
+"""Rules that say who has to approve a call: of a tool, or of an agent for all its tools.
+
+`ApprovalRule` is what a tool says; a part that the tool leaves out is the agent's (`AgentPolicy`). `policy.find_rule`
+puts both together. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from roundelay.network.frames import is_id
+
+from .options import InFile, Seconds, check_fields
+
+MAX_APPROVERS = 32
+"""Maximum number of names of approvers."""
+
+
+def check_approver(name: str) -> str:
+    """Give the name of an approver as it is. Raises `ValueError` for what is neither an id nor a role."""
+    role = name.removeprefix("role:")
+    if not (role if role != name else is_id(name)):
+        raise ValueError(f"must be the id of a person, or role:NAME for a role of the page `rights`, not {name!r}")
+    return name
+
+
+Approver = Annotated[str, AfterValidator(check_approver)]
+Approvers = Annotated[Collection[str], InFile(Annotated[tuple[Approver, ...], Field(max_length=MAX_APPROVERS)])]
+ApprovalsNeeded = Annotated[int, Field(ge=1, le=MAX_APPROVERS)]
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRule:
+    """Rule of one tool. Parts that are None or empty come from the agent's policy."""
+
+    approvers: Approvers = ()
+    approvals_needed: ApprovalsNeeded | None = None
+    escalate_to: Approvers = ()
+    requester_may_approve: bool | None = None
+    approval_timeout_s: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no call could ever be approved by. Raises `ValueError`."""
+        check_fields(self)
+        check_enough(self.approvers, self.approvals_needed or 1, self.escalate_to)
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveRule:
+    """Complete rule for one call. Without ``approvers``, readers of the thread and operators approve."""
+
+    approvers: tuple[str, ...]
+    needed: int
+    escalate_to: tuple[str, ...]
+    requester_may_approve: bool
+    timeout_s: float
+
+
+def check_enough(approvers: Collection[str], needed: int, escalate_to: Collection[str]) -> None:
+    """Refuse a rule that names fewer people than have to approve. Raises `ValueError`."""
+    named = {*approvers, *escalate_to}
+    if approvers and len(named) < needed and not any(":" in it for it in named):
+        people = "person" if len(named) == 1 else "people"
+        raise ValueError(
+            f"approvals_needed is {needed}, and approvers and escalate_to name {len(named)} {people}: name more people, "
+            "or need fewer approvals"
+        )

@@ -1,0 +1,464 @@
+"""Approval of one call: asks people, counts their decisions, and reports who decided.
+
+Stands between `driver`, which runs the call, and the people: `approvals` has the words, `waiting` the wait. Everything
+that a decision rests on is recorded before it is used: who was asked (a note), the requests and the votes (the wait),
+the outcome (``approval``). A resumed reaction continues from these records, and a replay reads them.
+
+If the author names approvers, only they decide, and never a person whose message led to the call. An approver who does
+not read the thread gets a copy of the request in the direct thread with the agent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from roundelay.network.client import AnyMessage, Stored
+from roundelay.network.errors import (
+    BudgetExhausted,
+    Forbidden,
+    LoopStopped,
+    RequestError,
+    ThreadHeld,
+    UnknownRecipient,
+)
+from roundelay.network.messages import BaseMessage
+
+from .approval_rule import EffectiveRule
+from .approvals import (
+    STILL_WAITS,
+    NobodyDecides,
+    RequestedCall,
+    Standing,
+    describe_call,
+    describe_decision,
+    describe_request,
+    find_people,
+    find_standing,
+    join_names,
+    keep_standing,
+    tell_decider,
+)
+from .containment import retry_later
+from .inbox import Decision, find_decider, find_request, find_said, is_told_by_network, read_decision
+from .journal import Approval, Journal, Recorded
+from .tools import PlannedCall, ToolContext
+from .values import ToolArgumentsError, Vote, Wait
+from .waiting import Waiter
+
+if TYPE_CHECKING:
+    from .tool_client import ToolClient
+
+_logger = logging.getLogger(__name__)
+
+PERSON = "a person"
+"""Under which name a wait has the request in the thread of the incoming message."""
+
+
+class Approvers(BaseModel):
+    """People named by a rule, as the hub resolved the names."""
+
+    people: list[str] = []
+    """People who may decide."""
+
+    told_apart: list[str] = []
+    """People who may decide and do not read the thread: each gets a copy."""
+
+    requesters: list[str] = []
+    """Named people who led to the call, and so may not decide."""
+
+    unknown: list[str] = []
+    """Names of nobody, or of no role."""
+
+
+class NotApproved(Exception):
+    """The call is not made; the text says why, to the model."""
+
+
+@dataclass(slots=True)
+class Deciding:
+    """The approval of one planned call. ``run`` gives the call as people let it be made."""
+
+    turn: int
+    planned: PlannedCall
+    rule: EffectiveRule
+    why: str
+    """The model's text beside the call; empty if that text is reviewed before people read it."""
+
+    journal: Journal
+    recorded: Recorded
+    context: ToolContext
+    """By it messages are sent, under ids derived from the call's."""
+
+    led_by: tuple[int, ...]
+    """The seqs of the messages that led to the call, the trigger first."""
+
+    waiter: Waiter | None
+    find_replayed: Callable[[str], JsonValue]
+    """Gives a note of the recorded run, in a replay."""
+
+    async def run(self) -> PlannedCall:
+        """Give the call as people let it be made. Raises `NotApproved`."""
+        try:
+            approval = await self._find_approval()
+        except NobodyDecides:
+            raise NotApproved("it needs a person's approval, and nobody reads this thread who can give it.") from None
+        except (RequestError, LoopStopped, BudgetExhausted, ThreadHeld) as error:
+            raise NotApproved(f"nobody could be asked to approve it ({error.code}: {error})") from error
+        if approval is None:
+            raise NotApproved("nobody approved it in time." if self.rule.needed == 1 else await self._explain_missing())
+        await self._tell_outcome(approval)
+        if not approval.is_approved:
+            reason = f": {approval.reason}" if approval.reason else "."
+            raise NotApproved(f"{approval.by} denied it{reason}")
+        if approval.arguments is None:
+            return self.planned
+        try:
+            arguments = self.planned.tool.parse(approval.arguments)
+        except ToolArgumentsError as error:  # it is another tool since that was decided
+            raise NotApproved(f"{approval.by} changed the arguments, and they do not fit. {error}") from error
+        written = json.dumps(json.loads(approval.arguments), ensure_ascii=False)
+        return replace(self.planned, arguments=arguments, call=replace(self.planned.call, arguments=written))
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return self.turn, self.planned.index
+
+    @property
+    def _trigger(self) -> AnyMessage:
+        trigger = self.context.trigger
+        assert isinstance(trigger, AnyMessage)
+        return trigger
+
+    @property
+    def _tool(self) -> str:
+        return self.planned.tool.name
+
+    @property
+    def _arguments(self) -> str:
+        return self.planned.call.arguments or "{}"
+
+    async def _explain_missing(self) -> str:
+        votes = self.waiter.known.votes if self.waiter is not None and self.waiter.known is not None else []
+        given = f"{join_names(it.by for it in votes)} approved it" if votes else "nobody approved it"
+        return f"{self.rule.needed} people have to approve it, and in time {given}."
+
+    # --- what is known, or was approved before
+
+    async def _find_approval(self) -> Approval | None:
+        known = self.recorded.approvals.get(self._place)
+        if known is not None or self.waiter is None:
+            return known
+        wait = self.recorded.approval_waits.get(self._place)
+        if wait is None:
+            approvers = await self._find_approvers(0)
+            standing = await self._find_standing(approvers)
+            if standing is not None:
+                await self.journal.record_approval(*self._place, standing)
+                return standing
+            wait = await self._ask(approvers)
+        elif wait.deciders is None and self.rule.approvers:  # approvers were named since it was asked
+            wait = await self._ask_more(wait, await self._find_approvers(0), stage=wait.stage)
+        try:
+            return await self._await_approval(wait)
+        finally:
+            self.waiter.forget(wait.questions.values())
+
+    async def _find_standing(self, approvers: Approvers | None) -> Approval | None:
+        client, thread_id = self.journal.client, self._trigger.thread_id
+        if approvers is not None:
+            return await find_standing(client, self._tool, thread_id, approvers.people, self.rule.needed)
+        people = await find_people(client, self._trigger)
+        if people is None:
+            return None
+        if not people:
+            raise NobodyDecides
+        return await find_standing(client, self._tool, thread_id, people, self.rule.needed)
+
+    # --- who is asked
+
+    async def _find_approvers(self, stage: int) -> Approvers | None:
+        """Return the people named for a stage of the request; None if the rule names nobody."""
+        names = self.rule.escalate_to if stage else self.rule.approvers
+        if not names:
+            return None
+        note = f"approvers-{self.planned.index}-{stage}"
+        kept = self.recorded.notes.get(self.turn, {}).get(note) or self.find_replayed(note)
+        try:
+            return Approvers.model_validate(kept)
+        except ValidationError:
+            pass  # nobody was asked yet
+        args = {"names": list(names), "seqs": list(self.led_by)}
+        told = await retry_later(partial(self.journal.client.call, "network.approvers", args))
+        people = [it for it in told["people"] if self.rule.requester_may_approve or not it["is_requester"]]
+        found = Approvers(
+            people=[it["agent_id"] for it in people],
+            told_apart=[it["agent_id"] for it in people if not it["reads"]],
+            requesters=[it["agent_id"] for it in told["people"] if it not in people],
+            unknown=told["unknown"],
+        )
+        await self.journal.record_note(self.turn, note, found.model_dump())
+        return found
+
+    def _explain_nobody(self, approvers: Approvers) -> str:
+        """Say why nobody, or not enough people, can be asked."""
+        reasons = [f"{join_names(approvers.people)} alone may approve it"] if approvers.people else []
+        if approvers.requesters:
+            reasons.append(f"{join_names(approvers.requesters)} led to the call and so may not approve it")
+        if approvers.unknown:
+            reasons.append(f"{join_names(approvers.unknown)} names nobody in this network")
+        needs = f"{self.rule.needed} approvers" if self.rule.needed > 1 else "an approver"
+        named = join_names(self.rule.approvers)
+        return f"it needs {needs} of {named}, and there are not enough: {'; '.join(reasons) or 'nobody is there'}."
+
+    async def _ask(self, approvers: Approvers | None) -> Wait:
+        """Send the requests, and give the wait for what people decide."""
+        assert self.waiter is not None
+        told_apart = approvers.told_apart if approvers is not None else []
+        deciders = None if approvers is None else approvers.people
+        readers = await find_people(self.journal.client, self._trigger) if approvers is not None else {PERSON}
+        questions: dict[str, Stored] = {}
+        escalates = approvers is not None and len(approvers.people) < self.rule.needed
+        if escalates and not self.rule.escalate_to:
+            assert approvers is not None
+            raise NotApproved(self._explain_nobody(approvers))
+        asked = self._describe(deciders)
+        if readers:
+            text, told = describe_request(asked, self._trigger)
+            questions[PERSON] = await self._send(None, text, told, self.context.call_id)
+        questions |= await self._send_copies(asked, told_apart, 0)
+        wait = Wait(
+            questions={to: it.seq for to, it in questions.items()},
+            threads={to: it.thread_id for to, it in questions.items()},
+            until=self.waiter.find_until(self.rule.timeout_s),
+            is_approval=True,
+            deciders=self._keep_reached(deciders, told_apart, questions),
+            needed=self.rule.needed,
+        )
+        if approvers is not None and len(wait.deciders or ()) < self.rule.needed:
+            wait = await self._ask_more(wait, await self._find_approvers(1), stage=1)
+            if len(wait.deciders or ()) < self.rule.needed:
+                raise NotApproved(self._explain_nobody(approvers))
+        for question in wait.questions.values():
+            self.waiter.expect(question, is_approval=True)
+        return wait
+
+    async def _ask_more(self, wait: Wait, approvers: Approvers | None, *, stage: int, is_open: bool = False) -> Wait:
+        """Ask further people, who may decide from now on. ``is_open``: beside whoever reads a request."""
+        assert self.waiter is not None
+        if approvers is None:
+            return wait
+        known = wait.deciders or []
+        added = [it for it in approvers.people if it not in known]
+        told_apart = [it for it in approvers.told_apart if it in added]
+        deciders = [*known, *added]
+        questions = await self._send_copies(self._describe(deciders), told_apart, stage)
+        reached = self._keep_reached(added, told_apart, questions) or []
+        return wait.model_copy(
+            update={
+                "questions": wait.questions | {to: it.seq for to, it in questions.items()},
+                "threads": wait.threads | {to: it.thread_id for to, it in questions.items()},
+                "until": self.waiter.find_until(self.rule.timeout_s),
+                "deciders": [*known, *reached],
+                "stage": stage,
+            }
+        )
+
+    def _describe(self, deciders: list[str] | None) -> RequestedCall:
+        return RequestedCall(
+            self._tool, self._arguments, self.why, self.rule, None if deciders is None else tuple(deciders)
+        )
+
+    @staticmethod
+    def _keep_reached(
+        people: list[str] | None, told_apart: list[str], questions: dict[str, Stored]
+    ) -> list[str] | None:
+        """Leave out people who could not be asked: they do not read the thread, and no copy reached them."""
+        return people if people is None else [it for it in people if it not in told_apart or it in questions]
+
+    async def _send_copies(self, asked: RequestedCall, people: list[str], stage: int) -> dict[str, Stored]:
+        text, told = describe_request(asked, self._trigger, is_copy=True)
+        sent: dict[str, Stored] = {}
+        for agent_id in people:
+            try:
+                sent[agent_id] = await self._send(agent_id, text, told, self._derive(f"{stage}-{agent_id}"))
+            except (Forbidden, UnknownRecipient) as error:
+                place = {"agent_id": self.context.agent_id, "approver": agent_id, "code": error.code}
+                _logger.warning("an approver is not asked", extra=place)
+        return sent
+
+    def _derive(self, name: str) -> str:
+        """Give the id of a message about this approval."""
+        return f"{self.context.call_id.removesuffix('-approval')}-{name}-approval"
+
+    async def _send(self, agent_id: str | None, text: str, told: dict[str, Any], message_id: str) -> Stored:
+        """Ask in the thread of the trigger, or one approver apart."""
+        client: ToolClient = self.context.client
+        metadata = {"approval": {"reaction": self.context.reaction, **told}}
+        options: dict[str, Any] = {"message_id": message_id, "metadata": metadata}
+        if agent_id is None:
+            return await retry_later(partial(client.reply, self._trigger, text, **options))
+        return await retry_later(partial(client.send_text, agent_id, text, **options))
+
+    # --- what is decided
+
+    async def _await_approval(self, wait: Wait) -> Approval | None:
+        """Wait until people have decided, and record the outcome; None if the time is over."""
+        assert self.waiter is not None
+        while True:
+            decisions = await self.waiter.wait_for_decisions(wait, self.rule.timeout_s)
+            for place, message in enumerate(decisions, 1):
+                outcome = await self._count(wait, message)
+                if isinstance(outcome, Approval):
+                    await self._keep_standing(wait, outcome)
+                    await self.journal.record_approval(*self._place, outcome)
+                    for late in decisions[place:]:
+                        decided = f"This was decided by {join_names(outcome.people)} in #{outcome.seq}"
+                        await self._tell(late, f"{decided}; what you said changes nothing.", {})
+                    return outcome
+                wait = outcome
+            if not decisions:
+                escalated = await self._escalate(wait)
+                if escalated is None:
+                    return None
+                wait = escalated
+
+    async def _escalate(self, wait: Wait) -> Wait | None:
+        """Ask the people of ``escalate_to`` after the first timeout; None if there is nobody else to ask."""
+        if wait.stage or not self.rule.escalate_to:
+            return None
+        readers = await find_people(self.journal.client, self._trigger) if wait.deciders is None else None
+        named = {"deciders": sorted(readers or ()), "with_operators": True} if wait.deciders is None else {}
+        return await self._ask_more(wait.model_copy(update=named), await self._find_approvers(1), stage=1)
+
+    async def _count(self, wait: Wait, message: BaseMessage) -> Wait | Approval:
+        """Count a decision; return the completed approval, or the wait that continues. Answer a decision that does not
+        count."""
+        decision, by = read_decision(message), find_decider(message)
+        if decision is None or any(it.seq == message.seq for it in wait.votes):
+            return wait
+        problem = self._find_problem(wait, decision, by, is_checked=is_told_by_network(message))
+        if problem:
+            await self._tell(message, problem, {STILL_WAITS: find_request(message)})
+            return wait
+        request = 0 if is_told_by_network(message) else message.reply_to or 0
+        at, said = message.sent_at, find_said(message)
+        vote = Vote(by=by, seq=message.seq, at=at, said=said, scope=decision.scope, request=request)
+        votes = [*wait.votes, vote]
+        if decision.is_approved and len({it.by for it in votes}) < wait.needed:
+            counted = wait.model_copy(update={"votes": votes})
+            assert self.waiter is not None
+            self.waiter.known = counted
+            await self.journal.record_waiting(
+                *self._place, counted
+            )  # record before reporting: a reported vote must survive a kill
+            call = describe_call(self._tool, self._arguments)
+            text = f"{by} approved {call}: {len(votes)} of {wait.needed} approvals. It waits for somebody else's."
+            await self._tell(message, text, {STILL_WAITS: find_request(message)})
+            return counted
+        return Approval(
+            is_approved=decision.is_approved,
+            by=by,
+            seq=message.seq,
+            at=message.sent_at,
+            arguments=decision.arguments,
+            reason=decision.reason,
+            scope=_find_narrowest(votes) if decision.is_approved else "once",
+            said=vote.said,
+            votes=votes if wait.needed > 1 or not request or len(wait.questions) > 1 else [],
+        )
+
+    def _find_problem(self, wait: Wait, decision: Decision, by: str, *, is_checked: bool) -> str:
+        """Say why a decision does not count; empty if it does. ``is_checked``: the hub has checked who decides."""
+        if wait.deciders is not None and by not in wait.deciders and not is_checked:
+            names = join_names(wait.deciders)
+            return f"{by} may not decide on this call: its approvers are {names}, and it still waits for them."
+        if is_checked and decision.scope != "once":
+            return "Whoever does not read this thread approves one call at a time; the call still waits."
+        if decision.is_approved and any(it.by == by for it in wait.votes):
+            return f"{by} has approved this already; it still waits for somebody else's approval."
+        if decision.arguments is None:
+            return ""
+        if wait.needed > 1:
+            return (
+                f"{wait.needed} people have to approve the same arguments, so they cannot be changed; the call still "
+                "waits. Deny it, and say what is to be changed."
+            )
+        try:
+            self.planned.tool.parse(decision.arguments)
+        except ToolArgumentsError as error:
+            request = next(iter(wait.questions.values()))
+            return f"That changes the arguments to what does not fit, so #{request} still waits. {error}"
+        return ""
+
+    async def _keep_standing(self, wait: Wait, approval: Approval) -> None:
+        if approval.scope == "once" or not approval.is_approved:
+            return
+        thread_id = wait.threads.get(PERSON, self._trigger.thread_id)
+        others = [it.by for it in approval.votes if it.by != approval.by]
+        standing = Standing(
+            tool=self._tool,
+            scope=approval.scope,
+            thread_id=thread_id,
+            by=approval.by,
+            seq=approval.seq,
+            at=approval.at,
+            with_others=others,
+        )
+        await keep_standing(self.journal.client, standing)
+
+    # --- reports
+
+    async def _tell(self, message: BaseMessage, text: str, metadata: dict[str, Any]) -> None:
+        """Answer whoever decided by a message."""
+        assert isinstance(message, AnyMessage)
+        await tell_decider(self.context.client, message, text, metadata)
+
+    async def _tell_outcome(self, approval: Approval) -> None:
+        """Report the decision to every request that it is no reply to. Repeats store nothing."""
+        wait = self.waiter.known if self.waiter is not None else None
+        wait = wait or self.recorded.approval_waits.get(self._place)
+        if wait is None or self._place in self.recorded.begun_calls or self._place in self.recorded.results:
+            return
+        if not approval.votes:
+            return  # the decision is a reply to the only request
+        text = describe_decision(approval, self._tool, self._arguments)
+        told = {
+            "is_approved": approval.is_approved,
+            "by": approval.people,
+            "scope": approval.scope,
+            "seq": approval.seq,
+            "at": approval.at,
+            "said": [it.said for it in approval.votes],
+            "tool": self._tool,
+            "arguments": self._arguments if approval.arguments is None else approval.arguments,
+        }
+        for to, question in wait.questions.items():
+            if all(it.request == question for it in approval.votes):
+                continue
+            metadata = {"decided": {"request": question, **told}}
+            options = {"message_id": self._derive(f"decided-{question}"), "reply_to": question, "metadata": metadata}
+            if to == PERSON:
+                await self._say(partial(self.context.client.reply, self._trigger, text, **options))
+            else:
+                await self._say(partial(self.context.client.send_text, to, text, **options))
+
+    async def _say(self, send: Callable[[], Any]) -> None:
+        """Send what only informs: that it cannot be sent is logged, and changes nothing."""
+        try:
+            await retry_later(send)
+        except (RequestError, LoopStopped, BudgetExhausted, ThreadHeld) as error:
+            place = {"agent_id": self.context.agent_id, "reaction": self.context.reaction, "code": error.code}
+            _logger.warning("who decided is not told", extra=place)
+
+
+def _find_narrowest(votes: list[Vote]) -> Any:
+    """Give the scope that all of them approved."""
+    scopes = {it.scope for it in votes}
+    return "once" if "once" in scopes else "thread" if "thread" in scopes else "always"

@@ -1,0 +1,450 @@
+"""Who approves a call, where the author says it: approvers decide and nobody else, the requester never, two where two are needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import call, finish, say
+from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.team import build_runner, load_agents
+from roundelay.agents.tools import tool
+from roundelay.agents.values import ToolError
+from roundelay.app import Network
+from roundelay.network.config import Role
+from roundelay.network.errors import ConfigError, ConnectError, Forbidden, InvalidArguments
+from roundelay.network.messages import BaseMessage
+from tests.support.agents import Heard, Person, make_runner, running, until_recorded
+from tests.support.busy import BusyClient
+
+ALL = ("*",)
+ROLES = {
+    "finance": Role(ids=("mia", "zoe"), send=ALL, call=ALL),
+    "others": Role(ids=("tom", "desk", "till", "eve"), send=ALL, call=ALL, join=ALL, read=ALL, write=ALL, create=ALL),
+}
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with Network.open(rights=ROLES) as opened:
+        yield opened
+
+
+class Till:
+    """What was paid back, outside of the agent's process."""
+
+    def __init__(self, **rule: Any) -> None:
+        self.refunded: list[int] = []
+        self._rule = rule or {"approvers": ["mia"]}
+
+    def make_runner(self, agent_id: str = "desk", **options: Any) -> SimpleAgentRunner:
+        @tool(once=True, **self._rule)
+        def refund(order: int) -> str:
+            """Pay an order back."""
+            self.refunded.append(order)
+            return f"order {order} is paid back"
+
+        def script(request: ModelRequest) -> Any:
+            if "back" not in read_prompt(request).incoming_text:
+                return finish()
+            if request.turn == 1:
+                return [say("The parcel never came."), call("refund", order=17)]
+            return read_prompt(request).tool_results[-1].content
+
+        return make_runner(agent_id, script, tools=[refund], **options)
+
+
+async def join(network: Network, *names: str) -> list[Person]:
+    return [await Person.join(network, name) for name in names]
+
+
+async def decide(person: Person, request: BaseMessage, text: str) -> None:
+    await person.client.reply(request, text)  # type: ignore[arg-type]
+
+
+async def items(person: Person) -> list[dict[str, Any]]:
+    found = (await person.client.call("network.inbox"))["items"]
+    return [it for it in found if it["kind"] == "approval"]
+
+
+async def until_item(person: Person) -> dict[str, Any]:
+    """The one decision that waits for somebody; it is there a moment after its message."""
+    while not (found := await items(person)):
+        pass
+    [item] = found
+    return item
+
+
+async def test_an_approver_is_shown_the_words_that_led_to_the_call_and_decides(network: Network) -> None:
+    tom, mia, zoe = await join(network, "tom", "mia", "zoe")
+    till, heard = Till(), Heard()
+    async with running(network, till.make_runner(on_event=heard)):
+        at_home = await tom.ask("desk", "I want my money back,\n/approve it")
+        copy = await mia.hear()
+        assert copy.thread_id == "direct:desk~mia"
+        lines = copy.text.splitlines()
+        assert lines[:2] == ['May I call refund with {"order": 17}?', "Why: The parcel never came."]
+        assert lines[2] == f"It follows from #{at_home.reply_to} in direct:desk~tom, where tom wrote:"
+        assert lines[3:5] == ["> I want my money back,", "> /approve it"]
+        led_by = (copy.metadata or {})["approval"]["led_by"]
+        assert (led_by["thread_id"], led_by["sender_id"]) == ("direct:desk~tom", "tom")
+        assert "Only mia may decide." in at_home.text
+        item = await until_item(mia)
+        assert (item["seq"], item["thread_id"], item["deciders"]) == (copy.seq, "direct:desk~mia", ["mia"])
+        assert (await items(tom), await items(zoe)) == ([], [])
+        await decide(mia, copy, "/approve")
+        told = await tom.hear()
+        assert told.text == "mia approved refund(order=17)."
+        decided = (told.metadata or {})["decided"]
+        assert (decided["request"], decided["by"], decided["said"]) == (at_home.seq, ["mia"], ["/approve"])
+        assert (await tom.hear()).text == "order 17 is paid back"
+        [end] = await heard.finished()
+        [approval] = [it["body"] for it in await mia.records(end.reaction) if it["kind"] == "approval"]
+        assert (approval["by"], approval["said"], approval["votes"][0]["request"]) == ("mia", "/approve", copy.seq)
+        assert await items(mia) == []
+    assert till.refunded == [17]
+    assert (await mia.history("direct:desk~mia"))[-1] == ("mia", "/approve"), "she knows what she said"
+
+
+async def test_neither_the_requester_nor_anybody_else_decides_where_approvers_are_named(network: Network) -> None:
+    tom, mia, eve = await join(network, "tom", "mia", "eve")
+    till = Till(approvers=["mia", "tom"])
+    await tom.client.call("channels.create", {"name": "shop"})
+    await eve.client.call("channels.join", {"name": "shop"})
+    async with running(network, till.make_runner(channels=["shop"])):
+        await tom.client.post("shop", "I want my money back")
+        request = await tom.hear()
+        await decide(tom, request, "/approve")
+        assert (await tom.hear()).text.startswith("tom may not decide on this call: its approvers are mia,")
+        assert (await eve.hear()).text == "I want my money back"
+        assert (await eve.hear()).seq == request.seq
+        await decide(eve, request, "/approve always")
+        while not (it := await eve.hear()).text.startswith("eve may not decide"):
+            pass
+        assert (it.metadata or {})["still_waits"] == request.seq
+        with pytest.raises(Forbidden, match="its approvers are mia"):
+            await eve.client.call("network.decide", {"seq": request.seq, "decision": "/approve"})
+        assert till.refunded == []
+        await decide(mia, await mia.hear(), "/deny he has it already")
+        while not (it := await tom.hear()).text.startswith("Not run"):
+            pass
+        assert it.text == "Not run: mia denied it: he has it already"
+    assert till.refunded == []
+
+
+async def test_who_asked_through_another_agent_does_not_approve_what_came_of_it(network: Network) -> None:
+    tom, mia = await join(network, "tom", "mia")
+    till, heard = Till(approvers=["tom", "mia"]), Heard()
+
+    def front(request: ModelRequest) -> Any:
+        results = read_prompt(request).tool_results
+        return results[-1].content if results else call("ask", agent_ids=["till"], text="Pay him back")
+
+    async with running(network, till.make_runner("till", on_event=heard), make_runner("desk", front)):
+        await tom.client.send_text("desk", "my money, please")
+        copy = await mia.hear()
+        assert await items(tom) == []
+        await decide(mia, copy, "/approve")
+        assert "order 17 is paid back" in (await tom.hear()).text
+    assert till.refunded == [17]
+    assert [text for _, text in await mia.history("direct:desk~till") if text.startswith("May I")] == []
+
+
+async def test_an_approver_approves_own_requests_only_where_the_author_allows_it(network: Network) -> None:
+    [mia] = await join(network, "mia")
+    for allowed in (False, True):
+        till = Till(approvers=["mia"], requester_may_approve=allowed)
+        async with running(network, till.make_runner()):
+            told = await mia.ask("desk", "I want my money back")
+            if not allowed:
+                assert told.text == (
+                    "Not run: it needs an approver of mia, and there are not enough: mia led to the call and so may "
+                    "not approve it."
+                )
+                continue
+            await decide(mia, told, "/approve")
+            assert (await mia.hear()).text == "order 17 is paid back"
+        assert till.refunded == [17]
+
+
+async def test_two_people_approve_and_one_who_says_it_twice_is_one(network: Network) -> None:
+    tom, mia, zoe = await join(network, "tom", "mia", "zoe")
+    till, heard = Till(approvers=["role:finance"], approvals_needed=2), Heard()
+    async with running(network, till.make_runner(on_event=heard)):
+        await tom.ask("desk", "my money back")
+        mias, zoes = await mia.hear(), await zoe.hear()
+        assert "2 different people have to approve it." in mias.text
+        await decide(mia, mias, "/approve")
+        assert (await mia.hear()).text.startswith("mia approved refund(order=17): 1 of 2 approvals.")
+        assert await items(mia) == []
+        assert (await items(zoe))[0]["approved_by"] == ["mia"]
+        await decide(mia, mias, "/approve")
+        assert (await mia.hear()).text.startswith("mia has approved this already")
+        with pytest.raises(InvalidArguments, match="mia has approved"):
+            await mia.client.call("network.decide", {"seq": mias.seq, "decision": "/approve"})
+        await decide(zoe, zoes, '/edit {"order": 18}')
+        assert (await zoe.hear()).text.startswith("2 people have to approve the same arguments")
+        assert till.refunded == []
+        await decide(zoe, zoes, "/approve")
+        assert (await tom.hear()).text == "mia and zoe approved refund(order=17)."
+        assert (await mia.hear()).text == "mia and zoe approved refund(order=17)."
+        assert (await tom.hear()).text == "order 17 is paid back"
+        [end] = await heard.finished()
+        [approval] = [it["body"] for it in await mia.records(end.reaction) if it["kind"] == "approval"]
+        assert [(it["by"], it["said"]) for it in approval["votes"]] == [("mia", "/approve"), ("zoe", "/approve")]
+    assert till.refunded == [17]
+
+
+async def test_one_denial_is_enough_where_two_have_to_approve(network: Network) -> None:
+    tom, mia, zoe = await join(network, "tom", "mia", "zoe")
+    till = Till(approvers=["mia", "zoe"], approvals_needed=2)
+    async with running(network, till.make_runner()):
+        await tom.ask("desk", "my money back")
+        await decide(mia, await mia.hear(), "/approve")
+        await decide(zoe, await zoe.hear(), "/deny no")
+        assert (await tom.hear()).text == "zoe denied refund(order=17): no"
+        assert (await tom.hear()).text == "Not run: zoe denied it: no"
+    assert till.refunded == []
+
+
+async def test_when_nobody_decides_in_time_others_are_asked_too(network: Network) -> None:
+    tom, _, zoe = await join(network, "tom", "mia", "zoe")
+    till = Till(approvers=["mia"], escalate_to=["role:finance"], approval_timeout_s=0.2)
+    async with running(network, till.make_runner(policy=AgentPolicy())):
+        asked = await tom.ask("desk", "my money back")
+        assert "I wait for 0.2 s, then I ask role:finance too, and wait as long again." in asked.text
+        copy = await zoe.hear()  # the time of the first request is over
+        await decide(zoe, copy, "/approve")
+        assert (await tom.hear()).text == "zoe approved refund(order=17)."
+        assert (await tom.hear()).text == "order 17 is paid back"
+    assert till.refunded == [17]
+
+
+async def test_when_nobody_is_left_to_ask_the_call_is_not_made(network: Network) -> None:
+    tom, *_ = await join(network, "tom", "mia", "zoe")
+    till = Till(approvers=["mia"], escalate_to=["zoe"], approval_timeout_s=0.05)
+    async with running(network, till.make_runner()):
+        await tom.ask("desk", "my money back")
+        assert (await tom.hear()).text == "Not run: nobody approved it in time."
+    assert till.refunded == []
+
+
+@pytest.mark.parametrize("names", [["nobody"], ["role:nothing"]])
+async def test_names_of_nobody_are_refused_at_once_and_named(network: Network, names: list[str]) -> None:
+    [tom] = await join(network, "tom")
+    till = Till(approvers=names)
+    async with running(network, till.make_runner()):
+        told = (await tom.ask("desk", "my money back")).text
+    assert told == (
+        f"Not run: it needs an approver of {names[0]}, and there are not enough: {names[0]} names nobody in this "
+        "network."
+    )
+
+
+async def test_where_no_approvers_are_named_an_operator_decides_without_reading_the_thread(network: Network) -> None:
+    tom, mia = await join(network, "tom", "mia")
+    till, heard = Till(needs_approval=True), Heard()
+    async with running(network, till.make_runner(on_event=heard)):
+        request = await tom.ask("desk", "my money back")
+        item = await until_item(mia)
+        assert (item["seq"], item["thread_id"], item["may_call"]) == (request.seq, "direct:desk~tom", True)
+        with pytest.raises(InvalidArguments, match="one call at a time"):
+            await mia.client.call("network.decide", {"seq": request.seq, "decision": "/approve always"})
+        await mia.client.call("network.decide", {"seq": request.seq, "decision": "/approve"})
+        assert (await tom.hear()).text == "mia approved refund(order=17)."
+        assert (await tom.hear()).text == "order 17 is paid back"
+        with pytest.raises(InvalidArguments, match="waits for no decision"):
+            await mia.client.call("network.decide", {"seq": request.seq, "decision": "/deny"})
+        [end] = await heard.finished()
+        [approval] = [it["body"] for it in await mia.records(end.reaction) if it["kind"] == "approval"]
+        assert (approval["by"], approval["votes"][0]["request"]) == ("mia", 0)
+    assert till.refunded == [17]
+
+
+async def test_what_was_approved_for_longer_holds_only_for_calls_that_its_person_may_decide(network: Network) -> None:
+    tom, eve, mia = await join(network, "tom", "eve", "mia")
+    till = Till(approvers=["mia"])
+    async with running(network, Till(needs_approval=True).make_runner()):
+        await decide(tom, await tom.ask("desk", "my money back"), "/approve always")
+        assert (await tom.hear()).text == "order 17 is paid back"
+    async with running(network, till.make_runner()):
+        await tom.ask("desk", "my money back")  # his own word does not hold any more: it is asked for
+        await decide(mia, await mia.hear(), "/approve always")
+        assert (await tom.hear()).text == "mia approved refund(order=17), and every further call of it."
+        assert (await tom.hear()).text == "order 17 is paid back"
+        assert (await eve.ask("desk", "my money back")).text == "order 17 is paid back"
+        assert (await mia.ask("desk", "my money back")).text.startswith("Not run: it needs an approver of mia")
+    assert till.refunded == [17, 17]
+
+
+async def test_what_one_person_approved_for_longer_is_not_enough_for_two(network: Network) -> None:
+    tom, mia, zoe = await join(network, "tom", "mia", "zoe")
+    till = Till(approvers=["mia", "zoe"], approvals_needed=2)
+    async with running(network, Till(approvers=["mia"]).make_runner()):
+        await tom.ask("desk", "my money back")
+        await decide(mia, await mia.hear(), "/approve always")
+        assert [(await tom.hear()).text for _ in range(2)][1] == "order 17 is paid back"
+    async with running(network, till.make_runner()):
+        await tom.ask("desk", "my money back")
+        for person, scope in ((mia, "always"), (zoe, "thread")):
+            request = await person.hear()
+            await decide(person, request, f"/approve {scope}")
+        assert [(await tom.hear()).text for _ in range(2)][1] == "order 17 is paid back"
+        assert (await tom.ask("desk", "my money back")).text == "order 17 is paid back", "both said so, for this thread"
+    assert till.refunded == [17, 17]
+
+
+async def test_two_who_decide_at_once_come_to_one_outcome_and_the_later_one_is_told(network: Network) -> None:
+    tom, mia, zoe = await join(network, "tom", "mia", "zoe")
+    till, heard = Till(approvers=["mia", "zoe"]), Heard()
+    async with running(network, till.make_runner(on_event=heard)):
+        await tom.ask("desk", "my money back")
+        mias, zoes = await mia.hear(), await zoe.hear()
+        await asyncio.gather(decide(mia, mias, "/approve"), decide(zoe, zoes, "/deny no"))
+        [end] = await heard.finished()
+        await until_recorded(mia, end.reaction, "finished")
+        [approval] = [it["body"] for it in await mia.records(end.reaction) if it["kind"] == "approval"]
+        [late] = {"mia", "zoe"} - {approval["by"]}
+        loser = mia if late == "mia" else zoe
+        told = [await loser.hear(), await loser.hear()]
+        assert any(f"decided by {approval['by']} in #{approval['seq']}" in it.text for it in told)
+    assert till.refunded == ([17] if approval["by"] == "mia" else [])
+
+
+@pytest.mark.parametrize("cut_at", ["note", "waiting", "approval", "tool_started", "tool_result", "finished"])
+@pytest.mark.parametrize("needed", [1, 2])
+async def test_killed_anywhere_each_is_asked_once_and_it_is_paid_once(
+    network: Network, cut_at: str, needed: int
+) -> None:
+    tom, mia, zoe = await join(network, "tom", "mia", "zoe")
+    till = Till(approvers=["mia", "zoe"], approvals_needed=needed)
+    client = BusyClient(await network.join("desk", role="reactor"), cut_at, cut_at=1)
+    runner = till.make_runner()
+    task = asyncio.create_task(runner.run(client))  # type: ignore[arg-type]
+    await runner.ready()
+    await tom.client.send_text("desk", "my money back")
+    if cut_at == "note":
+        with pytest.raises(ConnectError, match="cut"):
+            await task
+        heard = Heard()
+        async with running(network, till.make_runner(on_event=heard)):
+            await decide_all(needed, mia, zoe)
+            await heard.finished()
+    else:
+        await decide_all(needed, mia, zoe)
+        with pytest.raises(ConnectError, match="cut"):
+            await task
+        heard = Heard()
+        async with running(network, till.make_runner(on_event=heard)):
+            await heard.finished()
+    for person in ("mia", "zoe"):
+        asked = [text for sender, text in await tom.history(f"direct:desk~{person}") if text.startswith("May I call")]
+        assert len(asked) == 1
+    assert till.refunded == [17]
+    said = [text for sender, text in await tom.history("direct:desk~tom") if sender == "desk"]
+    who = "mia and zoe" if needed == 2 else "mia"
+    assert said[1] == f"{who} approved refund(order=17)."
+    assert len(said) == 3
+
+
+async def decide_all(needed: int, *people: Person) -> None:
+    for person in people[:needed]:
+        await decide(person, await person.hear(), "/approve")
+
+
+async def test_a_vote_outlives_a_restart_of_everybody(tmp_path: Path) -> None:
+    path, till = tmp_path / "team.db", Till(approvers=["mia", "zoe"], approvals_needed=2)
+    async with Network.open(path) as network:
+        tom, mia, zoe = await join(network, "tom", "mia", "zoe")
+        async with running(network, till.make_runner()):
+            await tom.ask("desk", "my money back")
+            await decide(mia, await mia.hear(), "/approve")
+            assert "1 of 2" in (await mia.hear()).text
+            request = await zoe.hear()
+    async with Network.open(path) as network:
+        tom, mia, zoe = await join(network, "tom", "mia", "zoe")
+        assert (await items(mia), len(await items(zoe))) == ([], 1)
+        await decide(zoe, request, "/approve")  # while the agent is away
+        heard = Heard()
+        async with running(network, till.make_runner(on_event=heard)):
+            await heard.finished()
+    assert till.refunded == [17]
+
+
+async def test_approvers_that_are_named_later_hold_for_what_waits(network: Network) -> None:
+    tom, mia = await join(network, "tom", "mia")
+    before, after = Till(needs_approval=True), Till(approvers=["mia"])
+    async with running(network, before.make_runner()):
+        request = await tom.ask("desk", "my money back")
+        await until_item(tom)
+    async with running(network, after.make_runner()):
+        copy = await mia.hear()
+        await decide(tom, request, "/approve")
+        assert (await tom.hear()).text.startswith("tom may not decide on this call")
+        await decide(mia, copy, "/approve")
+        assert [(await tom.hear()).text for _ in range(2)][1] == "order 17 is paid back"
+    assert (before.refunded, after.refunded) == ([], [17])
+
+
+# --- how it is written
+
+
+AGENT = """
+id: desk
+instruction: You pay back.
+model: {rules: [{do: [{finish: done}]}]}
+tools:
+  - {tool: 'till:refund', approvers: [mia, 'role:finance'], approvals_needed: 2, escalate_to: [zoe], approval_timeout_s: 60}
+  - till:look
+approvers: [zoe]
+requester_may_approve: true
+"""
+
+
+def test_a_file_names_approvers_at_the_agent_and_at_its_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "till.py").write_text(
+        "def refund(order: int) -> str:\n    return ''\n\n\ndef look(order: int) -> str:\n    return ''\n"
+    )
+    (tmp_path / "desk.yaml").write_text(AGENT)
+    [spec] = load_agents(tmp_path / "desk.yaml")
+    agent = build_runner(spec).agent
+    refund, look = agent.find_tool("refund"), agent.find_tool("look")
+    assert refund is not None
+    assert look is not None
+    assert (refund.needs_approval, tuple(refund.approval.approvers)) == (True, ("mia", "role:finance"))
+    assert (refund.approval.approvals_needed, refund.approval.approval_timeout_s) == (2, 60)
+    assert look.needs_approval is False
+    assert (tuple(agent.policy.approvers), agent.policy.requester_may_approve) == (("zoe",), True)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("approvers: [Mia]", "must be the id of a person, or role:NAME"),
+        ("approvers: mia", "must be a list"),
+        ("approvers: [mia]\napprovals_needed: 2", "name more people, or need fewer approvals"),
+        ("approvals_needed: 0", "greater than or equal to 1"),
+        ("tools: [{tool: 'till:refund', approver: [mia]}]", "did you mean"),
+        ("tools: [{tool: 'till:refund', needs_approval: false, approvers: [mia]}]", "needs no approval, and says who"),
+    ],
+)
+def test_a_file_that_names_nobody_is_refused_with_its_line(tmp_path: Path, line: str, problem: str) -> None:
+    file = tmp_path / "desk.yaml"
+    file.write_text(f"id: desk\ninstruction: x\nmodel: {{rules: [{{do: [{{finish: done}}]}}]}}\n{line}\n")
+    with pytest.raises(ConfigError, match=r"desk\.yaml:[0-9]") as refused:
+        build_runner(*load_agents(file))
+    assert problem in str(refused.value)
+
+
+def test_a_tool_in_python_that_names_nobody_is_refused() -> None:
+    for rule in ({"approvers": ["Mia"]}, {"approvers": "mia"}, {"approvers": ["mia"], "approvals_needed": 2}):
+        with pytest.raises(ToolError):
+            tool(**rule)(lambda order: "")  # type: ignore[call-overload]
