@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from roundelay.commands import output
 from roundelay.commands.node import pick_file
 from roundelay.commands.options import debug_option, json_option
+
+if TYPE_CHECKING:
+    from roundelay.nodes.starter import Provider
 
 
 @click.command()
@@ -35,24 +42,138 @@ def demo(
     )
 
 
-@click.command(short_help="Write a first roundelay.yaml and an example agent.")
+@click.command(short_help="Write the files of a first node, agents and a test.")
 @click.argument("folder", required=False, default=".", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--template",
+    type=click.Choice(("hello", "support-desk", "research-team", "coding-agents", "game")),
+    help="The team to start with (default: hello, one agent).",
+)
+@click.option(
+    "--provider",
+    type=click.Choice(("none", "openai", "anthropic", "gemini", "mistral", "ollama", "other")),
+    help="Who serves the model; none: the agents follow rules (default).",
+)
+@click.option("--model", metavar="NAME", help="The model's name at the provider.")
+@click.option("--base-url", metavar="URL", help="The server's address, with --provider other.")
+@click.option("--agent", metavar="NAME", help="The name of the agent, with the template hello.")
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing; take the defaults.")
 @debug_option
-def init(folder: Path) -> None:
-    """Write a commented roundelay.yaml and an example agent into FOLDER. Never overwrites."""
-    from roundelay.nodes.starter import write_starter
+def init(
+    folder: Path,
+    template: str | None,
+    provider: str | None,
+    model: str | None,
+    base_url: str | None,
+    agent: str | None,
+    yes: bool,
+) -> None:
+    """Write a commented roundelay.yaml, agents and a test of them into FOLDER. Never overwrites.
 
+    At a terminal it asks three questions: which model, which name, and where you want to talk. Every answer is also an
+    option.
+    """
+    from roundelay.nodes import starter
+
+    talks_on_page = True
+    is_asked = not yes and all(it is None for it in (template, provider, model, base_url, agent)) and _is_at_terminal()
+    if is_asked:
+        provider, model, base_url = _ask_provider()
+        default = starter.name_agent(starter.HELLO, None if provider == "none" else starter.PROVIDERS["openai"])
+        agent = click.prompt("Name of your first agent", default=default, value_proc=_check_agent)
+        place = click.prompt(
+            "Talk to it on the page or in the terminal", type=click.Choice(("page", "terminal")), default="page"
+        )
+        talks_on_page = place == "page"
+    template = template or starter.HELLO
+    if agent is not None and template != starter.HELLO:
+        raise click.UsageError(f"--agent goes with the template hello; the agents of {template} have their names.")
+    chosen = _choose_provider(provider or "none", model, base_url)
     try:
-        written = write_starter(folder)
+        written = starter.write_starter(folder, template, agent=agent, provider=chosen)
     except FileExistsError as error:
         raise click.ClickException(
             f"{error.filename} is there already and nothing was written; choose another folder: roundelay init FOLDER"
         ) from error
+    except starter.AgentIdError as error:
+        raise click.UsageError(str(error)) from error
     for path in written:
         click.echo(f"Wrote {path}")
-    where = "" if folder == Path() else f"cd {folder} && "
-    click.echo(f"Next: {where}roundelay up, which prints a link: it opens the page in a browser and logs you in, once.")
-    click.echo("Or talk in another terminal: roundelay chat --to echo")
+    first = agent or starter.name_agent(template, chosen)
+    steps = [f"cd {shlex.quote(str(folder))}"] if folder != Path() else []
+    if chosen is not None and chosen.key and not os.environ.get(chosen.key):
+        steps.append(f"export {chosen.key}=...   # your key at {chosen.title}")
+    steps.append("roundelay doctor   # checks that the model answers") if chosen is not None else None
+    steps.append("roundelay up   # prints a link: it opens the page in a browser and logs you in, once")
+    if not talks_on_page or not is_asked:
+        steps.append(f"roundelay chat --to {first}   # in another terminal")
+    tests = [path.name for path in written if path.name.endswith(".scenario.yaml")]
+    steps += [f"roundelay scenario run {name}   # a test of the team, without a model" for name in tests]
+    click.echo("Next:")
+    for step in steps:
+        click.echo(f"  {step}")
+    click.echo(f'Write to {first}, for example: "{starter.TEMPLATES[template].first_words}"')
+
+
+def _is_at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _ask_provider() -> tuple[str, str | None, str | None]:
+    """Ask for the provider, and for what a server of another kind needs."""
+    from roundelay.nodes.starter import PROVIDERS
+
+    names = ["none", *PROVIDERS, "other"]
+    titles = ["no model yet: the agent follows rules", *(it.title for it in PROVIDERS.values())]
+    titles.append("another server with OpenAI's API")
+    click.echo("Which model?")
+    for number, title in enumerate(titles, 1):
+        click.echo(f"  {number}  {title}")
+    number = click.prompt("Number", type=click.IntRange(1, len(names)), default=1)
+    name = names[number - 1]
+    if name == "none":
+        return name, None, None
+    base_url = click.prompt("The server's address, such as http://127.0.0.1:8000/v1") if name == "other" else None
+    default = PROVIDERS[name].model if name in PROVIDERS else None
+    return name, click.prompt("Name of the model", default=default), base_url
+
+
+def _check_agent(name: str) -> str:
+    from roundelay.nodes.starter import AgentIdError, check_agent_id
+
+    try:
+        return check_agent_id(name)
+    except AgentIdError as error:
+        raise click.UsageError(str(error)) from error  # click asks again
+
+
+def _choose_provider(name: str, model: str | None, base_url: str | None) -> Provider | None:
+    """Return the provider for the files. Raises `click.UsageError` for options that contradict each other."""
+    from roundelay.nodes.starter import PROVIDERS, Provider
+
+    if base_url is not None and name != "other":
+        raise click.UsageError("--base-url goes with --provider other.")
+    if model is not None and not re.fullmatch(r"[\w./:@+-]+", model):
+        raise click.UsageError(f"{model!r} cannot be a model's name. It may hold letters, digits and . / : @ + - _")
+    if name == "none":
+        if model is not None:
+            raise click.UsageError("--model needs a --provider.")
+        return None
+    if name != "other":
+        return PROVIDERS[name]._replace(model=model or PROVIDERS[name].model)
+    if base_url is None or model is None:
+        raise click.UsageError("--provider other needs --base-url and --model.")
+    if not re.fullmatch(r"https?://[^\s'\"{}#]+", base_url):
+        raise click.UsageError(f"{base_url!r} is no address. Write it as http://HOST:PORT/v1 or https://HOST/v1.")
+    return Provider(base_url, model, base_url, "" if _is_loopback(base_url) else "OPENAI_API_KEY")
+
+
+def _is_loopback(url: str) -> bool:
+    from urllib.parse import urlsplit
+
+    from roundelay.network.home import is_loopback
+
+    return is_loopback(urlsplit(url).hostname or "")
 
 
 @click.group()

@@ -1,23 +1,177 @@
-"""``roundelay init``: the first files of somebody's own, a node's and one agent that works at once, without a model
-(`first_files/`)."""
+"""First files of a new user, for `roundelay init`: a node, a team from a template, and a test of the team.
+
+The templates stand in `starters/`, a folder each. Their agents work at once by rules; with a provider chosen, a model
+takes the rules' place, and the rules move into the scenario, so that the test still needs no key. Writing is all or
+nothing and overwrites nothing.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
-FIRST_FILES = Path(__file__).with_name("first_files")
+from roundelay.network.core.ids import describe_reserved
+
+STARTERS = Path(__file__).with_name("starters")
+
+HELLO = "hello"
+"""The template of a single agent, whose name the user chooses."""
+
+RULES_NOTE = """\
+# Without a model: the first rule that fits gives the answer. Texts are templates over the message.
+# With a model: replace `rules` by `openai: {name: gpt-4o-mini}`, or run `roundelay init` with --provider in a new folder.
+"""
+
+MODEL_NOTE = """\
+# The model, on any server with OpenAI's API. `roundelay doctor` checks that it answers and calls tools.
+"""
 
 
-def write_starter(folder: Path) -> list[Path]:
-    """Write the files and give their paths. Raises `FileExistsError`, before anything is written, for one that is
-    there."""
-    names = [path.relative_to(FIRST_FILES) for path in sorted(FIRST_FILES.rglob("*.yaml"), reverse=True)]
-    for name in names:
-        if (folder / name).exists():
-            raise FileExistsError(17, "File exists", str(folder / name))
-    for name in names:  # all of them first: where one cannot be, no file is written
+class Template(NamedTuple):
+    """What a template is for, and the agent that people write to."""
+
+    summary: str
+    agent: str
+    first_words: str
+
+
+TEMPLATES = {
+    HELLO: Template("one agent", "", "Hello!"),
+    "support-desk": Template(
+        "a desk that asks a clerk and refunds with your approval", "desk", "Please refund order 12"
+    ),
+    "research-team": Template("a lead, a finder with a folder of notes, and a critic", "lead", "What about Yixing?"),
+    "coding-agents": Template("a planner, a coder and a reviewer on one folder", "planner", "greeting.txt: Hello"),
+    "game": Template("a host and a guesser of numbers", "host", "play"),
+}
+
+
+class Provider(NamedTuple):
+    """A server of models with OpenAI's API. ``base_url`` is empty for OpenAI's own, ``key`` for one without a key."""
+
+    title: str
+    model: str
+    base_url: str = ""
+    key: str = ""
+
+    def describe(self) -> str:
+        """The `model` section of an agent's file."""
+        lines = ["model:", "  openai:", f"    name: {self.model}"]
+        lines += [f"    base_url: {self.base_url}"] if self.base_url else []
+        lines += [f"    api_key_env: {self.key}"] if self.key else []
+        return "\n".join(lines) + "\n"
+
+
+PROVIDERS = {
+    "openai": Provider("OpenAI", "gpt-4o-mini", key="OPENAI_API_KEY"),
+    "anthropic": Provider("Anthropic", "claude-haiku-4-5", "https://api.anthropic.com/v1/", "ANTHROPIC_API_KEY"),
+    "gemini": Provider(
+        "Google Gemini",
+        "gemini-2.5-flash",
+        "https://generativelanguage.googleapis.com/v1beta/openai/",
+        "GEMINI_API_KEY",
+    ),
+    "mistral": Provider("Mistral", "mistral-small-latest", "https://api.mistral.ai/v1", "MISTRAL_API_KEY"),
+    "ollama": Provider("Ollama on this machine", "qwen3:8b", "http://127.0.0.1:11434/v1"),
+}
+
+
+YAML_WORDS = frozenset({"false", "n", "no", "null", "off", "on", "true", "y", "yes"})
+"""Ids that YAML reads as something else than text."""
+
+
+class AgentIdError(ValueError):
+    """An agent's name that is no id, or that others would confuse with somebody else's."""
+
+
+def write_starter(
+    folder: Path, template: str = HELLO, *, agent: str | None = None, provider: Provider | None = None
+) -> list[Path]:
+    """Write the files of a template and return their paths, the node's first.
+
+    ``agent`` names the agent of the template `hello`; the agents of the others have names. Raises `FileExistsError` before anything is written if one of the
+    files exists, `AgentIdError`, `OSError`.
+    """
+    files = make_files(template, agent or name_agent(template, provider), provider)
+    for name in files:
+        if os.path.lexists(folder / name):
+            raise FileExistsError(errno.EEXIST, "File exists", str(folder / name))
+    for name in files:  # all folders before the first file: if one cannot be made, nothing is written
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        with (folder / name).open("x", encoding="utf-8") as file:  # exclusive: somebody may have been faster
-            file.write((FIRST_FILES / name).read_text(encoding="utf-8"))
-    return [folder / name for name in names]
+    written: list[Path] = []
+    try:
+        for name, text in files.items():
+            with (folder / name).open("x", encoding="utf-8") as file:  # exclusive: somebody may have been faster
+                written.append(folder / name)
+                file.write(text)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    return written
+
+
+def name_agent(template: str, provider: Provider | None) -> str:
+    """Return the agent that people write to, if they choose no other name."""
+    return TEMPLATES[template].agent or ("echo" if provider is None else "ann")
+
+
+def check_agent_id(name: str) -> str:
+    """Return an agent's name that a hub accepts and that needs no quotes in YAML. Raises `AgentIdError`."""
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name):
+        raise AgentIdError(
+            f"{name!r} cannot be an agent's name. Use up to 63 lowercase letters, digits, '_' or '-', and begin with a "
+            "letter."
+        )
+    reason = describe_reserved(name, ["channels", "discovery"])
+    if name in YAML_WORDS:
+        reason = "means something else in YAML"
+    if reason is not None:
+        raise AgentIdError(f"{name!r} cannot be an agent's name: it {reason}. Choose another name.")
+    return name
+
+
+def make_files(template: str, agent: str, provider: Provider | None) -> dict[str, str]:
+    """Return the text of each file of a template by its relative path, the node's file first. Pure but for reading the
+    templates. Raises `AgentIdError`."""
+    check_agent_id(agent)
+    folder = STARTERS / template
+    files: dict[str, str] = {}
+    agents: list[str] = []
+    rules: dict[str, str] = {}
+    for path in sorted(it for it in folder.rglob("*") if it.is_file() and it.suffix != ".pyc"):
+        name, text = path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8")
+        name = name.replace("AGENT", agent)
+        if path.suffix == ".yaml" and not path.name.endswith(".scenario.yaml"):
+            text = text.replace("AGENT", agent)
+            text, rules[path.stem.replace("AGENT", agent)] = _choose_model(text, provider)
+            agents.append(name)
+        files[f"agents/{name}" if path.suffix != ".md" or "/" in name else name] = text
+    node = (STARTERS / "roundelay.yaml").read_text(encoding="utf-8")
+    node = node.replace("AGENTS\n", "".join(f"  - agents/{name}\n" for name in agents))
+    scripted = "agents: # their models are not asked\n" + "".join(
+        f"  {name}:\n{textwrap.indent(text, '    ')}" for name, text in rules.items()
+    )
+    return {"roundelay.yaml": node} | {
+        _place(name): text.replace("SCRIPTED\n", scripted if provider is not None else "")
+        for name, text in files.items()
+    }
+
+
+def _place(name: str) -> str:
+    """Put scenarios beside the node's file, where `roundelay scenario run` and pytest look first."""
+    return name.removeprefix("agents/") if name.endswith(".scenario.yaml") else name
+
+
+def _choose_model(text: str, provider: Provider | None) -> tuple[str, str]:
+    """Return an agent's file with its model, and its rules alone."""
+    before, rest = text.split("MODEL\n")
+    match = re.match(r"model:\n(?:  .*\n|\n(?=  ))*", rest)
+    assert match is not None, "a template's rules follow MODEL"
+    rules, after = match[0], rest[match.end() :]
+    model = RULES_NOTE + rules if provider is None else MODEL_NOTE + provider.describe()
+    return before + model + after, rules
