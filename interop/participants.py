@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from roundelay.network.durable_files import describe_os_error, give_name, make_folder
 from roundelay.network.errors import ConfigError, ConnectError
-from roundelay.network.home import home
+from roundelay.network.home import find_user_folder, home
 from roundelay.network.platforms import CLOSE_ON_EXEC, is_reader_gone, lock_descriptor, read_process
 
 from .hosts import WAKE, Host
@@ -78,8 +78,11 @@ def find_project(host: Host, start: Path) -> Path:
     """The project in which something runs: the nearest folder that has the host's own, or else where it runs. The
     user's home and what is above it is no project, nor is the root of the file system: what a host has there is for all
     of them."""
-    here, above = start.resolve(), Path.home().resolve()
-    shared = {above, *above.parents, Path(here.anchor)}
+    here = start.resolve()
+    shared = {Path(here.anchor)}
+    with suppress(ConfigError):  # a user id without a home folder has nothing there
+        above = find_user_folder().resolve()
+        shared |= {above, *above.parents}
     for folder in (here, *here.parents):
         if folder in shared:
             break

@@ -26,6 +26,7 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import WebSocketException
 
 from roundelay.network.errors import RoundelayError
+from roundelay.network.home import find_user_folder
 
 from .bridged import BridgedSession
 
@@ -129,7 +130,9 @@ def _say(number: int) -> str:
 def find_codex_socket() -> Path:
     """Where the app server of this user listens, as Codex 0.169 has it."""
     folder = os.environ.get("CODEX_HOME")
-    return (Path(folder) if folder else Path.home() / ".codex") / "app-server-control" / "app-server-control.sock"
+    return (
+        (Path(folder) if folder else find_user_folder() / ".codex") / "app-server-control" / "app-server-control.sock"
+    )
 
 
 async def start_codex_turn(path: Path, project: Path, sentence: str) -> bool | None:

@@ -22,7 +22,7 @@ from .clock import make_token
 from .credentials import read_secret
 from .durable_files import describe_os_error, make_folder, open_private, save_new, sync
 from .errors import ConfigError
-from .platforms import is_process_alive
+from .platforms import boot_id, is_process_alive, read_process
 
 DEFAULT_PORT = 8700
 DEFAULT_URL = f"ws://127.0.0.1:{DEFAULT_PORT}/"
@@ -40,9 +40,20 @@ class RunningNode(Struct, frozen=True):
     """PEM, of a node that encrypts: by it clients here know the node."""
     gateway: str = ""
     """Where its gateway is, if it runs one."""
+    started: str = ""
+    """When its process started (`find_process_start`); a later process with the same pid is another one."""
 
     def is_alive(self) -> bool:
+        if self.started and find_process_start(self.pid) != self.started:
+            return False
         return is_process_alive(self.pid)
+
+
+def find_process_start(pid: int) -> str:
+    """The boot in which a process started, and when: this tells it from a later one with its pid. Empty where the
+    system does not say, or nothing runs under the pid."""
+    process = read_process(pid)
+    return f"{boot_id()}/{process.started}" if process is not None else ""
 
 
 def expand_url(url: str) -> str:
@@ -75,9 +86,28 @@ def read_urls(text: str) -> str:
 
 
 def home() -> Path:
-    """The folder; it may not exist yet."""
+    """The folder; it may not exist yet. Raises `ConfigError` for a user that has none."""
     chosen = os.environ.get("ROUNDELAY_HOME")
-    return Path(chosen) if chosen else Path.home() / ".roundelay"
+    return Path(chosen) if chosen else find_user_folder() / ".roundelay"
+
+
+def find_user_folder() -> Path:
+    """The home folder of the user. Raises `ConfigError` for a user id without one, as containers have."""
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise ConfigError(
+            "This user has no name and no home folder, so there is no place for tokens and notes of nodes. Set "
+            "ROUNDELAY_HOME to a folder that this user alone can write, or set HOME."
+        ) from error
+
+
+def _list_home(pattern: str) -> list[Path]:
+    """The files of the folder that match; none of a user without one."""
+    try:
+        return sorted(home().glob(pattern))
+    except ConfigError:
+        return []
 
 
 def agent_token(url: str, agent_id: str, make: Callable[[], str] = make_token) -> str:
@@ -146,7 +176,7 @@ def token_path(url: str, agent_id: str) -> Path:
 def saved_tokens(agent_id: str) -> list[str]:
     """All tokens of an id that this user has: one for each hub that it was used at. What cannot be read is left out."""
     found = []
-    for path in sorted((home() / "tokens").glob(f"*/{agent_id}")):  # an id has no character that means something here
+    for path in _list_home(f"tokens/*/{agent_id}"):  # an id has no character that means something here
         with suppress(ConfigError):
             found.append(read_token(path))
     return found
@@ -192,7 +222,9 @@ def announce_node(url: str, owner_file: Path, *, certificate: str = "", gateway:
     path = home() / "nodes" / f"{port}.json"
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    node = RunningNode(url, str(owner_file.resolve()), os.getpid(), certificate, gateway)
+    node = RunningNode(
+        url, str(owner_file.resolve()), os.getpid(), certificate, gateway, find_process_start(os.getpid())
+    )
     with open(draft, "wb", opener=open_private) as file:
         file.write(msgspec.json.encode(node))
     draft.replace(path)
@@ -200,17 +232,18 @@ def announce_node(url: str, owner_file: Path, *, certificate: str = "", gateway:
 
 
 def running_nodes() -> list[RunningNode]:
-    """The nodes of this user on this machine, the newest first; notes of dead ones are skipped."""
-    found: list[tuple[float, RunningNode]] = []
-    for path in sorted((home() / "nodes").glob("*.json")):
+    """The nodes of this user on this machine, the newest first; notes of dead ones are skipped. A note of an older
+    release, whose pid may be somebody else's by now, stands behind those of which the process is known."""
+    found: list[tuple[bool, float, RunningNode]] = []
+    for path in _list_home("nodes/*.json"):
         try:
             node = msgspec.json.decode(path.read_bytes(), type=RunningNode)
             modified = path.stat().st_mtime
         except (OSError, ValueError, msgspec.MsgspecError):
             continue
         if node.is_alive():
-            found.append((modified, node))
-    return [node for _, node in sorted(found, key=lambda item: -item[0])]
+            found.append((bool(node.started), modified, node))
+    return [node for *_, node in sorted(found, key=lambda item: item[:2], reverse=True)]
 
 
 def find_url() -> str:

@@ -420,6 +420,6 @@ class _Announcement:
         """Leave it with the gateway's address."""
         try:
             self._path = announce_node(self._url, self._owner, certificate=self._certificate, gateway=gateway)
-        except OSError as error:
-            told = f"{error.strerror}: {error.filename}"
+        except (OSError, ConfigError) as error:
+            told = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
             self._say(f"No note of this node could be left ({told}); commands need --url {self._url}")

@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from itertools import accumulate, islice
-from pathlib import Path
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
@@ -35,7 +34,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from wcwidth import grapheme_boundary_before, iter_graphemes
 
 from roundelay.network.durable_files import make_folder, replace_file
-from roundelay.network.errors import RoundelayError
+from roundelay.network.errors import ConfigError, RoundelayError
 from roundelay.network.home import home
 from roundelay.network.platforms import CLOSE_ON_EXEC, handle_signals, set_mode
 from roundelay.runs.lists import list_participants, list_threads
@@ -81,7 +80,7 @@ class PromptLine:
         self._session: PromptSession[None] = PromptSession(
             self._describe,
             output=output,
-            history=_open_history(home() / "chat_history"),
+            history=_open_history(),
             completer=_Completer(self),
             complete_while_typing=False,
             input_processors=[_Clean()],
@@ -323,10 +322,11 @@ class _History(FileHistory):
             super().store_string(string)
 
 
-def _open_history(path: Path) -> History:
+def _open_history() -> History:
     """The lines typed earlier, in a file for its user's eyes only: a person writes to participants what others are not
     to read."""
     try:
+        path = home() / "chat_history"
         make_folder(path.parent)
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | CLOSE_ON_EXEC, 0o600)
         try:
@@ -339,7 +339,7 @@ def _open_history(path: Path) -> History:
                 file.write(
                     newest[max(newest.find(b"\n# "), 0) :].decode(errors="replace")
                 )  # from where an entry begins
-    except OSError:
+    except (OSError, ConfigError):
         return InMemoryHistory()
     return _History(path)
 

