@@ -462,13 +462,14 @@ def _tidy(schema: Mapping[str, object]) -> dict[str, object]:
         match key, value:
             case "title", str():
                 continue
-            case (("properties" | "$defs" | "patternProperties"), dict()):
+            case (("properties" | "$defs" | "definitions" | "patternProperties" | "dependentSchemas"), dict()):
                 tidy[key] = {name: _tidy_any(inner) for name, inner in value.items()}
             case (("default" | "const" | "enum" | "examples"), _):
                 tidy[key] = value  # data, not schemas
             case _:
                 tidy[key] = _tidy_any(value)
-    if tidy.get("type") == "array":
+    kinds = tidy.get("type")
+    if kinds == "array" or (isinstance(kinds, list) and "array" in kinds):
         tidy.setdefault("items", {})
     return tidy
 

@@ -10,17 +10,22 @@ texts become one escaped line; and a check that takes too long is killed with it
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from roundelay.agents.models.model import JsonSchema
 from roundelay.agents.prompt import escape_text, strip_unseen
-from roundelay.agents.text import cut
+from roundelay.agents.text import MAX_NAME_CHARS as MAX_TOOL_NAME_CHARS
+from roundelay.agents.text import cut, tool_name
+from roundelay.agents.tools import tidy_schema
 from roundelay.agents.values import ToolError
 
 if TYPE_CHECKING:
@@ -134,6 +139,147 @@ def _clean_entry(key: str, value: object, levels: int) -> object:
     if key in _REFERS and not _LOCAL.fullmatch(value):
         raise Unfit(f"its schema refers to {write_line(value, MAX_NAME_CHARS)}, which is not fetched")
     return write_line(value, MAX_PARAMETER_CHARS) if key in _TEXTS else value
+
+
+# --- schemas as providers take them
+
+
+def tidy_parameters(parameters: JsonSchema) -> dict[str, object]:
+    """Return a server's schema as a model is shown it: like those of our own functions, and without what one provider
+    or another refuses.
+
+    A refused schema fails every request of the agent. OpenAI refuses arrays without ``items`` and ``anyOf`` at the top
+    (https://platform.openai.com/docs/guides/structured-outputs#supported-schemas), Gemini refuses ``$schema`` and names
+    in ``required`` that are no property (https://ai.google.dev/api/caching#Schema). The server's own schema still holds
+    for the arguments (`SchemaCheck`).
+    """
+    merged = _merge_alternatives(parameters, parameters, {})
+    return tidy_schema(_repair(merged, parameters))
+
+
+def _merge_alternatives(schema: JsonSchema, root: JsonSchema, known: dict[str, JsonSchema]) -> dict[str, object]:
+    """Return an object schema without alternatives at its top: with the properties of all of them, of which those are
+    required that each alternative requires.
+
+    ``known`` holds what each ``$ref`` led to, so that one which is named often, or names itself, is merged once.
+    """
+    merged = dict(schema)
+    properties = _read_mapping(merged.pop("properties", None))
+    required = _read_names(merged.pop("required", None))
+    parts: list[JsonSchema] = []
+    reference = merged.pop("$ref", None)
+    if isinstance(reference, str) and isinstance(target := _find(root, reference), dict):
+        if reference not in known:
+            known[reference] = {}
+            known[reference] = _merge_alternatives(target, root, known)
+        parts.append(known[reference])
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        found = merged.pop(keyword, None)
+        branches = [it for it in (found if isinstance(found, list) else []) if isinstance(it, dict)]
+        made = [_merge_alternatives(it, root, known) for it in branches]
+        if keyword != "allOf" and made:
+            common = set.intersection(*(set(_read_names(it["required"])) for it in made))
+            inner = {name: it for one in made for name, it in _read_mapping(one["properties"]).items()}
+            made = [{"properties": inner, "required": [it for it in _read_names(made[0]["required"]) if it in common]}]
+        parts += made
+    for part in parts:
+        properties = {**_read_mapping(part.get("properties")), **properties}
+        required += _read_names(part.get("required"))
+    for keyword in ("not", "enum", "const", "if", "then", "else"):
+        merged.pop(keyword, None)
+    named = [it for it in dict.fromkeys(required) if it in properties]
+    return {**merged, "type": "object", "properties": properties, "required": named}
+
+
+def _repair(schema: JsonSchema, root: JsonSchema) -> dict[str, object]:
+    """Return a schema, and all in it, in a form that each provider reads."""
+    repaired: dict[str, object] = {}
+    for key, value in schema.items():
+        match key, value:
+            case (("$schema" | "$id" | "$comment" | "$dynamicRef" | "$recursiveRef"), _):
+                continue
+            case "$ref", _ if not isinstance(_find(root, value), dict | bool):
+                continue  # it leads nowhere, and providers look
+            case (("default" | "const" | "examples"), _):
+                repaired[key] = value
+            case _, None:
+                continue
+            case "enum", list():
+                if value:
+                    repaired[key] = value
+            case "required", _ if not isinstance(value, list):
+                continue  # draft 3 wrote true beside a property
+            case (("properties" | "$defs" | "definitions" | "patternProperties" | "dependentSchemas"), _):
+                repaired[key] = {name: _repair_any(it, root) for name, it in _read_mapping(value).items()}
+            case "items", list():  # draft 7: one schema for each place
+                branches = [_repair_any(it, root) for it in value]
+                repaired[key] = {"anyOf": branches} if branches else {}
+            case (("items" | "not" | "contains"), _):
+                repaired[key] = _repair_any(value, root)
+            case (("anyOf" | "oneOf" | "allOf" | "prefixItems"), list()):
+                if value:
+                    repaired[key] = [_repair_any(it, root) for it in value]
+            case _, dict():
+                repaired[key] = _repair(value, root)
+            case _:
+                repaired[key] = value
+    if "properties" in repaired and isinstance(named := repaired.get("required"), list):
+        properties = _read_mapping(repaired["properties"])
+        repaired["required"] = [it for it in named if it in properties]
+    return repaired
+
+
+def _repair_any(value: object, root: JsonSchema) -> dict[str, object]:
+    return _repair(value, root) if isinstance(value, dict) else {}  # true: anything
+
+
+def _find(root: JsonSchema, reference: object) -> object:
+    """Return what a local ``$ref`` names, or None."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found: object = root
+    for part in filter(None, unquote(reference[1:]).split("/")):
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        elif isinstance(found, dict):
+            found = found.get(key)
+        else:
+            return None
+    return found
+
+
+def _read_mapping(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _read_names(value: object) -> list[str]:
+    return [it for it in value if isinstance(it, str)] if isinstance(value, list) else []
+
+
+# --- names
+
+
+def name_offered(wanted: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names under which a model is offered tools, given by server and by the server's own name.
+
+    Providers take few kinds of characters and 64 of them, so names may become equal. Such names end with a hash of the
+    original. No name depends on the order in which tools are listed.
+    """
+    plain = [tool_name(f"{server}_{name}") for server, name in wanted]
+    holders: dict[str, tuple[str, str]] = {}  # who keeps a plain name: the first whose own name it is
+    for name, it in sorted(zip(plain, wanted, strict=True)):
+        if name == "_".join(it):
+            holders.setdefault(name, it)
+    counts = Counter(plain)
+    return [
+        name if counts[name] == 1 or holders.get(name) == it else f"{name[: MAX_TOOL_NAME_CHARS - 9]}_{_hash(it)}"
+        for name, it in zip(plain, wanted, strict=True)
+    ]
+
+
+def _hash(names: tuple[str, str]) -> str:
+    return hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 class SchemaCheck:

@@ -33,7 +33,9 @@ from roundelay.agents.features.mcp_schemas import (
     MAX_PARAMETER_CHARS,
     OfferedTool,
     SchemaCheck,
+    name_offered,
     read_offer,
+    tidy_parameters,
     write_line,
     write_text,
 )
@@ -41,7 +43,6 @@ from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.options import InFile, Strict, VariableName, checked
 from roundelay.agents.outgoing_http import check_environment, load_certificates
 from roundelay.agents.prompt import escape_text
-from roundelay.agents.text import tool_name
 from roundelay.agents.tools import Effect, Output, Tool, ToolContext, read_object, tool
 from roundelay.agents.values import Finish, PromptPart, ToolError, TurnState
 from roundelay.network.credentials import (
@@ -133,7 +134,8 @@ class McpServers(Middleware):
             _remember_secrets(name, options)
         self._options = servers
         self._sessions = {name: ServerSession(name, options) for name, options in servers.items()}
-        self._made: dict[str, tuple[object, list[Tool]]] = {}  # by server, with the list that they were made of
+        self._made: dict[str, list[Tool]] = {}  # by server, of the lists in `_listed`
+        self._listed: list[object] = []
 
     # --- hooks
 
@@ -168,13 +170,28 @@ class McpServers(Middleware):
     # --- tools
 
     def _list(self, name: str) -> list[Tool]:
-        session = self._sessions[name]
-        known, made = self._made.get(name, (None, []))
-        if known is not session.tools or not made:
-            made = [_make_tool(session, it, self._options[name].timeout_s) for it in session.tools]
-            made += _make_readers(session)
-            self._made[name] = (session.tools, made)
-        return made
+        sessions = self._sessions.values()
+        listed: list[object] = [it for session in sessions for it in (session.tools, *_list_readers(session))]
+        if [*map(id, listed)] != [*map(id, self._listed)] or not self._made:
+            # All servers' at once: `a_b` of one server and `b` of another, which is called `a`, have one name.
+            wanted = [
+                (session.name, own)
+                for session in sessions
+                for own in (*(it.name for it in session.tools), *_list_readers(session))
+            ]
+            names = iter(name_offered(wanted))
+            self._made = {
+                session.name: [
+                    *(
+                        _make_tool(session, next(names), it, self._options[session.name].timeout_s)
+                        for it in session.tools
+                    ),
+                    *(_make_reader(session, it, next(names)) for it in _list_readers(session)),
+                ]
+                for session in sessions
+            }
+            self._listed = listed
+        return self._made[name]
 
 
 def _read_headers(name: str, options: ServerOptions) -> dict[str, str]:
@@ -200,9 +217,9 @@ def _remember_secrets(name: str, options: ServerOptions) -> None:
             remember_secret(clean_secret(value))
 
 
-def _make_tool(session: ServerSession, offered: OfferedTool, timeout_s: float) -> Tool:
+def _make_tool(session: ServerSession, name: str, offered: OfferedTool, timeout_s: float) -> Tool:
     effect: Effect = "idempotent" if offered.is_idempotent else "once"
-    name = tool_name(f"{session.name}_{offered.name}")
+    parameters = tidy_parameters(offered.parameters)
 
     async def run(context: ToolContext, arguments: Mapping[str, object]) -> object:
         async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -219,8 +236,10 @@ def _make_tool(session: ServerSession, offered: OfferedTool, timeout_s: float) -
 
     # Whose words these are stands with them: a template or a model without tool calls puts them among the author's.
     about = f"The MCP server {session.name} says: {offered.description}"
-    read = partial(read_object, name, offered.parameters)
-    return Tool(name, about, offered.parameters, effect, timeout_s, read, run)
+    # The server says itself whether it takes more than it names.
+    named = {**parameters, "additionalProperties": offered.parameters.get("additionalProperties", True)}
+    read = partial(read_object, name, named)
+    return Tool(name, about, parameters, effect, timeout_s, read, run)
 
 
 def _write_content(result: Any) -> str:
@@ -236,9 +255,26 @@ def _write_content(result: Any) -> str:
                 texts.append(f"[resource {it.uri}]")
             case _:
                 texts.append(_write_resource(it.resource))
-    if not texts and getattr(result, "structured_content", None) is not None:
-        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    structured = getattr(result, "structured_content", None)
+    if structured not in (None, {}) and not _is_said(structured, texts):
+        texts.append(json.dumps(structured, ensure_ascii=False))
     return write_text("\n".join(texts), MAX_RESULT_CHARS)
+
+
+def _is_said(structured: object, texts: Sequence[str]) -> bool:
+    """Whether the texts of a result hold its structured content already. Servers should write it there as JSON
+    (https://modelcontextprotocol.io/specification/2025-11-25/server/tools#structured-content); the SDK for Python does,
+    and wraps what is no object as ``{"result": ...}``."""
+    inner = structured["result"] if isinstance(structured, dict) and structured.keys() == {"result"} else structured
+    read = [_read_json(it) for it in texts]
+    return any(it in (structured, inner) for it in read) or inner in (read, list(texts)) or inner in texts
+
+
+def _read_json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _write_resource(resource: Any) -> str:
@@ -248,44 +284,40 @@ def _write_resource(resource: Any) -> str:
     )
 
 
-def _make_readers(session: ServerSession) -> list[Tool]:
-    """Make the tools by which a model uses a server's resources and prompts."""
-    made: list[Tool] = []
-    if session.has_resources:
+def _list_readers(session: ServerSession) -> list[str]:
+    """Return the names of the tools by which a model uses a server's resources and prompts."""
+    resources = ["list_resources", "read_resource"] if session.has_resources else []
+    return [*resources, *(["list_prompts", "get_prompt"] if session.has_prompts else [])]
 
-        @tool(name=tool_name(f"{session.name}_list_resources"), idempotent=True)
-        async def list_resources() -> object:
-            """List what can be read there."""
-            listed = await session.list_all("list_resources", "resources")
-            return [{"uri": str(it.uri), **_describe(it)} for it in listed if len(str(it.uri)) <= MAX_PARAMETER_CHARS]
 
-        @tool(name=tool_name(f"{session.name}_read_resource"), idempotent=True)
-        async def read_resource(uri: str) -> str:
-            """Read one of the resources that are listed."""
-            result = await session.request("read_resource", uri)
-            return write_text("\n".join(map(_write_resource, result.contents)), MAX_RESULT_CHARS)
+def _make_reader(session: ServerSession, own_name: str, name: str) -> Tool:
+    async def list_resources() -> object:
+        """List what can be read there."""
+        listed = await session.list_all("list_resources", "resources")
+        return [{"uri": str(it.uri), **_describe(it)} for it in listed if len(str(it.uri)) <= MAX_PARAMETER_CHARS]
 
-        made += [list_resources, read_resource]
-    if session.has_prompts:
+    async def read_resource(uri: str) -> str:
+        """Read one of the resources that are listed."""
+        result = await session.request("read_resource", uri)
+        return write_text("\n".join(map(_write_resource, result.contents)), MAX_RESULT_CHARS)
 
-        @tool(name=tool_name(f"{session.name}_list_prompts"), idempotent=True)
-        async def list_prompts() -> object:
-            """List the prompts that are kept there, with what they take."""
-            listed = await session.list_all("list_prompts", "prompts")
-            return [
-                {**_describe(it), "takes": [arg.name[:MAX_NAME_CHARS] for arg in (it.arguments or ())[:MAX_ARGUMENTS]]}
-                for it in listed
-            ]
+    async def list_prompts() -> object:
+        """List the prompts that are kept there, with what they take."""
+        listed = await session.list_all("list_prompts", "prompts")
+        return [
+            {**_describe(it), "takes": [arg.name[:MAX_NAME_CHARS] for arg in (it.arguments or ())[:MAX_ARGUMENTS]]}
+            for it in listed
+        ]
 
-        @tool(name=tool_name(f"{session.name}_get_prompt"), idempotent=True)
-        async def get_prompt(name: str, arguments: dict[str, str]) -> str:
-            """Give the text of one of the prompts that are listed."""
-            result = await session.request("get_prompt", name, arguments)
-            texts = (f"{it.role}: {getattr(it.content, 'text', '[not text]')}" for it in result.messages)
-            return write_text("\n".join(texts), MAX_RESULT_CHARS)
+    async def get_prompt(name: str, arguments: dict[str, str]) -> str:
+        """Give the text of one of the prompts that are listed."""
+        result = await session.request("get_prompt", name, arguments)
+        texts = (f"{it.role}: {getattr(it.content, 'text', '[not text]')}" for it in result.messages)
+        return write_text("\n".join(texts), MAX_RESULT_CHARS)
 
-        made += [list_prompts, get_prompt]
-    return made
+    functions = (list_resources, read_resource, list_prompts, get_prompt)
+    made = next(it for it in functions if it.__name__ == own_name)
+    return tool(name=name, idempotent=True)(made)
 
 
 def _describe(listed: types.Resource | types.Prompt) -> dict[str, str]:
