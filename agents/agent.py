@@ -25,6 +25,7 @@ from typing import Literal
 
 from roundelay.network.errors import ConfigError
 
+from .containment import check_plain
 from .history import HistoryFilter, filter_history, say
 from .middleware import AgentView, Chain, Middleware
 from .models.model import ChatMessage, ToolSpec
@@ -184,6 +185,10 @@ def _check_kinds(agent: Agent) -> None:
         )
     if not isinstance(agent.instruction, str) and not callable(agent.instruction):
         raise TypeError(f"{where}: its instruction is {_describe(agent.instruction)} and must be a text or a function.")
+    check_plain(f"{where}: its instruction", agent.instruction)
+    for handoff in agent.handoffs:
+        if isinstance(handoff, Handoff):
+            check_plain(f"{where}: the history of a handoff", handoff.history)
     if not isinstance(agent.policy, AgentPolicy):
         raise TypeError(f"{where}: its policy is {_describe(agent.policy)} and must be an AgentPolicy.")
 

@@ -55,7 +55,7 @@ def agent_tool(
         end = await context.run_agent(inner, task)
         if end.status == "failed":
             raise ToolError(f"{agent.id} failed. {end.answer or ''}".strip())
-        return _read_answer(context, end.answer or end.reason, end.metadata)
+        return await _read_answer(context, end.answer or end.reason, end.metadata)
 
     about = description or agent.description or f"Give a task to {agent.id}, who works on it and answers."
     return tool(name=name or tool_name(agent.id), description=about, idempotent=True, timeout_s=math.inf)(run)
@@ -83,7 +83,7 @@ def remote_handoff(
         message = context.trigger
         reply = await _ask(context, agent_id, f"{note}\n\n{message.sender_id} wrote: {message.text}".strip(), timeout_s)
         keeper: dict[str, JsonValue] = {KEEPER: agent_id} if returns == "never" else {}
-        read = _read_answer(context, reply.text, reply.metadata or {})
+        read = await _read_answer(context, reply.text, reply.metadata or {})
         return replace(read, data={**read.data, **keeper})
 
     about = f"Hand the conversation over to {agent_id}, who answers. {description}".strip()
@@ -106,7 +106,7 @@ def remote_agent_tool(
         context: ToolContext, task: Annotated[str, Field(description="What to do, with all that it has to know")]
     ) -> Output:
         reply = await _ask(context, agent_id, task, timeout_s)
-        return _read_answer(context, reply.text, reply.metadata or {})
+        return await _read_answer(context, reply.text, reply.metadata or {})
 
     about = description or f"Give a task to {agent_id}, who works on it and answers."
     return tool(name=tool_name(name or agent_id), description=about, idempotent=True, timeout_s=math.inf)(run)
@@ -128,9 +128,9 @@ async def _ask(context: ToolContext, agent_id: str, text: str, timeout_s: float)
     return reply
 
 
-def _read_answer(context: ToolContext, text: str, metadata: Mapping[str, JsonValue]) -> Output:
+async def _read_answer(context: ToolContext, text: str, metadata: Mapping[str, JsonValue]) -> Output:
     """Give another agent's answer as the result of a call."""
-    [read], data = context.read_answers([(text, metadata)])
+    [read], data = await context.read_answers([(text, metadata)])
     return Output(read, data)
 
 

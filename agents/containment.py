@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 import math
 import threading
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from roundelay.network.credentials import hide_secrets
@@ -64,29 +66,69 @@ class _Meter:
 _METER: ContextVar[_Meter | None] = ContextVar("roundelay_hook_time", default=None)
 
 
+PLAIN_HOOKS = ("list_tools", "list_parts", "store", "describe_turn")
+"""Hooks that are asked where nothing can be awaited."""
+
+
+def check_hook(name: str, hook: object) -> None:
+    """Raise `TypeError` for a function that would be accepted and never run: a generator, or a coroutine where nothing
+    is awaited."""
+    call = _find_code(hook)
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise TypeError(f"The hook {name} is a generator, which would not be run: return a value instead of yielding.")
+    if name in PLAIN_HOOKS:
+        check_plain(f"The hook {name}", hook)
+
+
+def check_plain(what: str, function: object) -> None:
+    """Raise `TypeError` for a coroutine or generator function where only a plain one is run: nobody would await it, and
+    what it gives would pass for true."""
+    call = _find_code(function)
+    for is_kind, kind in (
+        (inspect.iscoroutinefunction, "a coroutine"),
+        (inspect.isgeneratorfunction, "a generator"),
+        (inspect.isasyncgenfunction, "a generator"),
+    ):
+        if is_kind(call):
+            raise TypeError(f"{what} is {kind}, which would not be run: write a plain function (def, with return).")
+
+
+def _find_code(function: object) -> object:
+    """Return what holds a function's code: inside of `partial`, or of an object that is called."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+
+
 async def run_hook(
     limit_s: float,
-    hook: Callable[..., Awaitable[T]],
+    hook: Callable[..., T | Awaitable[T]],
     *given: object,
     proceed: Callable[..., Awaitable[Any]] | None = None,
+    named: object = None,
 ) -> T:
-    """Await a hook, whose last argument is ``proceed`` if there is one. Raises `HookOverdue` when its time is over."""
+    """Await a hook, whose last argument is ``proceed`` if there is one; one that is a plain function is called.
+    ``named`` stands for it in what is told. Raises `HookOverdue` when its time is over."""
     try:
         async with asyncio.timeout(None if math.isinf(limit_s) else limit_s) as timeout:
             meter = _Meter(limit_s, timeout)
             token = _METER.set(meter)
             try:
-                if proceed is None:
-                    return await hook(*given)
-                go_on = proceed
-                return await hook(*given, lambda *changed: meter.skip(go_on(*changed)))
+                more = () if proceed is None else (partial(_skip, meter, proceed),)
+                made = hook(*given, *more)
+                return await made if inspect.isawaitable(made) else made
             finally:
                 _METER.reset(token)
     except TimeoutError as error:
         if not timeout.expired():
             raise  # the hook's own
-        name = getattr(hook, "__qualname__", type(hook).__qualname__)
+        shown = named or hook
+        name = getattr(shown, "__qualname__", type(shown).__qualname__)
         raise HookOverdue(f"{name} took longer than {limit_s:g} s by itself (hook_timeout_s).") from error
+
+
+def _skip(meter: _Meter, proceed: Callable[..., Awaitable[T]], *changed: object) -> Awaitable[T]:
+    return meter.skip(proceed(*changed))
 
 
 async def uncounted(work: Awaitable[T]) -> T:

@@ -226,6 +226,7 @@ class Driver:
                 self._emit(Resumed(self._id, len(recorded.replies), other_config, other_prompt, path=self._path))
         chain = self._reaction.agent.chain
         try:
+            await self._reaction.start()
             around = partial(self._describe, 0, "reaction", self._used_beside)
             finish = await chain.around_reaction(around, self._take_turns)
             used = tuple(self._used_beside)
@@ -239,13 +240,14 @@ class Driver:
         if self._reaction.state is LoopState.FINISHED:  # and told: middleware was still at it
             done = self._reaction
             return Finish("cancelled", reason, None, done.turn, done.usage, done.tool_calls)
-        finish = self._advance(Cancel(reason))
+        finish = self._reaction.advance(Cancel(reason))  # which asks no hook
+        self._follow_agent()
         assert isinstance(finish, Finish)
         self._tell_end(finish)
         return finish
 
-    def _advance(self, outcome: Outcome) -> Step:
-        step = self._reaction.advance(outcome)
+    async def _advance(self, outcome: Outcome) -> Step:
+        step = await self._reaction.proceed(outcome)
         self._follow_agent()
         return step
 
@@ -260,7 +262,7 @@ class Driver:
             self._journal.store = lambda kind, body: around(kind, chain.store(kind, body))
 
     async def _take_turns(self) -> Finish:
-        step = self._advance(Begin())
+        step = await self._advance(Begin())
         while not isinstance(step, Finish):
             step = await self._turn(step)
         self._tell_end(step)
@@ -284,7 +286,7 @@ class Driver:
                         outcome = ToolsDone(await self._call_tools(step))
                     case Review():
                         outcome = await self._review(step)
-                step = self._advance(outcome)
+                step = await self._advance(outcome)
                 if isinstance(outcome, ModelFailed) and isinstance(step, Finish) and not outcome.is_recorded:
                     # Before the answer, so that it stays the end.
                     await self._journal.record_model_failed(turn, outcome)
@@ -317,7 +319,7 @@ class Driver:
             self._reaction.note(recorded.notes[step.turn])
         new = recorded.new_messages.get(step.turn)
         if new is not None:
-            step = self._read_in(new)
+            step = await self._read_in(new)
         known = recorded.replay(step.turn)
         if known is not None:
             return known
@@ -349,12 +351,12 @@ class Driver:
         if new is None:
             return step
         await self._journal.record_new_messages(step.turn, new)
-        step = self._read_in(new)
+        step = await self._read_in(new)
         await source.settle(new)
         return step
 
-    def _read_in(self, new: NewMessages) -> CallModel:
-        step = self._advance(new)
+    async def _read_in(self, new: NewMessages) -> CallModel:
+        step = await self._advance(new)
         assert isinstance(step, CallModel)
         return step
 

@@ -1,7 +1,7 @@
 """Hooks around the loop: `Middleware` has one method for each, `Chain` asks those of an agent, the outermost first.
 
 The pure hooks are asked by `reaction`, and again when a reaction is resumed, so they depend on their arguments and
-`state.values` alone. The hooks around a reaction, a turn, a model call and a tool call, and the review of an answer,
+`state.values` alone. One that is a coroutine is awaited, within the policy's ``hook_timeout_s``. The hooks around a reaction, a turn, a model call and a tool call, and the review of an answer,
 are asked by `driver` and `calls`; what they give is recorded, so they are asked only for what is not recorded yet. A
 policy's functions are hooks as well: `middleware_of` makes middleware of plain functions. A hook that nobody overrides
 costs nothing.
@@ -9,6 +9,7 @@ costs nothing.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from .containment import run_hook
+from roundelay.network.frames import encode
+
+from .containment import check_hook, run_hook
 from .events import Progress
 from .history import add_to_prompt, repair, say
 from .models.model import (
@@ -36,7 +39,7 @@ from .models.model import (
     Usage,
     UserMessage,
 )
-from .policy import AgentPolicy
+from .policy import AgentPolicy, Given
 from .text import replace_surrogates, take_fence_away
 from .tools import PlannedCall, Tool, ToolContext, tidy_schema
 from .values import AfterTool, End, Finish, NoCallsReason, PromptPart, Reviewed, ToolResult, TurnState
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 FormT = TypeVar("FormT", bound=BaseModel)
 
 Instruction = str | Callable[[TurnState], str]
@@ -257,7 +261,8 @@ class Middleware:
     """Of one with a `review`: that also looks at what an agent says that this one has handed over to. False where it
     only gives its own agent's answers their form."""
 
-    # --- pure: asked again when a reaction is resumed
+    # --- pure: asked again when a reaction is resumed. Those that are coroutines are awaited; `list_tools`, `list_parts`
+    # and `store` have to be plain functions.
 
     def initial_state(self) -> Mapping[str, object]:
         """Give what to put into ``state.values`` at the beginning."""
@@ -299,9 +304,10 @@ class Middleware:
         beside them is the answer."""
         return None
 
-    def preprocess_arguments(self, state: TurnState, call: ToolCall) -> str:
-        """Give the arguments to use, as the text of a JSON object."""
-        return call.arguments
+    def preprocess_arguments(self, state: TurnState, call: ToolCall) -> str | Mapping[str, object] | BaseModel | None:
+        """Give the arguments to use, as an object or as the text of one; None to leave them. Raises
+        `ToolArgumentsError` with what the model is told in place of a result."""
+        return None
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
         """Change what a result does; in the order of the calls, when all of the turn are done. Not asked for calls that
@@ -393,9 +399,14 @@ def _list_layers(policy: AgentPolicy, middleware: Sequence[Middleware]) -> list[
     outer = {name: given for name in _HOOKS_OF_POLICIES if (given := getattr(policy, name)) is not None}
     if policy.max_tool_calls is not None or policy.should_continue is not None:
         outer["should_continue"] = partial(_may_go_on, policy)
-    if any((policy.should_send_tools, policy.choose_model, policy.choose_tool)):
-        outer["prepare"] = partial(_choose, policy)
-    layers = [middleware_of(**outer), *middleware] if outer else [*middleware]
+    layers = [middleware_of(**outer)] if outer else []
+    choices = (
+        (policy.should_send_tools, _send_tools),
+        (policy.choose_model, _take_model),
+        (policy.choose_tool, _take_tool),
+    )
+    layers += [middleware_of(prepare=partial(_choose, hook, take)) for hook, take in choices if hook is not None]
+    layers += middleware
     if policy.on_tools_selected is not None:
         layers.append(middleware_of(process_tool_calls=partial(_tell_calls, policy.on_tools_selected)))
     return layers
@@ -403,12 +414,12 @@ def _list_layers(policy: AgentPolicy, middleware: Sequence[Middleware]) -> list[
 
 def _tell_calls(
     listener: Callable[[TurnState, Sequence[ToolCall]], object], state: TurnState, calls: Sequence[ToolCall]
-) -> None:
+) -> Given[None]:
     """Tell somebody of the calls of a reply, who ends nothing by what it gives."""
-    listener(state, calls)
+    return _then(listener(state, calls), lambda _: None)
 
 
-def _may_go_on(policy: AgentPolicy, state: TurnState) -> bool:
+def _may_go_on(policy: AgentPolicy, state: TurnState) -> Given[bool]:
     if policy.max_tool_calls is not None:
         counted = sum(times for name, times in state.calls.items() if name not in policy.uncounted_tools)
         if counted >= policy.max_tool_calls:
@@ -416,14 +427,86 @@ def _may_go_on(policy: AgentPolicy, state: TurnState) -> bool:
     return policy.should_continue is None or policy.should_continue(state)
 
 
-def _choose(policy: AgentPolicy, state: TurnState, step: CallModel) -> CallModel:
-    if policy.should_send_tools is not None and not policy.should_send_tools(state):
-        step = replace(step, tools=())
-    if policy.choose_model is not None and (model := policy.choose_model(state)) is not None:
-        step = replace(step, model=model)
-    if policy.choose_tool is not None and (name := policy.choose_tool(state)) is not None:
-        step = replace(step, tool_choice=NamedTool(name))
-    return step
+def _choose(
+    hook: Callable[[TurnState], Given[Any]],
+    take: Callable[[CallModel, Any], CallModel],
+    state: TurnState,
+    step: CallModel,
+) -> Given[CallModel]:
+    return _then(hook(state), partial(take, step))
+
+
+def _send_tools(step: CallModel, is_sent: bool) -> CallModel:
+    return step if is_sent else replace(step, tools=())
+
+
+def _take_model(step: CallModel, chosen: Model | str | None) -> CallModel:
+    return step if chosen is None else replace(step, model=find_model(step.agent.model, chosen))
+
+
+def _take_tool(step: CallModel, name: str | None) -> CallModel:
+    return step if name is None else replace(step, tool_choice=NamedTool(name))
+
+
+def _then(given: Given[T], take: Callable[[T], ResultT]) -> Given[ResultT]:
+    """Go on with what a hook gave, at once where that is not to be awaited."""
+    return _await_then(given, take) if inspect.isawaitable(given) else take(given)
+
+
+async def _await_then(given: Awaitable[T], take: Callable[[T], ResultT]) -> ResultT:
+    return take(await given)
+
+
+async def _give(given: Awaitable[T]) -> T:
+    return await given
+
+
+def _name(hook: Callable[..., object]) -> str:
+    inner = hook
+    while isinstance(inner, partial):
+        inner = inner.func
+    return str(getattr(inner, "__qualname__", type(inner).__qualname__))
+
+
+def _check_kind(hook: Callable[..., object], given: T, kinds: tuple[type, ...], wanted: str) -> T:
+    """Return what a hook gave. Raise `TypeError` for anything of another kind: it would be passed over."""
+    if not isinstance(given, kinds):
+        raise TypeError(f"The hook {_name(hook)} gave a {type(given).__name__} and must give {wanted}.")
+    return given
+
+
+def _write_arguments(hook: Callable[..., object], given: object) -> str:
+    """Return the arguments that a hook gave, as the text of a JSON object. Raise `TypeError` for none."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, BaseModel):
+        return given.model_dump_json()
+    _check_kind(hook, given, (Mapping,), "the arguments (an object, or the text of one) or None")
+    return encode(given).decode()
+
+
+def find_model(own: Model, chosen: Model | str) -> Model:
+    """Return the model that a hook chose: itself, or by its name one of those of a `FallbackModel`, or another one on
+    the server of the agent's own. Raise `ModelError` for a name under which nothing can be asked."""
+    if not isinstance(chosen, str):
+        if not callable(getattr(chosen, "complete", None)):
+            told = f"A {type(chosen).__name__} was chosen as the model, and must be a Model, its name or None."
+            raise ModelError(told, reason="misconfigured")
+        return chosen
+    known: list[Any] = [own, *getattr(own, "models", ())]
+    for model in known:
+        if model.name == chosen:
+            named: Model = model
+            return named
+    for model in known:
+        if callable(rename := getattr(model, "named", None)):
+            renamed: Model = rename(chosen)
+            return renamed
+    names = ", ".join(repr(it.name) for it in known)
+    raise ModelError(
+        f"The model {chosen!r} was chosen by its name, and only {names} can be asked: give the Model itself.",
+        reason="misconfigured",
+    )
 
 
 class Chain:
@@ -435,7 +518,10 @@ class Chain:
 
         def collect(name: str) -> tuple[Any, ...]:
             plain = getattr(Middleware, name)
-            return tuple(getattr(it, name) for it in layers if getattr(type(it), name) is not plain)
+            hooks = tuple(getattr(it, name) for it in layers if getattr(type(it), name) is not plain)
+            for hook in hooks:
+                check_hook(name, hook)
+            return hooks
 
         self._time_s = policy.hook_timeout_s
         self._hooks = {name: collect(name) for name in _HOOKS}
@@ -452,28 +538,39 @@ class Chain:
 
     # --- pure
 
+    async def _ask(self, hook: Callable[..., object], *given: object) -> Any:
+        """Ask a hook, and await what it gives where that is to be awaited: a guard may be a coroutine."""
+        made = hook(*given)
+        return await run_hook(self._time_s, partial(_give, made), named=hook) if inspect.isawaitable(made) else made
+
     def list_tools(self, state: TurnState) -> list[Tool]:
         return [it for hook in self._hooks["list_tools"] for it in hook(state)]
 
-    def select_messages(
+    async def select_messages(
         self, threads: Mapping[str, MessageThread], trigger: BaseMessage
     ) -> tuple[Mapping[str, MessageThread], BaseMessage]:
         for hook in self._hooks["select_messages"]:
-            threads, trigger = hook(threads, trigger)
+            threads, trigger = await self._ask(hook, threads, trigger)
         return threads, trigger
 
-    def start(self) -> dict[str, object]:
-        return {name: value for make in self._hooks["initial_state"] for name, value in make().items()}
+    async def start(self) -> dict[str, object]:
+        values: dict[str, object] = {}
+        for hook in self._hooks["initial_state"]:
+            values.update(await self._ask(hook))
+        return values
 
-    def should_continue(self, state: TurnState) -> bool:
-        return all(hook(state) for hook in self._hooks["should_continue"])
+    async def should_continue(self, state: TurnState) -> bool:
+        for hook in self._hooks["should_continue"]:
+            if not await self._ask(hook, state):
+                return False
+        return True
 
-    def prepare(self, state: TurnState, step: CallModel) -> CallModel:
+    async def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         made = step
         if self._hooks["list_parts"]:
             made = replace(step, parts=tuple(it for hook in self._hooks["list_parts"] for it in hook(state)))
         for hook in self._hooks["prepare"]:
-            made = hook(state, made)
+            made = await self._ask(hook, state, made)
         if made.parts:
             made = made.place_parts()
         if made.messages is not step.messages:
@@ -488,52 +585,59 @@ class Chain:
             made = replace(made, tool_choice="auto")  # a provider refuses the other
         return made
 
-    def calculate_usage(self, state: TurnState, reply: ModelReply) -> Usage:
+    async def calculate_usage(self, state: TurnState, reply: ModelReply) -> Usage:
         for hook in self._hooks["calculate_usage"]:
-            reply = replace(reply, usage=hook(state, reply))
+            usage = await self._ask(hook, state, reply)
+            reply = replace(reply, usage=_check_kind(hook, usage, (Usage,), "a Usage"))
         return reply.usage
 
-    def process_tool_calls(self, state: TurnState, reply: ModelReply) -> End | None:
+    async def process_tool_calls(self, state: TurnState, reply: ModelReply) -> End | None:
         for hook in self._hooks["process_tool_calls"]:
-            given: End | bool | None = hook(state, reply.tool_calls)
+            given = await self._ask(hook, state, reply.tool_calls)
+            # Not by its truth: a guard that gives something else by mistake must not let the calls through.
+            _check_kind(hook, given, (End, bool, type(None)), "an End, True, False or None")
             if given is True:
                 return End(reply.text)  # what stands beside the calls
             if isinstance(given, End):
                 return given
         return None
 
-    def preprocess_arguments(self, state: TurnState, call: ToolCall) -> ToolCall:
+    async def preprocess_arguments(self, state: TurnState, call: ToolCall) -> ToolCall:
         for hook in self._hooks["preprocess_arguments"]:
-            call = replace(call, arguments=hook(state, call))
+            given = await self._ask(hook, state, call)
+            if given is not None:
+                call = replace(call, arguments=_write_arguments(hook, given))
         return call
 
-    def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> tuple[ToolResult, AfterTool]:
+    async def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> tuple[ToolResult, AfterTool]:
         """Give the result as the model reads it, and what else the hooks want, the last word holding."""
         wanted = AfterTool()
         for hook in self._hooks["after_tool"]:
-            given: AfterTool | None = hook(state, call, result)
+            given = await self._ask(hook, state, call, result)
             if given is None:
                 continue
+            _check_kind(hook, given, (AfterTool,), "an AfterTool or None")
             if given.content is not None:
                 result = replace(result, content=given.content)
             messages = given.messages if given.messages is not None else wanted.messages
             wanted = AfterTool(None, messages, given.next_tool or wanted.next_tool)
         return result, wanted
 
-    def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
+    async def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
         for hook in self._hooks["on_no_tool_calls"]:
-            given: str | End | None = hook(state, reason)
+            given: str | End | None = await self._ask(hook, state, reason)
             if given is not None:
-                return given
+                return _check_kind(hook, given, (str, End), "a text, an End or None")
         return None
 
-    def read_answers(
+    async def read_answers(
         self, answers: Sequence[tuple[str, Mapping[str, JsonValue]]]
     ) -> tuple[list[str], dict[str, JsonValue]]:
         texts: list[str] = [text for text, _ in answers]
         data: dict[str, JsonValue] = {}
         for hook in self._hooks["read_answers"]:
-            read, added = hook([(text, metadata) for text, (_, metadata) in zip(texts, answers, strict=True)])
+            told = [(text, metadata) for text, (_, metadata) in zip(texts, answers, strict=True)]
+            read, added = await self._ask(hook, told)
             texts, data = list(read), {**data, **added}
         return texts, data
 

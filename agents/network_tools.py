@@ -169,7 +169,7 @@ async def _ask(
     asked = list(dict.fromkeys(it.strip().removeprefix("agent:").removeprefix("@") for it in agent_ids))
     replies, problems = await put_question(context, asked, text, timeout_s)
     who = [it for it in asked if it in replies and not is_declined(replies[it])]
-    texts, data = context.read_answers([(replies[it].text, replies[it].metadata or {}) for it in who])
+    texts, data = await context.read_answers([(replies[it].text, replies[it].metadata or {}) for it in who])
     for it, text in zip(who, texts, strict=True):
         replies[it] = replies[it].model_copy(update={"content": text, "text_representation": None})
     return Output(describe_replies(asked, replies, problems, timeout_s), data)

@@ -7,19 +7,24 @@ conversation that the hub gave (`prompt`); the incoming message is always shown,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from roundelay.network.messages import BaseMessage
 
 from .approval_rule import ApprovalRule, ApprovalsNeeded, Approvers, EffectiveRule, check_enough
+from .containment import check_hook
 from .models.model import Model, ModelReply, ToolCall, Usage
 from .options import IN_CODE, MAX_COUNT, Count, InFile, Seconds, Text, check_fields, list_in_code, optional_form
 from .values import AfterTool, End, NoCallsReason, ToolResult, TurnState
+
+T = TypeVar("T")
+Given: TypeAlias = T | Awaitable[T]
+"""What a hook gives, at once or awaited."""
 
 MAX_PER_THREAD = 499
 """The hub gives 500 of a thread at most, and one of them may be the incoming message."""
@@ -153,7 +158,7 @@ class AgentPolicy:
     """Limits and choices of an agent; the defaults suit a conversation. Counts are at least 1, times are in seconds.
 
     The callables are pure: a resumed reaction asks them again. What each may give stands at the method of that name in
-    `Middleware`.
+    `Middleware`. All but ``describe_turn`` may be coroutines, which are awaited.
     """
 
     max_turns: Count = 30
@@ -244,25 +249,29 @@ class AgentPolicy:
 
     describe_turn: Annotated[Callable[[int, int], str], IN_CODE] = describe_turn
 
-    initial_state: Annotated[Callable[[], Mapping[str, object]] | None, IN_CODE] = None
-    should_continue: Annotated[Callable[[TurnState], bool] | None, IN_CODE] = None
-    should_send_tools: Annotated[Callable[[TurnState], bool] | None, IN_CODE] = None
+    initial_state: Annotated[Callable[[], Given[Mapping[str, object]]] | None, IN_CODE] = None
+    should_continue: Annotated[Callable[[TurnState], Given[bool]] | None, IN_CODE] = None
+    should_send_tools: Annotated[Callable[[TurnState], Given[bool]] | None, IN_CODE] = None
     """Whether a turn has tools; without them a reply in text still ends the reaction."""
 
-    choose_model: Annotated[Callable[[TurnState], Model | None] | None, IN_CODE] = None
-    """The model of a turn, None for the agent's own."""
+    choose_model: Annotated[Callable[[TurnState], Given[Model | str | None]] | None, IN_CODE] = None
+    """The model of a turn, or its name on the server of the agent's own; None for that one."""
 
-    choose_tool: Annotated[Callable[[TurnState], str | None] | None, IN_CODE] = None
+    choose_tool: Annotated[Callable[[TurnState], Given[str | None]] | None, IN_CODE] = None
     """The tool that a turn must call, None for the model's choice."""
 
-    calculate_usage: Annotated[Callable[[TurnState, ModelReply], Usage] | None, IN_CODE] = None
-    process_tool_calls: Annotated[Callable[[TurnState, Sequence[ToolCall]], End | bool | None] | None, IN_CODE] = None
-    on_tools_selected: Annotated[Callable[[TurnState, Sequence[ToolCall]], None] | None, IN_CODE] = None
+    calculate_usage: Annotated[Callable[[TurnState, ModelReply], Given[Usage]] | None, IN_CODE] = None
+    process_tool_calls: Annotated[
+        Callable[[TurnState, Sequence[ToolCall]], Given[End | bool | None]] | None, IN_CODE
+    ] = None
+    on_tools_selected: Annotated[Callable[[TurnState, Sequence[ToolCall]], Given[None]] | None, IN_CODE] = None
     """Told of the calls of a reply before they are run."""
 
-    preprocess_arguments: Annotated[Callable[[TurnState, ToolCall], str] | None, IN_CODE] = None
-    after_tool: Annotated[Callable[[TurnState, ToolCall, ToolResult], AfterTool | None] | None, IN_CODE] = None
-    on_no_tool_calls: Annotated[Callable[[TurnState, NoCallsReason], str | End | None] | None, IN_CODE] = None
+    preprocess_arguments: Annotated[
+        Callable[[TurnState, ToolCall], Given[str | Mapping[str, object] | BaseModel | None]] | None, IN_CODE
+    ] = None
+    after_tool: Annotated[Callable[[TurnState, ToolCall, ToolResult], Given[AfterTool | None]] | None, IN_CODE] = None
+    on_no_tool_calls: Annotated[Callable[[TurnState, NoCallsReason], Given[str | End | None]] | None, IN_CODE] = None
 
     def __post_init__(self) -> None:
         """Refuse what would fail, or be taken for something else, only when a reaction comes to it."""
@@ -275,6 +284,10 @@ class AgentPolicy:
                 shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}..."
                 problem = "must be a function; docs/agents.md says of what and what it gives"
                 raise ValueError(f"AgentPolicy: {name} is {shown} and {problem}")
+            try:
+                check_hook(name, given)
+            except TypeError as error:
+                raise ValueError(f"AgentPolicy: {error}") from None
 
 
 def find_rule(own: ApprovalRule, policies: Iterable[AgentPolicy]) -> EffectiveRule:

@@ -1,12 +1,13 @@
 """The loop of a reaction, without IO: what to do next, given what came of the last step.
 
-`driver` performs each step and hands its outcome to `Reaction.advance`, until that gives `Finish`. A *turn* is one
+`driver` performs each step and hands its outcome to `Reaction.proceed`, until that gives `Finish`. A *turn* is one
 model call, the tool calls it asked for and their results; a reply without tool calls is a turn too. Whatever a model
 writes is answered here: an unknown tool, broken arguments, too many calls, the same call again and again, an empty
 reply. `Planner` decides which calls of a reply are run. Before every model call the history is one that a provider
 accepts (`history.repair`).
 
-No IO, no clock, no randomness: the same outcomes lead through the same steps, which is how a reaction is resumed. What
+No IO, no clock, no randomness of its own: all that is awaited here are the agent's hooks, which are coroutines if their
+author made them so. The same outcomes lead through the same steps, which is how a reaction is resumed. What
 was recorded (`Replayed`) is taken as it was, whatever the agent's tools and limits are now.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -148,21 +149,21 @@ class Planner:
             named.append(replace(call, id=call_id))
         return named
 
-    def plan(
+    async def plan(
         self,
         agent: Agent,
         reply: ModelReply,
         *,
         is_last: bool,
         replay: Replayed | None,
-        preprocess: Callable[[ToolCall], ToolCall],
+        preprocess: Callable[[ToolCall], Awaitable[ToolCall]],
     ) -> Plan:
         """Decide for each call of a reply whether it is run; ``preprocess`` gives it as it is to be read."""
         planned: list[PlannedCall] = []
         plan = Plan()
         for index, call in enumerate(reply.tool_calls):
-            decided = _recall(agent, index, call, replay, preprocess)
-            match decided or self._decide(agent, reply, index, call, is_last, preprocess):
+            decided = await _recall(agent, index, call, replay, preprocess)
+            match decided or await self._decide(agent, reply, index, call, is_last, preprocess):
                 case PlannedCall() as it:
                     planned.append(it)
                 case ToolResult() as it:
@@ -174,14 +175,14 @@ class Planner:
         """Remember what came of a call that was run."""
         self._results.setdefault(_key(call), []).append(content)
 
-    def _decide(
+    async def _decide(
         self,
         agent: Agent,
         reply: ModelReply,
         index: int,
         call: ToolCall,
         is_last: bool,
-        preprocess: Callable[[ToolCall], ToolCall],
+        preprocess: Callable[[ToolCall], Awaitable[ToolCall]],
     ) -> PlannedCall | ToolResult | None:
         limit, most = agent.policy.max_tool_calls_per_turn, agent.policy.max_same_calls
         if index >= limit:
@@ -198,7 +199,7 @@ class Planner:
             return refuse(f'There is no tool "{call.name[:64]}". The tools are: {names}.')
         written = call
         try:
-            call = preprocess(call)
+            call = await preprocess(call)
             arguments = tool.parse(call.arguments)
         except ToolArgumentsError as error:
             note = " (The reply was cut off at its limit of length.)" if reply.is_cut else ""
@@ -212,8 +213,12 @@ class Planner:
         return PlannedCall(index, call, tool, arguments)
 
 
-def _recall(
-    agent: Agent, index: int, call: ToolCall, replay: Replayed | None, preprocess: Callable[[ToolCall], ToolCall]
+async def _recall(
+    agent: Agent,
+    index: int,
+    call: ToolCall,
+    replay: Replayed | None,
+    preprocess: Callable[[ToolCall], Awaitable[ToolCall]],
 ) -> PlannedCall | ToolResult | None:
     """What the records say of a call: its result; that it was begun; None for nothing."""
     if replay is None:
@@ -228,7 +233,7 @@ def _recall(
     tool = agent.find_tool(call.name)
     try:
         if tool is not None and tool.effect == "idempotent" and index not in replay.once:
-            call = preprocess(call)
+            call = await preprocess(call)
             return PlannedCall(index, call, tool, tool.parse(call.arguments))
     except ToolArgumentsError:
         pass  # its parameters are others now
@@ -338,7 +343,8 @@ class Reaction:
         self._is_withheld = False  # the provider withheld the last reply
         self._planner = Planner()
         self._calls: dict[str, int] = {}  # that were run, by the tool's name
-        self._values = agent.chain.start()
+        self._values: dict[str, object] = {}
+        self._has_values = False  # of the hooks that give the initial state
         self._next_tool: str | None = None  # that the next turn must call
         self._corrections = 0
         self._idle_turns = (
@@ -350,27 +356,47 @@ class Reaction:
         self._plan = Plan()
 
     def advance(self, outcome: Outcome) -> Step:
-        """Take the outcome of the last step and give the next one. Raises `IllegalStep` for one that is not awaited."""
+        """As `proceed`, without an event loop: for an agent whose hooks are plain functions. Raises `RuntimeError` for
+        one with a hook that waits for something."""
+        work = self.proceed(outcome)
+        try:
+            work.send(None)
+        except StopIteration as done:
+            step: Step = done.value
+            return step
+        work.close()
+        raise RuntimeError(f"A hook of {self.agent.id} waits for something: await proceed().")
+
+    async def start(self) -> None:
+        """Ask for the initial state that hooks share. Idempotent; the first step does it, too."""
+        if not self._has_values:
+            self._has_values = True
+            self._values.update({**await self.agent.chain.start(), **self._values})
+
+    async def proceed(self, outcome: Outcome) -> Step:
+        """Take the outcome of the last step and give the next one; awaits the agent's hooks alone. Raises `IllegalStep`
+        for one that is not awaited."""
         match outcome, self.state:
             case Begin(), LoopState.NEW:
-                return self._ask()
+                await self.start()
+                return await self._ask()
             case NewMessages(), LoopState.ASKING:
                 self._read_meanwhile += outcome.seqs
                 self._answers |= outcome.answers
                 say(self.history, outcome.text)
-                return self._ask(again=True)
+                return await self._ask(again=True)
             case ModelReply(), LoopState.ASKING:
                 self._replay = None
-                return self._take_reply(outcome)
+                return await self._take_reply(outcome)
             case Replayed(), LoopState.ASKING:
                 self._replay, self._is_last = outcome, outcome.is_last
-                return self._take_reply(outcome.reply)
+                return await self._take_reply(outcome.reply)
             case ModelFailed(), LoopState.ASKING:
-                return self._take_failure(outcome)
+                return await self._take_failure(outcome)
             case ToolsDone(), LoopState.CALLING:
-                return self._take_results(outcome.results)
+                return await self._take_results(outcome.results)
             case Reviewed(), LoopState.REVIEWING:
-                return self._take_review(outcome)
+                return await self._take_review(outcome)
             case Cancel(), LoopState.NEW | LoopState.ASKING | LoopState.CALLING | LoopState.REVIEWING:
                 if self.state is LoopState.CALLING:
                     self._answer_calls({call.index: ToolResult("Cancelled.", ok=False) for call in self._plan.planned})
@@ -397,7 +423,7 @@ class Reaction:
 
     # --- asking the model
 
-    def _ask(self, *, again: bool = False) -> Step:
+    async def _ask(self, *, again: bool = False) -> Step:
         self.state = LoopState.ASKING
         if not again:
             self.turn += 1
@@ -405,13 +431,13 @@ class Reaction:
                 self.agent = self.agent.refresh(self.describe())
         agent, chain = self.agent, self.agent.chain
         state = self.describe()
-        self._is_last = self.turn >= self.max_turns or self._is_stuck or not chain.should_continue(state)
+        self._is_last = self.turn >= self.max_turns or self._is_stuck or not await chain.should_continue(state)
         if self._is_last and not again:
-            match chain.on_no_tool_calls(state, "limit_reached"):
+            match await chain.on_no_tool_calls(state, "limit_reached"):
                 case str(text):
                     say(self.history, text)
                 case End() as end:
-                    return self._end_by(end)
+                    return await self._end_by(end)
         if agent is not self._instructed or callable(agent.instruction):
             self._instructed = agent
             self.history[0] = SystemMessage(self._frame(agent.instruct(state)))
@@ -422,7 +448,7 @@ class Reaction:
         step = CallModel(self.turn, agent, tuple(messages), specs, state, self._is_last)
         if self._next_tool is not None and any(spec.name == self._next_tool for spec in specs):
             step = replace(step, tool_choice=NamedTool(self._next_tool))
-        step = chain.prepare(state, step)
+        step = await chain.prepare(state, step)
         if step.tools is specs:
             return step
         return replace(step, messages=say_instead(step.messages, rule, self._say_how_to_answer(step.tools)))
@@ -444,37 +470,37 @@ class Reaction:
             said = ANSWER.format(to="whoever gave you this task" if is_inside else "the incoming thread")
         return f"{said} {OR_FINISH}" if finish else said
 
-    def _take_failure(self, failed: ModelFailed) -> Step:
+    async def _take_failure(self, failed: ModelFailed) -> Step:
         if failed.failure == "context_too_long" and not self._is_compacted and not failed.is_recorded:
             self._is_compacted = True
             self.history = compact(self.history, self._shorten() if self._shorten is not None else None)
-            return self._ask(again=True)
+            return await self._ask(again=True)
         return self._fail(failed.reason, failed.failure, reported_by=failed.reported_by)
 
-    def _take_reply(self, reply: ModelReply) -> Step:
+    async def _take_reply(self, reply: ModelReply) -> Step:
         chain, self._next_tool = self.agent.chain, None
-        self.usage += chain.calculate_usage(self.describe(), reply)
+        self.usage += await chain.calculate_usage(self.describe(), reply)
         if not reply.tool_calls:
-            return self._take_text(reply)
+            return await self._take_text(reply)
         self._is_withheld = False
         self._reply = replace(reply, tool_calls=tuple(self._planner.name_uniquely(self.turn, reply.tool_calls)))
         calls = tuple(map(well_formed, self._reply.tool_calls))
         self.history.append(AssistantMessage(reply.text, calls, reply.origin))
         self.state = LoopState.CALLING
         state = self.describe()
-        end = chain.process_tool_calls(state, self._reply)
+        end = await chain.process_tool_calls(state, self._reply)
         if end is not None:
             self._plan = Plan((), dict.fromkeys(range(len(reply.tool_calls)), refuse("Not run: the work has ended.")))
             self._answer_calls({})
-            return self._end_by(end)
-        self._plan = self._planner.plan(
+            return await self._end_by(end)
+        self._plan = await self._planner.plan(
             self.agent, self._reply, is_last=self._is_last, replay=self._replay,
             preprocess=lambda call: chain.preprocess_arguments(state, call),
         )  # fmt: skip
         answered = (AnsweredCall(i, self._reply.tool_calls[i], result) for i, result in self._plan.refused.items())
         return CallTools(self.turn, self._plan.planned, tuple(answered), reply.text, self._reply.tool_calls)
 
-    def _take_text(self, reply: ModelReply) -> Step:
+    async def _take_text(self, reply: ModelReply) -> Step:
         text = (reply.text or "").strip()
         is_cut, was_withheld = reply.is_cut, self._is_withheld
         self._is_withheld = reply.is_withheld
@@ -484,7 +510,7 @@ class Reaction:
         if text and self._is_text_lost:
             self.history.append(AssistantMessage(text))
             say(self.history, NOT_KEPT)
-            return self._ask()
+            return await self._ask()
         if self._is_last and not goes_on:
             text = "" if self._is_text_altered else text
             self.history.append(AssistantMessage(text or NO_TEXT))  # a reviewer may want another one
@@ -494,19 +520,19 @@ class Reaction:
             self.history.append(AssistantMessage(NO_TEXT))  # so that each turn stands in the history
             empty = REPLY_TOO_LARGE if reply.finish_reason == TOO_LARGE else CUT_EMPTY if is_cut else EMPTY_REPLY
             say(self.history, WITHHELD if self._is_withheld else empty)
-            return self._ask()
+            return await self._ask()
         self.history.append(AssistantMessage(text))
-        match self.agent.chain.on_no_tool_calls(self.describe(), "no_calls"):
+        match await self.agent.chain.on_no_tool_calls(self.describe(), "no_calls"):
             case str(told):
                 say(self.history, told)
-                return self._ask()
+                return await self._ask()
             case End() as end:
-                return self._end_by(end)
+                return await self._end_by(end)
         if is_cut or (goes_on and not self._callers) or self.agent.policy.on_text == "nudge":
             self._idle_turns += 1
             say(self.history, CUT if is_cut else NUDGE)
-            return self._ask()
-        return self._end("answered in plain text", text)
+            return await self._ask()
+        return await self._end("answered in plain text", text)
 
     # --- calls
 
@@ -530,40 +556,40 @@ class Reaction:
         """Whether it is so, and another turn, which did not follow yet, can give it."""
         return self._is_text_altered and not self._goes_on and self.turn < self.max_turns
 
-    def _take_results(self, results: Mapping[int, ToolResult]) -> Step:
+    async def _take_results(self, results: Mapping[int, ToolResult]) -> Step:
         self._plan.check(results)
         known = self._plan.refused | dict(results)
         run = self._plan.list_run(self._replay)
         is_idle = not any(is_unknown(it) or (index in run and has_effect(it)) for index, it in known.items())
         self._idle_turns = self._idle_turns + 1 if is_idle else 0
-        results = self._count(results)
+        results = await self._count(results)
         ending = self._answer_calls(results)
         answers = self._plan.refused | results
         text = (self._reply.text or "").strip()
         handoff = self.agent.find_handoff(ending.name) if ending is not None else None
         if ending is not None and handoff is not None:
-            return self._hand_over(handoff, ending)
+            return await self._hand_over(handoff, ending)
         goes_on = self._goes_on
         given = next((it for _, it in sorted(answers.items()) if it.is_answer and ALTERED not in it.data), None)
         if given is not None and not goes_on:
             keeper = given.data.get(KEEPER)
             self.keeper = keeper if isinstance(keeper, str) else self.keeper
-            return self._end("a tool gave the answer", given.content, is_new=True)
+            return await self._end("a tool gave the answer", given.content, is_new=True)
         if ending is not None and self._is_text_lost and not self.has_spoken:
             say(self.history, NOT_KEPT)
-            return self._ask()
+            return await self._ask()
         if ending is not None and not (goes_on and not self._callers):
             # Text beside the `finish` that holds is what the model wants to say, unless it has said it here by a tool.
-            return self._end(replace_surrogates(read_argument(ending, "reason")), text or None)
+            return await self._end(replace_surrogates(read_argument(ending, "reason")), text or None)
         if any(DISABLED in it.data for it in answers.values()):
-            match self.agent.chain.on_no_tool_calls(self.describe(), "tools_disabled"):
+            match await self.agent.chain.on_no_tool_calls(self.describe(), "tools_disabled"):
                 case str(told):
                     say(self.history, told)
                 case End() as end:
-                    return self._end_by(end)
-        return self._close(text) if self._is_last and not goes_on else self._ask()
+                    return await self._end_by(end)
+        return self._close(text) if self._is_last and not goes_on else await self._ask()
 
-    def _count(self, results: Mapping[int, ToolResult]) -> dict[int, ToolResult]:
+    async def _count(self, results: Mapping[int, ToolResult]) -> dict[int, ToolResult]:
         """Take note of the calls that were run: what they cost, where they spoke, what came of them. Give the results
         as the hooks leave them. A call whose outcome is unknown counts for nothing, when it is told so and in every
         later reading of that."""
@@ -582,7 +608,7 @@ class Reaction:
             self.has_spoken |= not self._threads.isdisjoint(answer.threads)
             if ALTERED not in answer.data:
                 self._planner.note(call, answer.content)
-            left[index], wanted = self.agent.chain.after_tool(self.describe(), call, answer)
+            left[index], wanted = await self.agent.chain.after_tool(self.describe(), call, answer)
             self._next_tool = wanted.next_tool or self._next_tool
             if wanted.messages is not None:
                 # What a hook gives may hold the turn itself, which stands behind it: no call may be there twice.
@@ -600,7 +626,7 @@ class Reaction:
 
     # --- handing over, and the end
 
-    def _hand_over(self, handoff: Handoff, call: ToolCall) -> Step:
+    async def _hand_over(self, handoff: Handoff, call: ToolCall) -> Step:
         caller, note = self.agent, read_argument(call, "note").strip()
         if handoff.returns == "to_caller":
             self._callers.append((caller, list(self.history), self._earlier))
@@ -610,30 +636,30 @@ class Reaction:
             self.keeper = handoff.agent.id
         self._earlier = (caller, *self._earlier)
         self.agent, self.history = handoff.agent, handoff.take_over(caller.id, self.history, note)
-        self._values = {**handoff.agent.chain.start(), **self._values}
+        self._values = {**await handoff.agent.chain.start(), **self._values}
         self._began = self.turn + 1
         self._idle_turns = 0
-        return self._ask()
+        return await self._ask()
 
-    def _return(self, reason: str, text: str | None) -> Step:
+    async def _return(self, reason: str, text: str | None) -> Step:
         """Give control back to the agent that handed over."""
         returning, (self.agent, self.history, self._earlier) = self.agent, self._callers.pop()
         self._began = 0  # its first turn was before it handed over
         self._idle_turns = 0
         said = f"It said: {text}" if text else f"It finished: {reason}"
         say(self.history, f"{returning.id} has handed the conversation back to you. {said}")
-        return self._ask()
+        return await self._ask()
 
-    def _end(self, reason: str, text: str | None, *, is_new: bool = False) -> Step:
+    async def _end(self, reason: str, text: str | None, *, is_new: bool = False) -> Step:
         """The agent has finished, with a text. ``is_new``: no tool can have said it in the thread already."""
         if self._callers:
-            return self._return(reason, text)
+            return await self._return(reason, text)
         is_said = self.has_spoken and self.state is LoopState.CALLING and not is_new
         return self._propose("finished", reason, text if self.sends_text() and not is_said else None)
 
-    def _end_by(self, end: End) -> Step:
+    async def _end_by(self, end: End) -> Step:
         """A hook ends the work."""
-        return self._end(end.reason, end.answer, is_new=True)
+        return await self._end(end.reason, end.answer, is_new=True)
 
     def _close(self, text: str) -> Step:
         """End at a limit, with whatever the model said last."""
@@ -662,7 +688,7 @@ class Reaction:
         self._proposed = Review(self.turn, proposed, answer, self.describe(), can_correct)
         return self._proposed
 
-    def _take_review(self, reviewed: Reviewed) -> Step:
+    async def _take_review(self, reviewed: Reviewed) -> Step:
         assert self._proposed is not None
         proposed, self._proposed = self._proposed, None
         self.usage += reviewed.usage
@@ -676,7 +702,7 @@ class Reaction:
             return replace(done, status="stopped", reason=f"the answer was blocked{by}", answer=BLOCKED)
         self._corrections += 1
         say(self.history, f"Your answer was not given. {reviewed.correction}")
-        return self._ask()
+        return await self._ask()
 
     def sends_text(self) -> bool:
         """Whether what its model says without a tool goes to the incoming thread."""

@@ -22,7 +22,7 @@ from roundelay.network.messages import BaseMessage, MessageThread
 
 from .agent import check_list
 from .approvals import answer_late_decision
-from .containment import first_error, is_told_to_end, retry_later
+from .containment import check_plain, first_error, is_told_to_end, retry_later
 from .driver import Playback
 from .events import OnEvent
 from .inbox import (
@@ -91,6 +91,7 @@ class AgentRunner(ABC):
             if chosen not in get_args(choices):
                 allowed = ", ".join(get_args(choices))
                 raise ValueError(f"Agent {agent_id}: {name} is {chosen!r} and must be one of {allowed}.")
+        check_plain(f"Agent {agent_id}: on_event", on_event)
         self.agent_id = plain_text(agent_id)
         self.description = description
         self.tags = tuple(tags)

@@ -132,7 +132,7 @@ class SimpleAgentRunner(AgentRunner):
         """
         begun = self.find_under_way(incoming_message)
         agent = self.equip(begun.client)
-        chosen, shown = agent.chain.select_messages(message_threads, incoming_message)
+        chosen, shown = await agent.chain.select_messages(message_threads, incoming_message)
         threads, omitted = message_threads, begun.omitted_threads
         if chosen is not message_threads:
             threads, dropped = drop_empty(chosen)

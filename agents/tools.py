@@ -85,10 +85,12 @@ _DATA = TypeAdapter(dict[str, JsonValue])
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")  # what OpenAI-compatible servers take
 
 
-ReadAnswers = Callable[[Sequence[tuple[str, Mapping[str, JsonValue]]]], tuple[Sequence[str], Mapping[str, JsonValue]]]
+ReadAnswers = Callable[
+    [Sequence[tuple[str, Mapping[str, JsonValue]]]], Awaitable[tuple[Sequence[str], Mapping[str, JsonValue]]]
+]
 
 
-def read_texts(
+async def read_texts(
     answers: Sequence[tuple[str, Mapping[str, JsonValue]]],
 ) -> tuple[Sequence[str], Mapping[str, JsonValue]]:
     """Read answers as they are: their texts alone."""

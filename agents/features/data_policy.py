@@ -23,6 +23,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from roundelay.agents.agent import KEEPER
+from roundelay.agents.containment import check_plain
 from roundelay.agents.middleware import Middleware
 from roundelay.agents.options import checks
 from roundelay.agents.values import ALTERED, DISABLED, NOT_RUN
@@ -218,11 +219,13 @@ def _as_test(chosen: Chosen) -> Callable[[str], bool]:
         case Collection():
             return frozenset(chosen).__contains__
         case _:
+            check_plain("What chooses tools for DataPolicy", chosen)
             return chosen
 
 
 def _as_redaction(given: Redaction) -> Callable[[str], str]:
     if callable(given):
+        check_plain("What redacts for DataPolicy", given)
         return given
     pattern = re.compile(given)
     if pattern.search(""):

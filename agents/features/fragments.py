@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from roundelay.agents.containment import check_plain
 from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.options import IN_CODE, checked
@@ -57,6 +58,7 @@ class Fragments(Middleware):
     ) -> None:
         self._limit = limit
         self._max_chars = max_chars
+        check_plain("The rank of Fragments", rank)
         self._rank = rank
 
     async def around_tool(

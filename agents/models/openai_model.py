@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -124,6 +125,12 @@ class OpenAIModel:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def named(self, name: str) -> OpenAIModel:
+        """Return the model of another name on the same server, with the same key, settings and connections."""
+        other = copy(self)
+        other.name = name
+        return other
 
     async def close(self) -> None:
         """Close the connections; the model can be used again and then opens new ones."""

@@ -125,6 +125,10 @@ class ScriptedModel:
         self.name = name
         self._script = script
 
+    def named(self, name: str) -> ScriptedModel:
+        """Return a model of another name with the same script."""
+        return ScriptedModel(self._script, name=name)
+
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
         """Ask the script once; what it thinks, and its text, arrive as one delta each."""
         try:
