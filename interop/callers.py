@@ -11,8 +11,9 @@ import base64
 import binascii
 import hashlib
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -35,6 +36,10 @@ WAIT_PART_S = 5.0
 IDLE_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 HOW = "Send `Authorization: Bearer ID:TOKEN`; roundelay token create ID makes a token."
+
+
+token_taken: ContextVar[Callable[[], None]] = ContextVar("token_taken", default=lambda: None)
+"""Called once the hub has taken the token of the request that this task answers."""
 
 
 class Credentials(NamedTuple):
@@ -124,6 +129,7 @@ class Callers:
             await asyncio.sleep(REFUSAL_S)  # whoever comes again at once is slowed down, and nobody else is
             raise Overloaded(f"{credentials.agent_id} has {MAX_CALLS} calls under way here; wait for one.", 1000)
         caller.calls += 1
+        token_taken.get()()
         try:
             yield caller.conversations
         finally:

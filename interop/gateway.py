@@ -11,10 +11,10 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-import h11
 import uvicorn
 from mcp.server.mcpserver import Context
 from mcp.server.transport_security import TransportSecuritySettings
@@ -25,7 +25,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Served
@@ -33,6 +32,7 @@ from roundelay.network.errors import ConnectError, Forbidden, InvalidFrame, Roun
 
 from .a2a_push import TaskPushes
 from .a2a_server import make_a2a_app
+from .arrivals import Arrivals, HeadInTime
 from .callers import Callers, read_authorization
 from .http_api import ENDPOINTS, make_routes, read_body, refuse, serve_while_there
 from .mcp_server import make_mcp_server
@@ -41,12 +41,8 @@ from .public_names import PublicNames
 from .webhooks import WebhookPace, Webhooks
 from .webhooks_api import make_webhook_endpoints
 
-HEAD_TIMEOUT_S = 10.0
-"""How long a connection may be open without a whole head of a request."""
 KEYS_PATH = "/.well-known/jwks.json"
 """What proves push notifications of A2A; everybody may see it."""
-MAX_CONNECTIONS = 1000
-"""Beyond that an answer is 503, until others have gone."""
 STOP_S = 5
 """How long requests that are under way may go on when it stops: those that wait for a message are cut."""
 BEARER_CHALLENGE = (
@@ -103,35 +99,6 @@ def _asks_elsewhere(headers: Headers, names: PublicNames) -> bool:
     if origin is not None and origin.partition("://")[2] != headers.get("host") and not names.is_own_page(origin):
         return True
     return said not in ("none", "same-origin")
-
-
-class HeadInTime(H11Protocol):
-    """HTTP of which the head has to come in time, each request's anew: who holds a connection open without asking is
-    cut."""
-
-    _due: asyncio.TimerHandle | None = None
-
-    # uvicorn narrows the argument in the same way, and is not typed as a subclass of what asyncio declares
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._due = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        is_partial = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
-        if not is_partial:
-            self._cancel_due()
-        elif self._due is None:
-            self._due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_due()
-        super().connection_lost(exc)
-
-    def _cancel_due(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
 
 
 class WithToken:
@@ -305,10 +272,11 @@ async def serve_gateway(
             if "a2a" in served:
                 kept = TaskPushes(node_url, Path(f"{webhooks_file}.a2a"), allowed, pace)
                 pushes = await stack.enter_async_context(kept)
+        arrivals = Arrivals()
+        stack.callback(arrivals.refusals.close)
         config = uvicorn.Config(
             make_app(callers, host, served, webhooks, pushes, PublicNames(host, public_url, web_hosts)),
-            http=HeadInTime,
-            limit_concurrency=MAX_CONNECTIONS,
+            http=partial(HeadInTime, arrivals),  # type: ignore[arg-type]
             log_config=None,
             access_log=False,
             lifespan="on",

@@ -182,7 +182,7 @@ async def test_a_page_of_another_site_cannot_use_what_a_browser_remembers_of_som
 async def test_who_does_not_finish_asking_is_cut_and_leaves_no_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("roundelay.interop.gateway.HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("roundelay.interop.arrivals.HEAD_TIMEOUT_S", 0.1)
     monkeypatch.setattr("roundelay.interop.http_api.PATIENCE_S", 0.1)
     head = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ann:wrong\r\nContent-Length: 9\r\n"
     whole = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
