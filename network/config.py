@@ -43,6 +43,7 @@ __all__ = [
     "bind",
     "env_name",
     "flat_values",
+    "list_web_hosts",
     "load_yaml",
     "read_web_host",
     "resolve_config",
@@ -269,6 +270,7 @@ class NodeConfig(Settings):
     web_hosts: tuple[
         _WebHostName, ...
     ] = ()  # names by which browsers reach the node, beside those that it knows itself
+    public_url: PublicUrl | None = None  # by which browsers elsewhere reach the page: of login links
     web_reload: bool = False  # the page's files are read anew whenever it is opened: for those who write it
     visibility: Visibility = "people"
     mods: tuple[str, ...] = ("channels", "discovery")
@@ -286,6 +288,12 @@ class NodeConfig(Settings):
         """Where `rights` stands in the file, if it came from one: which operations and mods there are is known
         only when these are loaded."""
         return self._rights_node
+
+
+def list_web_hosts(config: NodeConfig) -> list[str]:
+    """The names by which browsers reach the page: those of the file, and that of the public address."""
+    public = [] if config.public_url is None else [urlsplit(config.public_url).netloc]
+    return [*config.web_hosts, *public]
 
 
 def resolve_config(

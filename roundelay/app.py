@@ -20,7 +20,7 @@ from roundelay.mods.reservations import Reservations
 from roundelay.network.client import NetworkClient
 from roundelay.network.client.transport import Transport
 from roundelay.network.clock import Clock, NewId, ordered_id, random_id, system_clock
-from roundelay.network.config import Limits, NodeConfig, Quota, Role
+from roundelay.network.config import Limits, NodeConfig, Quota, Role, list_web_hosts
 from roundelay.network.core.joining import hash_token
 from roundelay.network.core.rights import Rights, WrongRuleError, compile_rights
 from roundelay.network.errors import ConfigError, ConnectError
@@ -193,13 +193,14 @@ async def serve(
         new_id=random_id,
     )
     hub, readers = make_hub(ledger), None
+    hub.public_url = config.public_url
     if shared is not None:
         readers = shared.follower = Readers(partial(make_hub, follows=shared.tell_whom))
     server = WebSocketServer(
         hub,
         config.limits,
         behind_proxy=config.behind_proxy,
-        doors=Doors(config.host, config.web_hosts, behind_proxy=config.behind_proxy),
+        doors=Doors(config.host, list_web_hosts(config), behind_proxy=config.behind_proxy),
         site=PageSite(is_reloaded=config.web_reload) if config.web else None,
         standing=None if shared is None else lambda: str(shared.standing),
         leader=None if shared is None else lambda: shared.leader_node,

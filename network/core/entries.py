@@ -27,6 +27,8 @@ class Origin(Struct, frozen=True):
     is_operator: bool = False
     fence: int | None = None
     joined_at: int = 0
+    token: str = ""
+    """The hash of the token that the session joined with; empty for the owner, and within the node's process."""
 
 
 class Peer(Struct, frozen=True):
@@ -261,10 +263,11 @@ class Retry(Struct, frozen=True):
 
 
 class Disconnect(Struct, frozen=True):
-    """Close a participant's sessions with 4403."""
+    """Close a participant's sessions with 4403: all, or those of one token (its hash)."""
 
     agent_id: str
     reason: str
+    token: str = ""
 
 
 class AskToStop(Struct, frozen=True):

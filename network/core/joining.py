@@ -94,7 +94,8 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     rights = state.rights
     administers = rights is not None and rights.decide("administer", hello.agent_id, hello.joins_as).allowed
     is_operator = identity.is_operator or administers
-    origin = Origin(entry.session_id, hello.agent_id, hello.joins_as, is_operator, fence, state.head)
+    token = "" if entry.is_owner or entry.peer.is_trusted else entry.new_hash or entry.token_hash or ""
+    origin = Origin(entry.session_id, hello.agent_id, hello.joins_as, is_operator, fence, state.head, token)
     change = ChangeSet(rules, state, facts, origin)
     if identity.binds:
         _count_registration(change)

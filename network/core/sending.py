@@ -147,6 +147,8 @@ def check_session(state: State, origin: Origin) -> None:
         raise Forbidden(f"{origin.agent_id} was removed from this network.")
     if origin.joined_at < participant.cut_seq:
         raise Forbidden(f"The token of {origin.agent_id} was revoked.")
+    if origin.token and (token := state.get("token", origin.token)) is not None and token.revoked:
+        raise Forbidden(f"This token of {origin.agent_id} was revoked.")
     if origin.fence is not None and participant.fence != origin.fence:
         raise Forbidden(
             f"A newer reactor of {origin.agent_id} holds fence {participant.fence}; this session's is {origin.fence}."

@@ -120,6 +120,8 @@ class Hub:
         self.server = server
         self.limits = limits
         self.quotas = Quotas(limits, quotas)
+        self.public_url: str | None = None
+        """Where browsers elsewhere reach the page, if the operator says so."""
         self.supervisor: AgentSupervisor | None = None
         """Of the agents' processes of the node that runs this hub, if it runs any."""
         self._owner_hash = owner_hash
@@ -227,6 +229,8 @@ class Hub:
             for put in puts:  # before anything is shown that was stored after
                 if put.table == "participant" and put.value is not None:
                     self._end_those_before(put.value)
+                elif put.table == "token" and put.value is not None and put.value.revoked:
+                    self._end_those_of(put.key, put.value.agent_id)
             self._publisher.publish(draft, [(Bind(), outcome)])
         self._moved.set()
         self._moved = asyncio.Event()
@@ -243,6 +247,17 @@ class Hub:
             if session.joined_at < ended:
                 gone = Forbidden(f"{participant.agent_id} was removed, or its token was revoked.")
                 self.switchboard.refuse(session, 4403, gone)
+
+    def _end_those_of(self, token: str, agent_id: str) -> None:
+        """End the sessions that joined with a token that is revoked."""
+        for session in list(self.switchboard.mailboxes.sessions_of(agent_id)):
+            if session.origin is not None and session.origin.token == token:
+                self.switchboard.refuse(session, 4403, Forbidden(f"This token of {agent_id} was revoked."))
+
+    def count_sessions(self, agent_id: str, token: str) -> int:
+        """How many sessions of a participant joined with a token."""
+        sessions = self.switchboard.mailboxes.sessions_of(agent_id)
+        return sum(it.origin is not None and it.origin.token == token for it in sessions)
 
     async def bind_tokens(self, tokens: Mapping[str, str]) -> None:
         """Bind tokens of agents, their hashes by id, as a first use does; they are on the disk when it returns.

@@ -617,8 +617,9 @@ class Publisher:
             case Retry():
                 board.redelivery.retry(effect.agent_id, effect.seq, effect.attempt, effect.due_at)
             case Disconnect():
-                for session in board.mailboxes.sessions_of(effect.agent_id):
-                    self._board.refuse(session, 4403, Forbidden(effect.reason))
+                for session in list(board.mailboxes.sessions_of(effect.agent_id)):
+                    if not effect.token or (session.origin is not None and session.origin.token == effect.token):
+                        self._board.refuse(session, 4403, Forbidden(effect.reason))
             case AskToStop():
                 self._ask_to_stop(effect)
             case _:

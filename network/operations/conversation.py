@@ -194,6 +194,7 @@ async def info(reading: Reading) -> dict[str, Any]:
         "participants": hub.state.count_participants(),
         "mods": hub.mod_ids,
         "has_operators": hub.has_operators,
+        **({"public_url": hub.public_url} if hub.public_url is not None else {}),
     }
 
 

@@ -129,8 +129,13 @@ def _drop_logins(change: ChangeSet, logins: Mapping[str, Login]) -> int:
     return waiting
 
 
-def revoke_token(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
-    """Revoke every token of an id, and the logins to it that nobody has used, and close its sessions."""
+def revoke_token(
+    change: ChangeSet, *, agent_id: str, token_hash: Annotated[str, Meta(pattern="^[0-9a-f]{12,64}$")] | None = None
+) -> dict[str, Any]:
+    """Revoke every token of an id, and the logins to it that nobody has used, and close its sessions; or, with a
+    `token_hash` (or its beginning, as `network.list_tokens` shows it), that token alone, and the sessions that joined with it."""
+    if token_hash is not None:
+        return _revoke_one(change, agent_id, token_hash)
     revoked = _drop_logins(change, change.state.logins(agent_id))
     for key, token in list(change.state.tokens(agent_id).items()):
         if not token.revoked:
@@ -146,8 +151,20 @@ def revoke_token(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     return {"revoked": revoked}
 
 
+def _revoke_one(change: ChangeSet, agent_id: str, prefix: str) -> dict[str, Any]:
+    found = {key: it for key, it in change.state.tokens(agent_id).items() if key.startswith(prefix) and not it.revoked}
+    if not found:
+        raise UnknownRecipient(f"{agent_id!r} has no token {prefix} that is valid; network.list_tokens lists them.")
+    for key, token in found.items():
+        change.put_row("token", key, msgspec.structs.replace(token, revoked=True))
+        change.effects.append(Disconnect(agent_id, f"This token of {agent_id} was revoked.", key))
+    event = {"agent_id": agent_id, "hash": prefix[:12], "event": "revoked"}
+    change.write_row("token", data=msgspec.json.encode(event))
+    return {"revoked": len(found)}
+
+
 async def list_tokens(reading: Reading, *, after: str | None = None, limit: PageLimit = 1000) -> dict[str, Any]:
-    """Who has tokens, without the tokens, by id and age; those behind the one whose `hash` is `after`."""
+    """Who has tokens, without the tokens, and how many sessions joined with each, by id and age; those behind the one whose `hash` is `after`."""
     table: list[tuple[str, Token]] = list(reading.hub.state.items("token"))
     places = [_place_token(key, it) for key, it in table if after is not None and key[:12] == after]
     if after is not None and not places:
@@ -161,6 +178,7 @@ async def list_tokens(reading: Reading, *, after: str | None = None, limit: Page
             "revoked": t.revoked,
             "created_at": t.created_at,
             "hash": key[:12],
+            "sessions": reading.hub.count_sessions(t.agent_id, key),
         }
         for key, t in nsmallest(limit + 1, behind, key=lambda item: _place_token(*item))
     )

@@ -46,6 +46,7 @@ class HubView(Protocol):
     ledger: Ledger
     limits: Limits
     quotas: Quotas
+    public_url: str | None
     supervisor: AgentSupervisor | None
 
     @property
@@ -70,6 +71,8 @@ class HubView(Protocol):
     def recent(self) -> RecentHeads: ...
 
     def is_online(self, agent_id: str) -> bool: ...
+
+    def count_sessions(self, agent_id: str, token: str) -> int: ...
 
     def delivered_up_to(self, agent_id: str) -> int: ...
 

@@ -72,7 +72,10 @@ def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | 
 @json_option
 @token_options
 def list_tokens(as_json: bool, db: Path | None) -> None:
-    """List who has tokens, without the tokens."""
+    """List who has tokens, without the tokens, and how many sessions joined with each.
+
+    A browser that logged in by a link has a token of its own: roundelay token revoke ID --hash HASH logs it out.
+    """
     from roundelay.runs import lists
 
     show_list(
@@ -83,6 +86,7 @@ def list_tokens(as_json: bool, db: Path | None) -> None:
             "STATE": lambda it: "revoked" if it["revoked"] else "valid",
             "MADE": lambda it: format_day(it["created_at"]),
             "HASH": lambda it: f"{it['hash']}...",
+            "SESSIONS": lambda it: str(it.get("sessions", "")),
             "RIGHTS": lambda it: "operator" if it["operator"] else "",
         },
         empty="There are no tokens yet.",
@@ -92,12 +96,14 @@ def list_tokens(as_json: bool, db: Path | None) -> None:
 
 @token.command()
 @click.argument("agent_id", metavar="ID", callback=check_id)
+@click.option("--hash", "token_hash", metavar="HASH", help="This one alone, as token list shows it.")
 @json_option
 @token_options
-def revoke(agent_id: str, as_json: bool, db: Path | None) -> None:
-    """Revoke every token of ID; its sessions are closed."""
+def revoke(agent_id: str, token_hash: str | None, as_json: bool, db: Path | None) -> None:
+    """Revoke every token of ID, or one; the sessions that joined with it are closed."""
 
-    number = _operate(db, lambda client: client.call("network.revoke_token", {"agent_id": agent_id}))["revoked"]
+    only = {} if token_hash is None else {"token_hash": token_hash.removesuffix("...")}
+    number = _operate(db, lambda client: client.call("network.revoke_token", {"agent_id": agent_id, **only}))["revoked"]
     told = f"Revoked {count(number, 'token')} of {agent_id}."
     show({"agent_id": agent_id, "revoked": number}, lambda _: [told], as_json=as_json)
 

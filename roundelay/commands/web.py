@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -30,17 +31,22 @@ if TYPE_CHECKING:
     "--minutes", type=click.IntRange(1, 1440), default=10, show_default=True, help="How long the link can be used."
 )
 @click.option("--open", "opens", is_flag=True, help="Open it in this machine's browser.")
+@click.option("--qr", "shows_qr", is_flag=True, help="Show it as a QR code too, for a phone.")
 @json_option
 @identity_options
-def web(operator: bool, minutes: int, opens: bool, as_json: bool) -> None:
+def web(operator: bool, minutes: int, opens: bool, shows_qr: bool, as_json: bool) -> None:
     """Make a link that logs in to the node's page, once: for the login user, or --as ID. An operator's command.
 
     With the owner's token the link may be anybody's; with --token it is that participant's own.
     """
     import asyncio
 
-    from roundelay.nodes.links import check_page, make_link
+    from roundelay.network.errors import ConfigError
+    from roundelay.network.home import is_loopback
+    from roundelay.nodes.links import check_page, draw_qr, make_link
 
+    if shows_qr and draw_qr("") is None:
+        raise ConfigError("A QR code needs the extra qr: pip install 'roundelay[qr]'.")
     target = find_target()
     own_id = login_id() if target.token is None else target.agent_id
     agent_id, kind = target.agent_id or login_id(), target.kind or "human"
@@ -63,6 +69,16 @@ def web(operator: bool, minutes: int, opens: bool, as_json: bool) -> None:
     show(link, lambda _: [link["url"]], as_json=as_json)
     rights = ", with an operator's rights" if link["operator"] else ""
     click.echo(f"It logs {agent_id} in{rights}, once, within {minutes} minutes: whoever has it can use it.", err=True)
+    if shows_qr:
+        for line in draw_qr(link["url"]) or ():
+            click.echo(line, err=True)
+    host = urlsplit(link["url"]).hostname or ""
+    if shows_qr and is_loopback(host):
+        click.echo(
+            f"Only this machine reaches {host}. For others set public_url in the node's file to the address by which "
+            "they reach the page.",
+            err=True,
+        )
     if opens and not _open(link["url"]):
         click.echo("No browser could be opened here; open the link yourself.", err=True)
 

@@ -46,7 +46,8 @@ async def make_link(
     code = make_token()
     args = {"agent_id": agent_id, "kind": kind, "login_hash": hash_token(code), "operator": operator}
     made = await client.call("network.create_login", {**args, "ttl_ms": minutes * 60_000})
-    return {"url": _write_link(client.url, agent_id, code), **made}
+    public_url = (await client.call("network.info")).get("public_url")
+    return {"url": _write_link(client.url, agent_id, code, public_url), **made}
 
 
 async def make_owners_link(hub: Hub, url: str, agent_id: str) -> str:
@@ -58,8 +59,25 @@ async def make_owners_link(hub: Hub, url: str, agent_id: str) -> str:
         raise ConfigError(f"{agent_id} {what}, so no link was made; another one: roundelay web --as ID")
     code = make_token()
     await hub.add_login(hash_token(code), agent_id, MINUTES * 60_000)
-    return _write_link(url, agent_id, code)
+    return _write_link(url, agent_id, code, hub.public_url)
 
 
-def _write_link(url: str, agent_id: str, code: str) -> str:
-    return f"{page_url(url)}#login={agent_id}~{code}"
+def _write_link(url: str, agent_id: str, code: str, public_url: str | None) -> str:
+    """A link to the page at its public address, else at the hub's."""
+    page = page_url(url) if public_url is None else f"{public_url}/"
+    return f"{page}#login={agent_id}~{code}"
+
+
+def draw_qr(link: str) -> list[str] | None:
+    """A link as lines of a QR code for a terminal; None without the extra ``qr``."""
+    try:
+        import segno
+    except ImportError:
+        return None
+    rows = [list(row) for row in segno.make(link, error="l", micro=False).matrix_iter(border=4)]
+    if len(rows) % 2:
+        rows.append([0] * len(rows[0]))
+    # A module is half a character high. Dark modules stay unprinted, as on a dark terminal a reader expects.
+    blocks = {(0, 0): "\u2588", (0, 1): "\u2580", (1, 0): "\u2584", (1, 1): " "}
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    return ["".join(blocks[bool(up), bool(down)] for up, down in zip(*pair, strict=True)) for pair in pairs]

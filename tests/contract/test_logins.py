@@ -129,6 +129,24 @@ async def test_a_revoke_ends_a_login_used_or_not(node: Node, operator: WireSessi
     await refused(await open_page(node, used, token), "forbidden")
 
 
+async def test_one_login_is_ended_and_the_others_of_that_person_go_on(node: Node, operator: WireSession) -> None:
+    phone, desk = make_token(), make_token()
+    at_phone = await log_in(node, await make_login(operator), phone)
+    at_desk = await log_in(node, await make_login(operator), desk)
+    listed = (await operator.call("network.list_tokens"))["tokens"]
+    digest = hashlib.sha256(phone.encode()).hexdigest()[:12]
+    assert {(it["hash"], it["sessions"]) for it in listed if it["agent_id"] == "mia"} >= {(digest, 1)}
+    args = {"agent_id": "mia", "token_hash": digest}
+    assert await operator.call("network.revoke_token", args) == {"revoked": 1}
+    *_, last = await at_phone.rest()
+    assert (last["type"], last["code"]) == ("error", "forbidden")
+    await at_desk.send("agent:operator", "still here")
+    await refused(await open_page(node, make_token(), phone), "forbidden")
+    await operator.call_refused("unknown_recipient", "network.revoke_token", args)
+    await operator.call_refused("unknown_recipient", "network.revoke_token", {"agent_id": "zoe", "token_hash": digest})
+    await operator.call_refused("invalid_arguments", "network.revoke_token", {"agent_id": "mia", "token_hash": "x"})
+
+
 async def test_a_login_that_nobody_used_can_be_revoked(node: Node, operator: WireSession) -> None:
     code = await make_login(operator)
     assert await operator.call("network.revoke_token", {"agent_id": "mia"}) == {"revoked": 1}

@@ -131,3 +131,30 @@ async def test_the_demo_shows_its_team_on_the_page(tmp_path: Path) -> None:
         process.terminate()
         assert await process.wait() == 0
     assert running_nodes() == []
+
+
+@pytest.mark.parametrize("public_url", ["https://hub.example.org", "http://192.168.1.20:8700/hub/"])
+async def test_links_name_the_public_address_of_the_node(tmp_path: Path, public_url: str) -> None:
+    file = tmp_path / "roundelay.yaml"
+    file.write_text(f"port: 0\npublic_url: {public_url}\n")
+    async with command("up", file, "--web-link", cwd=tmp_path) as up:
+        ready = await up.line(r"^Roundelay is ready at (ws://\S+) ")
+        opened = await up.error("^Open ")
+        assert opened.string.startswith(f"Open {public_url.rstrip('/')}/#login=")
+        [link] = (await invoke("web", "--as", "mia", "--url", ready[1])).lines
+        assert link.startswith(f"{public_url.rstrip('/')}/#login=mia~")
+        done = await invoke("web", "--as", "mia", "--qr", "--url", ready[1])
+        code = [line for line in done.err.splitlines() if set(line) <= set("\u2588\u2580\u2584 ") and line]
+        assert len(code) > 15
+        assert len({len(line) for line in code}) == 1
+        await up.stop()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["hub.example.org", "ftp://hub.example.org", "https://", "https://a b", "https://x?y"]
+)
+async def test_a_wrong_public_address_is_refused_with_its_line(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "roundelay.yaml").write_text(f"port: 0\npublic_url: '{wrong}'\n")
+    done = await invoke("up", cwd=tmp_path, code=2)
+    assert "roundelay.yaml:2" in done.err
+    assert "public_url" in done.err

@@ -307,6 +307,7 @@ def test_every_field_can_come_from_the_environment(field: str) -> None:
         "interop.webhook_hosts": "hooks:9000",
         "interop.public_url": "https://hub.example.org/hub",
     }
+    words |= {"public_url": "https://hub.example.org"}
     words |= {"web": "false", "web_reload": "true", "web_hosts": "hub.example.org, hub:8443"}
     given = (words | {"mods": "channels, tasks"}).get(field, "1024")
     read = {"mods": ["channels", "tasks"], "behind_proxy": True, "web": False, "web_reload": True}

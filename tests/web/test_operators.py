@@ -60,3 +60,25 @@ async def test_a_broken_key_is_shown_to_operators_and_a_changed_file_is_reloaded
             await expect(inbox.heading).to_have_text("Inbox")
             await expect(page.get_by_text("Nothing waits for you")).to_be_visible()
             window.allowed = "ERR_CONNECTION_REFUSED"  # the node ends before the window does
+
+
+async def test_operators_make_a_login_link_for_a_person_and_end_a_login(
+    tmp_path: Path, open_window: OpenWindow
+) -> None:
+    async with team_up(tmp_path) as team:
+        window, other = await open_window(team.origin), await open_window(team.origin)
+        await log_in(window.page, await team.link("olga", operator=True))
+        await log_in(other.page, await team.link("mia"))
+        await Screen(window.page).go("#/agents/mia")
+        logins = window.page.get_by_role("region", name="Logins")
+        await expect(logins).to_contain_text("1 session")
+        await logins.get_by_role("button", name="New login link").click()
+        link = await logins.get_by_label("Login link for mia").input_value()
+        assert link.startswith(f"{team.origin}/#login=mia~")
+        third = await open_window(team.origin)
+        await third.page.goto(link)
+        await Screen(third.page).expect_online()
+        await logins.get_by_role("button", name="Log out").first.click()
+        await expect(logins.get_by_role("button", name="Log out")).to_have_count(1)
+        for it in (window, other, third):
+            it.allowed = "ERR_CONNECTION_REFUSED|4403"  # the node ends before the windows do

@@ -1,9 +1,11 @@
 /** Who is here and what each really does, as the hub knows it from sessions and open reactions; and a page of each, with its card. */
 import {computed, signal} from "#vendor/signals.js";
-import {useRef} from "#vendor/hooks.js";
+import {useRef, useState} from "#vendor/hooks.js";
 import {readCost} from "#core/cost.js";
+import {sha256} from "#core/hash.js";
 import {directThread, tellCount} from "#core/text.js";
 import {useRows} from "#ui/keys.js";
+import {makeToken} from "#ui/login.js";
 import {Age, Agent, Badge, Button, Choice, Empty, Face, Head, html, Loading, useFetched} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
 import {actions, agents, isReadOnly, me, nameHere} from "#ui/store.js";
@@ -87,6 +89,7 @@ function One({id}) {
       ${card.tags?.length > 0 && html`<p class="tools">${card.tags.map((it) => html`<${Badge}><bdi>${it}</bdi><//>`)}</p>`}</div></div>
     ${agent.fault && html`<${Fault} fault=${agent.fault} />`}
     ${agent.kind === "agent" && me.value.is_operator && !isReadOnly.value && html`<${Process} id=${id} agent=${agent} />`}
+    ${agent.kind === "human" && me.value.is_operator && !isReadOnly.value && html`<${Logins} id=${id} state=${agent.state} />`}
     ${work.length > 0 && html`<section class="section"><h2>What it works on</h2><ul class="card card-list">${work.map((it) => html`<${Work} key=${it.reaction} work=${it} />`)}</ul>
       ${open > work.length && html`<p class="faint">and ${open - work.length} more</p>`}</section>`}
     <section class="section"><h2>Card</h2><dl class="facts">${facts.map(([name, it]) => html`<div><dt>${name}</dt><dd dir="auto">${it}</dd></div>`)}</dl></section>
@@ -101,6 +104,34 @@ function Fault({fault}) {
   return html`<section class="section fault" role="status"><h2>Cannot answer</h2><p dir="auto">${text} <${Age} at=${last} /></p>
     ${toDo && html`<p>${toDo}</p>`}${reason && html`<p class="faint" dir="auto">${reason}</p>`}
     ${count > 1 && html`<p class="faint">${count} times, the first <${Age} at=${since} /></p>`}</section>`;
+}
+
+/** Where a person is logged in, and a new link for that person; for operators. */
+function Logins({id, state}) {
+  const {value, again} = useFetched(() => listTokens(id), [id, state]);
+  const [link, setLink] = useState("");
+  const make = async () => {
+    const code = makeToken();
+    const {public_url: publicUrl} = await actions.call("network.info");
+    await actions.call("network.create_login", {agent_id: id, login_hash: sha256(code)});
+    setLink(`${publicUrl ?? new URL(".", location.href).href.replace(/\/$/, "")}/#login=${id}~${code}`);
+  };
+  return html`<section class="section" aria-label="Logins"><h2>Logins</h2>
+    ${value?.length ? html`<ul class="card card-list">${value.map((it) => html`<li class="row tool" key=${it.hash}><code>${it.hash}…</code>
+      <span class="faint">${it.sessions ? tellCount(it.sessions, "session") : "not connected"}, since <${Age} at=${it.created_at} /></span>
+      <${Button} kind="danger" run=${async () => { await actions.call("network.revoke_token", {agent_id: id, token_hash: it.hash}); again(); }}>Log out<//></li>`)}</ul>` : html`<p class="faint">Nobody is logged in as ${id} with a token of its own.</p>`}
+    <div class="tools"><${Button} run=${make}>New login link<//></div>
+    ${link && html`<p role="status">Give this link to ${id}. It logs in once, within 10 minutes: <input class="mono" readonly aria-label="Login link for ${id}" value=${link} onFocus=${(event) => event.target.select()} /></p>`}</section>`;
+}
+
+async function listTokens(id) {
+  const found = [];
+  for (let after; ;) {
+    const {tokens, has_more: hasMore} = await actions.call("network.list_tokens", after === undefined ? {} : {after});
+    found.push(...tokens.filter((it) => it.agent_id === id && !it.revoked));
+    if (!hasMore) return found;
+    after = tokens.at(-1).hash;
+  }
 }
 
 const PROCESS_STATES = {taken_over: "another runner has taken over", restarting: "crashed, starts again soon", ended: "ended"};

@@ -40,7 +40,8 @@ function takeLink(text, before) {
   return {agent_id: decode(found[1]), token: makeToken(), login_code: found[2], before: before ?? undefined};
 }
 
-function makeToken() {
+/** A new secret: a token, or the code of a login. */
+export function makeToken() {
   const bytes = crypto.getRandomValues(new Uint8Array(32));
   return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
 }
