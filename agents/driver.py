@@ -111,7 +111,11 @@ _ENVELOPE_BYTES = 2048  # of a record, or a message, around the answer and its m
 
 
 FIRST_DELAY_S = 0.5
-"""Before the second attempt of a model call that named no delay, about; doubled for each further one."""
+"""Before the second attempt of a model call that named no delay, about; doubled for each further one, up to
+``model_timeout_s``."""
+
+MAX_DOUBLINGS = 30
+"""Keeps the delay a number, whatever ``model_attempts`` is."""
 
 
 MAX_KEY_CHARS, MAX_NAMED = 200, 20
@@ -519,13 +523,19 @@ class Driver:
             try:
                 return await self._attempt(model, request, policy.model_timeout_s, is_shown, is_own)
             except ModelError as error:
-                # Not all at once: many agents may wait for one provider.
-                delay_s = FIRST_DELAY_S * 2 ** (made - 1) * _spread(self._id, request.turn, made)
+                if not error.retryable or made >= policy.model_attempts:
+                    raise
                 if error.retry_after_ms is not None:
                     delay_s = error.retry_after_ms / 1000
-                # A provider that wants longer than a model call may take will not be waited for.
-                if not error.retryable or made >= policy.model_attempts or delay_s > policy.model_timeout_s:
-                    raise
+                    # A provider that wants longer than a model call may take will not be waited for.
+                    if delay_s > policy.model_timeout_s:
+                        raise
+                else:
+                    # Not all at once: many agents may wait for one provider. Our own delay costs no attempt, so it is
+                    # never longer than a call may take.
+                    growth = 2 ** min(made - 1, MAX_DOUBLINGS)
+                    delay_s = min(FIRST_DELAY_S * growth, policy.model_timeout_s)
+                    delay_s *= _spread(self._id, request.turn, made)
                 if made == 1:
                     told = {
                         "reaction": self._id,

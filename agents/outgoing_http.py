@@ -57,7 +57,7 @@ def check_environment() -> None:
             proxy = httpx2.Proxy(url if "://" in url else f"http://{url}")
         except (httpx2.InvalidURL, ValueError):
             proxy = None
-        if proxy is None or not proxy.url.host:
+        if proxy is None or not proxy.url.host or url.split() != [url]:
             raise ConfigError(f"{variable} is not the address of a proxy, such as http://127.0.0.1:3128.")
 
 

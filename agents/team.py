@@ -25,6 +25,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Unpack
@@ -229,6 +230,34 @@ class LocalChoice(Strict):
     tools: bool = False
 
 
+_BASE_URLS: Mapping[str, str] = {
+    "azure": "https://RESOURCE.openai.azure.com/openai/v1/",
+    "mistral": "https://api.mistral.ai/v1",
+    "deepseek": "https://api.deepseek.com/v1",
+    "kimi": "https://api.moonshot.ai/v1",
+    "moonshot": "https://api.moonshot.ai/v1",
+    "gemini": "https://generativelanguage.googleapis.com/v1beta/openai/",
+    "google": "https://generativelanguage.googleapis.com/v1beta/openai/",
+    "anthropic": "https://api.anthropic.com/v1/",
+    "claude": "https://api.anthropic.com/v1/",
+    "bedrock": "http://127.0.0.1:4000/v1",
+    "litellm": "http://127.0.0.1:4000/v1",
+    "openrouter": "https://openrouter.ai/api/v1",
+    "ollama": "http://127.0.0.1:11434/v1",
+    "vllm": "http://127.0.0.1:8000/v1",
+    "llama": "http://127.0.0.1:8080/v1",
+}
+"""Base URLs by what people call a server; docs/agents.md, "Model servers", has the table."""
+
+
+def _explain_servers(written: str) -> str:
+    url = next((url for name, url in _BASE_URLS.items() if name in written.lower()), "URL")
+    return (
+        "Any server with OpenAI's API goes under openai: "
+        f"{{name: MODEL, base_url: {url}, api_key_env: VARIABLE}} (docs/agents.md, Model servers)"
+    )
+
+
 class ModelChoice(Strict):
     """Which model: exactly one of the five. ``script`` is a file of rules or ``module:function``; ``rules`` are those
     rules, inline; ``replay`` is a tape, the recorded replies of a model."""
@@ -240,6 +269,20 @@ class ModelChoice(Strict):
     replay: Path | None = None
     fallback: ModelChoice | None = None
     """Beside the one chosen: what is asked when that is down, busy or out of credit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _explain_providers(cls, given: object) -> object:
+        """Say where a provider's name belongs: people write it in the place of ``openai``."""
+        if isinstance(given, str):
+            raise ValueError(f"must be a mapping, not {show_value(given)}. {_explain_servers(given)}")
+        for key in given if isinstance(given, dict) else ():
+            name = str(key)
+            if name not in cls.model_fields and not get_close_matches(name, cls.model_fields, n=1, cutoff=0.75):
+                known = ", ".join(cls.model_fields)
+                told = f'has the unknown key "{name}"; known here: {known}'
+                raise ValueError(f"{told}. {_explain_servers(name)}")
+        return given
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -315,7 +315,7 @@ def _check_address(model: str, url: str) -> str | None:
     remember_url(url)
     try:
         parts = httpx2.URL(url)
-        is_address = not url or (parts.scheme in ("http", "https") and bool(parts.host))
+        is_address = not url or (parts.scheme in ("http", "https") and bool(parts.host) and url.split() == [url])
     except (httpx2.InvalidURL, ValueError):
         is_address = False
     if not is_address:

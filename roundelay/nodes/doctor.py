@@ -1,6 +1,6 @@
 """``roundelay doctor``: what a node and its agents need, checked one by one, each with what to do if it is missing.
 
-It changes nothing that lasts: it writes and deletes one small file beside the database, and asks each model once.
+It changes nothing that lasts: it writes and deletes one small file beside the database, and asks each model twice.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from roundelay.terminal.screen import Paint
 from roundelay.terminal.text import clean, count
 
 if TYPE_CHECKING:
-    from roundelay.agents.models.model import Model
+    from roundelay.agents.models.model import ChatMessage, Model, ModelReply, ModelRequest
     from roundelay.agents.simple import SimpleAgentRunner
     from roundelay.agents.team import AgentSpec
 
@@ -504,16 +504,78 @@ async def check_named_model(name: str, base_url: str | None, timeout_s: float) -
 
 
 async def check_model(name: str, model: Model, timeout_s: float) -> Checked:
-    """Ask a model to call a tool, as an agent would, and close it."""
-    from roundelay.agents.models.model import ModelRequest, SystemMessage, ToolSpec, UserMessage
+    """Ask a model to call a tool, and what the tool gave, in the order in which an agent asks; then close it. Some
+    servers take the first turn and refuse the second."""
+    try:
+        return await _ask_for_call(name, model, timeout_s)
+    finally:
+        if (close := getattr(model, "close", None)) is not None:
+            await close()
 
-    word = "roundelay"
+
+async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
+    from roundelay.agents.history import repair, well_formed
+    from roundelay.agents.models.model import (
+        AssistantMessage,
+        ModelRequest,
+        SystemMessage,
+        ToolMessage,
+        ToolSpec,
+        UserMessage,
+    )
+    from roundelay.agents.policy import describe_turn
+
+    word, answer = "roundelay", "The number of this word is 4711."
     properties = {"word": {"type": "string"}}
     schema = {"type": "object", "properties": properties, "required": ["word"], "additionalProperties": False}
-    tool = ToolSpec("confirm", "Confirm that a word was received.", schema)
-    rule = SystemMessage("You check a connection. Answer by calling the tool, not with text.")
-    question = UserMessage(f'Call the tool "confirm" with the word "{word}".')
-    request = ModelRequest(messages=[rule, question], tools=[tool], agent_id="doctor", turn=1)
+    tool = ToolSpec("confirm", "Confirm that a word was received. Gives the number of the word.", schema)
+    messages: list[ChatMessage] = [
+        SystemMessage("You check a connection. First call the tool. Then say what it gave, in one short sentence."),
+        UserMessage(f'Call the tool "confirm" with the word "{word}".'),
+    ]
+    request = ModelRequest(repair(messages, describe_turn(1, 3)), [tool], agent_id="doctor", turn=1)
+    first = await _ask_once(name, model, request, timeout_s)
+    if isinstance(first, Checked):
+        return first
+    reply, took = first
+    call = next((it for it in reply.tool_calls if it.name == "confirm"), None)
+    if call is None:
+        detail = f"Model {model.name} answered {took}, but called no tool."
+        return Checked(name, "failed", detail, "Choose a model that calls tools, or tool_mode: json_schema.")
+    try:
+        given = json.loads(call.arguments)
+    except ValueError:
+        given = None
+    messages += [
+        AssistantMessage(reply.text, tuple(map(well_formed, reply.tool_calls)), reply.origin),
+        *(ToolMessage(it.id, answer) for it in reply.tool_calls),
+    ]
+    request = ModelRequest(repair(messages, describe_turn(2, 3)), [tool], agent_id="doctor", turn=2)
+    second = await _ask_once(name, model, request, timeout_s)
+    if isinstance(second, Checked):
+        detail = f"The model called a tool {took}, and fails at the second turn, with the result: {second.detail}"
+        return replace(second, detail=detail)
+    last, took_again = second
+    if not isinstance(given, dict) or word not in str(given.get("word", "")).lower():
+        detail = f"Model {model.name} called the tool {took}, but with wrong arguments: {call.arguments[:80]}"
+        return Checked(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
+    done = f"Model {model.name} called a tool {took}"
+    if last.is_cut:
+        detail = f"{done}, and its answer to the result was cut off at its limit of length."
+        return Checked(name, "note", detail, "Raise max_tokens, or max_completion_tokens, under settings.")
+    if last.tool_calls:
+        detail = f"{done}, and then called {last.tool_calls[0].name} again instead of answering with the result."
+        return Checked(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
+    if not (last.text or "").strip():
+        detail = f"{done}, and gave an empty reply to the result."
+        return Checked(name, "failed", detail, "Choose another model: an agent would get no answer from this one.")
+    return Checked(name, "ok", f"{done} and answered with its result {took_again}.")
+
+
+async def _ask_once(
+    name: str, model: Model, request: ModelRequest, timeout_s: float
+) -> tuple[ModelReply, str] | Checked:
+    """Return a reply with the time it took, or what went wrong."""
     began = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s):
@@ -523,19 +585,4 @@ async def check_model(name: str, model: Model, timeout_s: float) -> Checked:
     except TimeoutError:
         detail = f"Model {model.name} did not answer within {timeout_s:g} s."
         return Checked(name, "failed", detail, "Try again, or give it more time with --timeout.")
-    finally:
-        if (close := getattr(model, "close", None)) is not None:
-            await close()
-    took = f"in {time.perf_counter() - began:.1f} s"
-    call = next((it for it in reply.tool_calls if it.name == "confirm"), None)
-    if call is None:
-        detail = f"Model {model.name} answered {took}, but called no tool."
-        return Checked(name, "failed", detail, "Choose a model that calls tools, or tool_mode: json_schema.")
-    try:
-        given = json.loads(call.arguments)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict) or word not in str(given.get("word", "")).lower():
-        detail = f"Model {model.name} called the tool {took}, but with wrong arguments: {call.arguments[:80]}"
-        return Checked(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
-    return Checked(name, "ok", f"Model {model.name} called a tool {took}.")
+    return reply, f"in {time.perf_counter() - began:.1f} s"

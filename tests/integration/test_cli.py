@@ -21,7 +21,7 @@ from websockets.typing import Subprotocol
 from roundelay.network.home import find_owner_token
 from tests.support.announced import announced_node
 from tests.support.command import Done, command, invoke, run
-from tests.support.fake_openai import FakeOpenAI, calls, error, text
+from tests.support.fake_openai import FakeOpenAI, calls, empty, error, text
 from tests.support.node import Node, node_process
 from tests.support.wire import SUBPROTOCOL, WireSession
 
@@ -696,22 +696,38 @@ async def test_doctor_finds_the_node_that_runs(node: Node, tmp_path: Path) -> No
     assert "as at the hub" in checks["clock"]["detail"]
 
 
+CONFIRM = calls([("confirm", {"word": "roundelay"})])
+
+
 @pytest.mark.parametrize(
     ("reply", "status", "said"),
     [
-        (calls([("confirm", {"word": "roundelay"})]), "ok", "called a tool"),
-        (text("I would rather talk."), "failed", "called no tool"),
-        (calls([("confirm", {"word": "other"})]), "note", "wrong arguments"),
-        (error(404, "The model does not exist", code="model_not_found"), "failed", "does not exist"),
+        ([CONFIRM, text("It is 4711.")], "ok", "answered with its result"),
+        ([text("I would rather talk.")], "failed", "called no tool"),
+        ([calls([("confirm", {"word": "other"})]), text("It is 4711.")], "note", "wrong arguments"),
+        ([error(404, "The model does not exist", code="model_not_found")], "failed", "does not exist"),
+        (
+            [CONFIRM, error(400, "This conversation is not one")],
+            "failed",
+            "fails at the second turn, with the result: Model m answered 400: This conversation is not one",
+        ),
+        ([CONFIRM, empty()], "failed", "gave an empty reply to the result"),
+        ([CONFIRM, CONFIRM], "note", "called confirm again instead of answering"),
+        ([CONFIRM, text("It", finish_reason="length")], "note", "cut off at its limit of length"),
     ],
 )
-async def test_doctor_asks_the_model_to_call_a_tool(tmp_path: Path, reply: Any, status: str, said: str) -> None:
-    async with FakeOpenAI([reply, reply]) as server:
+async def test_doctor_asks_the_model_for_a_call_and_for_an_answer_to_its_result(
+    tmp_path: Path, reply: Any, status: str, said: str
+) -> None:
+    async with FakeOpenAI([*reply, *reply]) as server:
         model = f"{{openai: {{name: m, base_url: '{server.base_url}'}}}}"
         agents = ", ".join(f"{{id: {name}, instruction: x, model: {model}}}" for name in ("ann", "bob"))
         (tmp_path / "roundelay.yaml").write_text(f"port: 0\nagents: [{agents}]\n")
         checks = await examine("--model", "m", "--base-url", server.base_url, code=status == "failed", cwd=tmp_path)
-        assert len(server.requests) == 2, "agents with the same model share the question"
+        assert len(server.requests) == 2 * len(reply), "agents with the same model share the question"
+        if len(reply) == 2:
+            roles = [it["role"] for it in server.requests[1]["messages"]]
+            assert roles == ["system", "user", "assistant", "tool", "user"], "as an agent sends it"
     for name in ("agent ann", "agent bob", "model"):
         assert checks[name]["status"] == status
         assert said in checks[name]["detail"]

@@ -338,6 +338,23 @@ async def test_a_failure_that_stays_ends_the_reaction_and_says_why(errors: list[
     assert run.records.kinds() == ["started", "model_failed"]
 
 
+@pytest.mark.parametrize("attempts", [2, 5])
+async def test_all_attempts_are_made_though_our_own_delay_would_be_longer_than_a_call_may_take(attempts: int) -> None:
+    made = 0
+
+    async def fail(request: ModelRequest, on_delta: OnDelta | None) -> ModelReply:
+        nonlocal made
+        made += 1
+        raise ModelError("Down.", reason="server")
+
+    run = Run(turns(), complete=fail, policy=AgentPolicy(model_timeout_s=0.02, model_attempts=attempts))
+    end = await run.drive()
+    assert (made, end.status, end.reason) == (attempts, "failed", "Down.")
+    delays = [it.delay_s for it in run.events if isinstance(it, ModelRetry)]
+    assert len(delays) == attempts - 1
+    assert all(0 < it <= 0.02 * 1.25 for it in delays)
+
+
 async def test_a_silent_model_is_given_up() -> None:
     async def silent(request: ModelRequest, on_delta: OnDelta | None) -> ModelReply:
         await asyncio.Event().wait()

@@ -264,3 +264,31 @@ model:
 def test_a_fallback_alone_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be exactly one of"):
         load_agents(write(tmp_path, "id: bob\ninstruction: x\nmodel:\n  fallback: {rules: []}\n"))
+
+
+@pytest.mark.parametrize(
+    ("model", "url"),
+    [
+        ("{anthropic: {name: claude-sonnet-4-5}}", "https://api.anthropic.com/v1/"),
+        ("{gemini: gemini-2.5-flash}", "https://generativelanguage.googleapis.com/v1beta/openai/"),
+        ("{ollama: {model: qwen3}}", "http://127.0.0.1:11434/v1"),
+        ("{provider: mistral, name: mistral-small}", "URL"),
+        ("{azure_openai: {}}", "https://RESOURCE.openai.azure.com/openai/v1/"),
+        ("gpt-4o-mini", "URL"),
+        ("claude-sonnet-4-5", "https://api.anthropic.com/v1/"),
+        ("{groq: {name: x}, fallback: {rules: []}}", "URL"),
+        ("{rules: [], fallback: {cohere: {name: x}}}", "URL"),
+    ],
+)
+def test_a_providers_name_is_answered_with_where_its_server_goes(tmp_path: Path, model: str, url: str) -> None:
+    (tmp_path / "desk.yaml").write_text(f"id: desk\ninstruction: x\nmodel: {model}\n")
+    with pytest.raises(ConfigError, match="Any server with OpenAI's API goes under openai: ") as caught:
+        load_agents(tmp_path / "desk.yaml")
+    assert f"{{name: MODEL, base_url: {url}, api_key_env: VARIABLE}}" in str(caught.value)
+    assert "desk.yaml:3" in str(caught.value)
+
+
+def test_a_mistyped_key_of_a_model_still_gets_the_nearest_one(tmp_path: Path) -> None:
+    (tmp_path / "desk.yaml").write_text("id: desk\ninstruction: x\nmodel: {opanai: {name: m}}\n")
+    with pytest.raises(ConfigError, match='unknown key "opanai"; did you mean "openai"'):
+        load_agents(tmp_path / "desk.yaml")
