@@ -100,19 +100,29 @@ def init(
     for path in written:
         click.echo(f"Wrote {path}")
     first = agent or starter.name_agent(template, chosen)
+    command = _name_command(folder)
     steps = [f"cd {shlex.quote(str(folder))}"] if folder != Path() else []
     if chosen is not None and chosen.key and not os.environ.get(chosen.key):
         steps.append(f"export {chosen.key}=...   # your key at {chosen.title}")
-    steps.append("roundelay doctor   # checks that the model answers") if chosen is not None else None
-    steps.append("roundelay up   # prints a link: it opens the page in a browser and logs you in, once")
+    if chosen is not None:
+        steps.append(f"{command} doctor   # checks that the model answers")
+    steps.append(f"{command} up   # prints a link: it opens the page in a browser and logs you in, once")
     if not talks_on_page or not is_asked:
-        steps.append(f"roundelay chat --to {first}   # in another terminal")
+        steps.append(f"{command} chat --to {first}   # in another terminal")
     tests = [path.name for path in written if path.name.endswith(".scenario.yaml")]
-    steps += [f"roundelay scenario run {name}   # a test of the team, without a model" for name in tests]
+    steps += [f"{command} scenario run {name}   # a test of the team, without a model" for name in tests]
     click.echo("Next:")
     for step in steps:
         click.echo(f"  {step}")
     click.echo(f'Write to {first}, for example: "{starter.TEMPLATES[template].first_words}"')
+
+
+def _name_command(folder: Path) -> str:
+    """How this program is called from ``folder``: by ./dev of the clone it runs from, or by its name."""
+    root = Path(__file__).resolve().parents[2]
+    if "ROUNDELAY_DEV" in os.environ and (root / "dev").is_file():
+        return f"{os.path.relpath(root / 'dev', folder.resolve())} roundelay"
+    return "roundelay"
 
 
 def _is_at_terminal() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -154,3 +155,10 @@ def test_options_that_cannot_be_write_nothing(tmp_path: Path, options: tuple[str
     assert refused.exit_code == 2
     assert words in " ".join(refused.output.split())
     assert read_tree(tmp_path) == {}
+
+
+def test_next_steps_begin_with_dev_in_a_clone_that_dev_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "  roundelay up " in init(tmp_path / "a").output
+    monkeypatch.setenv("ROUNDELAY_DEV", "1")
+    dev = os.path.relpath(Path(__file__).parents[2] / "dev", tmp_path / "b")
+    assert f"  {dev} roundelay up " in init(tmp_path / "b").output
