@@ -302,6 +302,25 @@ async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Ap
     return None
 
 
+def read_deciders(request: BaseMessage) -> list[str] | None:
+    """The people who alone may decide on a request; None where its author names none."""
+    approval = (request.metadata or {}).get("approval")
+    deciders = approval.get("deciders") if isinstance(approval, dict) else None
+    return [it for it in deciders if isinstance(it, str)] if isinstance(deciders, list) else None
+
+
+def read_decided(message: BaseMessage) -> Mapping[str, Any] | None:
+    """What an agent says of a decision that people gave elsewhere (``decided``); None for any other message."""
+    told = (message.metadata or {}).get("decided")
+    if message.sender_kind != "agent" or not isinstance(told, dict):
+        return None
+    match told:
+        case {"request": int(), "is_approved": bool(), "by": [str(), *_], "seq": int(), "at": int()}:
+            return told
+        case _:
+            return None
+
+
 def read_request(message: BaseMessage) -> str | None:
     """The reaction that waits for a person's decision on this message; None if it asks for none."""
     approval = (message.metadata or {}).get("approval")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roundelay.agents.approvals import STILL_WAITS, read_request
+from roundelay.agents.approvals import STILL_WAITS, read_decided, read_deciders, read_request
 from roundelay.agents.events import PieceKind
 from roundelay.agents.inbox import read_decision
 from roundelay.agents.journal import is_inside, outer_paths, path_of_call
@@ -71,6 +71,8 @@ class Undecided:
     agent_id: str
     reaction: str
     thread_id: str
+    deciders: tuple[str, ...] | None = None
+    """The people who alone may decide; None: whoever reads the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,9 @@ class UnderWay:
     """What is under way, from what a client is told. A reaction is there from the first that is heard of it until it
     ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: str = "") -> None:
+        self.me = me
+        """Whose screen it is; empty: nobody's."""
         self.reactions: set[tuple[str, str]] = set()
         """Every reaction that was heard of: its id and its agent's."""
         self.undecided: dict[int, Undecided] = {}
@@ -241,8 +245,12 @@ class UnderWay:
                 work.take_text_away()
         if read_request(message) is not None:
             self.take_request(message)
+        elif (told := read_decided(message)) is not None:
+            self.decided(told["request"], message.seq)
         elif message.reply_to is not None and read_decision(message) is not None:
-            self.decided(message.reply_to, message.seq)
+            known = self.undecided.get(message.reply_to)
+            if known is None or known.deciders is None or message.sender_id in known.deciders:
+                self.decided(message.reply_to, message.seq)
         elif message.reply_to is not None and isinstance((message.metadata or {}).get(STILL_WAITS), int):
             self._wait_on(message.sender_id, message.reply_to)
         self.happened()
@@ -251,7 +259,10 @@ class UnderWay:
         """A call waits for a person's decision; also one that was asked for earlier."""
         reaction = read_request(request)
         if reaction is not None and len(self.undecided) < MAX_HEARD:
-            self.undecided[request.seq] = Undecided(request.seq, request.sender_id, reaction, request.thread_id)
+            names = read_deciders(request)
+            deciders = None if names is None else tuple(names)
+            waiting = Undecided(request.seq, request.sender_id, reaction, request.thread_id, deciders)
+            self.undecided[request.seq] = waiting
         self.happened()
 
     def decided(self, request: int, by: int) -> None:
@@ -321,6 +332,11 @@ class UnderWay:
         asking = self.list_asking()
         works = (it for key, it in self._works.items() if key not in asking)
         return [it for it in works if it.thread_id == thread_id and it.streams]
+
+    def list_mine(self, thread_id: str | None = None) -> list[Undecided]:
+        """The calls that wait for the decision of who looks at the screen: in a thread, or everywhere."""
+        mine = (it for it in self.undecided.values() if it.deciders is None or not self.me or self.me in it.deciders)
+        return [it for it in mine if thread_id is None or it.thread_id == thread_id]
 
     def list_asking(self) -> set[tuple[str, str]]:
         """The reactions that wait for a person's decision: each one's agent and its id."""

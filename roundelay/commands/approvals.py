@@ -23,8 +23,9 @@ _seq_argument = click.argument("seq", type=SEQ)
 def approvals(context: click.Context, as_json: bool) -> None:
     """Calls of agents that wait for a person's decision. Without a command they are listed, over all agents.
 
-    With --as ID those that ID may read; people who use the owner's token are operators, and read all. A
-    decision counts of who reads the request's thread.
+    With --as ID those that ID may read; people who use the owner's token are operators, and read all.
+    Approvers decide where the agent's author names some, else whoever reads the request's thread, and
+    operators.
     """
     if context.invoked_subcommand is not None:
         if as_json:
@@ -41,12 +42,26 @@ def approvals(context: click.Context, as_json: bool) -> None:
             "ARGUMENTS": lambda it: _write_json(it["arguments"]),
             "THREAD": lambda it: it["thread_id"],
             "UNTIL": lambda it: format_until(it["until"]),
+            "APPROVERS": lambda it: ", ".join(it["deciders"] or ()),
+            "APPROVED BY": lambda it: ", ".join(it["approved_by"]),
             "REASON": lambda it: it["reason"],
         },
         empty="Nothing waits for a decision.",
         as_json=as_json,
         print_value=print_answer,
     )
+
+
+@approvals.command("show", short_help="What #SEQ asks for, and who decided.")
+@_seq_argument
+@json_option
+@identity_options
+def show_one(seq: int, as_json: bool) -> None:
+    """Show what the request SEQ asks for, and who decided on it, when and with what words."""
+    from roundelay.runs.approvals import describe_request, show_request
+
+    value = ask(lambda client: show_request(client, seq))
+    show(value, lambda _: describe_request(value), as_json=as_json)
 
 
 @approvals.command(short_help="Let the call that #SEQ asks for be made.")

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pydantic_core import from_json
 
-from roundelay.agents.approvals import read_request
+from roundelay.agents.approvals import join_names, read_decided, read_deciders, read_request
 from roundelay.agents.inbox import read_decision
 from roundelay.network.client import AnyMessage, NetworkClient, Stored
 from roundelay.network.errors import InvalidArguments
@@ -34,10 +34,24 @@ class WaitingRequest:
     reaction: str
     until: int
     may_decide: bool
+    may_call: bool = False
+    """Whether an operator may decide who does not read the message."""
+
+    deciders: tuple[str, ...] | None = None
+    approved_by: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> Self:
-        return cls(message_from_wire(entry["message"]), entry["reaction"], entry["until"], entry["may_decide"])
+        deciders = entry.get("deciders")
+        return cls(
+            message_from_wire(entry["message"]),
+            entry["reaction"],
+            entry["until"],
+            entry["may_decide"],
+            may_call=entry.get("may_call", False),
+            deciders=None if deciders is None else tuple(deciders),
+            approved_by=tuple(entry.get("approved_by", ())),
+        )
 
     @property
     def seq(self) -> int:
@@ -51,14 +65,18 @@ class WaitingRequest:
         when = {"asked_at": it.sent_at, "until": self.until}
         told = read_told(it)
         call = {**told, "arguments": _read_json(told["arguments"])}
-        return {"seq": it.seq, **where, **call, **when, "may_decide": self.may_decide}
+        rights: dict[str, object] = {"may_decide": self.may_decide, "may_call": self.may_call}
+        rights |= {"deciders": None if self.deciders is None else list(self.deciders)}
+        return {"seq": it.seq, **where, **call, **when, **rights, "approved_by": list(self.approved_by)}
 
     def describe(self) -> str:
         """Who asks for what, and where: in a line."""
         told = read_told(self.message)
         why = f" ({clean(told['reason'])})" if told["reason"] else ""
         call = f"call {clean(told['tool'])} with {clean(told['arguments'])}{why}"
-        return f"#{self.seq} {clean(self.message.sender_id)} asks to {call}, in {clean(self.message.thread_id)}"
+        voted = f"; {join_names(map(clean, self.approved_by))} approved it" if self.approved_by else ""
+        where = clean(self.message.thread_id)
+        return f"#{self.seq} {clean(self.message.sender_id)} asks to {call}, in {where}{voted}"
 
 
 def read_told(request: BaseMessage) -> dict[str, str]:
@@ -99,6 +117,38 @@ async def list_requests(client: NetworkClient) -> list[WaitingRequest]:
     return [WaitingRequest.read(it) for it in await list_approvals(client)]
 
 
+async def show_request(client: NetworkClient, seq: int) -> dict[str, Any]:
+    """What a request asks for, whether it waits, and who decided on it. Raises `RoundelayError`."""
+    request = await find_message(client, seq)
+    if read_request(request) is None:
+        raise InvalidArguments(f"#{seq} asks for no approval; roundelay approvals lists what waits.")
+    waiting = next((it for it in await list_requests(client) if it.seq == seq), None)
+    told = read_told(request)
+    place = {"seq": seq, "agent_id": request.sender_id, "thread_id": request.thread_id, "asked_at": request.sent_at}
+    decisions = [] if waiting is not None else await _list_decisions(client, request)
+    made = [{"by": list(it.by), "seq": it.seq, "at": it.at, "said": list(it.said)} for it in decisions]
+    voters = list(waiting.approved_by) if waiting is not None else []
+    call = {**told, "arguments": _read_json(told["arguments"])}
+    return {**place, **call, "is_waiting": waiting is not None, "approved_by": voters, "decisions": made}
+
+
+def describe_request(shown: Mapping[str, Any]) -> list[str]:
+    """Tell of a request in lines for a terminal."""
+    arguments = shown["arguments"] if isinstance(shown["arguments"], str) else json.dumps(shown["arguments"])
+    asks = f"#{shown['seq']} {clean(shown['agent_id'])} asks to call {clean(shown['tool'])} with {clean(arguments)}"
+    lines = [f"{asks}, in {clean(shown['thread_id'])}"]
+    lines += [f"Why: {clean(shown['reason'])}"] if shown["reason"] else []
+    for it in shown["decisions"]:
+        words = ", ".join(clean(word) for word in it["said"])
+        lines.append(f"{join_names(map(clean, it['by']))} decided in #{it['seq']}, {format_until(it['at'])}: {words}")
+    if shown["is_waiting"]:
+        voted = f" {join_names(map(clean, shown['approved_by']))} approved it." if shown["approved_by"] else ""
+        lines.append(f"It waits for a decision.{voted}")
+    elif not shown["decisions"]:
+        lines.append("It waits no more, and nobody decided.")
+    return lines
+
+
 async def find_message(client: NetworkClient, seq: int) -> AnyMessage:
     return message_from_wire((await client.call("network.why", {"seq": seq}))["chain"][0])
 
@@ -115,18 +165,30 @@ async def decide(
     request = await find_message(client, seq)
     if read_request(request) is None:
         raise InvalidArguments(f"#{seq} asks for no approval, so nothing was sent; /reply {seq} answers it.")
-    listed = {it.seq: it for it in await list_requests(client)}
-    if why := await _find_settled(client, request, is_waiting=seq in listed):
+    waiting = next((it for it in await list_requests(client) if it.seq == seq), None)
+    if why := await _find_settled(client, request, is_waiting=waiting is not None):
         raise InvalidArguments(f"#{seq} {why}, so nothing was sent.")
-    if seq in listed and not listed[seq].may_decide:
-        reader = f"a person who reads {clean(request.thread_id)}, which {clean(client.agent_id)} does not"
-        raise InvalidArguments(f"#{seq} is decided by {reader}, so nothing was sent.")
+    if waiting is not None and not waiting.may_decide:
+        if not waiting.may_call:
+            raise InvalidArguments(f"#{seq} {_explain_rights(client, waiting)}, so nothing was sent.")
+        told = await client.call("network.decide", {"seq": seq, "decision": decision})
+        return request, Stored(told["seq"], "", duplicate=False)
     stored = await client.reply(request, decision)
     on_sent(request, stored)
-    first = next((it for it in await _list_decisions(client, request) if not _is_edit(it)), None)
-    if first is not None and first.seq < stored.seq:
-        raise InvalidArguments(f"#{seq} {_describe_decision(first)}, before yours was there: that one holds.")
+    first = next((it for it in await _list_decisions(client, request) if not it.is_edit), None)
+    if first is not None and first.seq < stored.seq and (waiting is None or not waiting.approved_by):
+        raise InvalidArguments(f"#{seq} {first.describe()}, before yours was there: that one holds.")
     return request, stored
+
+
+def _explain_rights(client: NetworkClient, waiting: WaitingRequest) -> str:
+    """Say why somebody may not decide on what waits."""
+    me = clean(client.agent_id)
+    if me in waiting.approved_by:
+        return f"has the approval of {me} already and waits for somebody else's"
+    if waiting.deciders is not None:
+        return f"is decided by {join_names(map(clean, waiting.deciders))}"
+    return f"is decided by a person who reads {clean(waiting.message.thread_id)}, which {me} does not"
 
 
 def check_arguments(text: str) -> None:
@@ -144,10 +206,10 @@ async def _find_settled(client: NetworkClient, request: BaseMessage, *, is_waiti
     """Why a request is not to be decided any more, to be put behind its number; None if it may be."""
     decisions = await _list_decisions(client, request)
     for it in decisions:
-        if not _is_edit(it):
-            return _describe_decision(it)
+        if not it.is_edit:
+            return it.describe()
     if decisions and not is_waiting:
-        return _describe_decision(decisions[-1])  # an edit that does not fit decides nothing: it would wait
+        return decisions[-1].describe()  # an edit that does not fit decides nothing: it would wait
     if request.reply_to is None:
         return None
     status = await client.call("network.message_status", {"seq": request.reply_to})
@@ -160,17 +222,50 @@ async def _find_settled(client: NetworkClient, request: BaseMessage, *, is_waiti
     return None
 
 
-async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[AnyMessage]:
-    """The decisions on a request, the oldest first."""
+@dataclass(frozen=True, slots=True)
+class DecisionTold:
+    """What people decided on a request: who, in which message, when (ms) and with what words."""
+
+    by: tuple[str, ...]
+    seq: int
+    at: int
+    said: tuple[str, ...]
+
+    @property
+    def is_edit(self) -> bool:
+        return all(it.lower().startswith("/edit") for it in self.said)
+
+    def describe(self) -> str:
+        words = ", ".join(clean(it.split(maxsplit=1)[0]) for it in self.said if it)
+        return f"was decided by {join_names(map(clean, self.by))} in #{self.seq}: {words}"
+
+
+async def list_decisions(client: NetworkClient, seq: int) -> list[DecisionTold]:
+    """The decisions on a request, the oldest first. Raises `RoundelayError`."""
+    return await _list_decisions(client, await find_message(client, seq))
+
+
+async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[DecisionTold]:
+    """The decisions on a request, the oldest first. Replies of people who may not decide, and approvals of which more
+    are needed, are none."""
     history = await client.history(request.thread_id, limit=LOOKED_THROUGH)
-    return [it for it in history.messages if it.reply_to == request.seq and read_decision(it) is not None]
+    deciders, needed = read_deciders(request), _read_needed(request)
+    found = []
+    for it in history.messages:
+        told = read_decided(it)
+        if told is not None and told["request"] == request.seq:
+            said = tuple(word for word in told.get("said", ()) if isinstance(word, str))
+            found.append(DecisionTold(tuple(map(str, told["by"])), told["seq"], told["at"], said))
+        elif it.reply_to == request.seq and (decision := read_decision(it)) is not None:
+            counts = deciders is None or it.sender_id in deciders
+            settles = needed == 1 or not decision.is_approved
+            found += (
+                [DecisionTold((it.sender_id,), it.seq, it.sent_at, (it.said.strip(),))] if counts and settles else []
+            )
+    return found
 
 
-def _is_edit(decision: BaseMessage) -> bool:
-    said = read_decision(decision)
-    return said is not None and said.arguments is not None
-
-
-def _describe_decision(decision: BaseMessage) -> str:
-    word = decision.said.split(maxsplit=1)[0]
-    return f"was decided by {clean(decision.sender_id)} in #{decision.seq}: {clean(word)}"
+def _read_needed(request: BaseMessage) -> int:
+    told = (request.metadata or {}).get("approval")
+    needed = told.get("needed", 1) if isinstance(told, dict) else 1
+    return needed if isinstance(needed, int) else 1

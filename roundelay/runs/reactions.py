@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from roundelay.agents.approvals import join_names
 from roundelay.agents.text import cut
 from roundelay.runs.reading import Record, RecordedReaction
 from roundelay.runs.source import Source
@@ -77,7 +78,11 @@ def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
             changed = f", with {body['arguments']}" if body["arguments"] is not None else ""
             decided = "approved" if body["is_approved"] else "denied"
             scope = {"thread": " for this thread", "always": " for always"}.get(str(body.get("scope")), "")
-            return f"{place} was {decided} by {body['by']} in #{body['seq']}{scope}{changed}{reason}"
+            votes = [f"{it['by']} in #{it['seq']}: {it['said']}" for it in body.get("votes", ()) if it["said"]]
+            words = f" ({'; '.join(votes)})" if votes else ""
+            people = [it["by"] for it in body.get("votes", ()) if body["is_approved"]] or [body["by"]]
+            by = join_names(people)
+            return f"{place} was {decided} by {by} in #{body['seq']}{scope}{changed}{reason}{words}"
         case "finished":
             calls = f"{count(body['turns'], 'turn')}, {count(body['tool_calls'], 'tool call')}"
             return f"{body['status']} ({body['reason']}): {calls}, {_tell_tokens(body['usage'])}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
+from roundelay.agents.approvals import join_names
 from roundelay.agents.inbox import is_declined
 from roundelay.agents.journal import is_path
 from roundelay.network.messages import BaseMessage
@@ -55,6 +56,7 @@ def list_messages(work: Iterable[RecordedWork]) -> set[int]:
         if isinstance(it, RecordedCall):
             found |= {*it.questions.values(), *it.replies}
             found |= {seq for seq in (it.request, it.approval.seq if it.approval is not None else None) if seq}
+            found |= {vote.seq for vote in it.approval.votes} if it.approval is not None else set()
     return found
 
 
@@ -89,6 +91,9 @@ def exchange_to_json(it: RecordedCall, messages: Messages) -> dict[str, Any]:
         decided = (
             it.approval.model_dump(include={"is_approved", "by", "seq", "arguments", "reason"}) if it.approval else {}
         )
+        if it.approval is not None:
+            votes = [vote.model_dump(include={"by", "seq", "at", "said"}) for vote in it.approval.votes]
+            decided |= {"votes": votes} if votes else {}
         approval = {"request": it.request, "is_approved": None, **decided}
     asked = []
     for agent_id, seq in it.questions.items():
@@ -164,7 +169,10 @@ def _describe_decision(it: RecordedCall) -> str:
         return "nobody has decided" if it.result is None else "nobody did"
     changed = f", with {tell(made.arguments)}" if made.arguments is not None else ""
     reason = f": {tell(made.reason)}" if made.reason else ""
-    return f"{clean(made.by)} {'approved' if made.is_approved else 'denied'} it (#{made.seq}){changed}{reason}"
+    what = "approved" if made.is_approved else "denied"
+    votes = [f"{clean(it.by)} (#{it.seq}: {tell(it.said)})" for it in made.votes] if len(made.votes) > 1 else []
+    said = f"; they said: {', '.join(votes)}" if votes else ""
+    return f"{join_names(map(clean, made.people))} {what} it (#{made.seq}){changed}{reason}{said}"
 
 
 def tell(text: str | None, max_chars: int = MAX_TEXT_CHARS) -> str:

@@ -21,7 +21,7 @@ from roundelay.terminal.places import Place, check_recipient, find_place
 from roundelay.terminal.text import clean
 from roundelay.under_way import Undecided, UnderWay
 
-_YES_OR_NO = {"yes": "approve", "no": "deny"}
+_YES_OR_NO = {"yes": "approve", "ok": "approve", "okay": "approve", "no": "deny"}
 
 
 async def watch(client: NetworkClient) -> None:
@@ -81,10 +81,10 @@ def choose_request(word: str, waiting: Sequence[Undecided]) -> int:
 
 
 def read_yes_or_no(under_way: UnderWay, thread_id: str, text: str) -> tuple[str, int] | None:
-    """What a plain yes or no decides where a call waits for one in this thread, and its seq; None for a text like any
+    """What a plain yes, ok or no decides where a call waits for one in this thread, and its seq; None for a text like any
     other. Raises `InvalidArguments` where several wait."""
     word = _YES_OR_NO.get(text.strip().rstrip(".!").lower())
-    waiting = [it for it in under_way.undecided.values() if it.thread_id == thread_id]
+    waiting = under_way.list_mine(thread_id)
     return (word, choose_request(word, waiting)) if word is not None and waiting else None
 
 
@@ -94,15 +94,15 @@ async def decide_request(
     seq: int,
     decision: str,
     on_sent: Callable[[AnyMessage, Stored], None] = lambda request, stored: None,
-) -> None:
+) -> tuple[AnyMessage, Stored]:
     """Answer an agent that asks whether it may make a call: ``decision`` is ``/approve ...``, ``/deny ...`` or ``/edit
-    ...``, and counts only as a reply to the request. Raises `InvalidArguments` where it decides nothing."""
+    ...``. Return the request, and where the decision stands. Raises `InvalidArguments` where it decides nothing."""
 
     def sent(request: AnyMessage, stored: Stored) -> None:
         on_sent(request, stored)
         under_way.decided(seq, stored.seq)
 
-    await decide(client, seq, decision, sent)
+    return await decide(client, seq, decision, sent)
 
 
 async def take_over(client: NetworkClient, under_way: UnderWay, thread_id: str) -> str:

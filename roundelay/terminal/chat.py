@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from roundelay.agents.approvals import read_request
 from roundelay.network.client import (
     AnyMessage,
     NetworkClient,
@@ -113,7 +112,7 @@ class Chat:
         self.screen = screen
         self.errors = errors or screen
         self.place = BROADCAST
-        self.under_way = UnderWay()
+        self.under_way = UnderWay(client.agent_id)
         self.has_failed = False
         """Whether a line could not be obeyed."""
         self.sent: deque[int] = deque(maxlen=SENT_REMEMBERED)
@@ -147,7 +146,7 @@ class Chat:
             async with delivery as message:
                 self.under_way.take_message(message)
                 self.screen.message(message)
-                if read_request(message) is not None:
+                if any(it.seq == message.seq for it in self.under_way.list_mine()):
                     self._show_how_to_decide(message.seq, read_until(message))
                 if self.place.reply_to is not None and message.thread_id == self.place.thread_id:
                     self.place = Place(self.place.to, self.place.thread_id, message.seq)
@@ -228,6 +227,7 @@ class Chat:
             for it in await list_requests(self.client):
                 if it.may_decide:
                     self.under_way.take_request(it.message)
+                if it.may_decide or it.may_call:
                     self.screen.note(it.describe())
                     self._show_how_to_decide(it.seq, it.until)
 
@@ -310,13 +310,16 @@ class Chat:
         self._show_sent(stored, to, text, message.seq)
 
     async def _decide(self, word: str, seq: int, text: str) -> None:
-        """Answer an agent that asks whether it may make a call: its decision counts only as a reply to the request."""
-        decision = f"/{word} {text}".strip()
+        """Answer an agent that asks whether it may make a call: by a reply, or as an operator who does not read it."""
+        decision, shown = f"/{word} {text}".strip(), []
 
         def show(request: AnyMessage, stored: Stored) -> None:
+            shown.append(stored.seq)
             self._show_sent(stored, self.client.find_reply_address(request), decision, seq)
 
-        await decide_request(self.client, self.under_way, seq, decision, show)
+        request, stored = await decide_request(self.client, self.under_way, seq, decision, show)
+        if not shown:
+            self.screen.note(f"Told {clean(request.sender_id)} in #{stored.seq}: {clean(decision)}.")
 
     def _read_request(self, word: str, rest: str) -> tuple[int, str]:
         """The request that is decided, the one that waits where none is named, and what is said of it."""
@@ -325,7 +328,7 @@ class Chat:
             return int(number), text.strip()
         if number[:1].isdecimal():
             raise InvalidArguments(f"{clean(number)!r} is no number of a message; write /{word} SEQ.")
-        return choose_request(word, list(self.under_way.undecided.values())), rest.strip()
+        return choose_request(word, self.under_way.list_mine()), rest.strip()
 
     async def _answer_yes_or_no(self, text: str) -> bool:
         """Take a plain yes or no as a decision where a call waits for one in this thread; False where it is a text like

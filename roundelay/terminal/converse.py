@@ -72,7 +72,7 @@ async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) 
             await chat.under_way.wait_until_quiet(QUIET_S)
             while await _count_open_reactions(chat.client) > open_before + len(chat.under_way.list_asking()):
                 await chat.under_way.wait_until_quiet(QUIET_S)
-        for it in chat.under_way.undecided.values():
+        for it in chat.under_way.list_mine():
             decide = f"/approve {it.seq} or /deny {it.seq} in: roundelay chat --as {chat.client.agent_id}"
             chat.screen.note(f"{clean(it.agent_id)} waits for the decision of #{it.seq}: {decide}")
     except TimeoutError:

@@ -21,7 +21,8 @@ def describe_busy(under_way: UnderWay, me: str = "") -> str:
         return "not connected"
     asking = sorted({it.agent_id for it in under_way.undecided.values()})
     busy = {agent_id: calls for agent_id, calls in under_way.list_busy().items() if agent_id not in asking}
-    waits = f"{', '.join(asking)} {'waits' if len(asking) == 1 else 'wait'} for your decision"
+    whose = "your" if under_way.list_mine() else "a person's"
+    waits = f"{', '.join(asking)} {'waits' if len(asking) == 1 else 'wait'} for {whose} decision"
     parts = [waits] if asking else []
     parts += [f"{agent_id} {_describe_calls(calls)}" for agent_id, calls in busy.items() if calls]
     thinking = [agent_id for agent_id, calls in busy.items() if not calls]

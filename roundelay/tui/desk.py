@@ -134,7 +134,7 @@ class Desk:
         self.me = client.agent_id
         self.epoch = client.welcome.network.epoch
         """Of the history that is shown."""
-        self.under_way = UnderWay()
+        self.under_way = UnderWay(client.agent_id)
         self.under_way.on_change = lambda: self.on_change("live")
         self.threads: dict[str, ThreadRow] = {}
         self.inbox: list[InboxItem] = []

@@ -230,7 +230,7 @@ class ThreadPane(Pane):
                 lines.append(self._receipts[box.seq])
             box.set_below(lines)
             if read_request(box.message) is not None:
-                box.set_waiting(box.seq in self.desk.under_way.undecided)
+                box.set_waiting(any(box.seq == it.seq for it in self.desk.under_way.list_mine()))
         if is_at_end:
             self.window.call_after_refresh(self.window.scroll_end, animate=False)
 
@@ -385,7 +385,7 @@ class ThreadPane(Pane):
 
     def action_decide(self, word: str, scope: str) -> None:
         """Decide the selected request, or the one that waits here."""
-        waiting = [it.seq for it in self.desk.under_way.undecided.values() if it.thread_id == self.thread_id]
+        waiting = [it.seq for it in self.desk.under_way.list_mine(self.thread_id)]
         if self.chosen is not None and read_request(self.chosen) is not None:
             self.terminal.decide(word, self.chosen.seq, scope)
         elif len(waiting) == 1:

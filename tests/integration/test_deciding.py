@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from roundelay.agents.approval_rule import ApprovalRule
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Action, call, say
-from roundelay.agents.tools import tool
+from roundelay.agents.tools import Tool, tool
 from roundelay.network.client import NetworkClient
 from tests.support.agents import make_runner
 from tests.support.announced import announced_node
@@ -44,8 +46,8 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 @asynccontextmanager
-async def guides(node: Node, *names: str) -> AsyncIterator[None]:
-    runners = [make_runner(name, script, tools=[pay]) for name in names]
+async def guides(node: Node, *names: str, tools: Sequence[Tool] = (pay,)) -> AsyncIterator[None]:
+    runners = [make_runner(name, script, tools=tools) for name in names]
     clients = [
         NetworkClient(it.agent_id, node.url, token=node.token_of(it.agent_id), role="reactor", card=it.describe_card())
         for it in runners
@@ -177,11 +179,72 @@ async def test_what_waits_is_listed_over_all_agents_and_decided_by_number(node: 
         await mia.deliveries_until("5 paid to ann")
         done = await invoke("approvals", "deny", str(first), "--as", "mia", code=1)
         assert re.search(rf"#{first} was decided by mia in #\d+: /approve, so nothing was sent", done.err)
-        done = await invoke("approvals", "deny", str(second), "too much", "--as", "zoe", code=1)
-        assert "is decided by a person who reads direct:mia~till, which zoe does not" in done.err
+        await node.invite(mia, "eve")
+        eve = {"ROUNDELAY_TOKEN": node.tokens["eve"]}
+        done = await invoke("approvals", "deny", str(second), "too much", "--as", "eve", code=1, **eve)
+        assert f"no message {second} that eve may read" in done.err
         done = await invoke("approvals", "edit", str(second), "[]", "--as", "mia", code=1)
         assert "as a JSON object" in done.err
         done = await invoke("approvals", "deny", str(second), "too much", "--as", "mia", "--json")
         assert json.loads(done.out)["decision"] == "/deny too much"
         await mia.deliveries_until("Not run: mia denied it: too much")
         assert (await invoke("approvals")).out == "Nothing waits for a decision.\n"
+
+
+async def test_an_operator_decides_on_what_she_does_not_read_and_the_one_who_asked_is_told(node: Node) -> None:
+    host = await node.person("host")
+    tom = await node.invite(host, "tom")
+    async with guides(node, "guide"):
+        await tom.send("agent:guide", "pay tom")
+        seq = (await tom.delivery())["message"]["seq"]
+        while f"#{seq}" not in (listed := (await invoke("inbox", "--as", "host")).out):
+            pass  # asked before it is recorded as waiting
+        assert "May I call pay" in listed
+        done = await invoke("approvals", "approve", str(seq), "--for", "always", "--as", "host", code=1)
+        assert "host does not read the thread" in done.err
+        done = await invoke("approvals", "approve", str(seq), "--as", "host")
+        assert re.match(r"Told guide in #\d+: /approve\.$", done.out)
+        await tom.deliveries_until("host approved pay(to=tom, amount=5).")
+        await tom.deliveries_until("5 paid to tom")
+        shown = (await invoke("approvals", "show", str(seq), "--as", "host")).lines
+        assert re.match(r"host decided in #\d+, 20\d\d-.*: /approve$", shown[-1])
+
+
+async def test_an_approver_decides_by_number_and_who_did_is_shown_everywhere(node: Node) -> None:
+    host = await node.person("host")
+    tom, mia, zoe = [await node.invite(host, name) for name in ("tom", "mia", "zoe")]
+    tokens = {name: {"ROUNDELAY_TOKEN": node.tokens[name]} for name in ("tom", "mia", "zoe")}
+    guarded = replace(pay, approval=ApprovalRule(("mia", "zoe"), approvals_needed=2))
+    async with guides(node, "guide", tools=[guarded]):
+        await tom.send("agent:guide", "pay tom")
+        seq = (await tom.delivery())["message"]["seq"]
+        mias, zoes = [(await it.delivery())["message"]["seq"] for it in (mia, zoe)]
+        while not json.loads((await invoke("approvals", "--json", "--as", "mia", **tokens["mia"])).out)["approvals"]:
+            pass
+        [item] = json.loads((await invoke("approvals", "--json", "--as", "mia", **tokens["mia"])).out)["approvals"]
+        assert (item["seq"], item["deciders"], item["may_decide"]) == (mias, ["mia", "zoe"], True)
+        for who, number in (("tom", seq), ("host", seq)):
+            env = tokens.get(who, {})
+            done = await invoke("approvals", "approve", str(number), "--as", who, code=1, **env)
+            assert f"#{number} is decided by mia and zoe, so nothing was sent" in done.err
+        await invoke("approvals", "approve", str(mias), "--as", "mia", **tokens["mia"])
+        await mia.deliveries_until(
+            "mia approved pay(to=tom, amount=5): 1 of 2 approvals. It waits for somebody else's."
+        )
+        done = await invoke("approvals", "approve", str(mias), "--as", "mia", code=1, **tokens["mia"])
+        assert "has the approval of mia already and waits for somebody else's" in done.err
+        shown = (await invoke("approvals", "show", str(zoes), "--as", "zoe", **tokens["zoe"])).out
+        assert "It waits for a decision. mia approved it." in shown
+        await invoke("approvals", "approve", str(zoes), "--as", "zoe", **tokens["zoe"])
+        await tom.deliveries_until("mia and zoe approved pay(to=tom, amount=5).")
+        answer = await tom.delivery()
+        assert answer["message"]["content"] == "5 paid to tom"
+        for who, number in (("tom", seq), ("mia", mias)):
+            shown = (await invoke("approvals", "show", str(number), "--as", who, **tokens[who])).lines[-1]
+            assert re.match(r"mia and zoe decided in #\d+, 20\d\d-.*: /approve, /approve$", shown), who
+        why = " ".join((await invoke("why", str(answer["message"]["seq"]), "--as", "host")).out.split())
+        said = r"mia and zoe approved it \(#\d+\); they said: mia \(#\d+: /approve\), zoe \(#\d+: /approve\)"
+        assert re.search(said, why)
+        [reaction] = json.loads((await invoke("reactions", "list", "--json", "--as", "host")).out)["reactions"]
+        records = (await invoke("reactions", "show", reaction["reaction"], "--as", "host")).out
+        assert re.search(r"approved by mia and zoe in #\d+ \(mia in #\d+: /approve; zoe in #\d+: /approve\)", records)

@@ -131,13 +131,25 @@ export function takeSaid(draft, message) {
   if (typeof asks === "string") {
     const undecided = draft.own("under_way", "undecided");
     const { seq, sender_id, thread_id } = message;
-    undecided[seq] = { seq, agent_id: sender_id, reaction: asks, thread_id };
+    const named = message.metadata.approval.deciders;
+    const deciders = Array.isArray(named) ? { deciders: named.filter((it) => typeof it === "string") } : {};
+    undecided[seq] = { seq, agent_id: sender_id, reaction: asks, thread_id, ...deciders };
     bound(undecided, MAX_UNDECIDED);
+  } else if (isDecidedElsewhere(message)) {
+    takeDecision(draft, message.metadata.decided.request, message.seq);
   } else if (message.reply_to !== undefined && isDecision(message)) {
-    takeDecision(draft, message.reply_to, message.seq);
+    const deciders = draft.state.under_way.undecided[message.reply_to]?.deciders;
+    if (deciders === undefined || deciders.includes(message.sender_id)) takeDecision(draft, message.reply_to, message.seq);
   } else if (message.reply_to !== undefined && Number.isInteger(stillWaits)) {
     waitOn(draft, message.sender_id, message.reply_to);
   }
+}
+
+/** Whether an agent says that people decided elsewhere on a request. */
+function isDecidedElsewhere({ sender_kind, metadata }) {
+  const told = metadata?.decided;
+  const isWhole = Number.isInteger(told?.request) && typeof told.is_approved === "boolean" && Number.isInteger(told.seq) && Number.isInteger(told.at);
+  return sender_kind === "agent" && isWhole && Array.isArray(told.by) && typeof told.by[0] === "string";
 }
 
 /** Whether a message is a person's decision on the request that it answers. */

@@ -1,32 +1,64 @@
 /**
  * Calls that wait for a person's decision: what a message asks to approve, what was decided on it, and the card by which
- * one decides. `readApproval` and `readDecisions` are pure; a decision is sent by the store.
+ * one decides. `readApproval`, `readDecisions`, `readYesOrNo` and `tellCall` are pure; a decision is sent by the store.
  */
 import {useState} from "#vendor/hooks.js";
-import {writeArguments} from "#core/json.js";
-import {isDecision} from "#core/under_way.js";
+import {isObject, listOf, readArguments, writeArguments} from "#core/json.js";
+import {isAwaited} from "#core/state.js";
 import {saidOf} from "#core/text.js";
-import {Agent, Badge, Button, html, now, tellSpan} from "#ui/parts.js";
-import {actions, isOver} from "#ui/store.js";
+import {isDecision} from "#core/under_way.js";
+import {Agent, Badge, Button, html, Icon, now, tellMoment, tellSpan} from "#ui/parts.js";
+import {linkTo} from "#ui/router.js";
+import {actions, isOver, me, nameHere} from "#ui/store.js";
+
+const SHOWN_CHARS = 300;
+const SHOWN_LINES = 6;
+const CALL_CHARS = 120;
 
 /**
- * What people have decided, by the seqs of the requests: {by, at, seq, text, isApproved}. A decision that its agent
- * could not use (`still_waits`) counts no more.
+ * What people have decided, by the seqs of the requests: {by, people, at, seq, text, scope, isApproved}. A decision that
+ * its agent could not use (`still_waits`) counts no more, nor does one of a person who may not decide.
  * @param {object[]} messages of a thread, ascending
  */
 export function readDecisions(messages) {
   const asked = new Map();
   const found = new Map();
+  const votes = new Map();
   for (const it of messages) {
-    if (readApproval(it) !== null) asked.set(it.seq, it.sender_id);
+    const request = readApproval(it);
+    if (request !== null) asked.set(it.seq, {...request, sender: it.sender_id});
     const waits = it.metadata?.still_waits;
-    if (asked.get(waits) === it.sender_id && found.get(waits)?.seq === it.reply_to) found.delete(waits);
-    else if (asked.has(it.reply_to) && !found.has(it.reply_to) && isDecision(it)) {
-      const text = saidOf(it).trim();
-      found.set(it.reply_to, {by: it.sender_id, at: it.sent_at, seq: it.seq, text, isApproved: !/^\/deny/i.test(text)});
+    const told = readDecided(it);
+    const of = asked.get(told?.request ?? it.reply_to);
+    if (told !== null && of?.sender === it.sender_id) found.set(told.request, told);
+    else if (asked.get(waits)?.sender === it.sender_id && found.get(waits)?.seq === it.reply_to) found.delete(waits);
+    else if (of && told === null && !found.has(it.reply_to) && isDecision(it) && mayDecideOn(of, it.sender_id)) {
+      const decision = readDecision(it);
+      const people = new Set([...(votes.get(it.reply_to) ?? []), it.sender_id]);
+      votes.set(it.reply_to, people);
+      if (!decision.isApproved) found.set(it.reply_to, decision);
+      else if (people.size >= of.needed) found.set(it.reply_to, {...decision, people: [...people]});
     }
   }
   return found;
+}
+
+/** What a decision says: {by, people, at, seq, text, scope, isApproved}. */
+function readDecision(message) {
+  const text = saidOf(message).trim();
+  const scope = /^\/approve\s+(thread|always)\s*$/i.exec(text)?.[1].toLowerCase() ?? "once";
+  const {sender_id: by, sent_at: at, seq} = message;
+  return {by, people: [by], at, seq, text, scope, isApproved: !/^\/deny/i.test(text)};
+}
+
+/** What an agent says of a decision that people gave elsewhere; null for any other message. */
+function readDecided(message) {
+  const told = message.metadata?.decided;
+  const people = listOf(told?.by).filter((it) => typeof it === "string");
+  if (message.sender_kind !== "agent" || !Number.isInteger(told?.request) || !people.length) return null;
+  const said = listOf(told.said).filter((it) => typeof it === "string" && it);
+  return {request: told.request, by: people[0], people, at: Number(told.at) || message.sent_at, seq: Number(told.seq) || message.seq,
+    text: said.at(-1) ?? "", scope: told.scope ?? "once", isApproved: told.is_approved === true};
 }
 
 /** What a message asks a person to approve; null if it asks for nothing. */
@@ -35,38 +67,169 @@ export function readApproval(message) {
   if (typeof asked?.reaction !== "string" || message.sender_kind !== "agent") return null;
   const span = typeof asked.timeout_s === "number" && asked.timeout_s > 0 ? asked.timeout_s * 1000 : Infinity;
   const said = (value) => (typeof value === "string" ? value : "");
-  return {reaction: asked.reaction, tool: said(asked.tool) || "a tool", arguments: said(asked.arguments), reason: said(asked.reason), until: message.sent_at + span};
+  const texts = (value) => (Array.isArray(value) ? value.filter((it) => typeof it === "string") : null);
+  return {
+    reaction: asked.reaction, tool: said(asked.tool) || "a tool", arguments: said(asked.arguments), reason: said(asked.reason),
+    until: message.sent_at + span, needed: Number.isInteger(asked.needed) && asked.needed > 1 ? asked.needed : 1,
+    approvers: texts(asked.approvers), deciders: texts(asked.deciders), ledBy: readLedBy(asked.led_by),
+  };
 }
 
-/** A call that waits for a decision, or what was decided on it. @param {{isNamed?: boolean}} props `isNamed`: what it is stands above it */
-export function Approval({message, asked, decision, isAwaited = true, isNamed = false, mayDecide}) {
+/** The message that led to the call, as its agent copied it for an approver. */
+function readLedBy(given) {
+  if (!isObject(given) || !Number.isInteger(given.seq) || typeof given.thread_id !== "string") return null;
+  const said = (value) => (typeof value === "string" ? value : "");
+  return {seq: given.seq, thread_id: given.thread_id, sender_id: said(given.sender_id), text: said(given.text)};
+}
+
+/** Whether somebody who reads a request may decide on it. */
+const mayDecideOn = (asked, agentId) => asked.deciders === null || asked.deciders.includes(agentId);
+
+/** A call in a line: `refund(order=17)`. */
+function tellCall(asked) {
+  const read = readArguments(asked.arguments);
+  const parts = isObject(read) ? Object.entries(read).map(([name, it]) => `${name}=${typeof it === "string" ? it : JSON.stringify(it)}`) : [asked.arguments];
+  const text = parts.join(", ");
+  return `${asked.tool}(${text.length > CALL_CHARS ? `${text.slice(0, CALL_CHARS)}…` : text})`;
+}
+
+/** A line of a message where its request is not at hand: a decision in words, any other text as it is. */
+export function tellLine(text) {
+  const [, word, rest = ""] = /^\/(approve|deny|edit)\b\s*([^]*)$/i.exec(text) ?? [];
+  if (word === undefined) return text;
+  const said = {approve: "approved a call", deny: "denied a call", edit: "approved a call with other arguments"}[word.toLowerCase()];
+  return word.toLowerCase() === "deny" && rest ? `${said}: ${rest}` : said;
+}
+
+const YES = new Set(["yes", "y", "yep", "ok", "okay", "sure", "approve", "approved"]);
+const NO = new Set(["no", "n", "nope", "deny", "denied"]);
+
+/** What a plain yes, ok or no means where a call waits: "approve" or "deny"; null for a text like any other. */
+export function readYesOrNo(text) {
+  const word = text.trim().replace(/[.!]+$/, "").toLowerCase();
+  return YES.has(word) ? "approve" : NO.has(word) ? "deny" : null;
+}
+
+/**
+ * The requests of a thread that wait for one's own decision: {message, asked}.
+ * @param {object} given the state @param {object} thread @param {object} own who looks at it
+ */
+export function listOpen(given, thread, own) {
+  if (own.kind !== "human") return [];
+  const messages = (thread.loaded?.seqs ?? []).map((seq) => given.messages[seq]);
+  const decisions = readDecisions(messages);
+  return messages.map((message) => ({message, asked: readApproval(message)})).filter(({message, asked}) => asked !== null
+    && !decisions.has(message.seq) && asked.until > Date.now() && mayDecideOn(asked, own.agent_id) && isAwaited(given, message, true));
+}
+
+/** A call that waits for a decision, or what was decided on it.
+ * @param {{isNamed?: boolean, item?: object}} props `isNamed`: what it is stands above it. `item`: what the inbox says of it */
+export function Approval({message, asked, decision, isAwaited = true, isNamed = false, mayDecide, item}) {
   const [form, setForm] = useState(null);
-  const rest = asked.until - now.value;
+  const rest = (item?.until ?? asked.until) - now.value;
+  const own = me.value.agent_id;
+  const isCalled = item?.may_call === true; // an operator's, who does not read the thread
+  const may = mayDecide && (isCalled || mayDecideOn(asked, own));
+  const voters = listOf(item?.approved_by);
   const ended = decision ? "" : isOver.value ? "Nobody had decided when this was recorded." : rest <= 0 ? "Nobody decided in time." : isAwaited ? "" : "Nobody waits for it any more.";
-  const decide = (what, said) => actions.decide(message.seq, what, said);
+  const decide = (what, said) => actions.decide(message.seq, what, said, {isCalled});
+  const others = asked.deciders?.filter((it) => it !== own) ?? [];
+  const thread = asked.ledBy ?? {thread_id: message.thread_id, seq: message.reply_to ?? message.seq};
   return html`<section class=${`approval ${decision ? (decision.isApproved ? "approved" : "denied") : ended ? "over" : "waits"}`} aria-label=${`Approval of ${asked.tool}`}>
-    <p class="approval-head">${!isNamed && html`<${Badge} kind=${decision || ended ? "plain" : "warn"}>Approval<//> `}<${Agent} id=${message.sender_id} /> wants to call <code dir="auto">${asked.tool}</code></p>
-    ${asked.reason && html`<p class="as-is" dir="auto">${asked.reason}</p>`}
-    ${(decision || ended || form !== "edit") && html`<pre tabindex="0" dir="ltr" aria-label="Arguments">${writeArguments(asked.arguments)}</pre>`}
-    ${decision ? html`<p class="decided"><${Decided} decision=${decision} /></p>`
+    <p class="approval-head">${!isNamed && html`<${Badge} kind=${decision || ended ? "plain" : "warn"}>${decision || ended ? "Approval" : "Needs approval"}<//> `}<${Agent} id=${message.sender_id} /> wants to call <code dir="auto">${asked.tool}</code></p>
+    ${(decision || ended || form !== "edit") && html`<${Arguments} text=${asked.arguments} />`}
+    ${asked.reason && html`<p class="approval-why"><span class="faint">Why: </span><span class="as-is" dir="auto">${asked.reason}</span></p>`}
+    ${asked.ledBy && html`<blockquote class="led-by"><span class="faint"><${Agent} id=${asked.ledBy.sender_id} /> wrote:</span> <span class="as-is" dir="auto">${asked.ledBy.text}</span></blockquote>`}
+    ${(isNamed || asked.ledBy) && html`<p><a href=${linkTo.thread(thread.thread_id, thread.seq)}>Open the conversation</a> <span class="faint">${nameHere(thread.thread_id)}</span></p>`}
+    ${decision ? html`<${Decided} decision=${decision} />
+      ${!isOver.value && may && decision.scope !== "once" && decision.people.includes(own) && html`<div class="tools"><${Button} run=${() => decide("deny", "from now on")} title="The agent asks again before its next call">Ask again from now on<//></div>`}`
     : ended ? html`<p class="faint">${ended}</p>`
-    : html`${rest < Infinity && html`<p class="faint">Waits for ${tellSpan(rest)} more, until ${new Date(asked.until).toLocaleString([], {dateStyle: "medium", timeStyle: "short"})}</p>`}
-      ${mayDecide && !form && html`<div class="tools">
-        <${Button} kind="primary" run=${() => decide("approve")}>Approve once<//>
-        <${Button} run=${() => decide("thread")} title=${`${asked.tool} is not asked for again in this thread`}>For this thread<//>
-        <${Button} run=${() => decide("always")} title=${`${asked.tool} is not asked for again wherever you may decide`}>Always<//>
-        <${Button} run=${() => setForm("edit")}>Edit…<//>
-        <${Button} kind="danger" run=${() => setForm("deny")}>Deny…<//></div>`}
-      ${mayDecide && form && html`<${DecisionForm} asked=${asked} kind=${form} decide=${decide} onCancel=${() => setForm(null)} />`}`}
+    : html`${asked.needed > 1 && html`<p>${asked.needed} different people have to approve this.${voters.length > 0 && ` ${voters.join(", ")} approved it.`}</p>`}
+      ${!may && asked.deciders && html`<p>Waits for ${asked.deciders.join(" or ") || "nobody"}.</p>`}
+      ${may && others.length > 0 && html`<p class="faint">${others.join(", ")} may decide too.</p>`}
+      ${rest < Infinity && html`<p class="faint">Waits for ${tellSpan(rest)} more, until ${new Date(asked.until).toLocaleString([], {dateStyle: "medium", timeStyle: "short"})}</p>`}
+      ${may && !form && html`<div class="tools">
+          <${Button} kind="primary" run=${() => decide("approve")}>Approve once<//>
+          <${Button} kind="danger" run=${() => setForm("deny")}>Deny…<//>
+          ${asked.needed === 1 && html`<${Button} run=${() => setForm("edit")}>Edit…<//>`}</div>
+        ${!isCalled && html`<${Longer} asked=${asked} agent=${message.sender_id} decide=${decide} />`}`}
+      ${may && form && html`<${DecisionForm} asked=${asked} kind=${form} decide=${decide} onCancel=${() => setForm(null)} />`}`}
   </section>`;
 }
 
+/** The arguments of a call: a table, or the text where they are no object. What is long is cut. */
+function Arguments({text}) {
+  const read = readArguments(text);
+  if (!isObject(read)) return html`<pre tabindex="0" dir="ltr" aria-label="Arguments">${writeArguments(text)}</pre>`;
+  const rows = Object.entries(read);
+  if (!rows.length) return html`<p class="faint">Without arguments</p>`;
+  return html`<table class="arguments" aria-label="Arguments"><tbody>${rows.map(([name, value]) => html`<tr key=${name}>
+    <th scope="row" dir="auto">${name}</th><td><${Value} value=${value} /></td></tr>`)}</tbody></table>`;
+}
+
+function Value({value}) {
+  const [isWhole, setWhole] = useState(false);
+  const isText = typeof value === "string";
+  const text = isText ? value : JSON.stringify(value, null, 2);
+  const lines = text.split("\n");
+  const cut = lines.slice(0, SHOWN_LINES).join("\n").slice(0, SHOWN_CHARS);
+  const shown = isWhole ? text : cut;
+  return html`<span class=${`as-is${isText ? "" : " value"}`} dir=${isText ? "auto" : "ltr"}>${shown}${!isWhole && cut !== text && "…"}</span>
+    ${cut !== text && html` <button type="button" class="link-button" aria-expanded=${isWhole} onClick=${() => setWhole(!isWhole)}>${isWhole ? "Show less" : `Show all (${text.length.toLocaleString()} characters)`}</button>`}`;
+}
+
+/** To approve more than this call: apart from the rest, with what that allows written out. */
+function Longer({asked, agent, decide}) {
+  const who = asked.deciders ? `, whoever asks for it${asked.deciders.includes(me.value.agent_id) ? " (but never for what you ask for yourself)" : ""}` : "";
+  const both = asked.needed > 1 ? ` It holds once ${asked.needed} people say so.` : "";
+  const end = "until you take it back at this card";
+  return html`<details class="longer"><summary>Do not ask again…</summary>
+    <div><p>${agent} calls <code dir="auto">${asked.tool}</code> <strong>in ${asked.ledBy ? "that" : "this"} conversation</strong> without asking, with any arguments${who}, ${end}.${both}</p>
+      <${Button} run=${() => decide("thread")}>Always in ${asked.ledBy ? "that" : "this"} conversation<//></div>
+    <div><p>${agent} calls <code dir="auto">${asked.tool}</code> <strong>in every conversation where you may decide</strong> without asking, with any arguments${who}, ${end}.${both}</p>
+      <${Button} run=${() => decide("always")}>Always everywhere<//></div>
+  </details>`;
+}
+
+/** Who decided, when, and with what words. */
 function Decided({decision}) {
   const [, word, rest] = /^\/(\w+)\s*([^]*)$/.exec(decision.text) ?? [];
-  const scope = {thread: " for this thread", always: " for always"}[rest?.toLowerCase()] ?? "";
-  const said = {approve: `approved${scope || " once"}`, deny: "denied", edit: "approved with other arguments"}[word?.toLowerCase()] ?? "decided";
-  return html`<${Badge} kind=${decision.isApproved ? "good" : "bad"}>${said}<//> by <${Agent} id=${decision.by} />
-    ${rest && !scope && html`<span class="as-is" dir="auto">: ${rest}</span>`}`;
+  const scope = {thread: " for this thread", always: " for always"}[decision.scope] ?? "";
+  const said = !decision.isApproved ? "denied" : word?.toLowerCase() === "edit" ? "approved with other arguments" : `approved${scope || " once"}`;
+  const words = ["deny", "edit"].includes(word?.toLowerCase()) ? rest : "";
+  return html`<p class="decided"><${Badge} kind=${decision.isApproved ? "good" : "bad"}>${said}<//> by ${decision.people.map((it, place) => html`${place > 0 && " and "}<${Agent} id=${it} />`)}
+    ${words && html`<span class="as-is" dir="auto">: ${words}</span>`}
+    <span class="faint"> ${tellMoment(decision.at)}</span></p>`;
+}
+
+/** A person's decision as a line of the conversation: `mia approved refund(order=17)`. */
+export function DecisionLine({message, request, sender = message.sender_id}) {
+  const decision = readDecision(message);
+  const asked = request && readApproval(request);
+  const [, word, rest] = /^\/(\w+)\s*([^]*)$/.exec(decision.text) ?? [];
+  const isEdit = word?.toLowerCase() === "edit";
+  const call = asked ? tellCall(isEdit ? {...asked, arguments: rest} : asked) : `the call of #${message.reply_to}`;
+  const scope = {thread: ", and further calls of it in this conversation", always: ", and all further calls of it"}[decision.scope] ?? "";
+  const reason = decision.isApproved ? "" : rest;
+  return html`<p class=${`decision-line ${decision.isApproved ? "good" : "bad"}`}><${Icon} name=${decision.isApproved ? "check" : "close"} /> <${Agent} id=${sender} /> ${decision.isApproved ? "approved" : "denied"} <code dir="auto">${call}</code>${isEdit && " with other arguments"}${scope}${reason && html`<span class="as-is" dir="auto">: ${reason}</span>`}</p>`;
+}
+
+/** What a plain yes, ok or no is asked to mean, before anything is sent.
+ * @param {{how: string, text: string, requests: {message: object, asked: object}[], decide: function, send: function, cancel: function}} props */
+export function Meant({how, text, requests, decide, send, cancel}) {
+  const does = how === "approve" ? "Approve" : "Deny";
+  const isOne = requests.length === 1;
+  const kind = how === "approve" ? "primary" : "danger";
+  const press = (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    cancel();
+  };
+  return html`<div class="meant" role="group" aria-label=${isOne ? `${does}?` : "Which call?"} onKeyDown=${press}
+      ref=${(it) => it && !it.dataset.shown && ((it.dataset.shown = "1"), it.querySelector("button").focus())}>
+    <p>${isOne ? html`${does} <code dir="auto">${tellCall(requests[0].asked)}</code>?` : `${does} which call?`}</p>
+    <div class="tools">${requests.map((it) => html`<${Button} key=${it.message.seq} kind=${isOne ? kind : ""} run=${() => decide(it.message.seq)}>${isOne ? does : tellCall(it.asked)}<//>`)}
+      <${Button} run=${send}>Send “${text}” as a message<//><${Button} run=${cancel}>Cancel<//></div></div>`;
 }
 
 function DecisionForm({asked, kind, decide, onCancel}) {

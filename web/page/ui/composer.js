@@ -6,6 +6,7 @@
 import {useEffect, useLayoutEffect, useRef, useState} from "#vendor/hooks.js";
 import {isObject, listOf} from "#core/json.js";
 import {textOf, writeSize} from "#core/text.js";
+import {listOpen, Meant, readYesOrNo} from "#ui/approvals.js";
 import {mayFocusField} from "#ui/keys.js";
 import {Agent, html, Icon} from "#ui/parts.js";
 import {keep, load} from "#ui/storage.js";
@@ -52,6 +53,7 @@ export function Composer({thread, me, target, field, onSent}) {
   const [draft, setDraft] = useState(() => ({text: "", ...load(place)}));
   const [problem, setProblem] = useState("");
   const [offer, setOffer] = useState(null);
+  const [meant, setMeant] = useState(null); // a yes or no that may be a decision
   const caret = useRef(null); // where it goes when the text is drawn
   const typedAt = useRef(0);
   const picker = useRef(null);
@@ -63,10 +65,10 @@ export function Composer({thread, me, target, field, onSent}) {
     setDraft(next);
     keep(place, next.text || next.target ? next : null);
   };
-  const meant = state.value.messages[draft.target?.seq];
+  const drafted = state.value.messages[draft.target?.seq];
   useEffect(() => { // a draft that answered something goes on doing so, once that is there
-    if (meant && !target.peek()) target.value = {kind: draft.target.kind, message: meant};
-  }, [meant]);
+    if (drafted && !target.peek()) target.value = {kind: draft.target.kind, message: drafted};
+  }, [drafted]);
   useLayoutEffect(() => { // in the same turn as the conversation opens: the next key belongs here
     if (mayFocusField() && !document.querySelector("dialog[open]")) field.current.focus({preventScroll: true});
   }, []);
@@ -98,6 +100,7 @@ export function Composer({thread, me, target, field, onSent}) {
   const type = (event) => {
     write({...draft, text: event.target.value});
     setProblem("");
+    setMeant(null);
     look(event.target);
     if (event.timeStamp - typedAt.current < TYPING_EVERY_MS && typedAt.current) return;
     typedAt.current = event.timeStamp;
@@ -110,9 +113,13 @@ export function Composer({thread, me, target, field, onSent}) {
     setOffer(null);
     caret.current = head.length;
   };
-  const send = () => {
+  const send = ({isMeant = false} = {}) => {
     const said = text.trim();
     if (!said && !files.length) return;
+    const how = isMeant || files.length || goal?.kind === "edit" ? null : readYesOrNo(said);
+    const open = how ? listOpen(state.value, thread, me).filter((it) => goal === null || goal === undefined || it.message.seq === goal.message.seq) : [];
+    if (open.length) return setMeant({how, text: said, requests: open});
+    setMeant(null);
     const content = makeContent(said, files, goal?.kind === "edit" ? goal.message.content : undefined);
     const size = new TextEncoder().encode(JSON.stringify(content)).length;
     const most = (state.value.limits.max_frame_bytes ?? 262_144) - ROOM;
@@ -133,6 +140,16 @@ export function Composer({thread, me, target, field, onSent}) {
     setOffer(null);
     typedAt.current = 0;
     onSent(goal);
+  };
+  const leaveMeant = () => {
+    setMeant(null);
+    field.current?.focus();
+  };
+  const decide = async (seq) => {
+    await actions.decide(seq, meant.how);
+    target.value = null;
+    write({text: ""});
+    leaveMeant();
   };
   const press = (event) => {
     if (event.isComposing || event.keyCode === 229) return; // a letter is being chosen, not sent
@@ -158,6 +175,7 @@ export function Composer({thread, me, target, field, onSent}) {
     ${goal && html`<${Goal} goal=${goal} leave=${leaveTarget} />`}
     ${files.length > 0 && html`<${Attached} files=${files} leaveOut=${(it) => setFiles(files.filter((other) => other !== it))} />`}
     ${problem && html`<p class="refused" role="alert">${problem}</p>`}
+    ${meant && html`<${Meant} ...${meant} decide=${decide} send=${() => send({isMeant: true})} cancel=${leaveMeant} />`}
     ${offered.length > 0 && html`<${Offered} names=${offered} choice=${offer.choice} complete=${complete} />`}
     <div class="composer-line">
       <button type="button" class="icon-button" aria-label="Attach files" title="Attach files" onClick=${() => picker.current.click()}><${Icon} name="plus" /></button>

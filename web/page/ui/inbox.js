@@ -85,7 +85,7 @@ function Tools({item}) {
 function Asked({item}) {
   const {value} = useFetched(() => fetchMessage(item.thread_id, item.seq), [item.seq]);
   const asked = value && readApproval(value);
-  return asked ? html`<${Approval} message=${value} asked=${asked} isNamed mayDecide />` : html`<p class="said" dir="auto">${item.text}</p>`;
+  return asked ? html`<${Approval} message=${value} asked=${asked} item=${item} isNamed mayDecide />` : html`<p class="said" dir="auto">${item.text}</p>`;
 }
 
 // --- the browser's own notifications

@@ -6,7 +6,8 @@ import {useEffect, useState} from "#vendor/hooks.js";
 import {Component} from "#vendor/preact.js";
 import {isObject, listOf} from "#core/json.js";
 import {tellCount, textOf, writeContent, writeSize} from "#core/text.js";
-import {Approval, readApproval, readDecisions} from "#ui/approvals.js";
+import {isDecision} from "#core/under_way.js";
+import {Approval, DecisionLine, readApproval, readDecisions, tellLine} from "#ui/approvals.js";
 import {CopyButton, Markdown, renderImage, renderLink} from "#ui/markdown.js";
 import {Agent, Badge, Button, Face, html, tellError, tellMoment} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
@@ -100,7 +101,8 @@ function Whole({row, replies, isNext, desk}) {
       ${!isNext && html`<header class="message-head"><${Agent} id=${message.sender_id} link />
         ${message.sender_kind !== "human" && html`<span class="kind">${message.sender_kind}</span>`}${at}</header>`}
       ${row.replied !== undefined && html`<${Quote} seq=${row.replied} message=${message} desk=${desk} />`}
-      ${asked ? html`<${Approval} message=${message} asked=${asked} decision=${row.decision} isAwaited=${row.isAwaited} mayDecide=${desk.mayDecide} />` : html`<${Body} message=${message} />`}
+      ${asked ? html`<${Approval} message=${message} asked=${asked} decision=${row.decision} isAwaited=${row.isAwaited} mayDecide=${desk.mayDecide} />`
+        : isAnswered(message) ? html`<${DecisionLine} message=${message} request=${state.value.messages[message.reply_to]} />` : html`<${Body} message=${message} />`}
       <${Notes} message=${message} me=${me.agent_id} />
       <footer class="message-foot">
         ${replies > 0 && html`<a class="replies" href=${linkTo.thread(`thread:${message.seq}`)}>${replies} ${replies === 1 ? "reply" : "replies"} ›</a>`}
@@ -115,6 +117,13 @@ function Whole({row, replies, isNext, desk}) {
     </div></article>`;
 }
 
+/** Whether a message is a decision on a request: where that is not loaded, by its words alone. */
+function isAnswered(message) {
+  if (message.reply_to === undefined || !isDecision(message)) return false;
+  const request = state.value.messages[message.reply_to];
+  return request === undefined || readApproval(request) !== null;
+}
+
 /** What its sender has sent anew: a line, until somebody wants to see it. */
 function Replaced({row, desk}) {
   const [isOpen, setOpen] = useState(false);
@@ -127,7 +136,7 @@ function Replaced({row, desk}) {
 function Quote({seq, message, desk}) {
   const quoted = state.peek().messages[seq];
   const isRoot = message.thread_id === `thread:${seq}`;
-  const text = quoted ? textOf(quoted).replace(/\s+/g, " ").slice(0, 120) : `message #${seq}`;
+  const text = quoted ? tellLine(textOf(quoted)).replace(/\s+/g, " ").slice(0, 120) : `message #${seq}`;
   const jump = () => (isRoot ? desk.go(message.to, seq) : desk.jump(seq));
   return html`<button type="button" class="quote" onClick=${jump} title="Go to the message that this answers"><span aria-hidden="true">↳ </span>
     ${quoted && html`<${Agent} id=${quoted.sender_id} /> `}<bdi class="cut">${text}</bdi></button>`;
@@ -231,9 +240,10 @@ export function Outgoing({entry, me}) {
   const files = isObject(entry.content) ? [...listOf(entry.content.images), ...listOf(entry.content.files)] : [];
   const text = textOf({content: isObject(entry.content) ? entry.content.text ?? "" : entry.content});
   const isRefused = entry.state === "refused";
+  const said = {...entry, sender_kind: "human", sender_id: me, sent_at: entry.at};
   return html`<article class=${`message own outgoing${isRefused ? " failed" : ""}`} tabindex="-1" aria-label=${isRefused ? "Not sent" : "On its way"}>
     <${Face} id=${me} /><div class="message-main"><header class="message-head"><${Agent} id=${me} /><span class="kind">${isRefused ? "not sent" : "waits to be sent"}</span></header>
-      <${Markdown} text=${text} of=${entry} />${files.length > 0 && html`<p class="faint">with ${tellCount(files.length, "file")}</p>`}
+      ${isAnswered(said) ? html`<${DecisionLine} message=${said} request=${state.value.messages[entry.reply_to]} />` : html`<${Markdown} text=${text} of=${entry} />`}${files.length > 0 && html`<p class="faint">with ${tellCount(files.length, "file")}</p>`}
       ${isRefused && html`<p class="refused" role="alert">${tellError(entry.error ?? "The hub refused it.")}</p>
         <div class="tools"><${Button} kind="primary" run=${() => actions.retry(entry.message_id)}>Send again<//>
           <${Button} kind="danger" run=${() => actions.discard(entry.message_id)}>Discard<//></div>`}

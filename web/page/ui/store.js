@@ -184,10 +184,11 @@ export const actions = {
   give: (id) => actions.call("network.give", {thread_id: id}),
 
   /** Decide on the call that a message asks for: "approve" (once), "thread", "always", "deny" or "edit"; `rest` is the
-   * reason, or the arguments. */
-  async decide(seq, how, rest = "") {
-    const request = await findMessage(seq);
+   * reason, or the arguments. `isCalled`: by an operator who does not read that message. */
+  async decide(seq, how, rest = "", {isCalled = false} = {}) {
     const text = `${DECISIONS[how]} ${how === "deny" || how === "edit" ? rest : ""}`.trim();
+    if (isCalled) return actions.call("network.decide", {seq, decision: text});
+    const request = await findMessage(seq);
     return sendTo(replyAddress(request, newest().me.agent_id), {content: text}, request, seq);
   },
 

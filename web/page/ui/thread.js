@@ -7,6 +7,7 @@ import {useEffect, useMemo, useRef, useState} from "#vendor/hooks.js";
 import {nameThread, partiesOf, textOf} from "#core/text.js";
 import {isAwaited} from "#core/state.js";
 import {isAsking, listThinking, listTyping, listViewing, listWorks} from "#core/under_way.js";
+import {tellLine} from "#ui/approvals.js";
 import {Composer} from "#ui/composer.js";
 import {chooseRow, useConversation, useKeys} from "#ui/keys.js";
 import {Work} from "#ui/live.js";
@@ -229,7 +230,7 @@ function Announcer({rows, me}) {
   const last = rows.findLast((it) => it.message)?.message;
   const isNew = last !== undefined && last.seq > told.current && last.sender_id !== me;
   const text = useRef("");
-  if (isNew) text.current = `${last.sender_id}: ${textOf(last).slice(0, 300)}`;
+  if (isNew) text.current = `${last.sender_id}: ${tellLine(textOf(last)).slice(0, 300)}`;
   told.current = last?.seq ?? 0;
   return html`<p class="unseen" role="status" aria-live="polite">${text.current}</p>`;
 }

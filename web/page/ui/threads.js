@@ -4,6 +4,7 @@
 import {computed, signal} from "#vendor/signals.js";
 import {useRef, useState} from "#vendor/hooks.js";
 import {directThread, nameThread, partiesOf} from "#core/text.js";
+import {tellLine} from "#ui/approvals.js";
 import {useKeys, useRows} from "#ui/keys.js";
 import {Agent, Badge, Button, Choice, Count, Dialog, Empty, ErrorBox, Face, Field, Head, html, hueOf, Icon, Loading, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
@@ -86,7 +87,7 @@ function Row({thread, isChosen}) {
       <span class="row-main"><span class="row-line"><span class="thread-name cut" dir="auto">${name}</span>
           ${mark.is_pinned && html`<${Mark} icon="pin" text="pinned" />`}${mark.is_muted && html`<${Mark} icon="mute" text="muted" />`}
           ${last && html`<${Time} at=${last.sent_at} />`}</span>
-        <span class="row-line"><span class="cut faint" dir="auto">${last ? by + last.text : "Nothing to read"}</span>
+        <span class="row-line"><span class="cut faint" dir="auto">${last ? by + tellLine(last.text) : "Nothing to read"}</span>
           <${Count} of=${unread} what="unread" /></span>
         ${(works.length > 0 || decisions.length > 0 || held) && html`<span class="row-line badges">${held && html`<${Badge} kind="warn"><${Icon} name="hold" />${held.by === me.value.agent_id ? "you hold it" : `held by ${held.by}`}<//>`}
           ${decisions.length > 0 && html`<${Badge} kind="accent">${listSome(decisions)} waits for a decision<//>`}
