@@ -253,6 +253,14 @@ def raise_file_limit() -> int:
     return sys.maxsize  # sockets are no files there
 
 
+def has_desktop() -> bool:
+    """Whether a browser's window opened by this process would be in front of the person: not over SSH, and on Linux
+    only with a display."""
+    if "SSH_CONNECTION" in os.environ:
+        return False
+    return sys.platform in ("win32", "darwin") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
+
+
 # --- signals and the event loop
 
 

@@ -13,7 +13,7 @@ import click
 from roundelay.commands.gateway import MISSING, SERVED
 from roundelay.commands.options import debug_option, json_option, log_options, node_options
 from roundelay.commands.output import show
-from roundelay.network.platforms import find_loop_factory
+from roundelay.network.platforms import find_loop_factory, has_desktop
 from roundelay.terminal.connection import READER_ID, login_id
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ def pick_file(file: Path | None) -> Path | None:
 @click.option("--web/--no-web", default=None, help="Show browsers the page (default), or not.")
 @click.option("--web-link", is_flag=True, help="Print a link that logs you in to the page, also where no terminal is.")
 @click.option(
+    "--open/--no-open",
+    "opens",
+    default=None,
+    help="Open the page in the browser, or not (default: when a new database is made at a terminal with a desktop).",
+)
+@click.option(
     "--interop/--no-interop",
     default=None,
     help="Run the gateway for programs of other protocols (default: where FILE has `interop`), or not.",
@@ -72,6 +78,7 @@ def pick_file(file: Path | None) -> Path | None:
 def up(
     file: Path | None,
     web_link: bool,
+    opens: bool | None,
     no_agents: bool,
     until_input_ends: bool,
     insecure: bool,
@@ -120,12 +127,22 @@ def up(
 
         agents = load_agents(config.agents)
 
+    is_at_terminal = sys.stderr.isatty()
+    if opens is None:
+        opens = is_at_terminal and has_desktop() and not config.db.exists()
+    opened: Path | None = None
+
     def announce_ready(line: str, link: str | None) -> None:
+        nonlocal opened
         click.echo(line)
+        if link is not None and opens:
+            from roundelay.nodes.links import open_in_browser
+
+            opened = open_in_browser(link)
         if link is not None:
             click.echo(f"Open {link}", err=True)
             click.echo("That link logs you in once, within 10 minutes; another one: roundelay web", err=True)
-        if sys.stderr.isatty():
+        if is_at_terminal:
             to = f" --to {agents[0].id}" if agents else ""
             click.echo(f"Ctrl-C stops it. In another terminal: roundelay chat{to}", err=True)
 
@@ -137,7 +154,7 @@ def up(
         until_input_ends=until_input_ends,
         announce_ready=announce_ready,
         voice=Voice(log_format),
-        person_id=login_id() if config.web and (web_link or sys.stderr.isatty()) else None,
+        person_id=login_id() if config.web and (web_link or opens or is_at_terminal) else None,
     )
     return_large_blocks()
     try:
@@ -147,6 +164,9 @@ def up(
         raise click.ClickException(str(error)) from error
     except ModError as error:
         raise place_mod_error(error, origins["mods"]) from error
+    finally:
+        if opened is not None:
+            opened.unlink(missing_ok=True)
 
 
 @click.command()

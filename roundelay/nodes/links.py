@@ -6,12 +6,17 @@ Whoever has a link can use it as long as nobody has: it is shown to the person, 
 
 from __future__ import annotations
 
+import html
+import os
+from pathlib import Path
 from typing import Any
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import make_token
 from roundelay.network.core.joining import hash_token
+from roundelay.network.durable_files import save_new
 from roundelay.network.errors import ConfigError, RoundelayError
+from roundelay.network.home import home
 from roundelay.network.hub import Hub
 from roundelay.nodes.hub_http import get_from_hub
 
@@ -66,6 +71,27 @@ def _write_link(url: str, agent_id: str, code: str, public_url: str | None) -> s
     """A link to the page at its public address, else at the hub's."""
     page = page_url(url) if public_url is None else f"{public_url}/"
     return f"{page}#login={agent_id}~{code}"
+
+
+def open_in_browser(link: str) -> Path | None:
+    """Open a link in the person's browser, through a file that only its owner may read. Return the file, to be deleted
+    when the node stops; None if there is no browser, or no place for the file.
+
+    A browser's command line can be read by every user of the machine, and the link logs in whoever is first.
+    """
+    import webbrowser
+
+    page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(link)}"><title>Roundelay</title>\n'
+    path = home() / f"open-{os.getpid()}.html"
+    try:
+        path.unlink(missing_ok=True)  # of a process that was killed
+        save_new(path, page.encode())
+        if webbrowser.open(path.resolve().as_uri()):
+            return path
+        path.unlink()
+    except (OSError, ConfigError, webbrowser.Error):
+        path.unlink(missing_ok=True)
+    return None
 
 
 def draw_qr(link: str) -> list[str] | None:

@@ -158,3 +158,43 @@ async def test_a_wrong_public_address_is_refused_with_its_line(tmp_path: Path, w
     done = await invoke("up", cwd=tmp_path, code=2)
     assert "roundelay.yaml:2" in done.err
     assert "public_url" in done.err
+
+
+async def test_up_opens_the_page_of_a_new_network_and_only_then(tmp_path: Path) -> None:
+    """The browser's command line, which other users can read, holds no code; the file that does is its owner's."""
+    seen, home = tmp_path / "seen", tmp_path / "home"
+    browser = tmp_path / "browser"
+    browser.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$1" >{seen}\nfile="${{1#file://}}"\ncat "$file" >>{seen}\nstat -c %a "$file" >>{seen}\n'
+    )
+    browser.chmod(0o755)
+    desktop = {"BROWSER": f"{browser} %s", "DISPLAY": ":99", "ROUNDELAY_HOME": str(home)}
+    for is_new in (True, False):
+        async with command_at_terminal(
+            "up", "--port", "0", shows="In another terminal", columns=200, cwd=tmp_path, **desktop
+        ) as up:
+            up.process.terminate()
+            await up.process.wait()
+        assert seen.exists() == is_new
+        assert not list(home.glob("open-*")), "a node that has stopped leaves no code"
+        if is_new:
+            address, page, mode = seen.read_text().splitlines()
+            assert "~" not in address.rpartition("/")[2]
+            link = re.search(r"url=(http://[^\"]+)", page)
+            assert link is not None
+            assert LINK.fullmatch(link[1])
+            assert mode == "600"
+            seen.unlink()
+
+
+@pytest.mark.parametrize(("variable", "value"), [("DISPLAY", None), ("SSH_CONNECTION", "10.0.0.1 1 10.0.0.2 22")])
+async def test_up_opens_nothing_where_nobody_would_see_it(tmp_path: Path, variable: str, value: str | None) -> None:
+    seen = tmp_path / "seen"
+    desktop = {"BROWSER": f"touch {seen} %s", "DISPLAY": ":99", "WAYLAND_DISPLAY": ""} | {variable: value or ""}
+    environment = {name: text for name, text in desktop.items() if text}
+    async with command_at_terminal(
+        "up", "--port", "0", shows="In another terminal", columns=200, cwd=tmp_path, **environment
+    ) as up:
+        up.process.terminate()
+        await up.process.wait()
+    assert not seen.exists()

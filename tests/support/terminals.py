@@ -103,12 +103,12 @@ async def at_terminal(*flags: str, person: str = "mia", columns: int = 60) -> As
 
 @asynccontextmanager
 async def command_at_terminal(
-    *arguments: str, shows: str, columns: int = 60, cwd: Path | None = None
+    *arguments: str, shows: str, columns: int = 60, cwd: Path | None = None, **environment: str
 ) -> AsyncIterator[Terminal]:
-    """A command at a terminal, from when it shows this until the block ends."""
+    """A command at a terminal, from when it shows this until the block ends. ``environment`` is added to this one's."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    env = {**os.environ, "TERM": "xterm"}
+    env = {**os.environ, "TERM": "xterm", **environment}
     process = await start_roundelay(*arguments, stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env=env)
     terminal = Terminal(ours, process, columns)
     try:
