@@ -370,7 +370,8 @@ class Hub:
     def is_ready(self) -> bool:
         """Whether sessions are accepted: the ledger is open, and answers."""
         since_s = self._committing_since_s
-        return self.is_open and (since_s is None or self.loop.time() - since_s < COMMIT_PATIENCE_S)
+        is_quick = since_s is None or self.loop.time() - since_s < COMMIT_PATIENCE_S
+        return self.is_open and is_quick and self.ledger.is_answering
 
     @property
     def has_operators(self) -> bool:
@@ -718,7 +719,7 @@ class Hub:
     def _watch_writer(self) -> None:
         """Say when the ledger does not answer, and when it does again."""
         if self.is_open and not self.is_ready and not self._is_slow:
-            log.warning("the ledger has not answered for %.0f s: the hub is not ready until it does", COMMIT_PATIENCE_S)
+            log.warning("the ledger does not answer: the hub is not ready until it does")
             self._is_slow = True
         elif self.is_ready and self._is_slow:
             log.warning("the ledger answers again")

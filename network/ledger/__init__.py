@@ -174,6 +174,10 @@ class Ledger(Protocol):
     def damaged(self) -> int:
         """How many rows were found damaged so far, each once; as many were told in the log."""
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether others who hold a part of it answer; what is stored meanwhile may have to wait."""
+
     async def open(self) -> tuple[Meta, list[Put]]:
         """Open or create; give what it is and the rows of `LOADED_TABLES`. Raises `LedgerError` also when one of these
         is damaged."""

@@ -46,6 +46,8 @@ class FollowedIndex(IndexReads):
     """A `Ledger` over an index that is open, and that somebody else writes to. It stores nothing, and closes
     nothing."""
 
+    is_answering = True
+
     def __init__(self, index: SQLiteLedger, *, epoch: str, name: str) -> None:
         super().__init__(index)
         self._epoch = epoch

@@ -63,6 +63,7 @@ class MemoryLedger:
         """Of one agent and kind."""
         self._tables: dict[str, dict[str, Any]] = defaultdict(dict)
         self.damaged = 0
+        self.is_answering = True
 
     def damage(self, seq: int) -> None:
         """Let a row be as one that a disk has damaged: for tests and simulations. Its indexes stay."""

@@ -66,6 +66,8 @@ SYNC_S = 10.0
 """How often a leader asks whether what is acknowledged is on disks."""
 UNREACHED_S = 5.0
 """So long a leader that nobody writes to goes on while its engine is away."""
+SILENT_S = 1.0
+"""Maximum time without an answer of the engine during which a leader counts as ready: another node may lead by then."""
 HANDED_OVER_S = 1.0
 """So long a node that stops waits at most for the one that takes over, so as to name it."""
 HEARD_S = 0.05
@@ -179,6 +181,8 @@ class ReplicatedLedger(IndexReads):
         is."""
         self._reached_at = 0.0
         """When the engine answered last whether this node leads, or where the log ends."""
+        self._is_asking = False
+        """Whether the engine was asked since, and has not answered."""
         self._unindexed = Commit([], [])
         """What was read of the log and is to come into the index together with what follows it."""
         self._unindexed_bytes = 0
@@ -212,6 +216,12 @@ class ReplicatedLedger(IndexReads):
         """What the log held at this time is in the index (`as_of`)."""
         self._asked = (0, 0)
         """The end of the log that was told last, and the time before it was asked for."""
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the engine answers this node that leads."""
+        silent_s = asyncio.get_running_loop().time() - self._reached_at
+        return not (self._is_asking and silent_s > SILENT_S)
 
     @property
     def durability(self) -> str:
@@ -347,13 +357,14 @@ class ReplicatedLedger(IndexReads):
                 await self._look_at_room()
         if self._appending.locked():  # which finds out whether this node leads
             return
+        self._is_asking = True
         try:
             end = await self._shared.end()
         except LogAway:
             if now() - self._reached_at < UNREACHED_S:
                 return
             raise
-        self._reached_at = now()
+        self._note_answer()
         if self._appending.locked():
             return
         self._note_end(end)
@@ -769,7 +780,8 @@ class ReplicatedLedger(IndexReads):
                         end = await self._shared.end()
                         self._note_end(end)
                         self._asked = end, asked_ms
-                        self._reached_at = asked_at = loop.time()
+                        self._note_answer()
+                        asked_at = loop.time()
                     self._behind = max(0, end - self._reader.end)
                     if hearing.done():
                         said = Heartbeat.read(hearing.result())
@@ -933,10 +945,14 @@ class ReplicatedLedger(IndexReads):
         await self._append_record(write_record(header, body))
 
     async def _append_record(self, record: bytes) -> None:
+        self._is_asking = True
         position = await self._shared.append(record, self._reader.end)
         self._reader.take(LogRecord(position, record))
         self._room = self._room._replace(free=self._room.free - len(record) - RECORD_MORE)
-        self._reached_at = asyncio.get_running_loop().time()
+        self._note_answer()
+
+    def _note_answer(self) -> None:
+        self._is_asking, self._reached_at = False, asyncio.get_running_loop().time()
 
     async def _tell(self) -> None:
         """Say that this node leads, as long as it does."""

@@ -154,6 +154,10 @@ class SQLiteLedger:
 
     # --- lifetime
 
+    @property
+    def is_answering(self) -> bool:
+        return True  # nobody else is asked
+
     async def open(self) -> tuple[Meta, list[Put]]:
         self._files.take(create=not self._epoch)
         try:

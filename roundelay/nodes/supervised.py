@@ -70,6 +70,7 @@ class KeptProcess(Process):
         """
         delay_s = FIRST_DELAY_S
         while True:
+            await self._wait_to_start()
             started_at = time.monotonic()
             self._error = ""
             self._enter("starting")
@@ -92,6 +93,9 @@ class KeptProcess(Process):
                 self._enter("taken_over")
                 if not await self._wait_for_turn():
                     return
+            elif not self._can_run():
+                _logger.info("a process has ended where it has nothing to do", extra={"agent_id": self.name})
+                self._enter("restarting")
             else:
                 self.settled.set()
                 if time.monotonic() - started_at > STEADY_S:
@@ -120,6 +124,13 @@ class KeptProcess(Process):
             asked.cancel()
             running.cancel()
             await asyncio.wait({running})
+
+    def _can_run(self) -> bool:
+        """Whether the process could do anything now."""
+        return True
+
+    async def _wait_to_start(self) -> None:
+        """Wait until the process could do anything."""
 
     async def _wait_until_asked(self) -> bool:
         """Wait until it is to run again; False: it never will."""
@@ -257,6 +268,13 @@ class AgentProcess(KeptProcess):
             turn.cancel()
             asked.cancel()
         return True
+
+    def _can_run(self) -> bool:
+        # a node that follows serves no agents: one that came to it would be refused, again and again
+        return self._hub.opened.is_set()
+
+    async def _wait_to_start(self) -> None:
+        await self._hub.opened.wait()
 
     def _report(self, reason: str | None) -> None:
         self._has_fault = reason is not None

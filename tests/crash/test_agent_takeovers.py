@@ -8,10 +8,11 @@ place that it is meant for.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import cast
 
@@ -175,6 +176,17 @@ async def test_each_message_takes_effect_once_where_its_program_and_the_hub_are_
     assert len(runs) > len(sent), "no kill hit an uncommitted effect: this run proves nothing"
 
 
+def list_children(parent: int, argument: str) -> list[int]:
+    """The processes that another one started with this argument."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                command = stat.with_name("cmdline").read_bytes().decode().split("\0")
+                found += [int(stat.parent.name)] if argument in command else []
+    return found
+
+
 async def test_a_nodes_agents_stay_at_it_while_another_one_leads_and_work_when_it_leads_again(tmp_path: Path) -> None:
     """The agents of each node are its own processes: those of a node that follows neither work nor end."""
     async with nats_server(tmp_path / "nats") as server:
@@ -205,10 +217,18 @@ async def test_a_nodes_agents_stay_at_it_while_another_one_leads_and_work_when_i
                 await says(second, "agents desk)")
                 assert await ask("by the second node's") == "hello"
                 assert "begins anew" not in first.db.with_suffix(".out").read_text()
+                assert first.process is not None
+                for pid in list_children(first.process.pid, "--only"):
+                    os.kill(pid, signal.SIGKILL)  # one that ends meanwhile is not started for nothing
+                assert await ask("by the second node's, once more") == "hello"
+                while list_children(first.process.pid, "--only"):  # noqa: ASYNC110 (nobody tells)
+                    await asyncio.sleep(0.05)
                 await second.end()
                 await find_leader([first])
                 assert await ask("by the first node's again") == "hello"
-            assert "has ended.\n" not in first.db.with_suffix(".out").read_text()
+            said = first.db.with_suffix(".out").read_text()
+            assert "has ended.\n" not in said
+            assert "starts again" not in said
         finally:
             for node in made:
                 await node.end()

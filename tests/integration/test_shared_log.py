@@ -19,6 +19,7 @@ import pytest
 from msgspec import Raw
 from nats.js.api import DiscardPolicy
 from nats.js.errors import NotFoundError
+from websockets.exceptions import InvalidStatus
 
 from roundelay.app import make_shared_log, serve
 from roundelay.network.config import NodeConfig
@@ -39,10 +40,11 @@ from roundelay.network.ledger.shared_log import (
 )
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.log_urls import NatsAddress, read_log_url
+from roundelay.nodes.hub_http import get_from_hub
 from tests.contract.test_ledger import message
 from tests.support.certificates import make_certificate
 from tests.support.command import command, invoke, run
-from tests.support.nats import NatsServer, free_port, nats_server, nats_servers
+from tests.support.nats import Cable, NatsServer, free_port, nats_server, nats_servers
 from tests.support.node import Node
 from tests.support.postgres import PostgresServer, postgres_server
 
@@ -1107,6 +1109,31 @@ async def test_people_go_on_at_a_node_whose_log_is_full_and_what_they_send_is_pu
         again = await ann.submit("agent:bob", f"{number} " + "x" * 40_000, message_id=f"m{number}")
         assert (again["type"], again.get("duplicate", False)) == ("stored", False)
         await people.close_sessions()
+
+
+async def test_a_leader_that_is_cut_off_from_its_log_is_ready_no_more(tmp_path: Path) -> None:
+    """Another node may lead by then: a load balancer is to send nobody here, long before the sessions are closed."""
+    async with nats_server(tmp_path / "nats") as server:
+        cable = Cable(server.port)
+        async with cable.laid() as port, asyncio.timeout(60):
+            log = f"nats://127.0.0.1:{port}/lab"
+            config = NodeConfig(host="127.0.0.1", port=0, db=tmp_path / "a.db", log=log, web=False)
+            async with serve(config) as node:
+                people = Node(node.url, node.owner_token)
+                await people.agent("ann")
+                assert (await asyncio.to_thread(get_from_hub, node.url, "/readyz")).status == 200
+                cable.cut()
+                while (answer := await asyncio.to_thread(get_from_hub, node.url, "/readyz")).status == 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                assert (answer.status, answer.body) == (503, "the ledger does not answer\n")
+                assert node.hub.is_open  # before UNREACHED_S, at which the sessions are closed
+                with pytest.raises(InvalidStatus):
+                    await people.agent("bob")
+                cable.mend()
+                while (await asyncio.to_thread(get_from_hub, node.url, "/readyz")).status != 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                await people.agent("bob")
+                await people.close_sessions()
 
 
 class FullDisk(SQLiteLedger):
