@@ -84,7 +84,7 @@ def _find_error(body: object) -> Any:
 def _read_words(error: Any) -> str:
     match error:
         case str():
-            return re.sub(r"<[^>]{0,500}>|\s+", " ", error).strip()
+            return " ".join(re.sub(r"<[^>]{0,500}>", " ", error[: 10 * MAX_WORDS]).split())
         case {"metadata": {"raw": raw, **rest}, **outer} if raw:  # OpenRouter passes on another provider's error
             said, inner = _read_words(outer), _read_words(_find_error(raw))
             by = f" {rest['provider_name']}:" if rest.get("provider_name") else ""

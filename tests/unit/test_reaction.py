@@ -746,3 +746,39 @@ def test_how_many_idle_turns_there_may_be_is_the_policys() -> None:
     step = reaction.advance(ModelReply(None))
     assert isinstance(step, CallModel)
     assert step.is_last
+
+
+@pytest.mark.parametrize("reason", ["max_tokens", "MAX_TOKENS", "model_length"])
+def test_a_reply_that_was_cut_by_any_name_is_not_sent(reason: str) -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    step = reaction.advance(ModelReply("Half a sen", finish_reason=reason))
+    assert isinstance(step, CallModel)
+    assert "was cut off at its limit of length" in str(step.messages[-1].content)
+    step = reaction.advance(ModelReply(None, finish_reason=reason))
+    assert isinstance(step, CallModel)
+    assert "before it said anything" in str(step.messages[-1].content), "all of it went into thinking"
+
+
+@pytest.mark.parametrize("reason", ["SAFETY", "content_filter"])
+def test_a_reply_that_was_withheld_by_any_name_is_asked_for_in_other_words(reason: str) -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    step = reaction.advance(ModelReply("Half a sen", finish_reason=reason))
+    assert isinstance(step, CallModel)
+    assert "filter withheld" in str(step.messages[-1].content)
+    assert isinstance(reaction.advance(ModelReply(None, finish_reason=reason)), Finish)
+
+
+def test_ids_that_a_model_leaves_out_or_repeats_become_nine_letters_or_digits() -> None:
+    ids = []
+    for _ in range(2):
+        reaction = make_reaction()
+        reaction.advance(Begin())
+        step = reaction.advance(reply(call("add", "", a=1, b=2), call("add", "", a=1, b=3), call("add", "x", a=2, b=2)))
+        step = reaction.advance(done(step))
+        step = reaction.advance(reply(call("add", "x", a=5, b=5)))
+        ids.append([it.id for message in reaction.history for it in getattr(message, "tool_calls", ())])
+    assert ids[0] == ids[1], "a resumed reaction gives the same ones"
+    assert len(set(ids[0])) == 4
+    assert [len(it) for it in ids[0]] == [9, 9, 1, 9]
