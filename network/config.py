@@ -282,6 +282,12 @@ class NodeConfig(Settings):
     # As read: what an agent may say is for the package `roundelay.agents` to know. A text is the path of an agent file.
     agents: tuple[InstanceOf[YamlNode], ...] = Field(default=(), exclude=True, repr=False)
     _rights_node: YamlNode | None = PrivateAttr(default=None)
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the file stands that this was read from, if it came from one: mods are found there."""
+        return self._folder
 
     @property
     def rights_node(self) -> YamlNode | None:
@@ -342,6 +348,7 @@ def resolve_config(
         )
     config = config.model_copy(update={"agents": agents})
     config._rights_node = rights_node
+    config._folder = None if file is None else file.parent
     return config, origins
 
 

@@ -39,7 +39,7 @@ from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.shared_log import LogAway
 from roundelay.network.ledger.sqlite import Durability, SQLiteLedger
 from roundelay.network.log_urls import PostgresAddress, read_log_url
-from roundelay.network.mod import Mod, load_mods
+from roundelay.network.mod import Mod, load_mods, look_for_mods_in
 from roundelay.network.operations import list_operations
 from roundelay.network.platforms import raise_file_limit
 from roundelay.network.visibility import Visibility
@@ -169,6 +169,7 @@ async def serve(
     owner's token cannot be kept) or `ConnectError` (the address cannot be bound), and leaves nothing half open.
     """
     raise_file_limit()
+    look_for_mods_in(config.folder)
     loaded = load_mods([*config.mods, *mods], OWN_MODS)
     rights = make_rights(config, loaded)
     await _check_address(config.host, config.port)

@@ -16,11 +16,14 @@ Third parties register a `Mod` subclass under the entry point group ``roundelay.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -273,8 +276,8 @@ def args_schema(args_type: type[Struct]) -> dict[str, Any]:
 
 
 def load_mods(wanted: Sequence[str | Mod], known: Mapping[str, type[Mod]]) -> list[Mod]:
-    """Make the mods of these names: ``known`` ones first, then entry points of the group ``roundelay.mods``. A mod is
-    taken as it is.
+    """Make the mods of these names: ``known`` ones first, ``module:Class`` by its import path, else entry points of the
+    group ``roundelay.mods``. A mod is taken as it is.
 
     Raises `ModError` that names the mod and the reason; a node does not start with less than it was told.
     """
@@ -291,7 +294,7 @@ def load_mods(wanted: Sequence[str | Mod], known: Mapping[str, type[Mod]]) -> li
 def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection[str]) -> Mod:
     name = item.id if isinstance(item, Mod) else item
     try:
-        mod = item if isinstance(item, Mod) else (known.get(item) or _find_entry_point(item))()
+        mod = item if isinstance(item, Mod) else (known.get(item) or _find_mod(item))()
         mod.operations()
     except ModError:
         raise
@@ -304,6 +307,39 @@ def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection
     return mod
 
 
+def look_for_mods_in(folder: Path | None) -> None:
+    """Have modules of mods found beside a node's file: behind everything else that can be imported."""
+    if folder is not None and str(folder.resolve()) not in sys.path:
+        sys.path.append(str(folder.resolve()))
+
+
+def _find_mod(name: str) -> Callable[[], Mod]:
+    return _import_mod(name) if ":" in name else _find_entry_point(name)
+
+
+def _import_mod(name: str) -> Callable[[], Mod]:
+    """What ``module:Class`` names. Raises `ModError`."""
+    module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise ModError(f"The mod {name!r} is no import path; write module:Class, as polls:Polls for polls.py.")
+    try:
+        found: object = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        if error.name != module_name:
+            raise
+        raise ModError(
+            f"The mod {name!r} was not found: there is no {module_name}.py beside the node's file, and no installed "
+            f"module {module_name}."
+        ) from error
+    except AttributeError as error:
+        raise ModError(f"The mod {name!r} was not found: {module_name} has no {attribute}.") from error
+    if isinstance(found, Mod):
+        return lambda: found
+    if not callable(found):
+        raise ModError(f"The mod {name!r} is a {type(found).__name__}; name a subclass of roundelay.network.mod.Mod.")
+    return found
+
+
 def _find_entry_point(name: str) -> Callable[[], Mod]:
     found = entry_points(group="roundelay.mods", name=name)
     for point in found:
@@ -311,4 +347,7 @@ def _find_entry_point(name: str) -> Callable[[], Mod]:
         return loaded
     installed = sorted(point.name for point in entry_points(group="roundelay.mods"))
     more = f"; installed are {', '.join(installed)}" if installed else ""
-    raise ModError(f"No mod is called {name!r}{more}. Check the node's `mods:`, or install the package that brings it.")
+    raise ModError(
+        f"No mod is called {name!r}{more}. Check the node's `mods:`, or install the package that brings it. A mod in a "
+        "file beside the node's is named by its import path: polls:Polls for the class Polls of polls.py."
+    )

@@ -33,7 +33,7 @@ from roundelay.network.ledger.log_file import open_database
 from roundelay.network.ledger.shared_log import LogDoubtful
 from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.log_urls import hide_password
-from roundelay.network.mod import load_mods
+from roundelay.network.mod import load_mods, look_for_mods_in
 from roundelay.network.platforms import raise_file_limit, sync_descriptor
 from roundelay.nodes.hub_http import TIMEOUT_S, get_from_hub, read_readiness
 from roundelay.nodes.up import (
@@ -169,6 +169,7 @@ def check_mods(config: NodeConfig, origin: str) -> Checked:
     """Whether each mod can be loaded, and the page of rights names what there is; ``origin`` is where the mods are
     named."""
     try:
+        look_for_mods_in(config.folder)
         make_rights(config, load_mods(config.mods, OWN_MODS))
     except ConfigError as error:
         return Checked("mods", "failed", str(error))
