@@ -32,7 +32,6 @@ others, and both would wait for ever. A reaction that only waits counts in its l
 
 from __future__ import annotations
 
-import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from typing import Any, Literal, NamedTuple
 from roundelay.network.addresses import agent_address, answer_threads, conversation_of, thread_parties
 from roundelay.network.messages import BaseMessage
 
+from .mentions import mentions
 from .values import Scope
 
 ReactTo = Literal["mentions", "mentions_only", "all"]
@@ -54,19 +54,6 @@ MAX_IN_THREAD = 8
 
 REMEMBERED = 1024
 """Messages already reacted to that are still recognised when a hub delivers them again (an ack may be lost with it)."""
-
-# Ids are lower case, people's shift keys are not. Not a mention: the end of an e-mail address.
-_MENTION = re.compile(r"(?<![A-Za-z0-9._%+@-])@([a-z0-9][a-z0-9._-]*)", re.IGNORECASE | re.ASCII)
-
-
-def mentions(text: str, agent_id: str) -> bool:
-    """Tell whether ``@agent_id`` stands in the text. ``@bob.`` ends a sentence, ``@bob.smith`` is another
-    participant."""
-    for found in _MENTION.finditer(text):
-        name = found[1].lower()
-        if name == agent_id or (name.startswith(agent_id) and not name[len(agent_id) :].strip("._-")):
-            return True
-    return False
 
 
 def requires_response_from(message: BaseMessage, agent_id: str) -> bool:
@@ -98,11 +85,12 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
     if message.kind == "direct" or react_to == "all":
         return True
     is_for_all = message.sender_kind == "human" and not isinstance(message.requires_response, list)
-    return (
-        (is_for_all and react_to != "mentions_only")
-        or requires_response_from(message, agent_id)
-        or mentions(message.text, agent_id)
-    )
+    return (is_for_all and react_to != "mentions_only") or is_addressed(message, agent_id)
+
+
+def is_addressed(message: BaseMessage, agent_id: str) -> bool:
+    """Tell whether the message asks this agent for a response, or mentions it."""
+    return requires_response_from(message, agent_id) or mentions(message.text, agent_id)
 
 
 class Arrival(Enum):

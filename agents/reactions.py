@@ -36,7 +36,7 @@ from .agent import KEEPER
 from .containment import Broken, abandon, describe_error, retry_later, without_words
 from .driver import Driver, NewMessagesSource
 from .events import Finished
-from .inbox import ASK, DECLINED, Inbox, Visibility, is_question
+from .inbox import ASK, DECLINED, Inbox, Visibility, is_addressed, is_question
 from .journal import Journal, Recorded, Started, derived_id, find_reporter, open_journal, reaction_id
 from .models.model import Usage
 from .prompt import render_new_messages
@@ -109,6 +109,17 @@ class RunningReaction:
     is_answered: bool = False
     """Whether its answer is in the thread."""
 
+    has_finished: bool = False
+    """Whether its end is recorded, and is one that its agent chose."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has finished without a word to the person who waits for one: nothing in the thread says so."""
+        message = self.message
+        is_asked = message.kind == "direct" or is_addressed(message, self.client.agent_id)
+        is_persons = message.sender_kind == "human" and self.is_awaited
+        return self.has_finished and not self.has_spoken and is_persons and is_asked
+
     @property
     def has_spoken(self) -> bool:
         """Whether something of it is in the thread: its answer, or what a tool sent there."""
@@ -172,6 +183,7 @@ class RunningReaction:
         elif not self.has_spoken and is_question(self.message, self.client.agent_id):
             await self._decline(finish)
         await self.journal.record_finished(finish)
+        self.has_finished = finish.status == "finished"
         return ReactionResult(self.id, finish.status, finish.reason, finish.answer, finish.turns, finish.usage)
 
     async def give_up(self, error: BaseException, *, is_told: bool) -> bool:

@@ -437,7 +437,7 @@ class AgentRunner(ABC):
                 return None
         finally:
             _logger.debug("a reaction is over", extra=place)
-            begun.shown.end()
+            begun.shown.end(is_silent=begun.is_silent)
         return True
 
     # --- for `react` of subclasses

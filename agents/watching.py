@@ -139,9 +139,10 @@ class Shown:
     def begin(self) -> None:
         self._display.put("thinking", {"active": True}, self)
 
-    def end(self) -> None:
+    def end(self, *, is_silent: bool = False) -> None:
+        """The reaction is over. ``is_silent``: without a word to the person who waits for one."""
         self._forget()
-        self._display.put("thinking", {"active": False}, self)
+        self._display.put("thinking", {"active": False, **({"silent": True} if is_silent else {})}, self)
 
     def tell(self, event: Event) -> None:
         """Pass an event on: calls to the thread's readers, what streams if a person watches."""

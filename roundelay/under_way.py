@@ -81,7 +81,7 @@ class News:
     there."""
 
     who: tuple[str, ...]
-    does: Literal["uses", "waits for", "reports"]
+    does: Literal["uses", "waits for", "reports", "finished without an answer"]
     what: str
 
 
@@ -201,6 +201,8 @@ class UnderWay:
         )  # decisions that did not fit, and for which agent
         self.holds: dict[str, str] = {}
         """Who has taken over which thread, by thread."""
+        self.silent: dict[str, list[str]] = {}
+        """The agents that have finished without an answer, by thread, until something is said there."""
         self.is_connected = True
         self.on_change: Callable[[], None] = lambda: None
         self._works: dict[_Reaction, Work] = {}
@@ -240,6 +242,7 @@ class UnderWay:
 
     def take_message(self, message: BaseMessage) -> None:
         """What its sender was writing there is a message now; and it may ask for a person's decision."""
+        self.silent.pop(message.thread_id, None)
         for work in self._works.values():
             if (work.agent_id, work.thread_id) == (message.sender_id, message.thread_id):
                 work.take_text_away()
@@ -381,13 +384,15 @@ class UnderWay:
         if signal.kind in ("thinking", "tool") and len(self.reactions) < MAX_HEARD:
             self.reactions.add((reaction[1], reaction[0]))
         match signal:
-            case Signal(kind="thinking", body={"active": False}):
+            case Signal(kind="thinking", body={"active": False} as body):
                 self._works.pop(reaction, None)  # its message, if there is one, says the rest
                 ended = [it.seq for it in self.undecided.values() if (it.agent_id, it.reaction) == reaction]
                 for seq in ended:
                     del self.undecided[seq]
                 if reaction not in self._ended:
                     self._ended.append(reaction)
+                    if body.get("silent") is True:
+                        return [self._take_silence(reaction[0], signal.thread_id)]
             case Signal(kind="thinking", body={"active": True}):
                 if reaction in self._ended:
                     self._ended.remove(reaction)  # it is taken up again
@@ -402,6 +407,15 @@ class UnderWay:
                     self._make_room_to_write()
                 return [work.take_piece(it) for it in read_pieces(signal.body)]
         return []
+
+    def _take_silence(self, agent_id: str, thread_id: str) -> News:
+        """An agent has nothing to say to who waits for it: else one would wait on."""
+        while len(self.silent) >= MAX_WORKS:
+            del self.silent[next(iter(self.silent))]
+        named = self.silent.setdefault(thread_id, [])
+        if agent_id not in named:
+            named[:] = [*named, agent_id][-MAX_CALLS:]
+        return News((agent_id,), "finished without an answer", "")
 
     def _find(self, reaction: _Reaction, thread_id: str) -> Work:
         if reaction not in self._works:

@@ -332,7 +332,7 @@ class RuleSet(Strict):
         view = read_prompt(request)
         actions = list(self._apply(request, view))
         if request.tools and request.tool_choice != "none":
-            return actions or [finish("nothing to do" if view.turn == 1 else "done")]
+            return actions or [finish("no rule fits this message" if view.turn == 1 else "done")]
         # No tool may be called: the closing turn. What the rule wanted to say is left of it.
         return [action for action in actions if isinstance(action, Say)] or [Say("I have nothing to add.")]
 

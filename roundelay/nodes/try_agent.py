@@ -41,6 +41,7 @@ from roundelay.agents.models.tokens import Prices, write_dollars
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import AgentSpec, build_runner
 from roundelay.app import Network
+from roundelay.network.addresses import short_address
 from roundelay.network.client import AnyMessage, NetworkClient, Signal
 from roundelay.network.errors import ConfigError, RoundelayError
 from roundelay.runs.source import HubLog, LiveSource
@@ -201,6 +202,9 @@ class ShowText:
         """The agent (its path) and the turn whose text stands there."""
         self._unsent: tuple[str, str] | None = None
         """An agent, and what it wrote in a turn of its own that nobody was sent yet."""
+        self._trigger: AnyMessage | None = None
+        self._has_spoken = False
+        """Whether anybody but the person of the trial has said something."""
 
     def event(self, event: Event) -> None:
         if isinstance(event, ModelOutput | ToolRequests) and event.text:
@@ -221,6 +225,8 @@ class ShowText:
     def message(self, message: AnyMessage) -> None:
         self._end_text()
         self._unsent = None  # it is what was sent
+        self._trigger = self._trigger or message
+        self._has_spoken |= message.sender_id != self._trigger.sender_id
         self._screen.message(message)
 
     def end(self, finish: Finished, cost: Decimal | None) -> None:
@@ -228,6 +234,8 @@ class ShowText:
         self._say_unsent()
         price = f", about {write_dollars(cost)}" if cost else ""  # rules cost nothing, and need not say so
         self._say(f"{describe_event(finish)}{price}")
+        if finish.status == "finished" and self._trigger is not None and not self._has_spoken:
+            self._say(f"{short_address(self._trigger.to)} finished without an answer: nobody was sent anything")
 
     def _say_unsent(self) -> None:
         """What a model wrote in a turn that led to another one, or to no message, would otherwise be seen nowhere."""

@@ -157,6 +157,9 @@ class Chat:
         async for event in self.client.events():
             news = self.under_way.take(event)
             match event:
+                case Signal(kind="thinking", body={"active": False}):
+                    for it in news:  # of who waits for an answer, whatever the prompt shows
+                        self.screen.note(f"{describe_news(it)}.")
                 case Signal() if not self._shows_activity:
                     continue  # the prompt shows it
                 case Signal(kind="delta" | "tool"):

@@ -32,7 +32,7 @@ def describe_busy(under_way: UnderWay, me: str = "") -> str:
 
 def describe_news(news: News) -> str:
     """What a signal tells, in a line: ``bob › ann uses search``."""
-    return clean(f"{' › '.join(news.who)}{': ' if news.does == 'reports' else f' {news.does} '}{news.what}")
+    return clean(f"{' › '.join(news.who)}{': ' if news.does == 'reports' else f' {news.does} '}{news.what}".rstrip())
 
 
 def draw_writing(under_way: UnderWay, thread_id: str, *, width: int, rows: int, paint: Paint) -> list[str]:

@@ -202,6 +202,8 @@ class ThreadPane(Pane):
             )
         )
         lines = draw_writing(desk.under_way, self.thread_id, width=width, rows=MAX_LIVE_ROWS, paint=PLAIN)
+        silent = desk.under_way.silent.get(self.thread_id, ())
+        lines += [fit(f"{clean(it)} finished without an answer", width) for it in silent]
         lines += [fit(f"… on its way to the hub: {clean(it)}", width) for it in self._waiting]
         live = self.query_one("#live", Static)
         live.display = bool(lines)

@@ -281,7 +281,9 @@ async def test_conditions_must_all_hold(tmp_path: Path) -> None:
     threads = {"broadcast": MessageThread(thread_id="broadcast", messages=[message_of("seen")])}
     said = await ScriptedModel(rules.answer).complete(request_of("please help", sender="carl", thread_id="channel:dev"))
     assert (said.text, said.tool_calls) == ("I am here, carl.", ())
-    assert await calls_of(rules, request_of("please help", sender="carl")) == [("finish", {"reason": "nothing to do"})]
+    assert await calls_of(rules, request_of("please help", sender="carl")) == [
+        ("finish", {"reason": "no rule fits this message"})
+    ]
     assert await calls_of(rules, request_of("help", sender="bob", threads=threads)) == [
         ("send_text_message", {"target_agent_id": "mia", "text": "seen (echo, direct:echo~mia, 1)"})
     ]

@@ -226,3 +226,14 @@ def _make_session(chance: random.Random) -> list[tuple[str, int]]:
             case _:
                 steps.append(("due", 0))
     return steps
+
+
+async def test_the_page_and_the_agents_agree_on_whom_a_text_mentions() -> None:
+    cases = json.loads((Path(__file__).parents[1] / "support/mentions.json").read_text("utf-8"))
+    texts = [*cases["wakes"], *cases["does_not_wake"]]
+    asked = await run_module(
+        'import { listMentioned } from "#core/mentions.js";',
+        '(given) => given.map((it) => listMentioned(it, ["bob"]).length === 1)',
+        texts,
+    )
+    assert [text for text, is_asked in zip(texts, asked, strict=True) if is_asked != (text in cases["wakes"])] == []

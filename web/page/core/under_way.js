@@ -35,10 +35,11 @@ const PATH = /^[0-9]{1,9}\.[0-9]{1,9}(\.[0-9]{1,9})?(\/[0-9]{1,9}\.[0-9]{1,9}(\.
  * works: by "agent reaction": {agent_id, reaction, thread_id, is_thinking, is_listed (no signal told of it), calls: {path: {tool, asked}},
  *   streams: [{path, turn, kind, call, tool, text, end}] (the one written last stands last), done: [paths], said}.
  * ended: keys of reactions of which what still comes is too late. undecided: requests by seq that wait for a person.
+ * silent: by thread, the agents that have finished without an answer, until something is said there.
  * typing, viewing: by "thread person": the time (ms) at which that is over.
  */
 export const createUnderWay = () => ({
-  works: {}, ended: [], undecided: {}, decided: {}, refused: {}, typing: {}, viewing: {},
+  works: {}, ended: [], undecided: {}, decided: {}, refused: {}, typing: {}, viewing: {}, silent: {},
 });
 
 // --- what there is
@@ -121,6 +122,7 @@ export function takeTick(draft, at) {
 
 /** What its sender was writing is a message now; and it may ask for a person's decision, or be one. */
 export function takeSaid(draft, message) {
+  if (message.thread_id in draft.state.under_way.silent) delete draft.own("under_way", "silent")[message.thread_id];
   for (const [key, work] of Object.entries(draft.state.under_way.works)) {
     if (work.agent_id === message.sender_id && work.thread_id === message.thread_id) takeTextAway(draft, key);
   }
@@ -232,6 +234,7 @@ function takeReaction(draft, key, signal, body) {
       if (keyOf(it.agent_id, it.reaction) === key) delete draft.own("under_way", "undecided")[it.seq];
     }
     if (!isEnded) draft.own("under_way").ended = [...ended, key].slice(-MAX_WORKS);
+    if (!isEnded && body.silent === true) takeSilence(draft, signal.sender_id, signal.thread_id);
   } else if (signal.kind === "thinking" && body.active === true) {
     if (isEnded) draft.own("under_way").ended = ended.filter((it) => it !== key); // it is taken up again
     hear(draft, key, signal.thread_id).is_thinking = true;
@@ -245,6 +248,15 @@ function takeReaction(draft, key, signal, body) {
     if (!work.streams.length) makeRoomToWrite(draft);
     for (const piece of readPieces(body.pieces)) takePiece(work, piece);
   }
+}
+
+/** An agent has nothing to say to who waits for it. */
+function takeSilence(draft, agentId, threadId) {
+  const silent = draft.own("under_way", "silent");
+  const named = (silent[threadId] ?? []).filter((it) => it !== agentId);
+  delete silent[threadId]; // so that it is the newest
+  silent[threadId] = [...named, agentId].slice(-MAX_CALLS);
+  bound(silent, MAX_WORKS);
 }
 
 /** A work of which a signal tells. */

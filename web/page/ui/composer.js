@@ -1,10 +1,11 @@
 /**
  * Where a person writes: the text with its draft, whom it answers or replaces, whom it asks, and what is attached. It
  * owns the drafts (localStorage, one for each participant and thread) and decides what is sent; sending, and waiting for
- * the hub, is the store's. `readMention`, `listAsked` and `makeContent` are pure.
+ * the hub, is the store's. `readMention` and `makeContent` are pure.
  */
 import {useEffect, useLayoutEffect, useRef, useState} from "#vendor/hooks.js";
 import {isObject, listOf} from "#core/json.js";
+import {listMentioned} from "#core/mentions.js";
 import {textOf, writeSize} from "#core/text.js";
 import {listOpen, Meant, readYesOrNo} from "#ui/approvals.js";
 import {mayFocusField} from "#ui/keys.js";
@@ -16,18 +17,11 @@ const MAX_OFFERED = 8;
 const MAX_TEXT_FILE = 100_000;
 const ROOM = 2_048; // of a frame, for all but the content
 const TYPING_EVERY_MS = 3_000;
-const MENTION = /(?<![A-Za-z0-9._%+@-])@([a-z0-9][a-z0-9._-]*)/gi;
 
 /** The beginning of a mention that ends at the caret: {begin, word}; null if there is none. */
 function readMention(text, caret) {
   const found = /(?<![A-Za-z0-9._%+@-])@([a-z0-9._-]*)$/i.exec(text.slice(0, caret));
   return found && {begin: found.index, word: found[1].toLowerCase()};
-}
-
-/** Which of these agents a text mentions. `@bob.` ends a sentence, `@bob.smith` is another one. */
-function listAsked(text, ids) {
-  const names = [...text.matchAll(MENTION)].map(([, name]) => name.toLowerCase());
-  return ids.filter((id) => names.some((it) => it === id || (it.startsWith(id) && /^[._-]+$/.test(it.slice(id.length)))));
 }
 
 /** A message's content: the text alone, or with what is attached; `before`: the content that it replaces, of which all
@@ -93,7 +87,7 @@ export function Composer({thread, me, target, field, onSent}) {
   };
   const known = Object.values(agents.value);
   const isForMany = !id.startsWith("direct:") && !id.startsWith("mod:");
-  const asked = isForMany ? listAsked(text, known.filter((it) => it.kind === "agent").map((it) => it.agent_id)) : [];
+  const asked = isForMany ? listMentioned(text, known.filter((it) => it.kind === "agent").map((it) => it.agent_id)) : [];
   const offered = offer ? offerFor(offer.word, known, thread.readers ?? [], me.agent_id) : [];
 
   const look = (box) => setOffer(box.selectionStart === box.selectionEnd ? withChoice(readMention(box.value, box.selectionStart)) : null);

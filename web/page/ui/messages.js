@@ -18,10 +18,10 @@ const LONG_CHARS = 6000;
 /**
  * The rows of a thread, oldest first: {key, guess, kind, ...}. A message of one's own keeps its key from the moment that
  * it is written, so that nothing jumps when it is stored.
- * @param {{thread: object, messages: object, outbox: object[], works: object[], me: string, unread: {from: number, upto: number}, awaits: function(object): boolean}} given
+ * @param {{thread: object, messages: object, outbox: object[], works: object[], silent?: string[], me: string, unread: {from: number, upto: number}, awaits: function(object): boolean}} given
  *   `awaits`: whether a request for approval still waits; `unread`: the seqs between which the first one of others has the line of what is new above it
  */
-export function listRows({thread, messages, outbox, works, me, unread, awaits}) {
+export function listRows({thread, messages, outbox, works, silent = [], me, unread, awaits}) {
   const said = (thread.loaded?.seqs ?? []).map((seq) => messages[seq]);
   const decisions = readDecisions(said);
   const replaced = listReplaced(said);
@@ -44,6 +44,7 @@ export function listRows({thread, messages, outbox, works, me, unread, awaits}) 
     });
     before = message;
   }
+  for (const id of silent) rows.push({key: `silent ${id}`, kind: "silent", id, guess: 40});
   for (const work of works) rows.push({key: `work ${work.agent_id} ${work.reaction}`, kind: "work", work, guess: 80});
   for (const entry of outbox) rows.push({key: `own ${entry.message_id}`, kind: "outbox", entry, guess: 70});
   return rows;

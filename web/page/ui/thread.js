@@ -148,9 +148,9 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
   const inbox = useComputed(() => state.value.inbox).value;
   const agents = useComputed(() => state.value.agents).value;
   const rows = useMemo(() => listRows({
-    thread, messages, me: me.agent_id, unread, awaits: (message) => isAwaited(state.value, message, mayDecide), works: listWorks(underWay, id),
+    thread, messages, me: me.agent_id, unread, awaits: (message) => isAwaited(state.value, message, mayDecide), works: listWorks(underWay, id), silent: underWay.silent[id],
     outbox: Object.values(outbox).filter((it) => it.thread_id === id),
-  }), [thread.loaded, messages, outbox, underWay.works, underWay.undecided, unread, mayDecide, inbox, mayDecide || agents]);
+  }), [thread.loaded, messages, outbox, underWay.works, underWay.undecided, underWay.silent, unread, mayDecide, inbox, mayDecide || agents]);
   const jump = (seq) => {
     const row = rows.find((it) => it.message?.seq === seq);
     setMarked(seq);
@@ -201,6 +201,7 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
     return () => clearTimeout(later);
   }, [view.isNearTop, view.first, thread.loaded, hasBefore, id, tries]);
   const draw = (row) => {
+    if (row.kind === "silent") return html`<p class="message faint" role="status"><${Agent} id=${row.id} link /> finished without an answer.</p>`;
     if (row.kind === "work") return html`<${Work} work=${row.work} isWaiting=${isAsking(underWay, row.work)} mayStop=${mayWrite || me.is_operator} />`;
     if (row.kind === "outbox") return html`<${Outgoing} entry=${row.entry} me=${me.agent_id} />`;
     return html`<${Message} row=${row} replies=${threads[`thread:${row.message.seq}`]?.messages ?? 0} desk=${desk} />`;

@@ -1,0 +1,109 @@
+"""Which participants a text mentions. Pure; the page's `core/mentions.js` reads texts by the same rule.
+
+What is quoted, shown as code, or part of an address mentions nobody: code blocks and inline code, quoted lines, links
+and their texts, e-mail addresses, paths, package names (``@ann/tools``) and names at other hosts (``@ann@host``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+
+# Ids are lower case, people's shift keys are not.
+_NAME = re.compile(r"@([a-z0-9][a-z0-9._-]*)", re.IGNORECASE | re.ASCII)
+# With one of these before it, a name is the end of an address, a path or an escape.
+_PART_OF_A_WORD = re.compile(r"[A-Za-z0-9._%+@\\-]")
+_BEFORE_A_SLASH = re.compile(r"@[a-z0-9._-]+/\Z", re.IGNORECASE | re.ASCII)
+# A package or path, a name at another host, or one on a server.
+_GOES_ON = re.compile(r"/[\w.-]|@[a-z0-9]|:[a-z0-9-]+(\.[a-z0-9-]+)+", re.IGNORECASE | re.ASCII)
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+_QUOTED = re.compile(r"\s*(?:(?:[-*+]|\d{1,9}[.)])\s+)*>")
+_LISTED = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s")
+_BACKTICKS = re.compile(r"`+")
+_LINK = re.compile(r"!?\[[^\[\]]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)?(?:\s+(?:\"[^\"]*\"|'[^']*'))?\s*\)")
+_URL = re.compile(r"(?:\b[a-z][a-z0-9+.-]{0,30}://|\bwww\.|\bmailto:)[^\s<>]*", re.IGNORECASE | re.ASCII)
+_NOTHING = "\ufffc"
+"""What stands in place of what is left out: no letter of an id, and no space."""
+
+
+def mentions(text: str, agent_id: str) -> bool:
+    """Tell whether ``@agent_id`` stands in the text. ``@bob.`` ends a sentence, ``@bob.smith`` is another
+    participant."""
+    if f"@{agent_id}" not in text.lower():
+        return False
+    return any(
+        name == agent_id or (name.startswith(agent_id) and not name[len(agent_id) :].strip("._-"))
+        for name in list_names(text)
+    )
+
+
+def list_names(text: str) -> Iterator[str]:
+    """Give what stands behind each ``@`` that mentions somebody, in lower case, with the points that may end its
+    sentence."""
+    text = _leave_out(text)
+    for found in _NAME.finditer(text):
+        begin = found.start()
+        while begin and text[begin - 1] in "_*~":  # emphasis around the name
+            begin -= 1
+        before = text[begin - 1] if begin else ""
+        if before and _PART_OF_A_WORD.match(before):
+            continue
+        if before == "/" and not _BEFORE_A_SLASH.search(text, max(0, begin - 66), begin):
+            continue
+        if not _GOES_ON.match(text, found.end()):
+            yield found[1].lower()
+
+
+def _leave_out(text: str) -> str:
+    """Give a text without its code, quoted lines, links and addresses."""
+    said = "\n".join(_list_said(text.replace("\r\n", "\n").replace("\r", "\n").split("\n")))
+    return _URL.sub(_NOTHING, _LINK.sub(_NOTHING, _leave_out_code(said)))
+
+
+def _list_said(lines: list[str]) -> Iterator[str]:
+    """Give the lines that are neither quoted nor in a code block; an empty one for each other."""
+    fence, is_apart, is_listed = "", True, False  # apart: behind an empty line, where four spaces begin a code block
+    for line in lines:
+        opened = _FENCE.match(line)
+        if fence:
+            if opened and opened[1].startswith(fence) and not opened[2].strip():
+                fence = ""
+            yield ""
+        elif opened and not (opened[1][0] == "`" and "`" in opened[2]):
+            fence, is_apart = opened[1], True
+            yield ""
+        elif _QUOTED.match(line):
+            is_apart = True
+            yield ""
+        elif is_apart and not is_listed and line.strip() and line.startswith(("    ", "\t")):
+            yield ""
+        else:
+            is_apart = not line.strip()
+            if not is_apart:
+                is_listed = bool(_LISTED.match(line)) or (is_listed and line.startswith((" ", "\t")))
+            yield line
+
+
+def _leave_out_code(text: str) -> str:
+    """Give a text without inline code: what stands between two equal numbers of backticks in one paragraph."""
+    kept: list[str] = []
+    for paragraph in re.split(r"(\n\s*\n)", text):
+        runs = [(it.start(), it.end()) for it in _BACKTICKS.finditer(paragraph)]
+        closing: dict[int, deque[int]] = {}  # by length, the places of the runs
+        for place, (begin, end) in enumerate(runs):
+            closing.setdefault(end - begin, deque()).append(place)
+        at, place = 0, 0
+        while place < len(runs):
+            begin, end = runs[place]
+            later = closing[end - begin]
+            while later and later[0] <= place:
+                later.popleft()
+            if later:
+                kept += [paragraph[at:begin], _NOTHING]
+                place = later[0]
+                at = runs[place][1]
+            place += 1
+        kept.append(paragraph[at:])
+    return "".join(kept)
