@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
@@ -65,6 +66,54 @@ class CallDraft:
             return False
 
 
+_OPEN_TAG = re.compile(r"\s*<(think|thinking|thought)>")
+_MAYBE_OPEN = re.compile(r"\s*(<(t(h(i(n(k(i(n(g)?)?)?)?)?|o(u(g(h(t)?)?)?)?)?)?)?)?")
+"""The beginning of a text that may still become such a tag."""
+
+
+@dataclass(slots=True)
+class ThinkTags:
+    """Tells thinking between tags from the text behind it, where a reply begins with ``<think>``: so servers give it that
+    do not know the model's way to think (https://github.com/ollama/ollama/issues/11064)."""
+
+    _held: str = ""  # what is not decided yet
+    _tag: str = ""  # the closing tag that is waited for
+    _is_decided: bool = False
+
+    def feed(self, piece: str) -> tuple[str, str]:
+        """Return what of the text so far is text, and what is thinking."""
+        if self._is_decided or not piece:
+            return piece, ""
+        self._held += piece
+        if not self._tag:
+            begun = _OPEN_TAG.match(self._held)
+            if begun is None:
+                is_open = _MAYBE_OPEN.fullmatch(self._held) is not None
+                return ("", "") if is_open else (self._decide(), "")
+            self._tag, self._held = f"</{begun[1]}>", self._held[begun.end() :]
+        thought, closing, text = self._held.partition(self._tag)
+        if closing:
+            self._held = text.lstrip()
+            # White space behind the tag belongs to nobody; it may go on in the next piece.
+            return (self._decide() if self._held else self._await_text()), thought
+        kept = max(0, len(thought) - len(self._tag) + 1)  # the tag may be cut
+        self._held = thought[kept:]
+        return "", thought[:kept]
+
+    def _await_text(self) -> str:
+        self._tag, self._is_decided = "", True
+        return ""
+
+    def _decide(self) -> str:
+        text, self._held, self._is_decided = self._held, "", True
+        return text
+
+    def close(self) -> tuple[str, str]:
+        """Return what was held back, as text and as thinking, when the reply has ended."""
+        held, self._held, self._is_decided = self._held, "", True
+        return ("", held) if self._tag else (held, "")
+
+
 @dataclass(slots=True)
 class Draft:
     """A reply while it is read. ``is_done``: the server said that its stream has ended."""
@@ -81,6 +130,7 @@ class Draft:
     finish_reason: str = ""
     model: str = ""
     is_done: bool = False
+    _tags: ThinkTags = field(default_factory=ThinkTags)
     _choice: object = None  # the index of the choice that is read; others are passed over
     _last: CallDraft | None = None  # the call that the last piece belonged to
 
@@ -118,12 +168,20 @@ class Draft:
             raise ValueError("a piece of it is no JSON object")
         return ModelDelta()
 
+    def close(self) -> list[ModelDelta]:
+        """Add what was held back at the beginning, when the reply has ended. Return what of it can be shown."""
+        text, reasoning = self._tags.close()
+        self.text.write(text)
+        self.reasoning.write(reasoning)
+        return [ModelDelta(text, reasoning)] if text or reasoning else []
+
     def _is_empty(self) -> bool:
         return not (self.text.tell() or self.refusal.tell() or self.calls)
 
     def _add_message(self, message: Json, *, is_piece: bool) -> ModelDelta:
         text, reasoning, refused = read_content(message.get("content"))
-        reasoning += _read_reasoning(message)
+        text, inline = self._tags.feed(text)
+        reasoning += inline + _read_reasoning(message)
         self.text.write(text)
         self.reasoning.write(reasoning)
         self.refusal.write(refused + as_text(message.get("refusal")))
@@ -221,6 +279,57 @@ class Draft:
         return False
 
 
+DONE = "[DONE]"
+"""The last event of a stream, for servers that mark its end."""
+
+
+@dataclass(slots=True)
+class EventReader:
+    """Takes the bytes of a stream and gives its events: parsed JSON, or `DONE`.
+
+    More lenient than server-sent events are: servers leave out the blank line between events, or behind the last one,
+    and send an error as a bare line of JSON.
+    """
+
+    _rest: bytes = b""
+    _pending: list[str] = field(default_factory=list)  # the lines of an event that is no whole JSON yet
+
+    def feed(self, data: bytes) -> list[object]:
+        """Return the events that are whole now. Raises `ValueError` for what is no JSON."""
+        # Bytes: `str.splitlines` would also split at characters that JSON may hold unescaped.
+        lines = (self._rest + data).splitlines(keepends=True) if data else [self._rest]
+        self._rest = lines.pop() if data and not lines[-1].endswith(b"\n") else b""
+        return [event for line in lines for event in self._read_line(line.decode("utf-8", "replace").rstrip("\r\n"))]
+
+    def close(self) -> list[object]:
+        """Return what the end of the stream makes whole."""
+        return [*self.feed(b""), *self._end_event()]
+
+    def _read_line(self, line: str) -> list[object]:
+        if line.startswith("data:"):
+            return self._take(line.removeprefix("data:").strip())
+        if line.startswith(("{", "[")):
+            return self._take(line)
+        return self._end_event() if not line else []  # comments, and fields that name and number events
+
+    def _take(self, text: str) -> list[object]:
+        if text == DONE:
+            return [*self._end_event(), DONE]
+        if not text:
+            return []
+        self._pending.append(text)
+        try:
+            event = json.loads("\n".join(self._pending))
+        except ValueError:
+            return []  # the next line may go on with it
+        self._pending.clear()
+        return [event]
+
+    def _end_event(self) -> list[object]:
+        pending, self._pending = self._pending, []
+        return [json.loads("\n".join(pending))] if pending else []
+
+
 def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
     """Read a whole reply."""
     if isinstance(body, str):  # sent as another type than JSON
@@ -242,6 +351,7 @@ def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
     draft._add_message(message, is_piece=False)
     draft.finish_reason = as_text(choice.get("finish_reason"))
     draft.is_done = True
+    draft.close()
     return draft
 
 

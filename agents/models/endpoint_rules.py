@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 from urllib.parse import urlsplit
 
 from pydantic import JsonValue
@@ -121,6 +121,13 @@ def _choose_rules(base_url: str | None, model: str) -> EndpointRules:
         if host == name or host.endswith(f".{name}"):
             rules = BY_PROVIDER[provider]
             return replace(rules, signs_calls=rules.signs_calls and not any(it in model for it in _OLD_GEMINI))
+    rules = _choose_by_name(model)
+    # https://openrouter.ai/docs/use-cases/reasoning-tokens
+    is_open = host == "openrouter.ai" and rules.reasoning == "sealed"
+    return replace(rules, reasoning="returned") if is_open else rules
+
+
+def _choose_by_name(model: str) -> EndpointRules:
     # Gateways and servers of one's own: the model's name is all that there is to go by.
     if any(name in model for name in _MISTRAL_MODELS):
         return EndpointRules(notes="in_results", call_ids="nine")
@@ -136,7 +143,8 @@ def _choose_rules(base_url: str | None, model: str) -> EndpointRules:
 _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
     # Mistral, its models' chat templates, and others that want roles to alternate.
     (
-        r"role '?user'? after role '?tool|message_order|roles? must alternate|alternate user|after (a )?tool message",
+        r"unexpected role|(message|role)[_ ]order|roles? (must|should) alternate|alternat\w* (between )?.?user"
+        r"|after (a )?tool message",
         {"notes": "in_results"},
     ),
     (r"tool.?call.?id.{0,80}(length of 9|9 characters|nine)", {"call_ids": "nine"}),
@@ -155,7 +163,8 @@ _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
         {"reasoning": "dropped"},
     ),
     (
-        r"reasoning_content.{0,80}(missing|must be|required|passed back)|missing.{0,20}reasoning_content",
+        r"(reasoning|thinking)\w*\W.{0,80}(missing|must be|required|passed back)|missing.{0,30}(reasoning|thinking)"
+        r"|expected `?thinking",
         {"reasoning": "required"},
     ),
 )
@@ -180,9 +189,19 @@ def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
 
 
 def recall(rules: EndpointRules, recorded: Mapping[str, object]) -> EndpointRules:
-    """Return the rules with what was recorded of them. What a newer version wrote is passed over."""
-    known = {it.name: getattr(rules, it.name) for it in fields(rules)}
-    return replace(rules, **{name: it for name, it in recorded.items() if isinstance(it, type(known.get(name)))})  # type: ignore[arg-type]
+    """Return the rules with what was recorded of them. Rules and values of a newer version are passed over."""
+    known = {name: it for name, it in recorded.items() if isinstance(it, str | bool) and it in _VALUES.get(name, ())}
+    return replace(rules, **known)  # type: ignore[arg-type]
+
+
+_VALUES: Mapping[str, tuple[object, ...]] = {
+    "notes": get_args(Notes),
+    "call_ids": get_args(CallIds),
+    "reasoning": get_args(Reasoning),
+    "signs_calls": (False, True),
+    "declares_used_tools": (False, True),
+    "stream_usage": (False, True),
+}
 
 
 def name_endpoint(base_url: str | None, model: str) -> str:

@@ -33,7 +33,7 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.home import is_loopback
 
 from .chat_messages import find_note, write_messages
-from .chat_replies import Draft, ErrorInside, find_origin, finish_calls, read_completion
+from .chat_replies import DONE, Draft, ErrorInside, EventReader, find_origin, finish_calls, read_completion
 from .endpoint_rules import EndpointRules, RuleChanges, find_rules, learn, name_endpoint, recall
 from .json_schema import StepRequest, decode_step, encode_steps
 from .model import (
@@ -218,9 +218,10 @@ class OpenAIModel:
                 return draft
             try:
                 await _read_stream(stream, draft, on_delta)
-            except (openai.APIConnectionError, httpx2.HTTPError):
+            except openai.APIConnectionError:
                 if not draft.is_finished:  # else only the end of the connection is missing
                     raise
+                _show(draft.close(), on_delta)
         return draft
 
     def _build_body(self, request: ModelRequest, step: StepRequest | None) -> dict[str, object]:
@@ -445,28 +446,41 @@ def _encode_schema(step: StepRequest) -> ResponseFormatJSONSchema:
 
 
 class _Events(AsyncStream[object]):
-    """The events of a stream as texts: the SDK's own reading hides whether the server said that it was done."""
+    """The events of a stream as JSON: the SDK's own reading hides whether the server said that it was done."""
 
-    async def read(self) -> AsyncIterator[str]:
-        async for event in self._iter_events():
-            yield event.data
+    async def read(self) -> AsyncIterator[object]:
+        reader, response = EventReader(), self.response
+        try:
+            async for data in response.aiter_bytes():
+                for event in reader.feed(data):
+                    yield event
+        except httpx2.TimeoutException as error:
+            raise openai.APITimeoutError(request=response.request) from error
+        except httpx2.RequestError as error:
+            raise openai.APIConnectionError(request=response.request) from error
+        for event in reader.close():
+            yield event
 
 
 async def _read_stream(stream: _Events, draft: Draft, on_delta: OnDelta | None) -> None:
     events = stream.read()
-    async for data in events:
-        if data.startswith("[DONE]"):
+    async for event in events:
+        if event == DONE:
             draft.is_done = True
             break
-        if data.strip():
-            for piece in draft.add_chunk(json.loads(data)):
-                if on_delta is not None and (piece.text or piece.reasoning):
-                    on_delta(piece)
+        _show(draft.add_chunk(event), on_delta)
+    _show(draft.close(), on_delta)
     # Read what is left, if that is at hand: the connection serves the next request then.
-    with suppress(TimeoutError, openai.APIConnectionError, httpx2.HTTPError):
+    with suppress(TimeoutError, openai.APIConnectionError, ValueError):
         async with asyncio.timeout(DRAIN_S):
             async for _ in events:
                 pass
+
+
+def _show(pieces: Sequence[ModelDelta], on_delta: OnDelta | None) -> None:
+    for piece in pieces:
+        if on_delta is not None and (piece.text or piece.reasoning):
+            on_delta(piece)
 
 
 DRAIN_S = 0.5

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from tests.support.fake_openai import FakeOpenAI, Received, Reply, error
@@ -513,7 +513,7 @@ class VllmServer(ModelServer):
 
 class LlamaCppServer(ModelServer):
     """llama.cpp with a chat template of Mistral's: roles alternate, which a template refuses as an error of the server
-    (https://github.com/charmbracelet/crush/issues/279); no ids, arguments as an object, no [DONE].
+    (https://github.com/charmbracelet/crush/issues/279); no ids, arguments as an object, no [DONE], thinking between tags.
     """
 
     kind = "llama.cpp"
@@ -535,6 +535,12 @@ class LlamaCppServer(ModelServer):
 
     def write_refusal(self, refusal: Refusal) -> Reply:
         return error(500, refusal.message)
+
+    def _send_said(self, said: Said, body: Body) -> Reply:
+        """Without a parser for it, thinking stands in the text."""
+        if said.text and "response_format" not in body:
+            said = replace(said, text=f"<think>\n{THOUGHT} {said.turn}\n</think>\n\n{said.text}")
+        return super()._send_said(said, body)
 
     def write_call(self, said: Said, at: int) -> Body:
         name, arguments = said.calls[at]

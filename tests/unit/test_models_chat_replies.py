@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents.models.chat_replies import Draft, ErrorInside, finish_calls, read_completion
+from roundelay.agents.models.chat_replies import DONE, Draft, ErrorInside, EventReader, finish_calls, read_completion
 from roundelay.agents.models.model import AssistantMessage, ModelReply, ModelRequest, ToolCall, UserMessage
 
 TOOLS = ("get_time", "get_date", "send", "send_all")
@@ -271,3 +271,67 @@ def test_an_id_that_is_missing_or_used_becomes_nine_letters_or_digits_and_the_sa
     assert all(len(it) == 9 and it.isascii() and it.isalnum() for it in ids)
     assert len(set(ids)) == 2
     assert ids == [it.id for it in finish_calls(request, draft.calls)]
+
+
+TAGGED: list[tuple[str, str, str]] = [
+    ("<think>hm</think>a", "a", "hm"),
+    ("\n<think>\nhm\n</think>\n\na b", "a b", "\nhm\n"),
+    ("<thinking>hm</thinking>a", "a", "hm"),
+    ("<thought>hm</thought>a", "a", "hm"),
+    ("<think></think>a", "a", ""),
+    ("<think>cut off here", "", "cut off here"),
+    ("a <think>b</think> c", "a <think>b</think> c", ""),
+    ("<thin", "<thin", ""),
+    ("<thing>a</thing>", "<thing>a</thing>", ""),
+    ("<p>a</p>", "<p>a</p>", ""),
+    ("  a", "  a", ""),
+    ("<think>a</thinking></think>b", "b", "a</thinking>"),
+    ("<think>a</think><think>b</think>", "<think>b</think>", "a"),
+]
+
+
+@pytest.mark.parametrize(("content", "text", "thought"), TAGGED, ids=[it[0] for it in TAGGED])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+def test_thinking_between_tags_at_the_beginning_is_no_text(content: str, text: str, thought: str, size: int) -> None:
+    draft = Draft()
+    shown = [
+        it
+        for at in range(0, len(content), size)
+        for it in draft.add_chunk({"choices": [{"delta": {"content": content[at : at + size]}}]})
+    ]
+    shown += draft.close()
+    whole = read_completion({"choices": [{"message": {"content": content}}]})
+    for read_as in (draft, whole):
+        got = read_as.text.getvalue()
+        assert (got.strip() if thought else got) == text
+        assert read_as.reasoning.getvalue() == thought
+    assert "".join(it.text for it in shown) == draft.text.getvalue()
+
+
+EVENTS_IN: list[tuple[str, list[Any]]] = [
+    ('data: {"a": 1}\n\ndata: [DONE]\n\n', [{"a": 1}, DONE]),
+    ('data: {"a": 1}\n\ndata: [DONE]', [{"a": 1}, DONE]),
+    ('data:{"a": 1}\r\n\r\ndata:[DONE]\r\n\r\n', [{"a": 1}, DONE]),
+    ('data: {"a": 1}\ndata: {"a": 2}\ndata: [DONE]\n', [{"a": 1}, {"a": 2}, DONE]),
+    (': ping\n\nevent: message\nid: 3\ndata: {"a": 1}\n\n', [{"a": 1}]),
+    ('data: {"a":\ndata: 1}\n\n', [{"a": 1}]),
+    ('{"error": {"message": "No."}}\n', [{"error": {"message": "No."}}]),
+    ('data: {"a": "\u2028\x85é"}\n\n', [{"a": "\u2028\x85é"}]),
+    ("data: \n\ndata: [DONE]\n\n", [DONE]),
+    ("", []),
+    ("event: error\ndata: {\"error\": 1}\n\n", [{"error": 1}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("stream", "wanted"), EVENTS_IN, ids=[it[0][:40] for it in EVENTS_IN])
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_the_events_of_a_stream_are_read_wherever_it_is_cut(stream: str, wanted: list[Any], size: int) -> None:
+    reader, data = EventReader(), stream.encode()
+    events = [it for at in range(0, len(data), size) for it in reader.feed(data[at : at + size])]
+    assert [*events, *reader.close()] == wanted
+
+
+def test_an_event_that_is_no_json_is_refused() -> None:
+    reader = EventReader()
+    with pytest.raises(ValueError, match="Expecting"):
+        reader.feed(b"data: {broken\n\n")

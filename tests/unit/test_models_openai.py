@@ -13,7 +13,7 @@ from email.utils import formatdate
 
 import pytest
 
-from roundelay.agents.models.endpoint_rules import BY_PROVIDER, EndpointRules, find_rules, name_endpoint
+from roundelay.agents.models.endpoint_rules import BY_PROVIDER, EndpointRules, find_rules, learn, name_endpoint, recall
 from roundelay.agents.models.model import (
     AssistantMessage,
     ModelDelta,
@@ -732,3 +732,40 @@ async def test_the_order_of_messages_is_one_that_every_server_takes() -> None:
         "(no output)",
     ]
     assert messages[7]["content"][1]["image_url"] == {"url": "https://a/b.png"}
+
+
+REFUSALS: list[tuple[str, dict[str, object]]] = [
+    ("Unexpected role 'user' after role 'tool'", {"notes": "in_results"}),
+    ('{"type":"invalid_request_message_order","code":"3230"}', {"notes": "in_results"}),
+    ("After the optional system message, conversation roles must alternate user/assistant/user/assistant/...", {"notes": "in_results"}),
+    ("Conversation roles must alternate user/assistant/user/assistant/...", {"notes": "in_results"}),
+    ("Tool call id was abc123 but must be a-z, A-Z, 0-9, with a length of 9.", {"call_ids": "nine"}),
+    ('{"loc":["body","stream_options","include_usage"],"msg":"Extra inputs are not permitted"}', {"stream_usage": False}),
+    ("Bedrock doesn't support tool calling without `tools=` param specified.", {"declares_used_tools": True}),
+    ("The toolConfig field must be defined when using toolUse and toolResult content blocks.", {"declares_used_tools": True}),
+    ("Requests which include `tool_use` or `tool_result` blocks must define tools", {"declares_used_tools": True}),
+    ("Function call is missing a thought_signature in functionCall parts.", {"signs_calls": True}),
+    ("Missing `reasoning_content` field in the assistant message at message index 2.", {"reasoning": "required"}),
+    ("The `reasoning_content` in the thinking mode must be passed back to the API.", {"reasoning": "required"}),
+    ("thinking is enabled but reasoning_content is missing in assistant tool call message at index 2", {"reasoning": "required"}),
+    ("Expected `thinking` or `redacted_thinking`, but found `tool_use`.", {"reasoning": "required"}),
+    ("'messages.2' : property 'reasoning_content' is unsupported", {"reasoning": "dropped"}),
+    ('{"type":"extra_forbidden","loc":["body","messages",3,"assistant","reasoning_content"]}', {"reasoning": "dropped"}),
+    ("Something else is wrong.", {}),
+    ("Invalid value for 'content': expected a string, got null.", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "changes"), REFUSALS, ids=[it[0][:50] for it in REFUSALS])
+def test_a_refusal_names_the_rule_that_it_is_by(words: str, changes: dict[str, object]) -> None:
+    known = EndpointRules()
+    learned = learn(known, words)
+    assert (learned.list_changes(known) if learned is not None else {}) == changes
+    if learned is not None:
+        assert learn(learned, words) != learned
+        assert recall(known, learned.list_changes(known)) == learned
+
+
+def test_what_a_newer_version_recorded_of_rules_is_passed_over() -> None:
+    recorded = {"notes": "in_results", "more": 1, "stream_usage": "no", "reasoning": 3, "call_ids": "ten"}
+    assert recall(EndpointRules(), recorded) == EndpointRules(notes="in_results")
