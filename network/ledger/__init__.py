@@ -251,7 +251,8 @@ class Ledger(Protocol):
         limit: int = 2**31,
         among: Collection[str] | None = None,
     ) -> list[ThreadSummary]:
-        """Threads of the messages that `inbox` would give, newest first, each with how many there are; the first
+        """Threads of the messages that `inbox` would give and that may be read (`visibility.may_read`), newest first,
+        each with how many there are; the first
         ``limit`` of those whose last seq is below ``before``, of all or ``among`` these."""
 
     async def search(

@@ -10,6 +10,7 @@ from heapq import merge, nsmallest
 from itertools import groupby, islice
 from typing import Any
 
+from roundelay.network.addresses import thread_start
 from roundelay.network.core.tables import (
     LOADED_TABLES,
     VOLATILE_TABLES,
@@ -211,7 +212,7 @@ class MemoryLedger:
     ) -> list[ThreadSummary]:
         last = self._order[-1] if self._order else 0
         rows = (self._rows[seq] for seq in self._inbox(spans, sender, 0, last))
-        said = (row for row in rows if row.type == "message" and sender not in row.excluded)
+        said = (row for row in rows if row.type == "message" and _is_readable(row, spans, sender))
         if among is not None:
             said = (row for row in said if row.stream in among)
         return _summarise(said, before, limit)
@@ -301,6 +302,16 @@ class MemoryLedger:
         start = bisect_right(self._order, after)
         chosen = self._order[start : start + limit]
         return self._page(chosen, limit, 2**62 if max_bytes is None else max_bytes, newest=False).rows
+
+
+def _is_readable(row: Row, spans: Sequence[Span], sender: str) -> bool:
+    """Whether one of the messages that `inbox` gives may be read. Whoever may read replies to a message may read that
+    message: it lies in the spans too. One's own are read wherever they are."""
+    start = thread_start(row.stream)
+    is_begun_there = start is None or any(
+        it.target == row.target and it.after < start < (it.before or 2**63) for it in spans
+    )
+    return row.actor == sender or (sender not in row.excluded and is_begun_there)
 
 
 def _summarise(rows: Iterable[Row], before: int | None, limit: int) -> list[ThreadSummary]:

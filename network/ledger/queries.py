@@ -547,9 +547,17 @@ INBOX_SEQS = """
         ORDER BY seq {order} LIMIT :limit)
     UNION ALL SELECT value FROM json_each(:newest)"""
 INBOX = f"SELECT {{columns}} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT :limit"
+# Whoever may read replies to a message may read that message: it lies in the spans too (`visibility.may_read`). One's
+# own are read wherever they are.
+READABLE = """
+    (l.actor = :sender OR ((l.excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(l.excluded) WHERE value = :sender))
+    AND (l.stream NOT GLOB 'thread:[1-9]*' OR EXISTS (
+        SELECT 1 FROM json_each(:spans) AS span WHERE l.target = span.value ->> 0
+        AND CAST(substr(l.stream, 8) AS INTEGER) > span.value ->> 1
+        AND CAST(substr(l.stream, 8) AS INTEGER) < span.value ->> 2))))"""
 THREADS = f"""
-    SELECT stream, max(seq), count(*) FROM log WHERE seq IN ({INBOX_SEQS.replace("{order}", "ASC")})
-    AND (excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(excluded) WHERE value = :sender))
+    SELECT stream, max(seq), count(*) FROM log AS l WHERE seq IN ({INBOX_SEQS.replace("{order}", "ASC")})
+    AND {READABLE}
     GROUP BY stream HAVING max(seq) < :end ORDER BY max(seq) DESC LIMIT :most"""
 
 
@@ -567,7 +575,7 @@ def inbox_values(
 
 
 # Of a few threads, by their own index: a reader of much asks for one of them again and again.
-THREADS_AMONG = """
+THREADS_AMONG = f"""
     WITH found (seq) AS (
         SELECT p.seq FROM json_each(:asked) AS asked
         CROSS JOIN place AS p ON p.place = 'in/' || asked.value AND p.seq <= :placed_to
@@ -576,7 +584,7 @@ THREADS_AMONG = """
     WHERE ((l.actor = :sender AND (l.target GLOB 'agent:*' OR l.target GLOB 'mod:*')) OR EXISTS (
         SELECT 1 FROM json_each(:spans) AS span
         WHERE l.target = span.value ->> 0 AND l.seq > span.value ->> 1 AND l.seq < span.value ->> 2))
-    AND (l.excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(l.excluded) WHERE value = :sender))
+    AND {READABLE}
     GROUP BY l.stream HAVING max(l.seq) < :end ORDER BY max(l.seq) DESC LIMIT :most"""
 ALL_THREADS = """
     SELECT substr(place, 4), max(last), sum(messages) FROM (

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from roundelay.network.core.entries import Origin
+from roundelay.network.core.entries import Origin, Peer
 from roundelay.network.hub import Hub
 from roundelay.network.operations.reading import Reading
 from tests.support.stepped_hub import SteppedHub
@@ -43,6 +43,7 @@ class RandomNetwork:
 
     def join(self, agent_id: str, kind: str = "") -> None:
         connection, session = self.stepped.connect()
+        connection.peer = Peer(is_trusted=True, administers=False)  # people are no operators
         kind = kind or ("human" if agent_id in PEOPLE else "agent")
         hello = {"type": "hello", "protocol": 1, "agent_id": agent_id, "kind": kind}
         self.stepped.receive(session, hello)
