@@ -12,10 +12,13 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Protocol
 
+from roundelay.agents.agent import Agent
+from roundelay.agents.approval_rule import ApprovalRule
 from roundelay.agents.events import (
     AnswerReviewed,
     Event,
@@ -40,6 +43,7 @@ from roundelay.agents.models.model import Usage
 from roundelay.agents.models.tokens import Prices, write_dollars
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import AgentSpec, build_runner
+from roundelay.agents.tools import as_tool
 from roundelay.app import Network
 from roundelay.network.addresses import short_address
 from roundelay.network.client import AnyMessage, NetworkClient, Signal
@@ -77,6 +81,7 @@ async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, 
     happened = _Happened()
     async with Network.open() as network:
         runner = build_runner(spec, on_event=lambda event: happened.put_nowait((event, network.hub.state.head)))
+        runner.agent = _let_one_person_approve(runner.agent)
         client = await network.join(person, kind="human")
         joined = await network.join(runner.agent_id, role="reactor", card=runner.describe_card())
         await client.call("network.watch", {"signals": True})
@@ -94,6 +99,16 @@ async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, 
         raise RoundelayError("The agent failed before its reaction began; the log above says how.")
     show.end(finish, cost)
     return finish.status == "finished"
+
+
+def _let_one_person_approve(agent: Agent) -> Agent:
+    """Leave out the approvers that the author names: nobody but the person who writes is there."""
+    return replace(
+        agent,
+        tools=tuple(replace(as_tool(it), approval=ApprovalRule()) for it in agent.tools),
+        policy=replace(agent.policy, approvers=(), approvals_needed=1, escalate_to=()),
+        handoffs=tuple(replace(it, agent=_let_one_person_approve(it.agent)) for it in agent.all_handoffs),
+    )
 
 
 class _Trial:

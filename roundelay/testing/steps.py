@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from roundelay.agents.approvals import read_deciders
 from roundelay.network.addresses import channel_address, complete_address, direct_thread
 from roundelay.network.client import AnyMessage
 from roundelay.network.config import YamlNode
@@ -40,6 +41,13 @@ ANSWER_S = 60.0
 
 MAX_SHOWN_STEP = 160
 """Of a step that could not be done: as many characters, for one may hold many others."""
+
+
+def _may_be_decided_by(request: AnyMessage, agent_id: str) -> bool:
+    """Whether a person may decide on a request: where approvers are named, an approver who reads it."""
+    deciders = read_deciders(request)
+    is_here = request.kind != "direct" or request.to == f"agent:{agent_id}"
+    return deciders is None or (agent_id in deciders and is_here)
 
 
 class StepFailed(Exception):
@@ -115,7 +123,7 @@ class Steps:
         self._variables = variables
         self._matcher = matcher
         self._waited_for: set[int] = set()
-        self._decided: set[int] = set()
+        self._decided: set[tuple[int, str]] = set()
 
     async def perform(self, steps: Sequence[PlacedStep]) -> None:
         """Perform steps one after the other. Raises `StepFailed`."""
@@ -238,7 +246,8 @@ class Steps:
             asked = (message.metadata or {}).get("approval")
             return (
                 isinstance(asked, dict)
-                and message.seq not in self._decided
+                and (message.seq, client.agent_id) not in self._decided
+                and _may_be_decided_by(message, client.agent_id)
                 and wanted.agent in (None, message.sender_id)
                 and wanted.tool in (None, asked.get("tool"))
             )
@@ -251,7 +260,7 @@ class Steps:
         else:
             text = f"/approve {wanted.approve}" if isinstance(wanted.approve, str) else "/approve"
         await self._expect_refusal(placed, client.reply(request, text))
-        self._decided.add(request.seq)
+        self._decided.add((request.seq, client.agent_id))
 
     async def _hold(self, step: Step) -> None:
         """Take a thread over, or give it back; a participant's name means the direct thread with it."""

@@ -182,6 +182,89 @@ async def test_a_decision_waits_for_those_who_may_make_it_and_is_no_question(nod
     await hears_nothing(zoe, bob)
 
 
+async def test_of_named_approvers_each_is_shown_her_own_copy_and_nobody_else_decides(node: Node) -> None:
+    host, bob = await node.person("host"), await node.agent("bob", role="reactor")
+    tom, mia, zoe, eve = [await node.invite(host, name) for name in ("tom", "mia", "zoe", "eve")]
+    trigger = (await tom.send("agent:bob", "my money back"))["seq"]
+    await bob.record("r1", "started", {"trigger": trigger, "manifest": [trigger]})
+    copies = {}
+    request = (await bob.send("agent:tom", "I ask mia and zoe.", cause=trigger))["seq"]
+    for name in ("mia", "zoe", "eve"):
+        copies[name] = (await bob.send(f"agent:{name}", "May I pay tom?", cause=trigger))["seq"]
+    place = {"turn": 1, "call": 0, "until": 99, "is_approval": True}
+    wait = {**place, "questions": {"a person": request, **copies}, "deciders": ["mia", "zoe"]}
+    await bob.record("r1", "waiting", wait)
+    for session, name in ((mia, "mia"), (zoe, "zoe")):
+        await hears_of_it(session)
+        [item] = await inbox(session)
+        assert (item["seq"], item["thread_id"], item["deciders"]) == (
+            copies[name],
+            f"direct:bob~{name}",
+            ["mia", "zoe"],
+        )
+        [entry] = (await session.call("network.approvals"))["approvals"]
+        assert (entry["seq"], entry["thread_id"]) == (copies[name], f"direct:bob~{name}"), "not where tom wrote"
+        assert (entry["may_decide"], entry["may_call"], entry["message"]["seq"]) == (True, True, copies[name])
+    for session in (tom, host, eve, bob):
+        assert [it for it in await inbox(session) if it["kind"] == "approval"] == []
+    [seen] = (await tom.call("network.approvals"))["approvals"]
+    assert (seen["seq"], seen["may_decide"], seen["may_call"], seen["deciders"]) == (
+        request,
+        False,
+        False,
+        ["mia", "zoe"],
+    )
+    [seen] = (await host.call("network.approvals"))["approvals"]
+    assert (seen["seq"], seen["may_decide"], seen["may_call"]) == (request, False, False)
+    [seen] = (await eve.call("network.approvals"))["approvals"]
+    assert (seen["seq"], seen["may_decide"], seen["may_call"]) == (copies["eve"], False, False), "a copy gives no right"
+
+    approve = {"decision": "/approve"}
+    for session, seq in ((tom, request), (host, request), (eve, copies["eve"])):
+        refused = await session.call_refused("forbidden", "network.decide", {"seq": seq, **approve})
+        assert "its approvers are mia, zoe" in refused["message"]
+    await mia.call_refused("unknown_message", "network.decide", {"seq": copies["zoe"], **approve})
+    await bob.call_refused("forbidden", "network.decide", {"seq": request, **approve})
+    for wrong in ("yes", "/approve for ever", "/edit", "/approved"):
+        await mia.call_refused("invalid_arguments", "network.decide", {"seq": copies["mia"], "decision": wrong})
+
+    made = await mia.call("network.decide", {"seq": copies["mia"], **approve}, call_id="c1")
+    assert await mia.call("network.decide", {"seq": copies["mia"], **approve}, call_id="c1") == made, "told once"
+    while (told := (await bob.delivery())["message"])["sender_id"] != "network":
+        pass
+    assert (told["seq"], told["kind"], told["to"], told["cause"]) == (made["seq"], "mod", "agent:bob", copies["mia"])
+    assert told["content"] == {"kind": "decision", "request": copies["mia"], "by": "mia", "decision": "/approve"}
+
+    votes = [{"by": "mia", "seq": made["seq"], "at": 1, "said": "/approve"}]
+    await bob.record("r1", "waiting", {**wait, "needed": 2, "votes": votes}, record_id="again")
+    for session in (mia, zoe):
+        await hears_of_it(session)
+    assert await inbox(mia) == []
+    assert (await inbox(zoe))[0]["approved_by"] == ["mia"]
+    await mia.call_refused("invalid_arguments", "network.decide", {"seq": copies["mia"], **approve})
+    await bob.record("r1", "approval", {"turn": 1, "call": 0})
+    await hears_of_it(zoe)
+    assert await inbox(zoe) == []
+    await zoe.call_refused("invalid_arguments", "network.decide", {"seq": copies["zoe"], **approve})
+
+
+async def test_where_nobody_is_named_operators_decide_one_call_at_a_time(node: Node) -> None:
+    host, bob = await node.person("host"), await node.agent("bob", role="reactor")
+    tom, eve = [await node.invite(host, name) for name in ("tom", "eve")]
+    trigger = (await tom.send("agent:bob", "my money back"))["seq"]
+    await bob.record("r1", "started", {"trigger": trigger, "manifest": [trigger]})
+    request = (await bob.send("agent:tom", "May I?", cause=trigger))["seq"]
+    wait = {"turn": 1, "call": 0, "questions": {"a person": request}, "until": 99, "is_approval": True}
+    await bob.record("r1", "waiting", wait)
+    [entry] = (await host.call("network.approvals"))["approvals"]
+    assert (entry["may_decide"], entry["may_call"]) == (False, True)
+    await eve.call_refused("unknown_message", "network.decide", {"seq": request, "decision": "/approve"})
+    await host.call_refused("invalid_arguments", "network.decide", {"seq": request, "decision": "/approve always"})
+    await host.call("network.decide", {"seq": request, "decision": "/deny no"})
+    warden = await node.service("warden")
+    await warden.call_refused("forbidden", "network.decide", {"seq": request, "decision": "/approve"})
+
+
 async def test_what_a_taken_over_reaction_asks_for_is_no_decision_any_more(node: Node) -> None:
     host, bob = await node.person("host"), await node.agent("bob", role="reactor")
     mia = await node.invite(host, "mia")

@@ -45,6 +45,7 @@ SCENARIO = {
 COMMANDS: dict[str, str] = {
     "agent try": "{folder}/desk.yaml hello",
     "agents": "",
+    "approvals show": "--as mia {first_request}",
     "approvals approve": "--as mia {first_request}",
     "approvals deny": "--as mia {second_request}",
     "approvals edit": "--as mia {third_request} {{}}",
