@@ -14,11 +14,18 @@ from typing import Any, Self
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, RoundelayError
-from roundelay.network.home import find_url
 
 from .delivering import describe_problem, find_folder, told_to
 from .hosts import Host
-from .participants import HostProcess, claim_name, find_host_process, find_project, make_card
+from .participants import (
+    HostProcess,
+    claim_name,
+    find_host_process,
+    find_hub,
+    find_project,
+    make_card,
+    remember_hub,
+)
 
 CONNECT_TIMEOUT_S = 5.0
 CALL_S = 29.0
@@ -113,9 +120,10 @@ class BridgedSession:
             if self._client is not None and self._client.failure is None:
                 return self._client
             name = claim_name(self.host, self.project, self._process)
+            hub = find_hub(name, self._url)
             client = BridgedClient(
                 name,
-                self._url or find_url(),
+                hub,
                 card=make_card(self.host, self.project),
                 deliver=False,
                 connect_timeout_s=CONNECT_TIMEOUT_S,
@@ -125,6 +133,7 @@ class BridgedSession:
                 await client.connect()
             except (RoundelayError, OSError) as error:
                 raise ConnectError(self._describe(error, client)) from error
+            remember_hub(name, hub)
             self._client = client
             return client
 

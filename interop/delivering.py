@@ -37,7 +37,7 @@ from msgspec import Struct
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.durable_files import make_folder
 from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated, RetryLater, RoundelayError
-from roundelay.network.home import find_url, home, token_path
+from roundelay.network.home import home, token_path
 from roundelay.network.messages import message_from_wire
 from roundelay.network.platforms import CLOSE_ON_EXEC, find_process_age_s, lock_descriptor
 
@@ -46,9 +46,11 @@ from .participants import (
     HostProcess,
     claim_name,
     find_host_process,
+    find_hub,
     find_own_process,
     find_project,
     make_card,
+    remember_hub,
     write_private,
 )
 from .rendering import THEIRS, measure, plain, tell_message
@@ -277,9 +279,11 @@ def _plan(host: Host, project: Path, call: HookCall, path: Path, url: str | None
         notes.stops = 0
     notes.pid, notes.started = process
     text, seqs, problem = "", list[int](), ""
-    agent_id, hub = claim_name(host, project, process), url or find_url()
+    agent_id = claim_name(host, project, process)
+    hub = find_hub(agent_id, url)
     try:
         messages, network = asyncio.run(_ask_node(host, project, agent_id, hub, notes, deadline.left_s))
+        remember_hub(agent_id, hub)
         if call.moment != "stop" or notes.stops < MAX_STOPS:
             text, seqs = compose(agent_id, network, messages, is_start=call.moment == "start")
     except (RoundelayError, TimeoutError, OSError) as error:

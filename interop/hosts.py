@@ -99,15 +99,14 @@ class JsonFile:
         try:
             root = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_no_doubles)
         except ValueError as error:
-            ours = f"this into it yourself:\n{self.add(None).rstrip()}"
+            what_to_do = (
+                "Write this into it yourself:"
+                if purpose == "add"
+                else "Take out yourself what has `bridge deliver` or `bridge mcp` in it; install had written:"
+            )
             raise ConfigError(
-                f"{self.path} is not plain JSON ({error}), and comments would be lost. "
-                + (
-                    f"Write {ours}"
-                    if purpose == "add"
-                    else f"Take out yourself what has `bridge deliver` or `bridge mcp` in "
-                    f"it; install had written {ours}"
-                )
+                f"{self.path} is not plain JSON ({error}), and comments would be lost. {what_to_do}",
+                to_paste=self.add(None).rstrip(),
             ) from error
         if not isinstance(root, dict):
             raise ConfigError(f"{self.path} holds no object; move it away, or correct it.")
@@ -169,7 +168,8 @@ class TomlFile:
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(
                 f"{self.path}: {NAME} cannot add its table ({error}). Is there a [{self.table}] already? Remove it, or "
-                f"write this yourself:\n{block.rstrip()}"
+                "write this yourself:",
+                to_paste=block.rstrip(),
             ) from error
         return text
 

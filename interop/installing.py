@@ -154,7 +154,8 @@ def plan_remove(host: Host, project: Path) -> list[FileChange]:
                 after = None if rest is None else rest.encode()
             changes.append(FileChange(file.path, content, after))
         except ConfigError as error:
-            changes.append(FileChange(file.path, content, content, str(error)))
+            problem = f"{error}\n{error.to_paste}" if error.to_paste else str(error)
+            changes.append(FileChange(file.path, content, content, problem))
     return changes
 
 

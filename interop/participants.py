@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from roundelay.network.durable_files import describe_os_error, give_name, make_folder
 from roundelay.network.errors import ConfigError, ConnectError
-from roundelay.network.home import find_user_folder, home
+from roundelay.network.home import find_url, find_user_folder, home, running_nodes
 from roundelay.network.platforms import CLOSE_ON_EXEC, is_reader_gone, lock_descriptor, read_process
 
 from .hosts import WAKE, Host
@@ -50,6 +50,8 @@ class NameHolder(Struct, frozen=True):
     project: str
     pid: int
     started: str
+    url: str = ""
+    """The hub that it reached last."""
 
     @property
     def is_running(self) -> bool:
@@ -102,7 +104,7 @@ def claim_name(host: Host, project: Path, process: HostProcess) -> str:
                 return name
         free = [name for name, it in own if not it.is_running]
         name = min(free, key=lambda it: (len(it), it)) if free else _make_name(host, project, names)
-        names[name] = NameHolder(host.name, place, *process)
+        names[name] = NameHolder(host.name, place, *process, url=names[name].url if name in names else "")
         write_private(home() / "bridge" / "names.json", names)
         return name
 
@@ -122,6 +124,25 @@ def list_names() -> dict[str, NameHolder]:
             f"{path}, which keeps who is whom, is broken ({error}). Give it back from a backup. Or move it away: then "
             "names are given anew, and a project may get one under which another one was known."
         ) from error
+
+
+def find_hub(agent_id: str, chosen: str | None = None) -> str:
+    """The hub of a participant: the chosen one, as `find_url` finds it, or, while no node runs here, the one that it
+    reached last."""
+    if chosen or os.environ.get("ROUNDELAY_URL") or running_nodes():
+        return chosen or find_url()
+    holder = list_names().get(agent_id)
+    return holder.url if holder is not None and holder.url else find_url()
+
+
+def remember_hub(agent_id: str, url: str) -> None:
+    """Keep which hub a participant has reached."""
+    if list_names()[agent_id].url == url:
+        return
+    with _locked(home() / "bridge" / "names.lock"):
+        names = list_names()
+        names[agent_id] = msgspec.structs.replace(names[agent_id], url=url)
+        write_private(home() / "bridge" / "names.json", names)
 
 
 def make_card(host: Host, project: Path) -> dict[str, object]:

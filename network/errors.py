@@ -177,10 +177,14 @@ class ConfigError(RoundelayError):
 
     code = "config"
 
-    def __init__(self, message: str, *, path: Path | str | None = None, line: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, path: Path | str | None = None, line: int | None = None, to_paste: str = ""
+    ) -> None:
         super().__init__(message)
         self.path = path
         self.line = line
+        self.to_paste = to_paste
+        """Lines for the user to write into a file, shown below the sentence as they are."""
 
     def __str__(self) -> str:
         if self.path is None:

@@ -165,7 +165,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     from roundelay.network.credentials import hide_secrets
     from roundelay.network.errors import ConfigError, ConnectError, RoundelayError
     from roundelay.terminal.screen import tell_person
-    from roundelay.terminal.text import clean
+    from roundelay.terminal.text import clean, clean_lines
 
     first = next(_leaves(error))
     match first:
@@ -176,7 +176,9 @@ def explain(error: BaseException) -> tuple[str, int]:
         case _:
             code = EXIT_FAILURE
     if isinstance(first, RoundelayError):
-        return tell_person(clean(hide_secrets(str(first)))), code
+        sentence = tell_person(clean(hide_secrets(str(first))))
+        pasted = clean_lines(hide_secrets(first.to_paste)) if isinstance(first, ConfigError) and first.to_paste else []
+        return "\n".join([sentence, *pasted]), code
     if isinstance(first, OSError) and first.strerror:
         place = f"{first.filename}: " if first.filename is not None else ""
         return clean(f"{place}{first.strerror}; check the path and its permissions."), code

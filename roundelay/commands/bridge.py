@@ -177,7 +177,7 @@ def _tell(
 ) -> None:
     from roundelay.commands.output import show
     from roundelay.interop.participants import show_path
-    from roundelay.terminal.text import clean
+    from roundelay.terminal.text import clean_lines
 
     listed: list[dict[str, Any]] = [
         {"path": it.path, "change": it.describe(), **({"problem": it.problem} if it.problem else {})} for it in changes
@@ -200,7 +200,7 @@ def _tell(
         else:
             lines = [f"{it['path']}: {it['change']}" for it in listed]
         told = [*lines, *problems, *([needs] if needs else [])]
-        return [clean(line) for it in told for line in it.splitlines()]
+        return [line for it in told for line in clean_lines(it)]
 
     show(value, describe, as_json=as_json)
     if any(it.problem for it in changes):

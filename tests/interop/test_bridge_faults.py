@@ -6,9 +6,11 @@ import asyncio
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -352,3 +354,74 @@ async def test_an_mcp_server_without_its_node_has_its_tools_and_says_what_is_wro
             mia = await node.person("mia")
             failed, told = await use("send", to="agent:mia", text="Hello.")
             assert not failed, told
+
+
+async def test_what_is_away_is_the_node_that_was_reached_last_and_not_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_home: Path
+) -> None:
+    monkeypatch.delenv("ROUNDELAY_URL", raising=False)
+    (tmp_path / "node.yaml").write_text(json.dumps({"port": 0, "db": "node.db"}))
+    up = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "roundelay", "up", "node.yaml", cwd=tmp_path, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert up.stdout is not None
+        async with asyncio.timeout(60):
+            ready = (await up.stdout.readline()).decode()
+        [url] = re.findall(r"wss?://\S+?/", ready)
+        assert ":8700/" not in url
+        assert "systemMessage" not in await hook("gemini", tmp_path, "SessionStart")
+    finally:
+        up.terminate()
+        await up.communicate()
+    said = json.loads(await hook("gemini", tmp_path, "BeforeAgent"))["systemMessage"]
+    assert f"the node at {url} is away" in said
+    # a session that begins while it is away names it too
+    said = json.loads(await hook("gemini", tmp_path, "SessionStart", session_id="another"))["systemMessage"]
+    assert f"the node at {url} is away" in said
+    async with mcp_server(tmp_path, "gemini") as use:
+        failed, told = await use("whoami")
+        assert (failed, url in told) == (True, True)
+    # one that was chosen is named as it was chosen
+    monkeypatch.setenv("ROUNDELAY_URL", "ws://127.0.0.1:9/")
+    said = json.loads(await hook("gemini", tmp_path, "BeforeAgent", session_id="another"))["systemMessage"]
+    assert "the node at ws://127.0.0.1:9/ is away" in said
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "text"),
+    [
+        ("opencode", "opencode.json", '{\n  // mine\n  "model": "m"\n}'),
+        ("claude", ".mcp.json", '{"mcpServers": {"a": {}, "a": {}}}'),
+        ("gemini", ".gemini/settings.json", "{'theme': 1}"),
+        ("cursor", ".cursor/hooks.json", '{"version": 1,}'),
+        ("codex", ".codex/config.toml", 'mcp_servers = { other = { command = "x" } }\n'),
+        ("codex", ".codex/config.toml", '[mcp_servers.roundelay]\ncommand = "mine"\n'),
+    ],
+)
+def test_what_one_is_to_paste_is_printed_as_it_is_to_stand_there(
+    host: str, path: str, text: str, tmp_path: Path, bridge: Cli
+) -> None:
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text(text)
+    code, told = bridge("install", host, "--project", str(tmp_path))
+    assert code == 2
+    assert "\\x0a" not in told
+    sentence, _, pasted = told.partition("\n")
+    assert sentence.startswith("Error: ")
+    assert path in sentence
+    read = tomllib.loads(pasted) if path.endswith(".toml") else json.loads(pasted)
+    assert "roundelay" in json.dumps(read)
+    assert (tmp_path / path).read_text() == text
+
+
+def test_a_file_with_tabs_is_shown_as_a_diff_without_codes(tmp_path: Path, bridge: Cli) -> None:
+    (tmp_path / ".mcp.json").write_text('{\n\t"mcpServers": {\n\t\t"other": {"command": "x"}\n\t}\n}\n')
+    code, told = bridge("install", "claude", "--project", str(tmp_path), "--dry-run")
+    assert (code, "\\x" in told, '"other"' in told) == (0, False, True)
+    code, told = bridge("install", "claude", "--project", str(tmp_path))
+    assert code == 0
+    (tmp_path / ".mcp.json").write_text('{\n\t// mine\n\t"mcpServers": {"roundelay": {"command": "roundelay", "args": ["bridge", "mcp", "claude"]}}\n}\n')  # fmt: skip
+    code, told = bridge("remove", "claude", "--project", str(tmp_path))
+    assert (code, "\\x" in told) == (1, False)
+    assert '\n  "mcpServers": {\n' in told

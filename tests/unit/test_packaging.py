@@ -53,9 +53,25 @@ def list_tree(folder: str) -> set[str]:
     }
 
 
+LEFT_BEHIND = {
+    "clients/typescript/node_modules/typescript/lib/tsc.js", "clients/typescript/node_modules/.bin/tsc", "clients/typescript/dist/client.js",
+    "clients/typescript/roundelay-0.1.0.tgz", "clients/typescript/examples/node_modules/ws/index.js", "examples/team/team.db",
+    "examples/team/team.db-wal", "examples/team/team.db.owner", "examples/team/ann.token", "tests/unit/__pycache__/x.cpython-311.pyc",
+    "tests/.pytest_cache/v/cache/lastfailed", "docs/node_modules/a/b/c/d.md", "bench/roundelay-bench-1/node.db", "tests/.hypothesis/examples/x",
+    "deploy/build/lib/x.py", "clients/typescript/.coverage",
+}  # fmt: skip
+"""What npm, builds, nodes and test runs leave in the folders of a clone; git ignores it."""
+MAX_SDIST_BYTES = 8_000_000
+
+
 def build_sdist(work: Path) -> None:
-    for name in (*FOLDERS, "tests"):
-        shutil.copytree(ROOT / name, work / name, ignore=shutil.ignore_patterns("__pycache__"))
+    grafted = re.findall(r"^graft (\S+)$", (ROOT / "MANIFEST.in").read_text(encoding="utf-8"), re.MULTILINE)
+    ignored = shutil.ignore_patterns("__pycache__", "node_modules", "*.db*", "*.token", "roundelay-bench-*")
+    for name in dict.fromkeys((*FOLDERS, *grafted)):
+        shutil.copytree(ROOT / name, work / name, ignore=ignored)
+    for name in LEFT_BEHIND:
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text("left behind", encoding="utf-8")
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "constraints.txt", "constraints-runtime.txt"):
         shutil.copy2(ROOT / name, work)
     run("-c", BUILD_SDIST, cwd=work)
@@ -126,6 +142,14 @@ def test_the_wheel_shows_its_documents(wheel: Path, tmp_path: Path) -> None:
 def test_the_source_distribution_can_be_read_and_tested(sdist: Path) -> None:
     for name in ("README.md", "LICENSE", "constraints.txt", "tests/conftest.py", "tests/unit/test_packaging.py"):
         assert (sdist / name).is_file(), name
+
+
+def test_the_source_distribution_has_nothing_that_a_clone_left_behind(sdist: Path) -> None:
+    found = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
+    assert found & LEFT_BEHIND == set(), "exclude it in MANIFEST.in"
+    assert {"clients/typescript/src/client.ts", "clients/typescript/package.json", "docs/design.md"} <= found
+    [archive] = (sdist.parents[1] / "dist").glob("*.tar.gz")
+    assert archive.stat().st_size < MAX_SDIST_BYTES
 
 
 def test_the_wheel_runs_as_a_module(wheel: Path, tmp_path: Path) -> None:
