@@ -43,11 +43,36 @@ from roundelay.garbage import collect_seldom
 EXIT_FAILURE, EXIT_USAGE, EXIT_NO_CONNECTION, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
+EXPECTED = {
+    "stop": "There is no command stop. A node stops by Ctrl-C in its terminal, by SIGTERM, or by `systemctl stop roundelay` "
+    "or `docker compose stop`; one agent of it by `roundelay agent stop NAME`.",
+    "start": "There is no command start. A node starts by `roundelay up`, one agent of it by `roundelay agent start NAME`.",
+    "restart": "There is no command restart. Stop the node and start it by `roundelay up`; for one agent of it: "
+    "`roundelay agent restart NAME`.",
+    "reload": "There is no command reload. `roundelay agent reload NAME` applies a changed agent file.",
+    "logs": "There is no command logs. A node logs to its terminal (`roundelay up --log-level info`), under systemd to "
+    "`journalctl -u roundelay`, in a container to `docker compose logs`. What is said in the network: `roundelay tail`.",
+    "run": "There is no command run. `roundelay up` runs a node with its agents, `roundelay agent run FILE` agents alone.",
+    "login": "There is no command login. `roundelay web` makes a link that logs in to the page.",
+    "sessions": "There is no command sessions. `roundelay token list` shows who is logged in, `roundelay agents` who is here.",
+    "tokens": "There is no command tokens. Did you mean `roundelay token list`?",
+    "channels": "There is no command channels. `roundelay threads` lists threads, `roundelay call channels.list` channels.",
+}
+"""Commands that people try, and what to use instead."""
+
+
 class _Commands(click.Group):
     """Lists the commands in the order in which one meets them, not by the alphabet."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in EXPECTED and args[0] not in self.commands:
+            raise click.UsageError(EXPECTED[args[0]])
+        return super().resolve_command(ctx, args)
 
 
 @click.group(

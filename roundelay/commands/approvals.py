@@ -31,6 +31,18 @@ def approvals(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json behind {context.invoked_subcommand}.")
         return
+    _show_waiting(as_json=as_json)
+
+
+@approvals.command("list", short_help="What waits for a decision; the same as without a command.")
+@json_option
+@identity_options
+def list_waiting(as_json: bool) -> None:
+    """List the calls of agents that wait for a person's decision, over all agents."""
+    _show_waiting(as_json=as_json)
+
+
+def _show_waiting(*, as_json: bool) -> None:
     from roundelay.runs.approvals import format_until, list_requests
 
     show_list(

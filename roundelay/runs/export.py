@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
-from roundelay.network.addresses import short_address
+from roundelay.network.addresses import short_address, thread_start
 from roundelay.network.core.tables import Row
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.ledger.log_file import LogHead, encode_head, encode_row
@@ -108,26 +108,47 @@ class Part:
         of += [f"the seqs from {self.first} {to}"] if (self.first, self.last) != (1, None) else []
         return " and ".join(of)
 
-    def holds(self, message: BaseMessage) -> bool:
-        return (
-            self.thread_id in (None, message.thread_id)
-            and self.root in (None, message.root)
-            and self._holds_seq(message.seq)
-        )
-
-    def holds_row(self, row: Row, reactions: set[str]) -> bool:
-        """Whether a row belongs to it. ``reactions`` are those to messages that did: their records do too."""
-        if not self._holds_seq(row.seq):
-            return False
-        if self.thread_id is None and self.root is None:
-            return True
-        if row.type == "record":
-            return row.stream in reactions
-        head = row.head
-        return head is not None and self.thread_id in (None, head.thread_id) and self.root in (None, head.root)
-
-    def _holds_seq(self, seq: int) -> bool:
+    def holds_seq(self, seq: int) -> bool:
+        """Whether a seq is in the range."""
         return seq >= self.first and (self.last is None or seq <= self.last)
+
+
+class Selection:
+    """Chooses what belongs to a part, of messages and rows that come ascending. To a thread belong the threads in which
+    its messages are answered."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._begun: set[int] = set()
+        """Messages of the thread: each may have begun one with its answers."""
+        self._reactions: set[str] = set()
+        self._triggers: set[int] = set()
+
+    def takes(self, thread_id: str, root: int, seq: int) -> bool:
+        """Whether a message belongs to the part."""
+        part = self._part
+        if part.root not in (None, root):
+            return False
+        if part.thread_id == thread_id:
+            self._begun.add(seq)
+        elif part.thread_id is not None and thread_start(thread_id) not in self._begun:
+            return False
+        return part.holds_seq(seq)
+
+    def takes_row(self, row: Row) -> bool:
+        """Whether a row belongs to the part: of records those of reactions to its messages."""
+        part = self._part
+        if part.thread_id is None and part.root is None:
+            return part.holds_seq(row.seq)
+        if row.type == "record":
+            if row.label == "started" and read_trigger(row.label, read_body(row)) in self._triggers:
+                self._reactions.add(row.stream)
+            return row.stream in self._reactions and part.holds_seq(row.seq)
+        head = row.head
+        if head is None or not self.takes(head.thread_id, head.root, row.seq):
+            return False
+        self._triggers.add(row.seq)
+        return True
 
 
 async def read_part(source: Source, part: Part) -> tuple[LogHead, AsyncIterator[Row]]:
@@ -135,14 +156,9 @@ async def read_part(source: Source, part: Part) -> tuple[LogHead, AsyncIterator[
     head, rows = await source.rows()
 
     async def read() -> AsyncIterator[Row]:
-        triggers: set[int] = set()
-        reactions: set[str] = set()
+        selection = Selection(part)
         async for row in rows:
-            if row.type == "record" and row.label == "started" and read_trigger(row.label, read_body(row)) in triggers:
-                reactions.add(row.stream)
-            if part.holds_row(row, reactions):
-                if row.type == "message":
-                    triggers.add(row.seq)
+            if selection.takes_row(row):
                 yield row
             if part.last is not None and row.seq >= part.last:
                 break
@@ -180,16 +196,20 @@ async def write_messages(source: Source, part: Part, file: TextIO, *, as_markdow
 
 async def read_messages(source: Source, part: Part) -> AsyncIterator[BaseMessage]:
     """Give the messages of a part that the caller may read. Raises `UnknownMessage`."""
+    selection = Selection(part)
     if part.root is not None:
         found = [*(await source.messages([part.root])).values(), *await source.following(part.root)]
         if not found or found[0].seq != part.root:
             raise UnknownMessage(f"There is no message {part.root} that may be seen.")
         for message in found:
-            if part.holds(message):
+            if selection.takes(message.thread_id, message.root, message.seq):
                 yield message
         return
-    async for message in source.all_messages(part.first - 1, part.thread_id):
+    # Messages of a place of many are answered in threads of their own, which may have begun before the range.
+    has_answers = part.thread_id is not None and part.thread_id.startswith(("broadcast", "channel:"))
+    read = source.all_messages(0) if has_answers else source.all_messages(part.first - 1, part.thread_id)
+    async for message in read:
         if part.last is not None and message.seq > part.last:
             return
-        if part.holds(message):
+        if selection.takes(message.thread_id, message.root, message.seq):
             yield message
