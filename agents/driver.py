@@ -74,6 +74,7 @@ from .models.model import (
     Usage,
 )
 from .models.tape import print_request
+from .models.tokens import count_request, estimate_tokens
 from .policy import AgentPolicy, find_rule
 from .reaction import AnsweredCall, CallTools, LoopState, Reaction, Step
 from .text import cut, replace_all_surrogates, replace_surrogates
@@ -92,6 +93,7 @@ from .values import (
     Replayed,
     Review,
     Reviewed,
+    Stopped,
     ToolError,
     ToolResult,
     ToolsDone,
@@ -157,6 +159,10 @@ class Playback(Protocol):
         """Give what middleware kept in a turn; None if nothing."""
         ...
 
+    def find_stopped(self, reaction: str) -> Stopped | None:
+        """Give what a person's stop had left of a reaction; None for one that left nothing."""
+        ...
+
     def reads_new_messages(self, reaction: str) -> bool:
         """Tell whether a reaction reads now what has arrived in its thread meanwhile."""
         ...
@@ -208,6 +214,9 @@ class Driver:
         # or where there was no reply, which no record but that of the end tells.
         self._used_around: tuple[ModelUse, ...] = ()
         self._used_beside: list[ModelUse] = []
+        self._heard = ""  # what the turn's own request has brought of its text so far
+        # What model calls had used that a stop broke off, here and in the runs inside of this one.
+        self._broken_off: list[ModelUse] = outer._broken_off if outer is not None else []
         # Numbers what streams, in one order with the runs inside of it.
         self._pieces: Iterator[int] = outer._pieces if outer is not None else itertools.count(1)
         self._agent: AgentView = reaction.agent  # of the last turn
@@ -238,15 +247,25 @@ class Driver:
         except SystemExit as error:  # of middleware: out of a task it would end the event loop
             raise Broken(error) from error
 
-    def cancel(self, reason: str) -> Finish:
+    def find_stopped(self, by: str) -> Stopped | None:
+        """Give what is left of a run that ``by`` has stopped; None where a replay knows that nothing was kept then."""
+        if self._playback is not None:
+            return self._playback.find_stopped(self._id)
+        is_shown = self._reaction.sends_text() and not self._is_held()
+        return Stopped(by, self._reaction.turn, self._heard if is_shown else "", tuple(self._broken_off))
+
+    def cancel(self, reason: str, broken_off: tuple[ModelUse, ...] = ()) -> Finish:
         """End the reaction after `run` was cancelled in the middle of a step, or in what middleware does after the last
-        one."""
+        one. ``broken_off`` is what the model calls under way had used."""
+        used = (*self._used_beside, *broken_off)
         if self._reaction.state is LoopState.FINISHED:  # and told: middleware was still at it
             done = self._reaction
-            return Finish("cancelled", reason, None, done.turn, done.usage, done.tool_calls)
+            usage = _add_up(used, done.usage)
+            return Finish("cancelled", reason, None, done.turn, usage, done.tool_calls, used=used)
         finish = self._reaction.advance(Cancel(reason))  # which asks no hook
         self._follow_agent()
         assert isinstance(finish, Finish)
+        finish = replace(finish, usage=_add_up(used, finish.usage), used=used)
         self._tell_end(finish)
         return finish
 
@@ -550,10 +569,19 @@ class Driver:
     async def _attempt(
         self, model: Model, request: ModelRequest, timeout_s: float, is_shown: bool, is_own: bool
     ) -> ModelReply:
-        is_heard = is_shown
+        is_heard, heard, counted = True, [], Usage()
+        if is_own:
+            self._heard = ""
 
         def tell(delta: ModelDelta) -> None:
+            nonlocal counted
             if not is_heard:  # an attempt that was given up may go on for a while
+                return
+            counted = delta.usage or counted
+            heard.append(delta.text + delta.reasoning)
+            if is_own:
+                self._heard = ("" if delta.broken_off else self._heard) + delta.text
+            if not is_shown or (delta.usage is not None and not delta.text + delta.reasoning):
                 return
             if delta.broken_off:
                 error = replace_surrogates(delta.broken_off)
@@ -574,6 +602,10 @@ class Driver:
         except Overdue:
             text = f"The model {model.name} gave no reply within {timeout_s:g} s."
             raise ModelError(text, reason="timeout") from None
+        except asyncio.CancelledError:
+            if self._playback is None:  # nobody is asked in a replay
+                self._broken_off.append(ModelUse(model.name, _estimate(request, "".join(heard), counted)))
+            raise
         finally:
             is_heard = False
 
@@ -933,6 +965,13 @@ def _find_odd(reply: object) -> str:
             if not isinstance(value, kind):
                 return f"{where} is a {type(value).__name__}"
     return ""
+
+
+def _estimate(request: ModelRequest, heard: str, counted: Usage) -> Usage:
+    """Give what a request had used when it was broken off: as the provider counted, or else as its texts say."""
+    prompt = counted.prompt_tokens or count_request(request.messages, request.tools, estimate_tokens)
+    completion = max(counted.completion_tokens, estimate_tokens(heard))
+    return replace(counted, prompt_tokens=prompt, completion_tokens=completion)
 
 
 def _fit(reviewed: Reviewed, max_bytes: int) -> Reviewed:

@@ -344,6 +344,9 @@ ASK = "ask"
 ``watched`` says that a person watches them."""
 
 
+STOPPED = "stopped"
+"""Metadata of the message that a stopped reaction leaves: {"by": who stopped it}."""
+
 DECLINED = "declined"
 """In a message's metadata: there is no answer."""
 

@@ -21,6 +21,7 @@ The order of the records is the contract, since a process may be killed between 
         tool_result                   after it: the result is taken from here
       [note, review]                  what middleware kept; what reviewers made of the answer
       ...                             turn n + 1
+    [stopped]                         a person's stop, wherever it comes: what was written and used by then
     (the answer's message)            under an id of its own: a repeat stores nothing
     finished                          nothing is resumed any more
 
@@ -57,6 +58,7 @@ from .values import (
     Replayed,
     Reviewed,
     Scope,
+    Stopped,
     ToolResult,
     Vote,
     Wait,
@@ -172,6 +174,7 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {
     "used": TypeAdapter(_Used),
     "thinking": TypeAdapter(_Thinking),
     "progress": TypeAdapter(_Progress),
+    "stopped": TypeAdapter(Stopped),
     "finished": TypeAdapter(Finish),
 }
 _PLACE = TypeAdapter(_RecordPlace)
@@ -225,6 +228,9 @@ class Recorded:
     """What middleware kept in a turn, by name."""
 
     altered: dict[int, Altered] = field(default_factory=dict)
+    stopped: Stopped | None = None
+    """A person has stopped it: it only has to say so."""
+
     finished: Finish | None = None
     children: Mapping[str, Recorded] = field(default_factory=dict)
 
@@ -313,6 +319,8 @@ class Recorded:
                 self.thinking[turn] = value.text
             case _Progress():
                 self.progress[at] = value.steps
+            case Stopped():
+                self.stopped = value
             case _Note():
                 self.notes.setdefault(turn, {})[value.name] = value.value
             case Reviewed() if place.send:
@@ -562,6 +570,14 @@ class Journal:
             call, send = message
             key, body = f"{call}-{send}", {"call": call, "send": send, **body}
         await self._record("review", turn, key, {"turn": turn, **body})
+
+    async def record_stopped(self, stopped: Stopped) -> Stopped:
+        """Keep what a person's stop left, before anybody is told of it. Give it as it is kept: cut to what a record
+        holds."""
+        room = self.max_body_bytes // 12  # an escaped character takes six bytes
+        kept = replace(stopped, text=cut(replace_surrogates(stopped.text), room))
+        await self._record("stopped", 0, 0, _READERS["stopped"].dump_python(kept, mode="json"))
+        return kept
 
     async def record_finished(self, finish: Finish) -> None:
         """End the reaction; it will not be resumed."""

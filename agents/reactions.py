@@ -36,13 +36,13 @@ from .agent import KEEPER
 from .containment import Broken, abandon, describe_error, retry_later, without_words
 from .driver import Driver, NewMessagesSource
 from .events import Finished
-from .inbox import ASK, DECLINED, Inbox, Visibility, is_addressed, is_question
+from .inbox import ASK, DECLINED, STOPPED, Inbox, Visibility, is_addressed, is_question
 from .journal import Journal, Recorded, Started, derived_id, find_reporter, open_journal, reaction_id
 from .models.model import Usage
 from .prompt import render_new_messages
 from .reaction import REPORTED, LoopState, Reaction
-from .text import replace_surrogates
-from .values import Finish, NewMessages, Status
+from .text import replace_surrogates, write_stopped
+from .values import Finish, NewMessages, Status, Stopped
 from .waiting import Replies
 from .watching import Shown
 
@@ -106,6 +106,9 @@ class RunningReaction:
     new_messages: NewMessagesSource | None = None
     """What arrives behind it, or was said before it began, if the model is to read it there."""
 
+    stopped: Stopped | None = None
+    """What a person's stop left of it: the text that was streamed."""
+
     is_answered: bool = False
     """Whether its answer is in the thread."""
 
@@ -131,8 +134,8 @@ class RunningReaction:
 
     async def _drive(self, driver: Driver, config_hash: str, prompt_hash: str) -> Finish:
         """Drive it in a task of its own, so that a person's stop ends it and nothing else."""
-        if self.stopped_by is not None:
-            return driver.cancel(f"stopped by {self.stopped_by}")
+        if self.stopped_by is not None or (self.recorded is not None and self.recorded.stopped is not None):
+            return await self._stop(driver)
         run = driver.run(self.recorded, config_hash=config_hash, prompt_hash=prompt_hash)
         work = self.work = asyncio.create_task(run)
         try:
@@ -152,8 +155,17 @@ class RunningReaction:
             return work.result()
         if self.stopped_by is not None:
             self._log_failure(work)
-            return driver.cancel(f"stopped by {self.stopped_by}")
+            return await self._stop(driver)
         raise Broken(failure) if work.cancelled() else failure  # cancelled by what runs in it: nobody stopped it
+
+    async def _stop(self, driver: Driver) -> Finish:
+        """End what a person has stopped. What was streamed is recorded before it is said again as a message."""
+        stopped = self.recorded.stopped if self.recorded is not None else None
+        if stopped is None and (found := driver.find_stopped(self.stopped_by or "a person")) is not None:
+            stopped = await self.journal.record_stopped(found)
+        self.stopped = stopped
+        by = stopped.by if stopped is not None else self.stopped_by
+        return driver.cancel(f"stopped by {by}", stopped.used if stopped is not None else ())
 
     def _log_failure(self, work: asyncio.Task[Finish]) -> None:
         if not work.cancelled() and (failure := work.exception()) is not None:
@@ -166,7 +178,9 @@ class RunningReaction:
 
         A busy hub is waited for without bound. A reaction has one answer: once it is sent, no other one is.
         """
-        if finish.answer is not None and not self.is_answered:
+        if self.stopped is not None and self.message.sender_kind == "human" and not self.is_answered:
+            await self._tell_stop(self.stopped)
+        elif finish.answer is not None and not self.is_answered:
             try:
                 kept = {KEEPER: finish.keeper} if finish.keeper is not None else {}
                 await self._reply(finish.answer, {**finish.metadata, **kept})
@@ -217,6 +231,17 @@ class RunningReaction:
             told = {"reaction": self.id}
             _logger.error("failed reaction stays open", extra=told, exc_info=without_words(broken))
         return True
+
+    async def _tell_stop(self, stopped: Stopped) -> None:
+        """Say in the thread who has stopped it, below what was streamed by then. A refusal changes nothing: it is
+        stopped all the same."""
+        try:
+            await self._reply(write_stopped(stopped.text, stopped.by), {STOPPED: {"by": stopped.by}})
+            self.is_answered = True
+        except (ConnectError, Superseded):
+            raise
+        except RoundelayError as error:  # said by an earlier run; or somebody has taken the thread over
+            _logger.info("a stop is not told", extra={"reaction": self.id, "code": error.code})
 
     async def _decline(self, finish: Finish) -> None:
         """Tell who waits for an answer that there is none."""

@@ -282,7 +282,7 @@ class SimpleOpenAIAgentRunner(SimpleAgentRunner):
         base_url: str | None = None,
         api_key_env: str = "OPENAI_API_KEY",
         tool_mode: Literal["native", "json_schema"] = "native",
-        stream: bool = False,
+        stream: bool | None = None,
         cache_control: bool = False,
         rules: RuleChanges | None = None,
         **options: Unpack[SimpleOptions],

@@ -215,7 +215,7 @@ class OpenAIChoice(Strict):
     base_url: Text | None = None
     api_key_env: VariableName = "OPENAI_API_KEY"
     tool_mode: Literal["native", "json_schema"] = "native"
-    stream: bool = False
+    stream: bool | None = None
     cache_control: bool = False
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     rules: RulesChoice = RulesChoice()

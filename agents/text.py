@@ -41,6 +41,16 @@ def cut(text: str, max_chars: int) -> str:
     return f"{text[:max_chars]}\n[cut here: the first {max_chars} of {len(text)} characters]"
 
 
+def write_stopped(text: str, by: str) -> str:
+    """Write what is left of an answer that somebody has stopped: the text so far, and by whom. A code block that was
+    under way is closed, so that the last line is not read as code."""
+    if not text.strip():
+        return f"Stopped by {by}."
+    fences = re.findall(r"^ {0,3}(`{3,}|~{3,})", text, re.MULTILINE)
+    closing = f"\n{fences[-1]}" if len(fences) % 2 else ""
+    return f"{text.rstrip()}{closing}\n\nStopped by {by}."
+
+
 def tool_name(text: str) -> str:
     """Give a name that servers take for a tool."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:MAX_NAME_CHARS]

@@ -95,6 +95,17 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """A person's stop. ``text`` is what the model had written of its answer by then, empty where nobody was shown it;
+    ``used`` is what the model calls that it broke off had used, as the provider told or as estimated."""
+
+    by: str
+    turn: int = 0
+    text: str = ""
+    used: tuple[ModelUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Review:
     """Look at the answer before it is given: `Reviewed` says what becomes of it. ``can_correct``: the model can be
     asked once more."""

@@ -121,6 +121,11 @@ class DataPolicy(Middleware):
                 return {**body, "reason": self._redact(reason)}
             case "model_failed":
                 return {**body, "reason": self._redact(body["reason"])}  # a provider's words may repeat the request's
+            case "stopped":
+                return {
+                    **body,
+                    "text": self._redact(body["text"]) if self._keeps_text or not body["text"] else NOT_KEPT,
+                }
             case "thinking":
                 return {**body, "text": self._redact(body["text"]) if self._keeps_thinking else NOT_KEPT}
             case "progress":

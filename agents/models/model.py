@@ -252,11 +252,12 @@ def join_origins(replies: Sequence[ModelReply]) -> ReplyOrigin | None:
 @dataclass(frozen=True, slots=True)
 class ModelDelta:
     """A piece of a reply while it streams. ``broken_off`` says why the pieces before this one are void: another
-    reply begins."""
+    reply begins. ``usage`` is what the provider has counted so far, where it says so before the end."""
 
     text: str = ""
     reasoning: str = ""
     broken_off: str = ""
+    usage: Usage | None = None
 
 
 OnDelta = Callable[[ModelDelta], None]

@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -62,8 +63,9 @@ class OpenAIModel:
 
     ``settings`` go into each request's body as they are (``temperature``, ``max_tokens``, ``reasoning_effort``, ...).
     With ``cache_control`` requests say where a provider that wants to be told may cache: behind the system message, the
-    conversation and the last result. ``rules`` changes what is known of the server (`endpoint_rules`). ``silence_s``
-    bounds the time without a byte, ``total_s`` the whole call. Raises `ModelError` at once when the key's variable is not
+    conversation and the last result. ``rules`` changes what is known of the server (`endpoint_rules`). Replies stream
+    where somebody listens; a server that refuses that is asked without from then on. ``stream`` True insists on streams,
+    False never asks for them. ``silence_s`` bounds the time without a byte, ``total_s`` the whole call. Raises `ModelError` at once when the key's variable is not
     set; a server on loopback needs none. Use ``await close()`` or ``async with`` at the end.
     """
 
@@ -75,7 +77,7 @@ class OpenAIModel:
         api_key_env: str = "OPENAI_API_KEY",
         api_key: str | None = None,
         tool_mode: ToolMode = "native",
-        stream: bool = False,
+        stream: bool | None = None,
         silence_s: float = 120.0,
         total_s: float = 600.0,
         settings: Mapping[str, object] | None = None,
@@ -96,7 +98,7 @@ class OpenAIModel:
         except ConfigError as error:
             raise ModelError(f"Model {name} cannot be used. {error}", reason="misconfigured") from None
         self._tool_mode: ToolMode = tool_mode
-        self._stream = stream
+        self._stream = stream  # None: as long as the server takes it
         self._silence_s = silence_s
         self._total_s = total_s
         self._cache_control = cache_control
@@ -192,7 +194,11 @@ class OpenAIModel:
                 # Servers that render chat templates refuse with 500, all others with these.
                 learned = learn(self.rules, error.response.text) if error.status_code in (400, 422, 500) else None
                 if learned is None or learned in tried:
-                    raise
+                    if self._stream is not None or on_delta is None or not _refuses_streams(error):
+                        raise
+                    draft = await self._post(request, step, None)
+                    self._stream = False  # it answers once it is not asked to stream
+                    return draft
                 changes = learned.list_changes(self.rules)
             _logger.warning(
                 "a server refused a request, and is asked by another rule", extra={"model": self.name, **changes}
@@ -204,15 +210,16 @@ class OpenAIModel:
         # Not `chat.completions.create`: it walks through every message, and all types that one may have, to rename
         # fields that have their names here already. That is half of a call's CPU, more as the history grows
         # (docs/performance.md). The reply is read as JSON: servers differ from the SDK's types in every part.
-        client, body = self._clients.get(), self._build_body(request, step)
+        client, body = self._clients.get(), self._build_body(request, step, is_heard=on_delta is not None)
         tools = [it.name for it in request.tools]
-        if not self._stream:
+        if not body.get("stream"):
             return read_completion(await client.post(_PATH, cast_to=object, body=body), tools)
         draft = Draft(tools)
         stream = await client.post(_PATH, cast_to=object, body=body, stream=True, stream_cls=_Events)
         async with stream:
             if "json" in stream.response.headers.get("content-type", ""):  # this server does not stream
                 draft = read_completion(json.loads(await stream.response.aread()), tools)
+                self._stream = False if self._stream is None else self._stream
                 if on_delta is not None and draft.text.tell():
                     on_delta(ModelDelta(draft.text.getvalue()))
                 return draft
@@ -224,12 +231,12 @@ class OpenAIModel:
                 _show(draft.close(), on_delta)
         return draft
 
-    def _build_body(self, request: ModelRequest, step: StepRequest | None) -> dict[str, object]:
+    def _build_body(self, request: ModelRequest, step: StepRequest | None, *, is_heard: bool) -> dict[str, object]:
         encoded = encode_request(
             request, step, cache_control=self._cache_control, rules=self.rules, endpoint=self.endpoint
         )
         body: dict[str, object] = {"model": self.name, **encoded}
-        if self._stream:
+        if self._stream or (self._stream is None and is_heard):
             body["stream"] = True
             if self.rules.stream_usage:
                 body["stream_options"] = {"include_usage": True}
@@ -295,6 +302,16 @@ class OpenAIModel:
             reason=failure.reason,
             retry_after_ms=failure.retry_after_ms,
         )
+
+
+_STREAM = re.compile(r"(?<![a-z])stream(?!_)", re.IGNORECASE)  # not "upstream", nor an option of streams
+
+
+def _refuses_streams(error: openai.APIStatusError) -> bool:
+    """Tell whether a server says that it does not stream. There is no code for it: OpenAI refuses to stream some models
+    to organizations that are not verified (400, also inside of a gateway's error:
+    https://github.com/BeehiveInnovations/pal-mcp-server/issues/134), others know no field ``stream``."""
+    return error.status_code in (400, 404, 405, 415, 422, 501) and _STREAM.search(error.response.text) is not None
 
 
 def _read_failure(error: openai.APIStatusError) -> ProviderFailure:
@@ -468,7 +485,11 @@ async def _read_stream(stream: _Events, draft: Draft, on_delta: OnDelta | None) 
         if event == DONE:
             draft.is_done = True
             break
-        _show(draft.add_chunk(event), on_delta)
+        before = draft.usage
+        pieces = list(draft.add_chunk(event))
+        if draft.usage != before and not draft.finish_reason:
+            pieces.append(ModelDelta(usage=draft.usage))
+        _show(pieces, on_delta)
     _show(draft.close(), on_delta)
     # Read what is left, if that is at hand: the connection serves the next request then.
     with suppress(TimeoutError, openai.APIConnectionError, ValueError):
@@ -479,7 +500,7 @@ async def _read_stream(stream: _Events, draft: Draft, on_delta: OnDelta | None) 
 
 def _show(pieces: Sequence[ModelDelta], on_delta: OnDelta | None) -> None:
     for piece in pieces:
-        if on_delta is not None and (piece.text or piece.reasoning):
+        if on_delta is not None and (piece.text or piece.reasoning or piece.usage is not None):
             on_delta(piece)
 
 

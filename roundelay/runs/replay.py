@@ -247,7 +247,7 @@ class _Replay:
         if before is not None and self._stage.gate.release_answer(before):
             return True
         reaction = self._recording.reactions.get(row.stream)
-        if row.label == "finished" and reaction is not None and self._cancel(reaction, row):
+        if row.label in ("stopped", "finished") and reaction is not None and self._cancel(reaction, row):
             return True
         return self._let_go_another()
 
@@ -362,10 +362,12 @@ class _Replay:
     def _cancel(self, reaction: RecordedReaction, row: Row) -> bool:
         """Stop a reaction that a person stopped; True the first time."""
         body: Mapping[str, Any] = self._recording.bodies[row.seq]
-        if body.get("status") != "cancelled" or reaction.reaction in self._cancelled:
+        is_stop = row.label == "stopped" or body.get("status") == "cancelled"
+        if not is_stop or reaction.reaction in self._cancelled:
             return False
         self._cancelled.add(reaction.reaction)
-        self._stage.hands.cancel(str(body.get("reason", "")).removeprefix("stopped by "), reaction.reaction)
+        by = str(body.get("by") or str(body.get("reason", "")).removeprefix("stopped by "))
+        self._stage.hands.cancel(by, reaction.reaction)
         return True
 
 

@@ -279,6 +279,7 @@ async def test_a_persons_stop_ends_a_reaction_inside_of_any_middleware(place: st
             await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
             [ended] = await heard.finished()
             assert (ended.status, ended.reason) == ("cancelled", "stopped by mia")
+            assert (await mia.hear()).text == "Stopped by mia."
             middleware.act = nothing
             assert (await mia.ask("bob", "two")).text == "Done."
 

@@ -116,9 +116,9 @@ def test_another_model_is_no_version() -> None:
 # --- reservations
 
 
-async def settles(network: Network, provider: Provider, mia: Person) -> None:
+async def settles(network: Network, provider: Provider, mia: Person, *, day: int = 2000) -> None:
     """A call that fits only if nothing is reserved any more."""
-    runner = SimpleAgentRunner("ann", instruction="x", model=provider.model(), middleware=[budget(1500, day=2000)])
+    runner = SimpleAgentRunner("ann", instruction="x", model=provider.model(), middleware=[budget(1500, day=day)])
     async with running(network, runner):
         assert (await mia.ask("ann", "again")).text == "ok"
 
@@ -143,27 +143,29 @@ async def test_a_call_that_failed_leaves_nothing_reserved(network: Network) -> N
 
 
 async def test_a_stopped_reaction_and_a_killed_agent_leave_nothing_reserved(network: Network) -> None:
+    """What the stopped call has used is spent; the day has room for that, and for one reservation beside it."""
     async with Provider(answers(Reply(fault="silence"), Reply(fault="silence"))) as provider:
         mia, heard = await Person.join(network, "mia"), Heard()
         runner = SimpleAgentRunner(
-            "ann", instruction="x", model=provider.model(), middleware=[budget(1500, day=2000)], on_event=heard
+            "ann", instruction="x", model=provider.model(), middleware=[budget(1500, day=4400)], on_event=heard
         )
         async with running(network, runner):
             await mia.client.send_text("ann", "hello")
             await provider.wait_for_requests(1)
             await mia.client.call("network.cancel", {"thread_id": "direct:ann~mia"})
             await heard.finished()
-        again = SimpleAgentRunner("ann", instruction="x", model=provider.model(), middleware=[budget(1500, day=2000)])
+            assert (await mia.hear()).text == "Stopped by mia."
+        again = SimpleAgentRunner("ann", instruction="x", model=provider.model(), middleware=[budget(1500, day=4400)])
         task = asyncio.create_task(again.run(await network.join("ann", role="reactor")))
         await again.ready()
         await mia.client.send_text("ann", "hello")
         await provider.wait_for_requests(2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        other = SimpleAgentRunner("ann", instruction="x", model=provider.model(), middleware=[budget(1500, day=2000)])
+        other = SimpleAgentRunner("ann", instruction="x", model=provider.model(), middleware=[budget(1500, day=4400)])
         async with running(network, other):
             assert (await mia.hear()).text == "ok"
-        await settles(network, provider, mia)
+        await settles(network, provider, mia, day=4400)
 
 
 async def test_each_forced_request_is_reserved_where_the_budget_stands_behind(network: Network) -> None:

@@ -289,7 +289,7 @@ def test_a_record_that_used_nothing_makes_no_line() -> None:
 async def test_agent_try_shows_what_a_model_wrote_and_nobody_was_sent(tmp_path: Path) -> None:
     async with FakeOpenAI([text("It is three."), calls([call("give_answer", {"answer": 3})])]) as server:
         (tmp_path / "desk.yaml").write_text(
-            f"id: desk\ninstruction: You help.\nmodel: {{openai: {{name: m, base_url: {server.base_url}}}}}\n"
+            f"id: desk\ninstruction: You help.\nmodel: {{openai: {{name: m, base_url: {server.base_url}, stream: false}}}}\n"
             "middleware: [{structured: {type: 'builtins:int'}}]\n",
             encoding="utf-8",
         )

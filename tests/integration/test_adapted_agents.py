@@ -181,7 +181,8 @@ async def test_a_persons_stop_cancels_the_framework_whatever_that_makes_of_it(ne
         )
         await cancelled.wait()
         [end] = await heard.finished()
-        assert await mia.history("direct:bob~mia") == [("mia", "hello")]
+        assert (await mia.hear()).text == "Stopped by mia."
+        assert await mia.history("direct:bob~mia") == [("mia", "hello"), ("bob", "Stopped by mia.")]
     assert (end.status, end.answer) == ("cancelled", None)
 
 

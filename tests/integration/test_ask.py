@@ -121,6 +121,7 @@ async def test_a_stop_reaches_whom_the_reaction_waits_for_and_a_late_answer_wake
         [end] = await heard.finished()
         assert (end.status, end.reaction in stopped) == ("cancelled", True)
         await until_recorded(mia, bob, "finished")
+        assert (await mia.hear()).text == "Stopped by mia."
         await carl.reply(question, "five")
         assert (await mia.ask("bob", "hello?")).text == "hello"
     assert requests == ["go", "hello?"]
@@ -140,6 +141,7 @@ async def test_a_late_answer_to_a_stopped_wait_wakes_nobody_of_the_next_run_eith
         await until_recorded(mia, bob := await reaction_of(mia, "bob"), "waiting")
         await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
         await until_recorded(mia, bob, "finished")
+        assert (await mia.hear()).text == "Stopped by mia."
     async with asyncio.timeout(20), running(network, make_runner("bob", ask)):
         await carl.reply(question, "five")
         assert (await mia.ask("bob", "hello?")).text == "you said: hello?"

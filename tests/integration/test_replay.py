@@ -16,7 +16,15 @@ from msgspec import Raw
 from roundelay.agents.agent import Agent, Handoff
 from roundelay.agents.compose import agent_tool, remote_handoff
 from roundelay.agents.middleware import Middleware
-from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, OnDelta, ToolMessage, UserMessage
+from roundelay.agents.models.model import (
+    ModelDelta,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    OnDelta,
+    ToolMessage,
+    UserMessage,
+)
 from roundelay.agents.models.scripted import Answer, ScriptedModel, broadcast, call, finish, say, send
 from roundelay.agents.models.tape import NamedModel
 from roundelay.agents.policy import AgentPolicy
@@ -519,13 +527,16 @@ async def test_a_prompt_that_was_shortened_plays_again(tmp_path: Path) -> None:
     assert 'message 0 (system): line 1 is another; it says now: "Be long."' in str(report.differences[0])
 
 
-async def test_a_stopped_reaction_is_stopped_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("streamed", ["", "Once upon a"])
+async def test_a_stopped_reaction_is_stopped_again(tmp_path: Path, streamed: str) -> None:
     asked = asyncio.Event()
 
     class Slow:
         name = "slow"
 
         async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+            if on_delta is not None:
+                on_delta(ModelDelta(streamed))
             asked.set()
             return await asyncio.get_running_loop().create_future()
 
@@ -540,6 +551,8 @@ async def test_a_stopped_reaction_is_stopped_again(tmp_path: Path) -> None:
         return SimpleAgentRunner("chief", instruction="Be slow.", model=model)
 
     recording = await record(tmp_path / "log.db", [make(Slow())], talk)
+    said = [msgspec.json.decode(row.data)["content"] for row in recording.rows if row.type == "message"]
+    assert said == ["Take your time", f"{streamed}\n\nStopped by mia.".strip()]
     await plays_as_it_was(recording, make(NamedModel("slow")))
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents.events import Resumed
-from roundelay.agents.journal import reaction_id
-from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta
+from roundelay.agents.events import ModelOutput, Resumed
+from roundelay.agents.features.evaluations import Evaluations, Rule
+from roundelay.agents.journal import Started, derived_id, open_journal, reaction_id
+from roundelay.agents.models.model import ModelDelta, ModelReply, ModelRequest, ModelUse, OnDelta, Usage
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Script, broadcast, call, finish, say, send
 from roundelay.agents.policy import AgentPolicy
@@ -19,13 +20,15 @@ from roundelay.agents.reactions import ReactionResult
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
 from roundelay.agents.tools import Tool, ToolContext, tool
-from roundelay.agents.values import ToolError
+from roundelay.agents.values import Stopped, ToolError
 from roundelay.app import Network, serve
 from roundelay.network.client import NetworkClient, Presence, Signal
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.errors import ConnectError, Superseded
 from roundelay.network.messages import BaseMessage, MessageThread
+from tests.support import fake_openai as fake
 from tests.support.agents import Heard, Person, make_runner, running, until_recorded, until_state
+from tests.support.fake_openai import FakeOpenAI, Reply
 
 
 @pytest.fixture
@@ -374,8 +377,109 @@ async def test_a_person_stops_a_reaction_and_the_thread_goes_on(network: Network
         assert (end.status, end.reason, end.answer) == ("cancelled", "stopped by mia", None)
         assert stopped == [end.reaction]
         assert ended.is_set()
+        assert (await mia.hear()).text == "Stopped by mia."
         assert (await mia.ask("bob", "hi")).text == "hello"
         assert (await mia.records(end.reaction))[-1]["body"]["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("has_usage", [False, True], ids=["estimated", "reported"])
+async def test_a_stop_keeps_what_was_streamed_says_by_whom_and_counts_it(network: Network, has_usage: bool) -> None:
+    mia, heard, ends = await Person.join(network, "mia"), Heard(), asyncio.Event()
+    streamed = 'Take these:\n```py\nprint("one")'
+    usage = {"prompt_tokens": 700, "completion_tokens": 12, "total_tokens": 712}
+
+    def script(body: Mapping[str, Any]) -> Reply:
+        return fake.text(streamed, ends=ends, chunk_usage=usage if has_usage else None)
+
+    async with FakeOpenAI(script) as provider:
+        runner = SimpleOpenAIAgentRunner(
+            "bob", instruction="x" * 3500, model_name="gpt-4o", base_url=provider.base_url, on_event=heard
+        )
+        async with running(network, runner):
+            await mia.client.call("network.watch", {"signals": True})
+            asked = await mia.client.send_text("bob", "write me something")
+            await heard.until(lambda: "".join(it.text for it in heard.of(ModelOutput)).endswith('"one")'))
+            await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+            said = await mia.hear()
+            [end] = await heard.finished()
+            assert (await mia.client.history("direct:bob~mia")).messages[-1].seq == said.seq
+    assert said.text == f"{streamed}\n```\n\nStopped by mia."  # the block of code is closed
+    assert (said.metadata, said.reply_to) == ({"stopped": {"by": "mia"}}, asked.seq)
+    assert (end.status, end.reason, end.answer) == ("cancelled", "stopped by mia", None)
+    records = {it["kind"]: it["body"] for it in await mia.records(end.reaction)}
+    [used] = records["finished"]["used"]
+    assert (used["model"], records["stopped"]["text"]) == ("gpt-4o", streamed)
+    counted = (used["usage"]["prompt_tokens"], used["usage"]["completion_tokens"])
+    assert counted == (700, 12) if has_usage else counted[0] > 1000 and 5 < counted[1] < 20
+    spent = await mia.client.call("network.spent", {"seq": asked.seq})
+    assert spent["of_root"]["gpt-4o"]["prompt_tokens"] == counted[0]
+
+
+async def test_a_stop_in_a_tool_leaves_a_trace_too(network: Network) -> None:
+    mia, begun = await Person.join(network, "mia"), asyncio.Event()
+
+    @tool
+    async def dig() -> str:
+        """Dig."""
+        begun.set()
+        return await asyncio.get_running_loop().create_future()
+
+    async with running(network, make_runner("bob", lambda request: call("dig"), tools=[dig])):
+        await mia.client.send_text("bob", "dig")
+        await begun.wait()
+        await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+        assert (await mia.hear()).text == "Stopped by mia."
+
+
+async def test_what_is_not_shown_before_its_review_is_not_shown_by_a_stop(network: Network) -> None:
+    mia, written = await Person.join(network, "mia"), asyncio.Event()
+
+    class Slow:
+        name = "slow"
+
+        async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+            assert on_delta is not None
+            on_delta(ModelDelta("the secret"))
+            written.set()
+            return await asyncio.get_running_loop().create_future()
+
+    withheld = Evaluations([Rule("polite", "please", "Be polite.")], blocking=["polite"])
+    runner = SimpleAgentRunner("bob", instruction="x", model=Slow(), middleware=[withheld])
+    async with running(network, runner):
+        await mia.client.send_text("bob", "go")
+        await written.wait()
+        await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+        assert (await mia.hear()).text == "Stopped by mia."
+
+
+async def test_a_stop_that_was_recorded_before_a_crash_is_told_once_afterwards(network: Network) -> None:
+    """Killed between the record and the message, and between the message and the end."""
+    mia = await Person.join(network, "mia")
+    for said_before in (False, True):
+        bob = await network.join("bob", role="reactor")
+        asked = await mia.client.send_text("bob", "go on")
+        reaction = reaction_id("bob", asked.seq, network.hub.epoch)
+        journal = open_journal(bob, reaction)
+        await journal.record_started(
+            Started(trigger=asked.seq, thread_id=asked.thread_id or "", as_of=asked.seq, manifest=[], config_hash="")
+        )
+        use = ModelUse("gpt-4o", Usage(10, 2))
+        await journal.record_stopped(Stopped("mia", 1, "Once upon a", (use,)))
+        if said_before:
+            message = (await bob.history("direct:bob~mia")).messages[-1]
+            text = "Once upon a\n\nStopped by mia."
+            await bob.reply(message, text, message_id=derived_id(reaction, "", 0, "answer"))
+            assert (await mia.hear()).text == text
+        await bob.close()
+        heard = Heard()
+        async with running(network, make_runner("bob", lambda request: "asked again", on_event=heard)):
+            [end] = await heard.finished()
+            assert (end.status, end.usage) == ("cancelled", Usage(10, 2))
+            if not said_before:
+                assert (await mia.hear()).text == "Once upon a\n\nStopped by mia."
+            await until_recorded(mia, reaction, "finished")
+        said = [it.text for it in (await mia.client.history("direct:bob~mia")).messages if it.sender_id == "bob"]
+        assert said == ["Once upon a\n\nStopped by mia."] * (1 + said_before)
 
 
 async def test_a_newer_runner_takes_over_and_the_older_one_says_so(network: Network) -> None:

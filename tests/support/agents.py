@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from roundelay.agents.events import Event, Finished
 from roundelay.agents.models.openai_model import OpenAIModel
@@ -16,6 +16,8 @@ from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage
 from tests.support.fake_openai import FakeOpenAI
+
+E = TypeVar("E", bound=Event)
 
 
 def make_runner(agent_id: str, script: Script, **options: Any) -> SimpleAgentRunner:
@@ -78,6 +80,15 @@ class Heard:
         """Wait for another event, of any kind."""
         self._changed.clear()
         await self._changed.wait()
+
+    def of(self, kind: type[E]) -> list[E]:
+        """Those of a kind that were heard so far."""
+        return [it for it in self.events if isinstance(it, kind)]
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for the event with which this is so."""
+        while not is_so():
+            await self.next()
 
     async def first(self, kind: type[Event]) -> Event:
         """Wait for the first event of a kind."""

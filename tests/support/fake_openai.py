@@ -54,6 +54,8 @@ class Reply:
     delay_s: float = 0.0
     until: asyncio.Event | None = None
     """The reply waits for this, for tests that need a request to be in flight."""
+    chunk_usage: Mapping[str, int] | None = None
+    """What each chunk of a stream tells of usage, as some servers do beside OpenAI's own."""
     ends: asyncio.Event | None = None
     """A stream says all that it has to say, and waits for this before it ends."""
 
@@ -308,7 +310,8 @@ class FakeOpenAI:
         envelope = self._envelope(body, "chat.completion.chunk")
 
         def chunk(delta: Body, finish_reason: str | None = None) -> Body:
-            return {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+            told = {} if reply.chunk_usage is None else {"usage": dict(reply.chunk_usage)}
+            return {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}], **told}
 
         yield chunk({"role": "assistant", "content": ""})
         for piece in self._split(reply.reasoning):
@@ -335,7 +338,9 @@ class FakeOpenAI:
             return {**item, "id": f"call_{next(self._numbers):08d}"}
         return dict(item)  # its own id, or none at all: there are such servers
 
-    def _split(self, content: str | None) -> Iterable[str]:
+    def _split(self, content: Any) -> Iterable[Any]:
+        if content and not isinstance(content, str):
+            return [content]  # arguments as an object: there are such servers
         size = self._chunk_chars
         return [content[start : start + size] for start in range(0, len(content), size)] if content else ()
 

@@ -7,9 +7,10 @@ import gc
 import json
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from email.utils import formatdate
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,87 @@ async def test_the_tool_choice_is_sent_beside_tools(choice: str, sent: str | Non
     async with FakeOpenAI([fake.text("ok")]) as server, model_for(server) as model:
         await model.complete(ModelRequest(ASK.messages, (SEND,), choice))  # type: ignore[arg-type]
     assert server.requests[0].get("tool_choice") == sent
+
+
+async def test_replies_stream_where_somebody_listens_unless_the_file_says_no() -> None:
+    async with (
+        FakeOpenAI(lambda body: fake.text("Hello there, mia.")) as server,
+        model_for(server) as model,
+        model_for(server, stream=False) as plain,
+    ):
+        heard: list[ModelDelta] = []
+        await model.complete(ASK, heard.append)
+        await model.complete(ASK)
+        await plain.complete(ASK, heard.append)
+    assert "".join(it.text for it in heard) == "Hello there, mia."
+    assert [it.get("stream", False) for it in server.requests] == [True, False, False]
+
+
+UNVERIFIED = "Your organization must be verified to stream this model."
+NO_STREAMS = {
+    # https://github.com/continuedev/continue/issues/8209
+    "not verified": fake.error(400, UNVERIFIED, param="stream", code="unsupported_value"),
+    # https://github.com/BeehiveInnovations/pal-mcp-server/issues/134
+    "of a gateway": Reply(
+        status=400, body={"error": {"message": "Provider returned error", "metadata": {"raw": UNVERIFIED}}}
+    ),
+    "unknown field": fake.error(422, "body.stream: Extra inputs are not permitted"),
+    "not built": fake.error(501, "Streaming is not implemented"),
+}
+NO_OPTIONS = {
+    # https://github.com/openai/openai-agents-python/issues/442 (Mistral)
+    "mistral": Reply(
+        status=422,
+        body={"object": "error", "message": {"detail": [{"loc": ["body", "stream_options", "include_usage"]}]}},
+    ),
+    # https://github.com/FlowiseAI/Flowise/issues/2866
+    "fireworks": fake.error(400, "Extra inputs are not permitted, field: 'stream_options'"),
+}
+
+
+@pytest.mark.parametrize("refusal", NO_STREAMS.values(), ids=NO_STREAMS)
+async def test_a_server_that_cannot_stream_is_asked_without_from_then_on(refusal: Reply) -> None:
+    def answer(body: Mapping[str, Any]) -> Reply:
+        return refusal if "stream" in body else fake.text("fine")
+
+    async with FakeOpenAI(answer) as server, model_for(server) as model, model_for(server, stream=True) as insistent:
+        heard: list[ModelDelta] = []
+        for _ in range(2):
+            assert (await model.complete(ASK, heard.append)).text == "fine"
+        with pytest.raises(ModelError):
+            await insistent.complete(ASK, heard.append)
+    assert ["stream" in it for it in server.requests] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("refusal", NO_OPTIONS.values(), ids=NO_OPTIONS)
+async def test_a_server_without_stream_options_streams_nevertheless(refusal: Reply) -> None:
+    def answer(body: Mapping[str, Any]) -> Reply:
+        return refusal if "stream_options" in body else fake.text("fine")
+
+    async with FakeOpenAI(answer) as server, model_for(server) as model:
+        for _ in range(2):
+            assert (await model.complete(ASK, [].append)).text == "fine"
+    asked = [("stream" in it, "stream_options" in it) for it in server.requests]
+    assert asked == [(True, True), (True, False), (True, False)]
+
+
+async def test_a_server_that_takes_no_notice_of_stream_is_read_as_it_answers() -> None:
+    def answer(body: Mapping[str, Any]) -> Reply:
+        choice = {"index": 0, "message": {"role": "assistant", "content": "whole"}, "finish_reason": "stop"}
+        return Reply(body={"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}, "model": "m"})
+
+    async with FakeOpenAI(answer) as server, model_for(server) as model, model_for(server, stream=True) as insistent:
+        for it in (model, model, insistent):
+            reply = await it.complete(ASK, [].append)
+            assert (reply.text, reply.usage) == ("whole", Usage(7, 2))
+    assert ["stream" in it for it in server.requests] == [True, False, True]
+
+
+async def test_what_is_refused_for_another_reason_is_not_asked_for_again() -> None:
+    async with FakeOpenAI([fake.error(400, "The upstream model is gone.")]) as server, model_for(server) as model:
+        with pytest.raises(ModelError, match="upstream"):
+            await model.complete(ASK, [].append)
+    assert len(server.requests) == 1
 
 
 async def test_text_and_reasoning_stream_as_deltas() -> None:

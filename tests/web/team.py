@@ -142,7 +142,7 @@ async def team_up(
 
 def streaming(agent_id: str, base_url: str) -> dict[str, Any]:
     """An agent whose model is a provider of the test's, which it may hold in the middle of a sentence."""
-    model = {"openai": {"name": f"{agent_id}-model", "base_url": base_url, "stream": True}}
+    model = {"openai": {"name": f"{agent_id}-model", "base_url": base_url}}
     return {"id": agent_id, "description": "writes", "instruction": "Write what you are told to write.", "model": model}
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, expect
 
+from tests.support.fake_openai import FakeOpenAI, text
 from tests.web.conftest import OpenWindow
 from tests.web.screens import Screen, ThreadScreen, log_in
-from tests.web.team import WebNode
+from tests.web.team import WebNode, streaming, team_up
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
@@ -81,6 +84,32 @@ async def test_a_second_conversation_with_an_agent_is_a_new_one(shared_team: Web
     await thread.say("the second one")
     await expect(thread.message("You wrote: the second one")).to_be_visible()
     await expect(thread.message("the first one")).to_have_count(0)
+
+
+# -- a stop
+
+
+async def test_a_stopped_answer_keeps_its_text_and_says_by_whom(tmp_path: Path, open_window: OpenWindow) -> None:
+    ends = asyncio.Event()
+    async with (
+        FakeOpenAI(lambda body: text("Three things come back:\n\n1. the **tide**\n", ends=ends)) as provider,
+        team_up(tmp_path, [streaming("poet", provider.base_url)]) as team,
+    ):
+        window = await open_window(team.origin)
+        page = window.page
+        thread = await (await log_in(page, await team.link("tom", operator=True))).open_thread("direct:poet~tom")
+        await thread.say("Write a poem")
+        await expect(thread.live.locator("strong")).to_have_text("tide")
+        await thread.live.get_by_role("button", name="Stop").click()
+        stopped = thread.message("Stopped by tom.")
+        await expect(stopped.locator("strong")).to_have_text("tide")
+        await expect(thread.live).to_have_count(0)
+        await page.reload()
+        await expect(stopped.locator("strong")).to_have_text("tide")
+        await thread.go("#/cost")
+        row = page.get_by_role("table").get_by_role("row", name="poet")
+        await expect(row).to_be_visible()  # a call that cost nothing has no row
+        await window.leave()
 
 
 # -- where letters go
