@@ -107,6 +107,7 @@ class Limits(Settings):
     max_put_off: _Count = 10_000
     max_marks: _Count = 2_000
     max_questions: _Count = 1_000
+    takeover_ms: Annotated[int, Field(ge=0, le=30 * 24 * 60 * 60 * 1000)] = 60 * 60 * 1000  # 0: until it is given back
     registrations_per_minute: _Count = 12_000  # a crowd of 10,000 may come at once
 
 
@@ -151,6 +152,7 @@ class Role(Settings):
     join: tuple[_Pattern, ...] = ()
     read: tuple[_Pattern, ...] = ()
     write: tuple[_Pattern, ...] = ()
+    take: tuple[_Pattern, ...] = ()  # over: channels, and broadcast
     call: tuple[_Pattern, ...] = ()  # operations
     administer: bool = False
 

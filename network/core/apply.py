@@ -21,6 +21,7 @@ from .entries import (
     Answered,
     Bind,
     Ended,
+    EndTakeover,
     Entry,
     Handled,
     Join,
@@ -43,6 +44,7 @@ from .sending import Rules, apply_send
 from .shares import Stopping
 from .state import State
 from .tables import Facts, Wanted
+from .takeovers import end_takeover
 
 
 def wanted(entries: list[Entry]) -> Wanted:
@@ -132,6 +134,8 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
                 return Outcome(effects=(Refuse(entry.origin.session_id, 1000, None),))
             case Handled():
                 return Outcome(puts=tuple(keep_handled(state, put) for put in entry.puts))
+            case EndTakeover():
+                return end_takeover(rules, state, facts, entry)
             case Bind():
                 return Outcome(puts=bind(state, entry))
             case _:

@@ -153,6 +153,12 @@ class Bind(Struct, frozen=True):
     logins: dict[str, Login] = {}
 
 
+class EndTakeover(Struct, frozen=True):
+    """The time of a takeover is over, by the hub's clock."""
+
+    thread_id: str
+
+
 class ModEntry(Struct, frozen=True):
     """The outcome of a mod's IO, returning as an entry of its own; ``cause`` is the seq of the message that it did it
     for."""
@@ -193,7 +199,7 @@ class Leave(Struct, frozen=True):
 
 Answered: TypeAlias = Send | Record | Operate | ModEntry | Refused
 """What is answered with an error where it is refused; nobody hears what a mod's own entry is answered."""
-Entry: TypeAlias = Join | Answered | Nack | Lost | Leave | Ended | Handled | Bind
+Entry: TypeAlias = Join | Answered | Nack | Lost | Leave | Ended | Handled | Bind | EndTakeover
 
 # --- effects ----------------------------------------------------------------------------------------------------------
 

@@ -99,11 +99,13 @@ def readers_of(state: State, hold: Hold) -> frozenset[str]:
 
 
 class HoldInfo(Struct, frozen=True, omit_defaults=True):
-    """What the readers of a held thread are told of it: ``seq`` is that of the taking, ``at`` its time."""
+    """What the readers of a held thread are told of it: ``seq`` is that of the taking, ``at`` its time, ``until`` when it
+    ends by itself."""
 
     by: str
     seq: int
     at: int
+    until: int = 0
 
 
 def describe_hold(state: State, origin: Origin, thread_id: str) -> HoldInfo | None:
@@ -113,7 +115,7 @@ def describe_hold(state: State, origin: Origin, thread_id: str) -> HoldInfo | No
     if hold is None or not hold.by:
         return None
     is_in = origin.is_operator or may_read(state, origin.agent_id, as_of_now(state, hold.head))
-    return HoldInfo(hold.by, hold.taken, hold.at) if is_in else None
+    return HoldInfo(hold.by, hold.taken, hold.at, hold.until) if is_in else None
 
 
 def check_answer(state: State, origin: Origin, thread_id: str, cause: int | None) -> None:

@@ -20,7 +20,7 @@ from roundelay.network.addresses import name_of, short_address
 if TYPE_CHECKING:
     from roundelay.network.config import Role
 
-Verb: TypeAlias = Literal["send", "broadcast", "create", "join", "read", "write", "call", "administer"]
+Verb: TypeAlias = Literal["send", "broadcast", "create", "join", "read", "write", "take", "call", "administer"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 SAYS: Mapping[str, str] = {
     "send": "send to",
@@ -29,6 +29,7 @@ SAYS: Mapping[str, str] = {
     "join": "join the channel",
     "read": "read the channel",
     "write": "write in the channel",
+    "take": "take over",
     "call": "call",
     "administer": "administer",
 }

@@ -367,6 +367,8 @@ class Hold(Struct, frozen=True):
     at: int
     head: MessageHead
     given: int = 0
+    until: int = 0
+    """When it ends by itself (ms); 0: it does not."""
 
 
 class Mark(Struct, frozen=True, omit_defaults=True):

@@ -21,7 +21,7 @@ from roundelay.network.clock import Clock, NewId, SteadyClock, system_clock
 from roundelay.network.config import Limits, Quota, Registration, Retain
 from roundelay.network.core.apply import apply, wanted
 from roundelay.network.core.change import answer_defect, answer_unstored
-from roundelay.network.core.entries import Bind, Ended, Entry, Handled, Lost, Origin, Outcome
+from roundelay.network.core.entries import Bind, Ended, EndTakeover, Entry, Handled, Lost, Origin, Outcome
 from roundelay.network.core.limits import Quotas
 from roundelay.network.core.mod import Mod, Operation
 from roundelay.network.core.questions import forget_dropped
@@ -30,6 +30,7 @@ from roundelay.network.core.rights import Rights
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import Facts, Known, Login, Participant, Put, Row, Wanted
+from roundelay.network.core.takeovers import list_overdue
 from roundelay.network.core.visibility import Visibility
 from roundelay.network.errors import Forbidden, LedgerError, Overloaded, RoundelayError
 from roundelay.network.frames import Follows, write_moved
@@ -713,6 +714,9 @@ class Hub:
             floors = self._floors()
             if floors.puts:
                 self._intake.enter(floors)
+            if self.is_open and not self._rules.is_read_only:
+                for thread_id in list_overdue(self.state, self._clock()):
+                    self._intake.enter(EndTakeover(thread_id))
             self.switchboard.mailboxes.drop_idle()
             self._watch_writer()
 

@@ -22,6 +22,7 @@ from roundelay.network.core.apply import describe_follower
 from roundelay.network.core.entries import (
     Bind,
     Ended,
+    EndTakeover,
     Entry,
     Handled,
     Join,
@@ -577,7 +578,7 @@ def owner_of(entry: Entry) -> str:
     match entry:
         case Join():
             return entry.hello.agent_id
-        case Handled() | Bind() | Ended():
+        case Handled() | Bind() | Ended() | EndTakeover():
             return ""
         case ModEntry():
             return mod_address(entry.mod)

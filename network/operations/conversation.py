@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta
 
-from roundelay.network.addresses import name_of
+from roundelay.network.addresses import name_of, thread_parties, thread_start
 from roundelay.network.core.change import ChangeSet, stopped_key
-from roundelay.network.core.entries import AskToStop, Notify
-from roundelay.network.core.holds import describe_hold, find_thread, is_overtaken, readers_of
+from roundelay.network.core.entries import AskToStop
+from roundelay.network.core.holds import as_of_now, describe_hold, find_thread, is_overtaken
 from roundelay.network.core.sending import find_budget
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import (
@@ -33,10 +33,12 @@ from roundelay.network.core.tables import (
     Triggered,
     Wanted,
 )
+from roundelay.network.core.takeovers import check_may_take, describe_turn, give_back, may_take, tell_readers
 from roundelay.network.core.visibility import may_read, readable_spans, recipients, thread_readers
 from roundelay.network.errors import Forbidden, InvalidArguments, ThreadHeld, UnknownMessage
 from roundelay.network.frames import Kind, Seq
 from roundelay.network.ledger import ThreadSummary, find_newest
+from roundelay.network.titles import is_about_something, name_place, write_title
 
 from .activity import describe_activity, tells_activity
 from .listing import ListPage, take_page
@@ -45,8 +47,12 @@ from .reading import Reading, reads
 from .views import Limit, find_message
 
 PageLimit = Annotated[int, Meta(ge=1, le=1000)]
+MAX_TTL_MS = 30 * 24 * 60 * 60 * 1000
+"""Of a takeover."""
 FATES_AT_ONCE = 64
 """For so many recipients of a message their ends are looked up together."""
+FIRST_LOOKED_AT = 8
+"""So many messages of a thread, the oldest, are looked at for one that the caller may read."""
 REACTIONS_SEARCHED = 256
 """Among so many reactions that an agent began after a message is the one looked for whose prompt holds it."""
 
@@ -98,26 +104,35 @@ def _with_those_asked(state: State, chosen: Mapping[str, OpenReaction]) -> dict[
     return found
 
 
-def take(change: ChangeSet, *, thread_id: str) -> dict[str, Any]:
-    """Take a thread over: agents answer there no more until it is given back. People in it do, and operators."""
+def take(
+    change: ChangeSet, *, thread_id: str, ttl_ms: Annotated[int, Meta(ge=1_000, le=MAX_TTL_MS)] | None = None
+) -> dict[str, Any]:
+    """Take a thread over: agents answer there no more until it is given back, or `ttl_ms` are over (the node's
+    `takeover_ms` without). People in a direct thread do, and operators; in others whoever has the right to."""
     state, by = change.state, change.origin.agent_id
     head = find_thread(state, change.facts, change.origin, thread_id)
+    check_may_take(state, change.origin, head)
     known = state.holds.get(thread_id)
+    lasts_ms = ttl_ms or change.rules.limits.takeover_ms
+    until = change.stamp + lasts_ms if lasts_ms else 0
     if known is not None and known.by:
         if known.by != by:
             raise ThreadHeld(
                 f"{known.by} has taken over {thread_id} already (#{known.taken}); network.give gives it back, which "
-                "anybody may who may take it."
+                "anybody in it may."
             )
-        return {"thread_id": thread_id, "seq": known.taken}
-    row = change.write_row("hold", data=_describe_turn("taken", thread_id, by))
-    hold = Hold(by, row.seq, change.stamp, head, known.given if known is not None else 0)
+        if ttl_ms is not None:  # prolonged
+            known = msgspec.structs.replace(known, until=until)
+            change.put_row("hold", thread_id, known)
+        return {"thread_id": thread_id, "seq": known.taken, **({"until": known.until} if known.until else {})}
+    row = change.write_row("hold", data=describe_turn("taken", thread_id, by))
+    hold = Hold(by, row.seq, change.stamp, head, known.given if known is not None else 0, until)
     change.put_row("hold", thread_id, hold)
     under_way = state.reactions_in(thread_id)
     asked = _with_those_asked(state, under_way)
     _ask_to_stop(change, {key: it for key, it in asked.items() if key not in under_way})
-    _tell_readers(change, "taken", hold, row.seq)
-    return {"thread_id": thread_id, "seq": row.seq}
+    tell_readers(change, "taken", hold, row.seq)
+    return {"thread_id": thread_id, "seq": row.seq, **({"until": until} if until else {})}
 
 
 def give(change: ChangeSet, *, thread_id: str) -> dict[str, Any]:
@@ -127,24 +142,6 @@ def give(change: ChangeSet, *, thread_id: str) -> dict[str, Any]:
     if hold is None or not hold.by:
         raise InvalidArguments(f"Nobody has taken {thread_id} over, so it is not given back; network.take takes it.")
     return {"thread_id": thread_id, "seq": give_back(change, hold), "taken": hold.taken, "by": hold.by}
-
-
-def give_back(change: ChangeSet, hold: Hold) -> int:
-    """Let agents answer in a held thread again; gives the seq of that."""
-    thread_id = hold.head.thread_id
-    row = change.write_row("hold", data=_describe_turn("given", thread_id, hold.by))
-    change.put_row("hold", thread_id, msgspec.structs.replace(hold, by="", given=row.seq))
-    _tell_readers(change, "given", hold, row.seq)
-    return row.seq
-
-
-def _describe_turn(event: str, thread_id: str, by: str) -> bytes:
-    return msgspec.json.encode({"event": event, "thread_id": thread_id, "agent_id": by})
-
-
-def _tell_readers(change: ChangeSet, kind: Literal["taken", "given"], hold: Hold, seq: int) -> None:
-    body = {"seq": seq, "agent_id": change.origin.agent_id, **({"by": hold.by} if kind == "given" else {})}
-    change.effects.append(Notify(readers_of(change.state, hold), kind, hold.head.thread_id, body, operators=True))
 
 
 def resume_root(change: ChangeSet, *, root: Seq) -> dict[str, Any]:
@@ -285,6 +282,7 @@ async def _describe_thread(
     hold = describe_hold(reading.hub.state, reading.origin, summary.thread_id)
     return {
         "thread_id": summary.thread_id,
+        "title": await _write_title(reading, newest.head, mark.title if mark is not None else ""),
         "last_seq": summary.last_seq,
         "messages": summary.messages,
         "readers": sorted(_shown_readers(reading, newest.head)),
@@ -292,7 +290,38 @@ async def _describe_thread(
         "unread": unread,
         **({"mark": describe_mark(mark)} if mark is not None else {}),
         **({"held": hold} if hold is not None else {}),
+        **({"may_take": True} if _may_take(reading, newest.head) else {}),
     }
+
+
+def _may_take(reading: Reading, newest: MessageHead) -> bool:
+    """Whether the caller may take a thread over, as far as its newest message tells."""
+    state, origin = reading.hub.state, reading.origin
+    is_in = origin.is_operator or may_read(state, origin.agent_id, as_of_now(state, newest))
+    return newest.kind != "mod" and is_in and may_take(state, origin, newest)
+
+
+async def _write_title(reading: Reading, newest: MessageHead, own: str) -> str:
+    """What a thread is called for the caller, who has its ``own`` name for it or none."""
+    thread_id, me, state = newest.thread_id, reading.origin.agent_id, reading.hub.state
+    start = thread_start(thread_id)
+    place = name_place(thread_id if start is None else newest.to, me)
+    parties = [state.participant(it) for it in thread_parties(thread_id)] if newest.kind == "direct" else []
+    has_agent = any(it is not None and it.kind == "agent" for it in parties)
+    is_told = not own and is_about_something(thread_id, has_agent=has_agent)
+    words = await _first_words(reading, thread_id, start) if is_told else ""
+    return write_title(place, words or ("" if start is None else f"replies to #{start}"), own)
+
+
+async def _first_words(reading: Reading, thread_id: str, start: int | None) -> str:
+    """The text that a thread began with, as far as the caller may read it: that of the message that replies answer, or
+    of the first one in the thread."""
+    ledger = reading.hub.ledger
+    found = list((await ledger.messages([start])).values()) if start is not None else []
+    if not any(reads(reading, it.head) for it in found):
+        found = list((await ledger.thread(thread_id, limit=FIRST_LOOKED_AT, newest=False)).rows)
+    row = next((it for it in found if not it.is_damaged and reads(reading, it.head)), None)
+    return describe_line(row)["text"] if row is not None else ""
 
 
 def _shown_readers(reading: Reading, head: MessageHead) -> set[str]:

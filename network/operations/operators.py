@@ -22,11 +22,12 @@ from roundelay.network.core.reactions import undelivered_key
 from roundelay.network.core.shares import was_spoken_to
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import DAY_MS, Attempt, DeadLetter, Login, Row, Stopped, Token, Tried, Uncaused
+from roundelay.network.core.takeovers import give_back
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
 from roundelay.network.frames import Kind, Seq, is_id
 from roundelay.network.ledger.log_file import encode_row
 
-from .conversation import PageLimit, give_back
+from .conversation import PageLimit
 from .listing import take_page
 from .reading import Reading, whose
 from .views import Limit

@@ -52,6 +52,7 @@ def threads(as_json: bool, limit: int, db: Path | None) -> None:
         {"threads": look(db, lambda source: source.threads(limit))},
         {
             "THREAD": lambda it: it["thread_id"],
+            "TITLE": lambda it: it.get("title", ""),
             "MESSAGES": lambda it: it["messages"],
             "LAST": lambda it: f"#{it['last_seq']}",
             **({"UNREAD": lambda it: str(it["unread"] or "")} if db is None else {}),

@@ -374,7 +374,8 @@ class _Replay:
 def replace_limits(limits: Limits) -> Limits:
     """Give the limits of a replay: those that conversations met, without rates."""
     unbounded = ("sends_per_s", "root_messages_per_s", "bytes_per_day", "messages_per_day", "max_uncaused_answers")
-    return limits.model_copy(update=dict.fromkeys(unbounded, NO_RATE))
+    # the log has the end of each takeover
+    return limits.model_copy(update={**dict.fromkeys(unbounded, NO_RATE), "takeover_ms": 0})
 
 
 def _find_left_out(recording: Recording, runners: Sequence[AgentRunner], others: set[str]) -> list[str]:

@@ -22,6 +22,7 @@ from roundelay.network.ledger.log_file import Log, LogHead, decode_row
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.operations.reactions import describe_call
 from roundelay.network.operations.views import find_open
+from roundelay.network.titles import is_about_something, name_place, write_title
 from roundelay.runs.lists import list_dead_letters, list_participants, list_threads
 from roundelay.runs.reading import Record, RecordedReaction, read_body, read_message, read_record, read_trigger
 
@@ -344,12 +345,12 @@ class FileSource:
         for row in self._log.rows():
             if row.type == "message":
                 it = found.setdefault(
-                    row.stream, {"thread_id": row.stream, "last_seq": 0, "messages": 0, "senders": set()}
+                    row.stream, {"thread_id": row.stream, "last_seq": 0, "messages": 0, "senders": set(), "first": row}
                 )
                 it |= {"last_seq": row.seq, "messages": it["messages"] + 1}
                 it["senders"].add(row.actor)
         newest = sorted(found.values(), key=lambda it: int(it["last_seq"]), reverse=True)[:most]
-        return [{**it, "senders": sorted(it["senders"])} for it in newest]
+        return [{**it, "title": _write_title(it.pop("first")), "senders": sorted(it["senders"])} for it in newest]
 
     async def history(self, thread_id: str, limit: int, before: int | None = None) -> dict[str, Any]:
         rows = (it for it in self._log.rows() if it.type == "message" and it.stream == thread_id)
@@ -516,3 +517,12 @@ class FileSource:
 
 Source = LiveSource | FileSource
 """A run that can be looked into."""
+
+
+def _write_title(first: Row) -> str:
+    """What a thread that begins with this row is called for somebody who has no part in it."""
+    is_reply = first.stream.startswith("thread:")
+    # a log does not tell of which kind a recipient is
+    is_told = not first.is_damaged and is_about_something(first.stream, has_agent=True)
+    place = name_place(first.target if is_reply else first.stream, "")
+    return write_title(place, read_message(first).text if is_told else "")

@@ -18,6 +18,7 @@ from roundelay.runs.approvals import decide
 from roundelay.runs.lists import list_channels
 from roundelay.terminal.connection import READER_ID
 from roundelay.terminal.places import Place, check_recipient, find_place
+from roundelay.terminal.screen import format_time
 from roundelay.terminal.text import clean
 from roundelay.under_way import Undecided, UnderWay
 
@@ -106,10 +107,11 @@ async def decide_request(
 
 
 async def take_over(client: NetworkClient, under_way: UnderWay, thread_id: str) -> str:
-    await client.call("network.take", {"thread_id": thread_id})
+    taken = await client.call("network.take", {"thread_id": thread_id})
     under_way.holds[thread_id] = client.agent_id
     under_way.happened()
-    return f"You have taken over {clean(thread_id)}: agents are silent there until you /give it back."
+    end = f", at the latest until {format_time(taken['until'])}" if "until" in taken else ""
+    return f"You have taken over {clean(thread_id)}: agents are silent there until you /give it back{end}."
 
 
 async def give_back(client: NetworkClient, under_way: UnderWay, thread_id: str) -> str:

@@ -395,9 +395,16 @@ class Chat:
         threads = await list_threads(self.client, most=MAX_THREADS)
         self.under_way.take_threads(threads)
         rows = [
-            (it["thread_id"], it["messages"], f"#{it['last_seq']}", it.get("held", {}).get("by", "")) for it in threads
+            (
+                it["thread_id"],
+                it.get("title", ""),
+                it["messages"],
+                f"#{it['last_seq']}",
+                it.get("held", {}).get("by", ""),
+            )
+            for it in threads
         ]
-        head = ("THREAD", "MESSAGES", "LAST", "HELD BY")
+        head = ("THREAD", "TITLE", "MESSAGES", "LAST", "HELD BY")
         self.screen.write(format_table(head, rows, paint=self.screen.paint) if rows else "Nothing has been said yet.")
 
     @command("/channels", "the channels that there are for you")

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from roundelay.agents.approvals import read_request
-from roundelay.network.addresses import conversation_of, thread_parties, thread_start
+from roundelay.network.addresses import conversation_of
 from roundelay.network.client import AnyMessage, NetworkClient, Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.client.acks import Delivery
 from roundelay.network.errors import RequestError, RoundelayError, UnknownOperation
+from roundelay.network.titles import name_place, write_title
 from roundelay.runs.approvals import list_requests
 from roundelay.runs.lists import list_dead_letters, list_participants, list_threads
 from roundelay.terminal.actions import is_told, watch
@@ -73,7 +74,10 @@ class ThreadRow:
     at: int = 0
     unread: int = 0
     read_upto: int = 0
+    name: str = ""
+    """What the hub calls it; empty where it has not said so."""
     title: str = ""
+    """The person's own."""
     is_pinned: bool = False
     is_muted: bool = False
     is_archived: bool = False
@@ -90,6 +94,7 @@ class ThreadRow:
     def read(cls, entry: Mapping[str, Any]) -> ThreadRow:
         row = cls(str(entry["thread_id"]), int(entry["last_seq"]), int(entry["messages"]))
         row.readers = tuple(map(str, entry.get("readers", ())))
+        row.name = clean(str(entry.get("title", "")))
         last = entry.get("last") or {}
         row.sender_id, row.text = clean(str(last.get("sender_id", ""))), _shorten(str(last.get("text", "")))
         row.at, row.unread = int(last.get("sent_at", 0)), int(entry.get("unread", 0))
@@ -258,7 +263,10 @@ class Desk:
 
     def _take_mark(self, thread_id: str, mark: Mapping[str, Any]) -> None:
         if thread_id in self.threads:
-            self.threads[thread_id].mark(mark)
+            row = self.threads[thread_id]
+            before = row.title
+            row.mark(mark)
+            row.name = row.name if row.title == before else ""  # the hub puts it together with the place
             self._refresh("threads")
 
     def tell(self, sentence: str) -> None:
@@ -426,14 +434,9 @@ class Desk:
         return sum(1 for it in self.threads.values() if it.unread and not it.is_muted and not it.is_archived)
 
     def name_thread(self, thread_id: str) -> str:
-        """What a person calls a thread: its own title, whom else a direct thread is of, else its id."""
+        """What a thread is called: as the hub says, or, of one that it has not listed, by its place."""
         row = self.threads.get(thread_id)
-        if row is not None and row.title:
-            return row.title
-        if thread_id.startswith("direct:"):
-            others = [it for it in dict.fromkeys(thread_parties(thread_id)) if it and it != self.me]
-            named = clean(" and ".join(others) or self.me)
-            return clean(f"{named}: {conversation}") if (conversation := conversation_of(thread_id)) else named
-        if (start := thread_start(thread_id)) is not None:
-            return f"replies to #{start}"
-        return clean(thread_id)
+        if row is not None and row.name:
+            return row.name
+        words = "New conversation" if conversation_of(thread_id) and row is None else ""
+        return clean(write_title(name_place(thread_id, self.me), words, row.title if row is not None else ""))

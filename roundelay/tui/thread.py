@@ -24,6 +24,7 @@ from roundelay.terminal.screen import PLAIN
 from roundelay.terminal.text import clean, count, fit
 from roundelay.tui.composer import Composer, Offered
 from roundelay.tui.desk import Desk, Part, tell_here
+from roundelay.tui.dialogs import Ask
 from roundelay.tui.keys import Keys
 from roundelay.tui.messages import MessageWindow
 from roundelay.tui.parts import Pane
@@ -407,8 +408,16 @@ class ThreadPane(Pane):
         self.terminal.work(self._say, stop_work)
 
     def action_hold(self) -> None:
-        is_mine = self.desk.under_way.holds.get(self.thread_id) == self.desk.me
-        self.terminal.work(self._say, give_back if is_mine else take_over)
+        if self.thread_id in self.desk.under_way.holds:
+            self.terminal.work(self._say, give_back)
+            return
+
+        def take(answer: str | None) -> None:
+            if answer is not None and answer.strip().lower() in ("", "y", "yes"):
+                self.terminal.work(self._say, take_over)
+
+        name = self.desk.name_thread(self.thread_id)
+        self.app.push_screen(Ask(f"Take over {name}? Agents will not answer here. Enter: yes, Esc: no"), take)
 
     async def _say(self, change: Callable[[NetworkClient, UnderWay, str], Awaitable[str]]) -> None:
         self.desk.tell(await change(self.desk.client, self.desk.under_way, self.thread_id))

@@ -80,9 +80,82 @@ async def test_a_reply_to_what_stands_in_a_held_place_is_refused_too(node: Node,
     assert (other["type"] == "stored") is (held != "channel:dev")
 
 
+async def test_a_channel_and_everybody_are_taken_over_by_those_who_have_the_right(node: Node) -> None:
+    """Without a page: operators, and the channel's owner."""
+    host = await node.person("host")
+    mia, zoe = [await node.invite(host, name) for name in ("mia", "zoe")]
+    await mia.call("channels.create", {"name": "dev"})
+    await zoe.call("channels.join", {"name": "dev"})
+    asked = (await mia.send("channel:dev", "question"))["seq"]
+    await mia.send("channel:dev", "more", reply_to=asked)
+    everybody = (await mia.send("broadcast", "hello"))["seq"]
+    for thread_id in ("channel:dev", f"thread:{asked}", "broadcast", f"thread:{everybody}"):
+        refused = await zoe.call_refused("forbidden", "network.take", {"thread_id": thread_id})
+        assert "rights.ROLE.take" in refused["message"]
+    listed = {name: await who.call("network.list_threads", {}) for name, who in (("mia", mia), ("zoe", zoe))}
+    may = {name: {it["thread_id"]: it.get("may_take", False) for it in its["threads"]} for name, its in listed.items()}
+    assert may["mia"] == {"channel:dev": True, f"thread:{asked}": True, "broadcast": False}
+    assert may["zoe"] == {"channel:dev": False, f"thread:{asked}": False, "broadcast": False}
+    await mia.call("network.take", {"thread_id": f"thread:{asked}"})
+    await host.call("network.take", {"thread_id": "broadcast"})
+
+
+async def test_a_page_gives_a_role_the_right_to_take_over() -> None:
+    every: dict[str, Any] = {
+        "join": ["*"],
+        "read": ["*"],
+        "write": ["*"],
+        "broadcast": True,
+        "call": ["*"],
+        "create": ["*"],
+    }
+    page = {"staff": {"ids": ["mia"], **every, "take": ["dev", "broadcast"]}, "guests": {"ids": ["zoe"], **every}}
+    async with running_node(rights=page) as node:
+        host = await node.person("host")
+        mia, zoe = [await node.invite(host, name) for name in ("mia", "zoe")]
+        for name in ("dev", "den"):
+            await zoe.call("channels.create", {"name": name})
+            await mia.call("channels.join", {"name": name})
+        refused = await zoe.call_refused("forbidden", "network.take", {"thread_id": "channel:dev"})
+        assert "zoe may not take over dev" in refused["message"]
+        assert "rights.guests.take: [dev]" in refused["message"]
+        await mia.call_refused("forbidden", "network.take", {"thread_id": "channel:den"})
+        await mia.call("network.take", {"thread_id": "channel:dev"})
+        await mia.call("network.take", {"thread_id": "broadcast"})
+
+
+async def test_a_takeover_ends_by_itself_and_agents_answer_again(tmp_path: Path) -> None:
+    """Also where the node was away when its time was over."""
+    db = tmp_path / "a.db"
+    async with running_node(db=db, durability="normal") as node:
+        mia, bob = await node.person("mia"), await node.agent("bob", role="reactor")
+        await mia.send("agent:bob", "question")
+        taken = await mia.call("network.take", {"thread_id": DIRECT})
+        [listed] = (await mia.call("network.list_threads", {}))["threads"]
+        assert listed["held"]["until"] == taken["until"] == listed["held"]["at"] + 3_600_000
+        again = await mia.call("network.take", {"thread_id": DIRECT, "ttl_ms": 1_000})
+        assert (again["seq"], again["until"] < taken["until"]) == (taken["seq"], True)
+        await bob.refused("held", "agent:mia", "an answer")
+        given = await bob.expect("notice", kind="given")
+        assert (given["thread_id"], given["body"]["by"]) == (DIRECT, "mia")
+        await bob.send("agent:mia", "an answer")
+        await mia.call("network.take", {"thread_id": DIRECT, "ttl_ms": 1_000})
+    async with running_node(db=db, durability="normal") as node:
+        mia = await node.person("mia")
+        while "held" in (await mia.call("network.history", {"thread_id": DIRECT})):
+            pass
+
+
+async def test_a_node_may_let_takeovers_last(tmp_path: Path) -> None:
+    async with running_node(limits={"takeover_ms": 0}) as node:
+        mia, _ = await node.person("mia"), await node.agent("bob", role="reactor")
+        await mia.send("agent:bob", "question")
+        assert "until" not in await mia.call("network.take", {"thread_id": DIRECT})
+
+
 RIGHTS = {
     "mia": ("ok", "ok"),
-    "zoe": ("held", "ok"),
+    "zoe": ("forbidden", "ok"),
     "host": ("held", "ok"),
     "outsider": ("unknown_message", "unknown_message"),
     "bob": ("forbidden", "forbidden"),
@@ -140,7 +213,7 @@ async def test_readers_are_told_and_read_who_holds_it(node: Node) -> None:
         notice = await reader.expect("notice", kind="taken")
         assert (notice["thread_id"], notice["body"]) == (DIRECT, {"seq": taken, "agent_id": "mia"})
         shown = (await reader.call("network.history", {"thread_id": DIRECT}))["held"]
-        assert shown == {"by": "mia", "seq": taken, "at": shown["at"]}
+        assert shown == {"by": "mia", "seq": taken, "at": shown["at"], "until": shown["at"] + 3_600_000}
         assert [it["held"] for it in (await reader.call("network.list_threads"))["threads"]] == [shown]
     given = (await host.call("network.give", {"thread_id": DIRECT}))["seq"]
     notice = await bob.expect("notice", kind="given")
@@ -158,7 +231,7 @@ async def test_who_has_left_is_not_told_who_holds_the_thread_that_it_still_reads
     await zoe.call("channels.join", {"name": "dev"})
     await mia.send("channel:dev", "early")
     await zoe.call("channels.leave", {"name": "dev"})
-    later = await node.invite(host, "later")
+    later = await node.invite(host, "later", operator=True)
     await later.call("channels.join", {"name": "dev"})
     await later.call("network.take", {"thread_id": "channel:dev"})
     for session, is_told in ((zoe, False), (mia, True), (host, True)):
@@ -190,7 +263,7 @@ async def fate(session: WireSession, seq: int) -> tuple[Any, ...]:
 
 async def test_whoever_is_removed_holds_nothing(node: Node) -> None:
     host = await node.person("host")
-    mia, bob = await node.invite(host, "mia"), await node.agent("bob")
+    mia, bob = await node.invite(host, "mia", operator=True), await node.agent("bob")
     await mia.call("network.take", {"thread_id": "broadcast"})
     await host.call("network.remove", {"agent_id": "mia"})
     assert (await bob.expect("notice", kind="given"))["body"]["by"] == "mia"

@@ -26,7 +26,8 @@ from tests.support.node import Node, running_node
 from tests.support.wire import Frame, WireSession, new_id
 
 EVERYTHING: dict[str, Any] = {
-    "send": ["*", "mod:*"], "broadcast": True, "create": ["*"], "join": ["*"], "read": ["*"], "write": ["*"], "call": ["*"],
+    "send": ["*", "mod:*"], "broadcast": True, "create": ["*"], "join": ["*"], "read": ["*"], "write": ["*"], "take": ["*"],
+    "call": ["*"],
 }  # fmt: skip
 ROLES: dict[str, set[str]] = {
     "full": set(EVERYTHING),

@@ -111,7 +111,7 @@ async def test_places_are_listed_and_gone_to(node: Node) -> None:
     async with command("chat", "--as", "mia") as chat:
         await chat.type("/channels", "/threads", "/to bob", "/to bbo", "/take", "/threads", "/to")
         await chat.line("^dev +1 +open +what we build$")
-        await chat.line(r"^broadcast +1 +#\d+$")
+        await chat.line(r"^broadcast +Everybody +1 +#\d+$")
         await chat.line("^. Lines now go to bob.$")
         await chat.error("Nobody is registered as 'bbo'. Did you mean bob")
         await chat.line("^. You have taken over direct:bob~mia")

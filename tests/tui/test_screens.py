@@ -138,7 +138,7 @@ async def test_what_is_read_pinned_and_named_is_kept_at_the_hub() -> None:
         await it.screen.shows("▲ ann")
         await it.screen.press("T")
         await it.screen.type("my sister\n")
-        await it.screen.shows("▲ my sister")
+        await it.screen.shows("▲ ann · my sister")
         await it.screen.press("u")
         await it.screen.shows_no("1 ▲")
         await it.screen.until(lambda: not it.screen.app.desk._marks)
@@ -198,7 +198,7 @@ async def test_a_thread_is_taken_over_and_given_back() -> None:
         await it.screen.shows("to bob")
         await send(it, "hello")
         await it.screen.shows("You said: hello")
-        await it.screen.press("escape", "o")
+        await it.screen.press("escape", "o", "enter")
         await it.screen.shows("held by you: agents are silent here")
         await it.screen.press("i")
         await send(it, "only for me")
@@ -219,7 +219,7 @@ async def test_a_reply_in_a_channel_begins_a_thread_that_its_message_shows() -> 
         await send(it, "I do")
         await it.screen.shows("↳ 1 message, the newest of mia: I do")
         await it.screen.press("escape", "k", "t")
-        await it.screen.shows("replies to #")
+        await it.screen.shows("#dev · ")
         await it.screen.shows("  I do")
 
 
@@ -498,4 +498,4 @@ async def test_one_is_not_told_of_what_one_types_at_another_screen() -> None:
 async def test_a_direct_thread_of_others_is_called_by_both() -> None:
     async with room() as it:
         named = [it.screen.app.desk.name_thread(f"direct:{name}") for name in ("ann~bob", "ann~bob:plan", "bob~mia")]
-        assert named == ["ann and bob", "ann and bob: plan", "bob"]
+        assert named == ["ann and bob", "ann and bob · New conversation", "bob"]

@@ -11,7 +11,7 @@ from playwright.async_api import Page, expect
 
 from tests.support.fake_openai import FakeOpenAI, text
 from tests.web.conftest import OpenWindow
-from tests.web.screens import Screen, ThreadScreen, log_in
+from tests.web.screens import Screen, ThreadScreen, ThreadsScreen, log_in
 from tests.web.team import WebNode, streaming, team_up
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -84,6 +84,32 @@ async def test_a_second_conversation_with_an_agent_is_a_new_one(shared_team: Web
     await thread.say("the second one")
     await expect(thread.message("You wrote: the second one")).to_be_visible()
     await expect(thread.message("the first one")).to_have_count(0)
+
+
+# -- titles
+
+
+async def test_conversations_are_called_by_agent_and_first_words(shared_team: WebNode, open_window: OpenWindow) -> None:
+    async with shared_team.client("tilda") as tilda:
+        await tilda.call("channels.create", {"name": "titles"})
+        asked = await tilda.post("titles", "Who has an axe?")
+        await tilda.send("channel:titles", "I have", reply_to=asked.seq)
+    page = (await open_window(shared_team.origin)).page
+    screen = await log_in(page, await shared_team.link("tilda"))
+    thread = await screen.open_thread("direct:echo~tilda:c-1")
+    await expect(thread.heading).to_have_text("echo · New conversation")
+    await thread.say("Can you refund order 17?")
+    await expect(thread.heading).to_have_text("echo · Can you refund order 17?")
+    await expect(page).to_have_title(re.compile("^(\\(1\\) )?echo · Can you refund order 17\\? · tea$"))
+    rows = ThreadsScreen(page)
+    await expect(rows.row("echo · Can you refund order 17?")).to_be_visible()
+    await expect(rows.row("#titles · Who has an axe?")).to_be_visible()
+    await page.get_by_role("button", name="This thread").click()
+    await page.get_by_role("menuitem", name="Name it…").click()
+    await page.get_by_label("Name (only you see it").fill("My refund")
+    await page.get_by_role("button", name="Save").click()
+    await expect(thread.heading).to_have_text("echo · My refund")
+    await expect(rows.row("echo · My refund")).to_be_visible()
 
 
 # -- a stop

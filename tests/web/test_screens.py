@@ -278,7 +278,7 @@ async def test_a_view_of_threads_is_ones_own_in_each_browser(shared_team: WebNod
     await here.page.get_by_label("Name (only you see it").fill("<b>Parrot</b>")
     await here.page.get_by_role("button", name="Save").click()
     await expect(other.row("<b>Parrot</b>")).to_be_visible()
-    await here.page.get_by_role("button", name="What to do with <b>Parrot</b>").click()
+    await here.page.get_by_role("button", name="What to do with echo · <b>Parrot</b>").click()
     await here.page.get_by_role("menuitem", name="Pin it").click()
     await expect(other.rows.first).to_contain_text("Parrot")
     await here.page.get_by_role("button", name="What to do with #attic").click()

@@ -390,9 +390,10 @@ export interface OperationArgs {
     before?: number | null;
     limit?: number;
   };
-  /** Take a thread over: agents answer there no more until it is given back. People in it do, and operators. */
+  /** Take a thread over: agents answer there no more until it is given back, or `ttl_ms` are over (the node's `takeover_ms` without). People in a direct thread do, and operators; in others whoever has the right to. */
   "network.take": {
     thread_id: string;
+    ttl_ms?: number | null;
   };
   /** What an agent's records above `after` say of its model calls, ascending: one's own; operators name anybody. */
   "network.usage": {

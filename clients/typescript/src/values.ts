@@ -25,6 +25,8 @@ export interface Hold {
 
 export interface ThreadRow {
   thread_id: string;
+  /** What it is called for the caller; a hub from before titles leaves it out. */
+  title?: string;
   last_seq: number;
   messages: number;
   readers: string[];
@@ -90,7 +92,7 @@ interface KnownValues {
   "network.watch": {};
   "network.cancel": { reactions: string[] };
   "network.mark": Mark & { thread_id: string };
-  "network.take": { thread_id: string; seq: number };
+  "network.take": { thread_id: string; seq: number; until?: number };
   "network.give": { thread_id: string; seq: number; taken: number; by: string };
   "network.inbox": { items: Record<string, Json>[]; has_more: boolean; next?: string };
   "network.dismiss": {};

@@ -4,7 +4,7 @@
 
 import { isObject } from "#core/json.js";
 import { Refused } from "#core/refused.js";
-import { fold, textOf } from "#core/text.js";
+import { conversationOf, fold, namePlace, textOf, writeTitle } from "#core/text.js";
 
 const CHARGED = ["finished", "model_reply", "review", "used"];
 const STATUSES = ["finished", "stopped", "cancelled", "failed"];
@@ -99,14 +99,18 @@ function createAnswers(rows, index) {
 function listThreads(rows, index, { before = Infinity, limit = 50, threads }) {
   const found = [...index.threads].filter(([thread_id, its]) => its.at(-1).seq < before && (!threads || threads.includes(thread_id)));
   const newest = found.sort(([, one], [, other]) => other.at(-1).seq - one.at(-1).seq);
-  return { threads: newest.slice(0, limit).map(([thread_id, its]) => describeThread(rows, thread_id, its)), has_more: newest.length > limit };
+  return { threads: newest.slice(0, limit).map(([thread_id, its]) => describeThread(rows, index, thread_id, its)), has_more: newest.length > limit };
 }
 
-function describeThread({ readers }, thread_id, its) {
+function describeThread({ readers, viewer }, index, thread_id, its) {
   const { seq, sender_id, sender_kind, sent_at } = its.at(-1);
   const last = { seq, sender_id, sender_kind, sent_at, text: textOf(its.at(-1)).slice(0, MAX_LINE) };
   const told = readers[thread_id] ?? [...new Set(its.map((it) => it.sender_id))].sort();
-  return { thread_id, last_seq: seq, messages: its.length, readers: told, last, unread: 0 };
+  const first = index.bySeq.get(Number(thread_id.slice(7))) ?? its[0];
+  const isReply = thread_id.startsWith("thread:");
+  const isAbout = isReply || (thread_id.startsWith("direct:") && (conversationOf(thread_id) || its.some((it) => it.sender_kind === "agent")));
+  const title = writeTitle(namePlace(isReply ? its[0].to : thread_id, viewer.agent_id), isAbout ? textOf(isReply ? first : its[0]) : "");
+  return { thread_id, title, last_seq: seq, messages: its.length, readers: told, last, unread: 0 };
 }
 
 function readHistory(index, { thread_id, before = Infinity, after = 0, limit = 50 }) {

@@ -79,10 +79,10 @@ export function project(state, floors = {}) {
   const threads = {};
   const loaded = {};
   for (const row of Object.values(state.threads)) {
-    const { thread_id: id, last_seq, messages, readers, held, last, unread } = row;
+    const { thread_id: id, last_seq, messages, readers, held, last, title, unread } = row;
     const mark = Object.fromEntries(Object.entries(row.mark).filter(([, value]) => value));
     if (messages) {
-      threads[id] = { thread_id: id, last_seq, messages, readers: [...readers].sort(), held, last, unread, mark };
+      threads[id] = { thread_id: id, last_seq, messages, readers: [...readers].sort(), held, last, title, unread, mark };
     }
     if (row.loaded?.seqs.length) {
       const shown = row.loaded.seqs.filter((seq) => seq >= (floors[id] ?? 0));
@@ -441,6 +441,10 @@ function takeMark(draft, id, mark) {
   if (!(id in draft.state.threads)) return;
   const row = ownRow(draft, id);
   const before = row.mark.read_upto;
+  if ((row.mark.title ?? "") !== (mark.title ?? "")) { // the hub puts it together with the place
+    row.title = undefined;
+    draft.own("stale", "rows")[id] = true;
+  }
   row.mark = { ...mark, read_upto: Math.max(before, mark.read_upto) };
   if (row.mark.read_upto !== before) countUnread(draft, row);
   if (draft.state.reading.threads) draft.own("stale", "rows")[id] = true; // a list that is on its way may be older
@@ -644,7 +648,7 @@ function forgetRow(draft, id) {
 /** A row as the hub has it, and beside it what was counted since. */
 function mergeRow(draft, given) {
   const row = ownRow(draft, given.thread_id);
-  const { last_seq, messages, readers, held, last, unread = 0, mark = {} } = given;
+  const { last_seq, messages, readers, held, may_take, last, title, unread = 0, mark = {} } = given;
   const since = [...row.recent].filter(([seq]) => seq > last_seq);
   const isNewer = row.last_seq > last_seq && since.length > 0;
   if (row.lost > last_seq) draft.own("stale", "rows")[given.thread_id] = true; // too much came meanwhile to tell
@@ -653,6 +657,8 @@ function mergeRow(draft, given) {
   const others = since.filter(([seq, isOther]) => isOther && seq > read_upto).length;
   row.readers = readers;
   row.held = held;
+  row.may_take = may_take === true;
+  row.title = title;
   row.messages = messages + since.length;
   row.unread = Math.min(MAX_UNREAD, unread + others);
   row.mark = { ...mark, read_upto };

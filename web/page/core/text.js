@@ -8,6 +8,7 @@ import { isObject } from "#core/json.js";
 const MAX_DEPTH = 6;
 const MAX_SIZE = 1e15;
 const MAX_LINE_CHARS = 200;
+const MAX_WORDS_CHARS = 60;
 const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"; // as Python has it
 const SPACES = new RegExp(`${SPACE}+`);
 const ENDS = new RegExp(`^${SPACE}+|${SPACE}+$`, "g");
@@ -154,20 +155,38 @@ export function addressOf(threadId, me) {
   return `agent:${first === me ? second : first}`;
 }
 
-/** What a thread is called where nobody has named it, by whom it is read. */
+/** What a thread is called: as the hub says (`network.list_threads`), or, of one that it has not listed, by its place. */
 export function nameThread(thread, me) {
-  const { thread_id: id } = thread;
-  if (thread.mark?.title) return thread.mark.title;
+  const { thread_id: id, title, mark } = thread;
+  if (title) return title;
+  return writeTitle(namePlace(id, me), conversationOf(id) && !thread.messages ? "New conversation" : "", mark?.title);
+}
+
+/** The place of a thread: whom else a direct one is of, `#dev`, "Everybody". The twin of network/titles.py. */
+export function namePlace(id, me) {
   if (id.startsWith("channel:")) return `#${nameOf(id)}`;
   if (id === "broadcast") return "Everybody";
-  if (id.startsWith("direct:")) {
-    const others = partiesOf(id).filter((it) => it !== me);
-    const conversation = conversationOf(id);
-    return `${others.join(" and ") || me}${conversation && `: ${conversation}`}`;
-  }
-  if (id === `mod:network~${me}`) return "From the network";
-  if (id.startsWith("mod:")) return `From the mod ${nameOf(id).replace(`~${me}`, "")}`;
+  if (id.startsWith("direct:")) return [...new Set(partiesOf(id))].filter((it) => it !== me).join(" and ") || me;
+  if (id.startsWith("mod:network~")) return "From the network";
+  if (id.startsWith("mod:")) return `From the mod ${partiesOf(id)[0]}`;
   return id.startsWith("thread:") ? `Replies to #${nameOf(id)}` : id;
+}
+
+/** A title: the place, and one's own name for the thread or else its first words. The twin of network/titles.py. */
+export function writeTitle(place, words, own = "") {
+  const about = own || shorten(words);
+  if (!about) return place;
+  return own && own.toLowerCase().includes(place.toLowerCase()) ? own : `${place} · ${about}`;
+}
+
+/** The first words of a text as one line. */
+function shorten(text) {
+  const line = [...text.slice(0, 8 * MAX_WORDS_CHARS)].slice(0, 4 * MAX_WORDS_CHARS).join("").split(SPACES).filter(Boolean).join(" ");
+  const characters = [...line];
+  if (characters.length <= MAX_WORDS_CHARS) return line;
+  const head = characters.slice(0, MAX_WORDS_CHARS).join("");
+  const cut = head.includes(" ") ? head.slice(0, head.lastIndexOf(" ")) : characters.slice(0, MAX_WORDS_CHARS - 1).join("");
+  return `${cut.replace(/[ ,;:.]+$/, "")}…`;
 }
 
 /** Where a reply to a message goes. */

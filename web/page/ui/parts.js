@@ -35,6 +35,8 @@ export function tellSpan(ms) {
 
 /** A date and time for people, of this machine's zone. */
 export const tellMoment = (at) => MOMENT.format(at);
+/** The time of the day. */
+export const tellClock = (at) => new Date(at).toLocaleTimeString(undefined, {hour: "2-digit", minute: "2-digit"});
 const MOMENT = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "medium"}); // made once: it takes long
 
 /** How long ago something was, which stays true; with a `label` ("for ") for how long it has been so. `at` is in ms; the whole moment is its title. */

@@ -180,7 +180,7 @@ export const actions = {
   retry: (messageId) => source.retry(messageId),
   discard: (messageId) => source.discard(messageId),
   stop: ({thread_id, reaction}) => actions.call("network.cancel", reaction ? {reaction} : {thread_id}),
-  take: (id) => actions.call("network.take", {thread_id: id}),
+  take: (id, ttl_ms) => actions.call("network.take", {thread_id: id, ttl_ms}),
   give: (id) => actions.call("network.give", {thread_id: id}),
 
   /** Decide on the call that a message asks for: "approve" (once), "thread", "always", "deny" or "edit"; `rest` is the

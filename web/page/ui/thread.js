@@ -4,7 +4,7 @@
  */
 import {useComputed, useSignal} from "#vendor/signals.js";
 import {useEffect, useMemo, useRef, useState} from "#vendor/hooks.js";
-import {nameThread, partiesOf, textOf} from "#core/text.js";
+import {namePlace, nameThread, partiesOf, textOf} from "#core/text.js";
 import {isAwaited} from "#core/state.js";
 import {isAsking, listThinking, listTyping, listViewing, listWorks} from "#core/under_way.js";
 import {tellLine} from "#ui/approvals.js";
@@ -12,7 +12,7 @@ import {Composer} from "#ui/composer.js";
 import {chooseRow, useConversation, useKeys} from "#ui/keys.js";
 import {Work} from "#ui/live.js";
 import {listRows, Message, Outgoing} from "#ui/messages.js";
-import {Agent, Badge, Button, Empty, ErrorBox, html, Icon, Loading, tellMoment, useFetched} from "#ui/parts.js";
+import {Agent, Badge, Button, Choice, Dialog, Empty, ErrorBox, html, Icon, Loading, tellClock, tellMoment, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
 import {actions, fetchMessage, state} from "#ui/store.js";
 import {ThreadMenu} from "#ui/thread_menu.js";
@@ -77,7 +77,8 @@ function ThreadHead({id, thread, me, isReadOnly, mayWrite, isThere}) {
   const works = useComputed(() => listWorks(state.value.under_way, id).length).value;
   const lookers = useComputed(() => listViewing(state.value.under_way, id).filter((it) => it !== state.value.me.agent_id).join(" ")).value;
   const {held, readers = []} = thread;
-  const mayTake = isThere && !isReadOnly && (me.kind === "human" || me.is_operator) && (mayWrite || me.is_operator) && !id.startsWith("mod:");
+  const [isTaking, setTaking] = useState(false);
+  const isPerson = isThere && !isReadOnly && (me.kind === "human" || me.is_operator) && (mayWrite || me.is_operator);
   return html`<header class="thread-head">
     <a class="icon-button" href=${linkTo.threads()} aria-label="To the threads"><${Icon} name="back" /></a>
     <div class="thread-title"><h1 tabindex="-1" dir="auto">${nameThread(thread, me.agent_id)}</h1>
@@ -85,12 +86,33 @@ function ThreadHead({id, thread, me, isReadOnly, mayWrite, isThere}) {
     <div class="head-tools">
       ${lookers && html`<${Badge} kind="good" title="They have this thread open">${lookers.split(" ").slice(0, 3).join(", ")} ${lookers.includes(" ") ? "look" : "looks"}<//>`}
       ${works > 0 && !isReadOnly && html`<${Button} kind="danger" icon="stop" title="Stop every reaction in this thread that you may stop" run=${() => actions.stop({thread_id: id})}>Stop<//>`}
-      ${mayTake && !held && html`<${Button} icon="hold" title="Agents do not answer here until you give it back" run=${() => actions.take(id)}>Take over<//>`}
+      ${isPerson && thread.may_take && !held && html`<${Button} icon="hold" title="Answer here yourself: agents are silent meanwhile" run=${() => setTaking(true)}>Take over<//>`}
       ${isThere && !isReadOnly && html`<${ThreadMenu} thread=${thread} label="This thread" />`}
     </div>
     ${held && html`<p class="held" role="status"><${Icon} name="hold" /><span>${held.by === me.agent_id ? "You have" : html`<${Agent} id=${held.by} /> has`} taken this thread over
-      <span class="faint"> since ${tellMoment(held.at)}</span>. Agents do not answer here.</span>${mayTake && html`<${Button} run=${() => actions.give(id)}>Give back<//>`}</p>`}
+      <span class="faint"> since ${tellMoment(held.at)}</span>. Agents do not answer here${held.until ? html` until <b>${tellClock(held.until)}</b>` : ""}.</span>${isPerson && html`<${Button} run=${() => actions.give(id)}>Give back<//>`}</p>`}
+    ${isTaking && html`<${TakeOver} thread=${thread} me=${me} onClose=${() => setTaking(false)} />`}
   </header>`;
+}
+
+const SPANS = [["15", "15 minutes"], ["60", "1 hour"], ["480", "8 hours"]];
+
+/** Asks before agents are silenced, and says whom that concerns. */
+function TakeOver({thread, me, onClose}) {
+  const agents = useComputed(() => state.value.agents).value;
+  const [minutes, setMinutes] = useState("60");
+  const {thread_id: id, readers = []} = thread;
+  const silent = readers.filter((it) => agents[it]?.kind === "agent");
+  const isForMany = !id.startsWith("direct:");
+  const who = silent.length > 4 ? `${silent.length} agents` : silent.join(", ") || "Agents";
+  const take = async () => {
+    await actions.take(id, Number(minutes) * 60_000);
+    onClose();
+  };
+  return html`<${Dialog} title=${`Take over ${namePlace(id, me.agent_id)}?`} onClose=${onClose}>
+    <p><b dir="auto">${who}</b> will not answer here${isForMany ? ", to anybody," : ""} until you give it back or the time is over. What they are at is broken off; afterwards they read what was said.</p>
+    <div class="tools"><${Choice} label="For how long" value=${minutes} options=${SPANS} onChoose=${setMinutes} /></div>
+    <div class="dialog-tools"><${Button} run=${onClose}>Cancel<//><${Button} kind="primary" run=${take}>Take over<//></div><//>`;
 }
 
 /** Who reads along; of the only other one, what is known of it. */
