@@ -30,6 +30,7 @@ from roundelay.network.operations.views import find_listeners
 
 ChannelName = Annotated[str, Meta(pattern=ID_PATTERN, description="The channel's name, without 'channel:'.")]
 Topic = Annotated[str, Meta(max_length=1000, description="What the channel is about.")]
+Title = Annotated[str, Meta(max_length=100, description="What people call the channel.")]
 Who = Annotated[str, Meta(description="The id of an agent, a person or a service.")]
 PageLimit = Annotated[int, Meta(ge=1, le=1000)]
 MEMBERS_COUNTED = 50_000
@@ -116,6 +117,13 @@ class Channels(Mod):
         return {"channel": name, "topic": topic}
 
     @operation("change")
+    def set_title(self, change: Change, *, name: ChannelName, title: Title) -> dict[str, Any]:
+        """Say what people call a channel that you own; an empty title takes that away. Its name stays."""
+        _own(change, name, "renames it")
+        change.set_channel(name, title=" ".join(title.split()))
+        return {"channel": name, "title": " ".join(title.split())}
+
+    @operation("change")
     def set_history(self, change: Change, *, name: ChannelName, history: History) -> dict[str, Any]:
         """Choose what late joiners may read; the channel's owner may, or an operator."""
         channel = find_channel(change.state, change.origin, name)
@@ -171,6 +179,8 @@ class Channels(Mod):
                     "members": sum(member.is_in for member in members.values()),
                     "is_member": own.is_in,
                 }
+                if channel.title:
+                    entry["title"] = channel.title
                 if (owner := owner_of(state, channel)) is not None:
                     entry["owner"] = owner
                 if own.standing == "invited":

@@ -269,15 +269,18 @@ class ChangeSet:
         history: History | None = None,
         access: Access | None = None,
         owner: str | None = None,
+        title: str | None = None,
     ) -> None:
         """Set what is given of a channel. Raises `UnknownRecipient` for one that there is not."""
         channel = self._channel(name)
-        given = {"topic": topic, "history": history, "access": access, "owner": owner}
+        given = {"topic": topic, "history": history, "access": access, "owner": owner, "title": title}
         changed = msgspec.structs.replace(channel, **{field: it for field, it in given.items() if it is not None})
         body = {"channel": name, "event": "set", "topic": changed.topic, "history": changed.history}
+        if channel.title or changed.title:
+            body["title"] = changed.title
         self.write_row("channel", data=encode({**body, "access": changed.access, "owner": changed.owner}))
         self.put_row("channel", name, changed)
-        if (changed.history, changed.access) != (channel.history, channel.access):
+        if (changed.history, changed.access, changed.title) != (channel.history, channel.access, channel.title):
             self.effects.append(TellOfMembers(name, None))
 
     def invite_to_channel(self, name: str, agent_id: str) -> None:

@@ -77,6 +77,7 @@ class Change(Protocol):
         history: History | None = None,
         access: Access | None = None,
         owner: str | None = None,
+        title: str | None = None,
     ) -> None: ...
 
     def invite_to_channel(self, name: str, agent_id: str) -> None: ...

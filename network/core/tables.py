@@ -126,6 +126,8 @@ class Channel(Struct, frozen=True):
     history: History = "since_join"
     access: Access = "open"
     owner: str | None = None
+    title: str = ""
+    """What people call it; empty: its name."""
 
 
 DAY_MS = 86_400_000

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from roundelay.network.addresses import name_of, thread_parties, thread_start
+from roundelay.network.core.access import is_found
 from roundelay.network.core.change import ChangeSet, stopped_key
 from roundelay.network.core.entries import AskToStop
 from roundelay.network.core.holds import as_of_now, describe_hold, find_thread, is_overtaken
@@ -306,6 +307,10 @@ async def _write_title(reading: Reading, newest: MessageHead, own: str) -> str:
     thread_id, me, state = newest.thread_id, reading.origin.agent_id, reading.hub.state
     start = thread_start(thread_id)
     place = name_place(thread_id if start is None else newest.to, me)
+    if newest.kind == "channel":
+        channel = state.channel(name_of(newest.to))
+        is_known = channel is not None and is_found(state, reading.origin, channel)
+        place = f"#{channel.title}" if channel is not None and is_known and channel.title else place
     parties = [state.participant(it) for it in thread_parties(thread_id)] if newest.kind == "direct" else []
     has_agent = any(it is not None and it.kind == "agent" for it in parties)
     is_told = not own and is_about_something(thread_id, has_agent=has_agent)

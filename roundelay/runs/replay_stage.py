@@ -273,7 +273,7 @@ class Hands:
         channel = self._hub.state.channel(name)
         changed = (
             it
-            for it in ("topic", "access", "owner")
+            for it in ("topic", "access", "owner", "title")
             if then.get(it, getattr(channel, it, None)) != getattr(channel, it, None)
         )
         field = next(changed, "history")

@@ -15,6 +15,7 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("ann", "channels.create", {"name": "tea", "topic": "leaves"}),
     ("bob", "channels.join", {"name": "tea"}),
     ("ann", "channels.set_topic", {"name": "tea", "topic": "cups"}),
+    ("ann", "channels.set_title", {"name": "tea", "title": "Tea Time"}),
     ("ann", "channels.set_history", {"name": "tea", "history": "members"}),
     ("ann", "channels.post", {"name": "tea", "text": "Who pours?"}),
     ("bob", "channels.reply", {"reply_to": 0, "text": "I do."}),

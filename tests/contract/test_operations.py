@@ -107,7 +107,7 @@ async def test_list_threads_is_newest_first_and_holds_what_one_may_read(
     assert await threads(stranger) == ["direct:bob~stranger", "broadcast"]
     assert await threads(operator) == ["direct:alice~bob", "direct:bob~stranger", "broadcast"]
     first, second = (await alice.call("network.list_threads"))["threads"]
-    assert set(first) == {"thread_id", "last_seq", "messages", "readers", "last", "unread"}
+    assert set(first) == {"thread_id", "title", "last_seq", "messages", "readers", "last", "unread"}
     assert first["last"] == {
         "seq": last["seq"],
         "sender_id": "bob",

@@ -201,6 +201,7 @@ def takes_channel(operation: Operation) -> bool:
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "channels.set_topic": {"topic": "x"},
+    "channels.set_title": {"title": "x"},
     "channels.set_history": {"history": "members"},
     "channels.set_access": {"access": "open"},
     "channels.invite": {"agent_id": "never"},

@@ -201,6 +201,7 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "channels.set_owner": (for_members("forbidden"), lambda seq: {"name": "room", "agent_id": "ann"}),
     "channels.set_access": (for_members("forbidden"), lambda seq: {"name": "room", "access": "open"}),
     "channels.set_history": (for_members("forbidden"), lambda seq: {"name": "room", "history": "members"}),
+    "channels.set_title": (for_members("forbidden"), lambda seq: {"name": "room", "title": "x"}),
     "channels.set_topic": (for_members(), lambda seq: {"name": "room", "topic": "x"}),
     "channels.post": (for_members(verb="write"), lambda seq: {"name": "room", "text": "x"}),
     "channels.reply": (for_readers(verb="write"), lambda seq: {"reply_to": seq, "text": "x"}),

@@ -147,6 +147,7 @@ PROBES: dict[str, Callable[[_Where], list[dict[str, Any]]]] = {
     "channels_list": lambda it: [{}],
     "channels_members": lambda it: [{"name": "den"}],
     "channels_set_topic": lambda it: [{"name": "nowhere", "topic": it.loot}],
+    "channels_set_title": lambda it: [{"name": "nowhere", "title": it.loot[:100]}],
     "channels_set_history": lambda it: [{"name": "den", "history": "members"}],
     "channels_set_access": lambda it: [{"name": "den", "access": "open"}],
     "channels_set_owner": lambda it: [{"name": "den", "agent_id": it.view.incoming_sender or "a01"}],

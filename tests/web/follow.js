@@ -78,9 +78,9 @@ async function refetch(floors) {
   const call = (op, args) => connection.call(op, args);
   const rows = await readAll((before) => call("network.list_threads", { limit: PAGE, before }), "threads", "last_seq");
   const threads = {};
-  for (const { mark = {}, readers, thread_id, last_seq, messages, held, last, unread = 0 } of rows) {
+  for (const { mark = {}, readers, thread_id, last_seq, messages, held, last, title, unread = 0 } of rows) {
     const known = Object.fromEntries(Object.entries(mark).filter(([, value]) => value));
-    threads[thread_id] = { thread_id, last_seq, messages, readers: [...readers].sort(), held, last, unread, mark: known };
+    threads[thread_id] = { thread_id, last_seq, messages, readers: [...readers].sort(), held, last, title, unread, mark: known };
   }
   const loaded = {};
   for (const [id, floor] of Object.entries(floors)) {

@@ -112,6 +112,79 @@ async def test_conversations_are_called_by_agent_and_first_words(shared_team: We
     await expect(rows.row("echo · My refund")).to_be_visible()
 
 
+# -- channels
+
+
+async def test_a_channel_is_made_of_any_name_and_managed_on_the_page(
+    shared_team: WebNode, open_window: OpenWindow
+) -> None:
+    async with shared_team.client("nuria") as nuria:
+        page = (await open_window(shared_team.origin)).page
+        screen = await log_in(page, await shared_team.link("norbert"))
+        await screen.go("#/threads")
+        await page.get_by_role("button", name="New conversation").first.click()
+        await page.get_by_label("With whom").fill("Project Alpha")
+        await page.get_by_role("button", name="By invitation").click()
+        await page.get_by_role("button", name="Create #project-alpha").click()
+        thread = ThreadScreen(page)
+        await thread.say("Welcome")
+        await expect(thread.message("Welcome")).to_be_visible()
+        await expect(thread.heading).to_have_text("#Project Alpha")
+
+        await page.get_by_role("button", name="This thread").click()
+        await page.get_by_role("menuitem", name="Members and settings").click()
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_label("Invite somebody").fill("nuria")
+        await dialog.get_by_role("button", name="Invite").click()
+        await expect(dialog.get_by_text("Invited: may join now")).to_be_visible()
+        await nuria.join_channel("project-alpha")
+        await dialog.get_by_label("Name", exact=True).fill("Project Beta")
+        await dialog.get_by_label("Topic").fill("What comes next")
+        await dialog.get_by_role("button", name="Save").click()
+        await expect(thread.heading).to_have_text("#Project Beta")
+        await expect(dialog.get_by_role("list", name="Members")).to_contain_text("nuria")
+        await dialog.get_by_role("listitem").filter(has_text="nuria").get_by_role("button", name="Remove").click()
+        await expect(dialog.get_by_role("list", name="Members")).not_to_contain_text("nuria")
+        [listed] = [it for it in (await nuria.call("channels.list"))["channels"] if it["name"] == "project-alpha"]
+        assert (listed["title"], listed["topic"], listed["is_member"]) == ("Project Beta", "What comes next", False)
+        await dialog.get_by_role("button", name="Leave #project-alpha").click()
+        await expect(page).to_have_url(re.compile("#/threads$"))
+    assert await page.evaluate(NAMES) == ["project-alpha", "ubung", "a.b_c", "x", "", ""]
+
+
+NAMES = """async () => {
+  const {makeChannelName} = await import("#ui/channel.js");
+  return ["Project Alpha", "  Übung! ", "--A.b_c--", "x".repeat(1), "日本", "…"].map(makeChannelName);
+}"""
+
+
+# -- a takeover
+
+
+async def test_a_tap_on_a_phone_asks_before_agents_are_silenced(shared_team: WebNode, open_window: OpenWindow) -> None:
+    async with shared_team.client("nele") as nele:
+        await nele.send("agent:echo", "hello")
+    phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+    page = (await open_window(shared_team.origin, **phone)).page
+    thread = await (await log_in(page, await shared_team.link("nele"))).open_thread("direct:echo~nele")
+    take = page.get_by_role("button", name="Take over")
+    await expect(take).to_have_text("Take over")  # words, no sign alone
+    await take.tap()
+    dialog = page.get_by_role("dialog", name="Take over echo?")
+    await expect(dialog).to_contain_text("echo will not answer here until you give it back or the time is over")
+    await dialog.get_by_role("button", name="Cancel").tap()
+    await expect(page.get_by_text("You have taken this thread over")).to_have_count(0)
+    await take.tap()
+    await dialog.get_by_role("button", name="15 minutes").tap()
+    await dialog.get_by_role("button", name="Take over").tap()
+    await expect(page.get_by_text(re.compile(r"Agents do not answer here until \d\d:\d\d"))).to_be_visible()
+    await page.get_by_role("button", name="Give back").tap()
+    await expect(take).to_be_visible()
+    await thread.open_thread("broadcast")
+    await expect(thread.heading).to_have_text("Everybody")
+    await expect(take).to_have_count(0)
+
+
 # -- a stop
 
 

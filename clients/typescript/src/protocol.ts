@@ -164,6 +164,11 @@ export interface OperationArgs {
     name: string;
     agent_id: string;
   };
+  /** Say what people call a channel that you own; an empty title takes that away. Its name stays. */
+  "channels.set_title": {
+    name: string;
+    title: string;
+  };
   /** Say what a channel is about; its members may. */
   "channels.set_topic": {
     name: string;
@@ -369,7 +374,7 @@ export interface OperationArgs {
     after?: number;
     limit?: number;
   };
-  /** The newest messages, below `before`, in which every word of `query` stands, oldest first; case and accents do not count, and a word that ends in `*` stands for all that begin so. `next` is the `before` to go on with, if there may be more. With a `trigger` as in `network.history`. */
+  /** The newest messages, below `before`, in which every word of `query` stands, oldest first; case, accents and endings do not count; "in quotation marks" a word stands for itself, and `deploy*` for all that begin so. `sender_id`, `said_after` and `said_before` (ms) choose by who said it and when, as `from:ID`, `after:2026-11-27` and `before:2026-11-28` in `query` do. `next` is the `before` to go on with, if there may be more. With a `trigger` as in `network.history`. */
   "network.search": {
     query: string;
     thread_id?: string | null;
@@ -377,6 +382,9 @@ export interface OperationArgs {
     limit?: number;
     trigger?: number | null;
     visibility?: "all" | "current" | "people" | "strict" | null;
+    sender_id?: string | null;
+    said_after?: number | null;
+    said_before?: number | null;
   };
   /** Tokens that models used, by model: in the conversation that a message belongs to, in an open reaction of the caller's, and by the caller today. */
   "network.spent": {

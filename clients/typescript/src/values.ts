@@ -60,6 +60,7 @@ export type ReactionStatus = "open" | "finished" | "stopped" | "cancelled" | "fa
 
 export interface Channel {
   name: string;
+  title?: string;
   topic: string;
   history: "since_join" | "members";
   access: "open" | "invite" | "closed";

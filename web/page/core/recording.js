@@ -3,8 +3,9 @@
 // what is found once is kept, the rows never change.
 
 import { isObject } from "#core/json.js";
+import { fits, listWords, readQuery } from "#core/query.js";
 import { Refused } from "#core/refused.js";
-import { conversationOf, fold, namePlace, textOf, writeTitle } from "#core/text.js";
+import { conversationOf, namePlace, textOf, writeTitle } from "#core/text.js";
 
 const CHARGED = ["finished", "model_reply", "review", "used"];
 const STATUSES = ["finished", "stopped", "cancelled", "failed"];
@@ -121,14 +122,16 @@ function readHistory(index, { thread_id, before = Infinity, after = 0, limit = 5
 }
 
 function search(index, { query, thread_id, before = Infinity, limit = 20 }) {
-  const terms = fold(query).match(/[\p{L}\p{N}]+\*?/gu) ?? [];
+  const { terms, sender_id, said_after = 0, said_before = Infinity } = readQuery(query);
+  if (Number.isNaN(said_after) || Number.isNaN(said_before)) throw new Refused("invalid_arguments", "Write a date as 2026-11-27.");
   if (!terms.length) throw new Refused("invalid_arguments", "Search for words: letters or digits.");
-  const holds = (words) => terms.every((term) => (term.endsWith("*") ? words.some((it) => it.startsWith(term.slice(0, -1))) : words.includes(term)));
+  const holds = (words) => terms.every((term) => words.some((it) => fits(it, term)));
   const found = [];
   for (const message of [...index.bySeq.values()].reverse()) {
     if (found.length > limit) break;
     if (message.seq >= before || (thread_id && message.thread_id !== thread_id)) continue;
-    if (!index.words.has(message.seq)) index.words.set(message.seq, fold(textOf(message)).match(/[\p{L}\p{N}]+/gu) ?? []);
+    if (message.sent_at < said_after || message.sent_at >= said_before || (sender_id && message.sender_id !== sender_id)) continue;
+    if (!index.words.has(message.seq)) index.words.set(message.seq, listWords(textOf(message)));
     if (holds(index.words.get(message.seq))) found.push(message);
   }
   const has_more = found.length > limit;

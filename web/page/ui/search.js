@@ -1,10 +1,11 @@
 /** Finds messages by their words (`network.search`) and leads to each in its thread. What was found is drawn as text, never as HTML. */
 import {useEffect, useRef, useState} from "#vendor/hooks.js";
+import {fits, readQuery} from "#core/query.js";
 import {fold, textOf} from "#core/text.js";
 import {useRows} from "#ui/keys.js";
 import {Agent, Button, Empty, ErrorBox, Face, Field, Head, html, Loading, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
-import {actions, nameHere} from "#ui/store.js";
+import {actions, agents, nameHere} from "#ui/store.js";
 
 const PAUSE_MS = 250;
 const AROUND = 140;
@@ -26,8 +27,24 @@ export function Search({query}) {
   }, [typed]);
   return html`<div class="screen"><${Head} title="Search" />
     <form role="search" ref=${field} onSubmit=${(event) => { event.preventDefault(); go(linkTo.search(typed.trim()), {replace: true}); }}>
-      <${Field} label="Words that the message has" type="search" placeholder="Words of a message; deploy* finds deployed too" value=${typed} onInput=${(event) => setTyped(event.target.value)} /></form>
-    ${query ? html`<${Found} key=${query} query=${query} />` : html`<${Empty} icon="search" title="Everything that you may read">Case, accents and the order of the words do not count.<//>`}</div>`;
+      <${Field} label="Words that the message has" type="search" placeholder="Words of a message" value=${typed} onInput=${(event) => setTyped(event.target.value)} />
+      <${Filters} typed=${typed} onType=${setTyped} /></form>
+    ${query ? html`<${Found} key=${query} query=${query} />` : html`<${Empty} icon="search" title="Everything that you may read">Case, accents, endings and the order of the words do not count; “in quotation marks” a word stands for itself.<//>`}</div>`;
+}
+
+/** Who said it, and when: each is a part of what is typed, so that an address holds it too. */
+function Filters({typed, onType}) {
+  const people = Object.keys(agents.value).sort();
+  const {sender_id: sender = ""} = readQuery(typed);
+  const day = (name) => new RegExp(`(?:^|\\s)${name}:(\\d{4}-\\d{2}-\\d{2})(?!\\S)`, "i").exec(typed)?.[1] ?? "";
+  const set = (name) => (event) => {
+    const rest = typed.replace(new RegExp(`(^|\\s)${name}:\\S*`, "gi"), "").trim();
+    onType(event.target.value ? `${rest} ${name}:${event.target.value}`.trim() : rest);
+  };
+  return html`<div class="tools filters"><label class="field">From<select value=${sender} onChange=${set("from")}><option value="">anybody</option>
+      ${people.map((it) => html`<option key=${it} value=${it}>${it}</option>`)}</select></label>
+    <${Field} label="On or after" isLabelSeen type="date" value=${day("after")} onChange=${set("after")} />
+    <${Field} label="Before" isLabelSeen type="date" value=${day("before")} onChange=${set("before")} /></div>`;
 }
 
 function Found({query}) {
@@ -60,8 +77,8 @@ function Hit({message, query}) {
 
 /** A part of a text around the first of these words, as pieces of text and `mark`. */
 function markWords(text, query) {
-  const words = (query.match(/[\p{L}\p{N}]+\*?/gu) ?? []).map((it) => fold(it.replace("*", "")));
-  const spans = [...text.matchAll(/[\p{L}\p{N}\p{M}]+/gu)].filter((it) => words.some((word) => fold(it[0]).startsWith(word)));
+  const {terms} = readQuery(query);
+  const spans = [...text.matchAll(/[\p{L}\p{N}\p{M}]+/gu)].filter((it) => terms.some((term) => fits(fold(it[0]), term)));
   const from = Math.max(0, (spans[0]?.index ?? 0) - AROUND / 2);
   const to = Math.min(text.length, from + 3 * AROUND);
   const pieces = [from > 0 ? "…" : ""];

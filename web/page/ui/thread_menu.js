@@ -1,6 +1,7 @@
 /** What one makes of one's own view of a thread: its name, pinned, muted, archived. The hub keeps it; nobody else sees it. */
 import {useState} from "#vendor/hooks.js";
 import {directThread, nameThread, partiesOf} from "#core/text.js";
+import {ChannelDialog} from "#ui/channel.js";
 import {Button, Dialog, Field, html, Menu} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
 import {actions, me} from "#ui/store.js";
@@ -11,12 +12,14 @@ export const newConversation = (id) => directThread(me.value.agent_id, id, `c-${
 /** The menu of a thread. @param {{thread: object, label: string}} props */
 export function ThreadMenu({thread, label}) {
   const [isNaming, setNaming] = useState(false);
+  const [isChannelOpen, setChannelOpen] = useState(false);
   const {thread_id: id, mark = {}, unread = 0} = thread;
   const set = (changed) => () => actions.mark(id, changed);
   const own = me.value.agent_id;
   const [other] = id.startsWith("direct:") && partiesOf(id).includes(own) ? partiesOf(id).filter((it) => it !== own) : [];
   const items = [
     other && {text: "New conversation", icon: "edit", run: () => go(linkTo.thread(newConversation(other)))},
+    id.startsWith("channel:") && {text: "Members and settings…", icon: "agents", run: () => setChannelOpen(true)},
     unread > 0 && {text: "Mark as read", icon: "check", run: () => actions.markRead(id, thread.last_seq)},
     {text: "Name it…", icon: "edit", run: () => setNaming(true)},
     {text: mark.is_pinned ? "Do not pin it" : "Pin it", icon: "pin", run: set({is_pinned: !mark.is_pinned})},
@@ -24,6 +27,7 @@ export function ThreadMenu({thread, label}) {
     {text: mark.is_archived ? "Take it out of the archive" : "Archive it", icon: "archive", run: set({is_archived: !mark.is_archived})},
   ];
   return html`<${Menu} label=${label} items=${items} />
+    ${isChannelOpen && html`<${ChannelDialog} id=${id} onClose=${() => setChannelOpen(false)} />`}
     ${isNaming && html`<${Naming} thread=${thread} onClose=${() => setNaming(false)} />`}`;
 }
 

@@ -5,6 +5,7 @@ import {computed, signal} from "#vendor/signals.js";
 import {useRef, useState} from "#vendor/hooks.js";
 import {directThread, nameThread, partiesOf} from "#core/text.js";
 import {tellLine} from "#ui/approvals.js";
+import {makeChannelName} from "#ui/channel.js";
 import {useKeys, useRows} from "#ui/keys.js";
 import {Agent, Badge, Button, Choice, Count, Dialog, Empty, ErrorBox, Face, Field, Head, html, hueOf, Icon, Loading, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
@@ -123,22 +124,24 @@ export function NewConversation({onClose}) {
     if (!channel.is_member) await actions.call("channels.join", {name: channel.name});
     open(`channel:${channel.name}`);
   };
+  const created = makeChannelName(name) || (name && `channel-${Date.now().toString(36)}`);
   const create = async () => {
-    await actions.call("channels.create", {name, access});
-    open(`channel:${name}`);
+    await actions.call("channels.create", {name: created, access});
+    if (created !== name) await actions.call("channels.set_title", {name: created, title: name.slice(0, 100)});
+    open(`channel:${created}`);
   };
-  const found = channels.filter((it) => isLike(it.name, it.topic));
-  const mayCreate = name && !channels.some((it) => it.name === name) && !agents.value[name];
+  const found = channels.filter((it) => isLike(it.name, it.title, it.topic) || it.name === created);
+  const mayCreate = name && value && !channels.some((it) => it.name === created) && !agents.value[name];
   return html`<${Dialog} title="New conversation" onClose=${onClose}>
     <${Field} label="With whom, or in which channel" type="search" placeholder="An agent, a person, a channel" value=${query} onInput=${(event) => setQuery(event.target.value)} autofocus />
     <ul class="choose" aria-label="Whom and where">
       ${isLike("everybody", "broadcast") && html`<li><button type="button" onClick=${() => open("broadcast")}><${Face} id="broadcast" isSmall /><span class="row-main"><b>Everybody</b><span class="faint">All who are here read it</span></span></button></li>`}
       ${people.map((it) => html`<li key=${it.agent_id}><button type="button" onClick=${() => { onClose(); startWith(it); }}><${Face} id=${it.agent_id} isSmall />
         <span class="row-main"><span class="row-line"><${Agent} id=${it.agent_id} /><span class="faint">${it.kind}${it.state === "online" ? "" : ", offline"}</span></span><span class="faint cut" dir="auto">${it.card?.description ?? ""}</span></span></button></li>`)}
-      ${found.map((it) => html`<li key=${`#${it.name}`} class="row-line"><span class="face small" aria-hidden="true" style=${{"--hue": hueOf(it.name)}}>#</span><span class="row-main"><b dir="auto">#${it.name}</b><span class="faint cut" dir="auto">${it.topic || `${it.members} in it`}</span></span>
+      ${found.map((it) => html`<li key=${`#${it.name}`} class="row-line"><span class="face small" aria-hidden="true" style=${{"--hue": hueOf(it.name)}}>#</span><span class="row-main"><b dir="auto">#${it.title || it.name}</b><span class="faint cut" dir="auto">${it.topic || `${it.members} in it`}</span></span>
         <${Button} run=${enter(it)}>${it.is_member ? "Open" : "Join"}<//></li>`)}
     </ul>
     ${error && html`<${ErrorBox} error=${error} retry=${again} />`}
     ${mayCreate && html`<div class="tools"><${Choice} label="Who may join" value=${access} options=${[["open", "Open"], ["invite", "By invitation"], ["closed", "Closed"]]} onChoose=${setAccess} />
-      <${Button} kind="primary" run=${create}>Make the channel #${name}<//></div>`}<//>`;
+      <${Button} kind="primary" run=${create}>Create #${makeChannelName(name) || "a channel"}<//>${created !== name && html`<span class="faint" dir="auto">It is called “${name}”.</span>`}</div>`}<//>`;
 }

@@ -1,0 +1,89 @@
+"""What a person's search asks for: words, and who said them when. Pure; its twin for the page is web/page/core/text.js.
+
+A word finds all that begin with its stem: ``teapot`` finds ``teapots``, and ``teapots`` finds ``teapot``. Numbers, words of
+one or two letters, and words in quotation marks stand for themselves. ``from:ID``, ``after:DATE`` and ``before:DATE`` choose
+by person and time (UTC).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+MIN_STEM_CHARS = 4
+"""What a word keeps at least of which an ending is taken."""
+_PART = re.compile(r'"([^"]*)"|(\S+)')
+_FILTER = re.compile(r"(from|before|after):(\S+)", re.IGNORECASE)
+_ENDINGS = ("ings", "ing", "ies", "ed", "es", "s")
+
+
+class Query(NamedTuple):
+    """``terms`` are words, those that end in ``*`` stand for all that begin so; times are in ms, None without such a
+    filter. ``wrong`` is a filter whose date cannot be read."""
+
+    terms: list[str]
+    sender_id: str | None = None
+    said_after: int | None = None
+    said_before: int | None = None
+    wrong: str | None = None
+
+
+def read_query(text: str, list_words: Callable[[str], list[str]]) -> Query:
+    """Read what somebody typed; ``list_words`` takes a text apart as the index does."""
+    terms: dict[str, None] = {}
+    found = Query([])
+    for quoted, part in _PART.findall(text):
+        chosen = _FILTER.fullmatch(part)
+        if chosen is not None:
+            found = _choose(found, chosen[1].lower(), chosen[2])
+        elif quoted or not part:
+            terms |= dict.fromkeys(list_words(quoted))
+        else:
+            words = list_words(part)
+            stems = [stem(it) for it in words]
+            if words and part.endswith("*"):
+                stems[-1] = f"{words[-1]}*"
+            terms |= dict.fromkeys(stems)
+    return found._replace(terms=list(terms))
+
+
+def stem(word: str) -> str:
+    """Give the term by which a word finds its other forms too."""
+    if len(word) < 3 or not word.isalpha() or any("\u3040" <= it <= "\u9fff" for it in word):
+        return word
+    ending = next((it for it in _ENDINGS if word.endswith(it)), "") if word.isascii() else ""
+    kept = word.removesuffix(ending)
+    if ending in ("ing", "ings", "ed") and kept[-2:-1] == kept[-1:] and kept[-1:] not in "lsz":
+        kept = kept[:-1]  # running, run
+    is_kept = ending and len(kept) >= MIN_STEM_CHARS - (ending == "s") and not kept.endswith(("s", "e", "u", "i"))
+    return f"{kept}*" if is_kept else f"{word}*"
+
+
+def _choose(found: Query, name: str, value: str) -> Query:
+    if name == "from":
+        return found._replace(sender_id=value.lower().removeprefix("@").removeprefix("agent:"))
+    at = read_date(value)
+    if at is None:
+        return found._replace(wrong=f"{name}:{value}")
+    return found._replace(said_after=at) if name == "after" else found._replace(said_before=at)
+
+
+def read_date(text: str) -> int | None:
+    """Give the moment (ms) of a date, or a date and time, in UTC; None for what is neither."""
+    if re.fullmatch(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2})?)?", text) is None:
+        return None
+    try:
+        return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
+    except ValueError:
+        return None
+
+
+def is_chosen(query: Query, sender_id: str, at: int) -> bool:
+    """Tell whether who said a message, and when, is what was asked for."""
+    return (
+        query.sender_id in (None, sender_id)
+        and (query.said_after is None or at >= query.said_after)
+        and (query.said_before is None or at < query.said_before)
+    )

@@ -1,0 +1,94 @@
+"""Searches find other forms of a word, and choose by person and time: by the hub, and in recordings by the page's twin."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+
+from roundelay.app import Network
+from roundelay.network.client import NetworkClient
+from roundelay.network.core.queries import read_query
+from roundelay.network.errors import InvalidArguments
+from roundelay.network.ledger.search import list_words
+from tests.support.page_modules import run_module
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with Network.open() as opened:
+        yield opened
+
+
+async def find(client: NetworkClient, query: str, **options: object) -> list[str]:
+    found = (await client.call("network.search", {"query": query, **options}))["messages"]
+    return [it["content"] for it in found]
+
+
+async def test_a_word_finds_its_other_forms(network: Network) -> None:
+    mia = await network.join("mia", kind="human")
+    for text in (
+        "Two teapots",
+        "A teapot",
+        "It was refunded",
+        "Boxes of tea",
+        "Order 17",
+        "Order 170",
+        "We are running",
+    ):
+        await mia.broadcast(text)
+    forms = {
+        "teapot": ["Two teapots", "A teapot"],
+        "TEAPOTS": ["Two teapots", "A teapot"],
+        "teapots order": [],
+        "refund": ["It was refunded"],
+        "refunding": ["It was refunded"],
+        "box": ["Boxes of tea"],
+        "boxes": ["Boxes of tea"],
+        "run": ["We are running"],
+        "17": ["Order 17"],
+        '"teapot"': ["A teapot"],
+        "tea": ["Two teapots", "A teapot", "Boxes of tea"],
+        '"tea"': ["Boxes of tea"],
+    }
+    assert {query: await find(mia, query) for query in forms} == forms
+
+
+async def test_messages_are_chosen_by_person_and_time(network: Network) -> None:
+    mia, ann = [await network.join(it, kind="human") for it in ("mia", "ann")]
+    for number in range(3):
+        await mia.broadcast(f"tea {number}")
+        await ann.broadcast(f"tea from ann {number}")
+    times = {it.text: it.sent_at for it in (await mia.history("broadcast")).messages}
+    assert await find(mia, "tea from:ann") == [f"tea from ann {it}" for it in range(3)]
+    assert await find(mia, "from:@MIA tea", limit=1) == ["tea 2"]
+    assert await find(mia, "tea", sender_id="nobody") == []
+    later = [it for it, at in times.items() if at >= times["tea 1"]]
+    assert await find(mia, "tea", said_after=times["tea 1"]) == later
+    assert await find(mia, "tea", said_before=times["tea 1"]) == [it for it in times if it not in later]
+    today = datetime.fromtimestamp(times["tea 0"] / 1000, UTC).date().isoformat()
+    assert len(await find(mia, f"tea after:{today}")) == 6
+    assert await find(mia, f"tea before:{today}") == []
+    with pytest.raises(InvalidArguments, match="after:yesterday has no date: write it as 2026-11-27"):
+        await find(mia, "tea after:yesterday")
+    with pytest.raises(InvalidArguments, match="it needs 1 to 32"):
+        await find(mia, "from:ann")
+
+
+QUERIES = [
+    "teapot Teapots boxes BOX running runs refunded parties caf\u00e9s bus glass class 17 x",
+    '"Tea pots" "open from:ann after:2026-11-27 Before:2026-11-28T10:30 from:@bob',
+    "deploy* string during indeed \u65e5\u672c agent:x needs being user-names o'clock",
+]
+
+
+async def test_the_page_reads_a_query_in_the_same_way() -> None:
+    here = [
+        dict(zip(("terms", "sender_id", "said_after", "said_before"), read_query(it, list_words), strict=False))
+        for it in QUERIES
+    ]
+    there = await run_module(
+        'import { readQuery } from "#core/query.js";', "(queries) => queries.map(readQuery)", QUERIES
+    )
+    assert there == [{name: it for name, it in found.items() if it is not None} for found in here]

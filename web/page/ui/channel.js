@@ -1,0 +1,88 @@
+/**
+ * What people do with a channel beside writing in it: its name, its topic, who is in it. The hub decides who may; what it
+ * refuses is told beside the button. It asks the mod `channels` and keeps nothing.
+ */
+import {useState} from "#vendor/hooks.js";
+import {nameOf} from "#core/text.js";
+import {Agent, Button, Dialog, ErrorBox, Field, html, Loading, useFetched} from "#ui/parts.js";
+import {go, linkTo} from "#ui/router.js";
+import {actions, agents, me} from "#ui/store.js";
+
+const MAX_OFFERED = 6;
+const MAX_NAME_CHARS = 64;
+
+/** A name that the hub takes for a channel, made of what somebody typed; "" where nothing is left of it. */
+export function makeChannelName(text) {
+  const plain = text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
+  const name = plain.replace(/[^a-z0-9._]+/g, "-").replace(/^[-._]+/, "").slice(0, MAX_NAME_CHARS);
+  return name.replace(/[-._]+$/, "");
+}
+
+/** The dialog about a channel. @param {{id: string, onClose: () => void}} props `id`: of its thread */
+export function ChannelDialog({id, onClose}) {
+  const name = nameOf(id);
+  const {value, error, again} = useFetched(() => readChannel(name), [name]);
+  const own = me.value.agent_id;
+  const leave = async () => {
+    await actions.call("channels.leave", {name});
+    onClose();
+    go(linkTo.threads());
+  };
+  return html`<${Dialog} title=${`Channel #${name}`} onClose=${onClose}>
+    ${error ? html`<${ErrorBox} error=${error} retry=${again} />` : !value ? html`<${Loading} />` : html`
+      <${Facts} key=${`${value.title} ${value.topic}`} channel=${value} mayRename=${mayManage(value)} again=${again} />
+      <${Members} channel=${value} again=${again} />
+      ${value.is_member && html`<div class="dialog-tools"><${Button} kind="danger" run=${leave}>Leave #${name}<//></div>`}
+      ${value.owner === own && value.is_member && html`<p class="faint">You own this channel, also when you have left it.</p>`}`}<//>`;
+}
+
+const mayManage = ({owner}) => owner === me.value.agent_id || me.value.is_operator;
+
+async function readChannel(name) {
+  const {channels} = await actions.call("channels.list", {});
+  const found = channels.find((it) => it.name === name);
+  if (!found) throw new Error(`There is no channel #${name} that you may see.`);
+  const {members} = found.is_member || me.value.is_operator ? await actions.call("channels.members", {name}) : {members: []};
+  return {...found, ids: members};
+}
+
+/** What it is called, and what it is about. */
+function Facts({channel, mayRename, again}) {
+  const [title, setTitle] = useState(channel.title ?? "");
+  const [topic, setTopic] = useState(channel.topic);
+  const {name} = channel;
+  const save = async () => {
+    if (title.trim() !== (channel.title ?? "")) await actions.call("channels.set_title", {name, title: title.trim()});
+    if (topic.trim() !== channel.topic) await actions.call("channels.set_topic", {name, topic: topic.trim()});
+    again();
+  };
+  return html`<form onSubmit=${(event) => event.preventDefault()}>
+    ${mayRename && html`<${Field} label="Name" isLabelSeen maxlength="100" placeholder=${name} value=${title} onInput=${(event) => setTitle(event.target.value)} />`}
+    <${Field} label="Topic" isLabelSeen maxlength="1000" value=${topic} onInput=${(event) => setTopic(event.target.value)} />
+    <div class="dialog-tools"><${Button} type="submit" run=${save}>Save<//></div></form>`;
+}
+
+function Members({channel, again}) {
+  const [query, setQuery] = useState("");
+  const [invited, setInvited] = useState([]);
+  const {name, ids} = channel;
+  const own = me.value.agent_id;
+  const words = query.trim().toLowerCase();
+  const offered = Object.values(agents.value).filter((it) => !ids.includes(it.agent_id) && it.agent_id.includes(words)).slice(0, MAX_OFFERED);
+  const invite = (agent_id) => async () => {
+    await actions.call("channels.invite", {name, agent_id});
+    setInvited([...invited, agent_id]);
+  };
+  const remove = (agent_id) => async () => {
+    await actions.call("channels.remove", {name, agent_id});
+    again();
+  };
+  return html`<section class="section"><h2>${ids.length === 1 ? "1 member" : `${ids.length} members`}</h2>
+    <ul class="card card-list members" aria-label="Members">${ids.map((it) => html`<li key=${it} class="row row-line"><${Agent} id=${it} link />
+      <span class="faint">${it === channel.owner ? "owner" : agents.value[it]?.kind ?? ""}</span>
+      ${mayManage(channel) && it !== own && html`<${Button} kind="small danger" run=${remove(it)}>Remove<//>`}</li>`)}</ul>
+    ${mayManage(channel) && html`<div class="section"><${Field} label="Invite somebody" isLabelSeen type="search" placeholder="An agent or a person" value=${query} onInput=${(event) => setQuery(event.target.value)} />
+      <ul class="choose" aria-label="Whom to invite">${offered.map((it) => html`<li key=${it.agent_id} class="row-line"><${Agent} id=${it.agent_id} /><span class="faint">${it.kind}</span>
+        ${invited.includes(it.agent_id) ? html`<span class="state">Invited: may join now</span>` : html`<${Button} kind="small" run=${invite(it.agent_id)}>Invite<//>`}</li>`)}</ul></div>`}
+  </section>`;
+}
