@@ -93,7 +93,7 @@ from .values import (
     Replayed,
     Review,
     Reviewed,
-    Stopped,
+    StopTrace,
     ToolError,
     ToolResult,
     ToolsDone,
@@ -159,7 +159,7 @@ class Playback(Protocol):
         """Give what middleware kept in a turn; None if nothing."""
         ...
 
-    def find_stopped(self, reaction: str) -> Stopped | None:
+    def find_stopped(self, reaction: str) -> StopTrace | None:
         """Give what a person's stop had left of a reaction; None for one that left nothing."""
         ...
 
@@ -247,12 +247,12 @@ class Driver:
         except SystemExit as error:  # of middleware: out of a task it would end the event loop
             raise Broken(error) from error
 
-    def find_stopped(self, by: str) -> Stopped | None:
+    def find_stopped(self, by: str) -> StopTrace | None:
         """Give what is left of a run that ``by`` has stopped; None where a replay knows that nothing was kept then."""
         if self._playback is not None:
             return self._playback.find_stopped(self._id)
         is_shown = self._reaction.sends_text() and not self._is_held()
-        return Stopped(by, self._reaction.turn, self._heard if is_shown else "", tuple(self._broken_off))
+        return StopTrace(by, self._reaction.turn, self._heard if is_shown else "", tuple(self._broken_off))
 
     def cancel(self, reason: str, broken_off: tuple[ModelUse, ...] = ()) -> Finish:
         """End the reaction after `run` was cancelled in the middle of a step, or in what middleware does after the last

@@ -58,7 +58,7 @@ from .values import (
     Replayed,
     Reviewed,
     Scope,
-    Stopped,
+    StopTrace,
     ToolResult,
     Vote,
     Wait,
@@ -174,7 +174,7 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {
     "used": TypeAdapter(_Used),
     "thinking": TypeAdapter(_Thinking),
     "progress": TypeAdapter(_Progress),
-    "stopped": TypeAdapter(Stopped),
+    "stopped": TypeAdapter(StopTrace),
     "finished": TypeAdapter(Finish),
 }
 _PLACE = TypeAdapter(_RecordPlace)
@@ -228,7 +228,7 @@ class Recorded:
     """What middleware kept in a turn, by name."""
 
     altered: dict[int, Altered] = field(default_factory=dict)
-    stopped: Stopped | None = None
+    stopped: StopTrace | None = None
     """A person has stopped it: it only has to say so."""
 
     finished: Finish | None = None
@@ -319,7 +319,7 @@ class Recorded:
                 self.thinking[turn] = value.text
             case _Progress():
                 self.progress[at] = value.steps
-            case Stopped():
+            case StopTrace():
                 self.stopped = value
             case _Note():
                 self.notes.setdefault(turn, {})[value.name] = value.value
@@ -571,7 +571,7 @@ class Journal:
             key, body = f"{call}-{send}", {"call": call, "send": send, **body}
         await self._record("review", turn, key, {"turn": turn, **body})
 
-    async def record_stopped(self, stopped: Stopped) -> Stopped:
+    async def record_stopped(self, stopped: StopTrace) -> StopTrace:
         """Keep what a person's stop left, before anybody is told of it. Give it as it is kept: cut to what a record
         holds."""
         room = self.max_body_bytes // 12  # an escaped character takes six bytes

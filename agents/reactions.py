@@ -42,7 +42,7 @@ from .models.model import Usage
 from .prompt import render_new_messages
 from .reaction import REPORTED, LoopState, Reaction
 from .text import replace_surrogates, write_stopped
-from .values import Finish, NewMessages, Status, Stopped
+from .values import Finish, NewMessages, Status, StopTrace
 from .waiting import Replies
 from .watching import Shown
 
@@ -106,7 +106,7 @@ class RunningReaction:
     new_messages: NewMessagesSource | None = None
     """What arrives behind it, or was said before it began, if the model is to read it there."""
 
-    stopped: Stopped | None = None
+    stopped: StopTrace | None = None
     """What a person's stop left of it: the text that was streamed."""
 
     is_answered: bool = False
@@ -232,7 +232,7 @@ class RunningReaction:
             _logger.error("failed reaction stays open", extra=told, exc_info=without_words(broken))
         return True
 
-    async def _tell_stop(self, stopped: Stopped) -> None:
+    async def _tell_stop(self, stopped: StopTrace) -> None:
         """Say in the thread who has stopped it, below what was streamed by then. A refusal changes nothing: it is
         stopped all the same."""
         try:

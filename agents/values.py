@@ -95,7 +95,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StopTrace:
     """A person's stop. ``text`` is what the model had written of its answer by then, empty where nobody was shown it;
     ``used`` is what the model calls that it broke off had used, as the provider told or as estimated."""
 

@@ -14,7 +14,7 @@ from roundelay.agents.journal import Recorded, derived_id
 from roundelay.agents.models.model import Model, ModelError, ModelFailure, ModelReply, ModelRequest
 from roundelay.agents.models.tape import find_drift
 from roundelay.agents.tools import PlannedCall
-from roundelay.agents.values import ModelFailed, Reviewed, Stopped, ToolResult
+from roundelay.agents.values import ModelFailed, Reviewed, StopTrace, ToolResult
 from roundelay.runs.reading import read_path, shorten
 from roundelay.runs.recording import CallPlace, Recording
 from roundelay.runs.replay_compare import Difference
@@ -131,7 +131,7 @@ class RecordedAnswers:
         run = self._find_run(reaction, path)
         return run.notes.get(turn, {}).get(name) if run is not None else None
 
-    def find_stopped(self, reaction: str) -> Stopped | None:
+    def find_stopped(self, reaction: str) -> StopTrace | None:
         found = self._recording.reactions.get(reaction)
         return found.run.stopped if found is not None and found.run is not None else None
 

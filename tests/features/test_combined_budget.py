@@ -182,7 +182,7 @@ async def test_each_forced_request_is_reserved_where_the_budget_stands_behind(ne
     async def ask(agent_id: str, *names: str) -> str:
         runner = SimpleAgentRunner(
             agent_id, instruction="x", model=provider.model(), tools=tools,
-            middleware=[ForcedTools(*names), budget(400, reaction=1000)],
+            middleware=[ForcedTools(*names), budget(400, reaction=1100)],
         )  # fmt: skip
         async with running(network, runner):
             return (await mia.ask(agent_id, "hello")).text

@@ -20,7 +20,7 @@ from roundelay.agents.reactions import ReactionResult
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
 from roundelay.agents.tools import Tool, ToolContext, tool
-from roundelay.agents.values import Stopped, ToolError
+from roundelay.agents.values import StopTrace, ToolError
 from roundelay.app import Network, serve
 from roundelay.network.client import NetworkClient, Presence, Signal
 from roundelay.network.config import Limits, NodeConfig
@@ -464,7 +464,7 @@ async def test_a_stop_that_was_recorded_before_a_crash_is_told_once_afterwards(n
             Started(trigger=asked.seq, thread_id=asked.thread_id or "", as_of=asked.seq, manifest=[], config_hash="")
         )
         use = ModelUse("gpt-4o", Usage(10, 2))
-        await journal.record_stopped(Stopped("mia", 1, "Once upon a", (use,)))
+        await journal.record_stopped(StopTrace("mia", 1, "Once upon a", (use,)))
         if said_before:
             message = (await bob.history("direct:bob~mia")).messages[-1]
             text = "Once upon a\n\nStopped by mia."

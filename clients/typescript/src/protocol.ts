@@ -282,7 +282,7 @@ export interface OperationArgs {
     limit?: number;
     threads?: string[] | null;
   };
-  /** Who has tokens, without the tokens, by id and age; those behind the one whose `hash` is `after`. */
+  /** Who has tokens, without the tokens, and how many sessions joined with each, by id and age; those behind the one whose `hash` is `after`. */
   "network.list_tokens": {
     after?: string | null;
     limit?: number;
@@ -365,9 +365,10 @@ export interface OperationArgs {
     seq: number;
     agent_id?: string | null;
   };
-  /** Revoke every token of an id, and the logins to it that nobody has used, and close its sessions. */
+  /** Revoke every token of an id, and the logins to it that nobody has used, and close its sessions; or, with a `token_hash` (or its beginning, as `network.list_tokens` shows it), that token alone, and the sessions that joined with it. */
   "network.revoke_token": {
     agent_id: string;
+    token_hash?: string | null;
   };
   /** The log itself, every row above `after`, ascending, as lines of JSON, byte by byte what is stored. */
   "network.rows": {
