@@ -377,6 +377,31 @@ def test_the_types_are_those_of_the_hub() -> None:
     )
 
 
+BUILT_IN = {"Record"}
+
+
+def test_every_type_that_the_types_name_is_declared() -> None:
+    """What `tsc` would say of the file, where no compiler is installed: `Cannot find name 'Follows'`."""
+    written = (CLIENT / "src" / "protocol.ts").read_text(encoding="utf-8")
+    code = re.sub(r'/\*.*?\*/|"(?:[^"\\]|\\.)*"', "", written, flags=re.DOTALL)
+    declared = set(re.findall(r"export (?:interface|type) (\w+)", code))
+    named = set(re.findall(r"\b[A-Z]\w*", code))
+    assert named - declared - BUILT_IN == set()
+
+
+def test_what_the_sources_import_of_the_types_is_there() -> None:
+    exported = set(re.findall(r"export (?:interface|type) (\w+)", (CLIENT / "src" / "protocol.ts").read_text("utf-8")))
+    found = 0
+    for path in (CLIENT / "src").glob("*.ts"):
+        for names in re.findall(
+            r'(?:import|export) (?:type )?\{([^}]*)\} from "\./protocol\.[jt]s"', path.read_text("utf-8")
+        ):
+            wanted = {it.removeprefix("type ").split(" as ")[0].strip() for it in names.split(",") if it.strip()}
+            assert wanted <= exported, path.name
+            found += len(wanted)
+    assert found > 0
+
+
 async def test_a_frame_is_read_by_what_the_hub_always_gives() -> None:
     """`core/frames.js` requires of each frame what asyncapi.json does, and knows each kind that there is."""
     shapes = await run_module('import { SHAPES } from "#core/frames.js";', "() => SHAPES")

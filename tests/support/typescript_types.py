@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from roundelay.mods.channels import Channels
@@ -40,7 +40,7 @@ def write_types() -> str:
     """The whole file."""
     schemas = asyncapi_document()["components"]["schemas"]
     parts = [HEAD]
-    for name in FRAMES:
+    for name in _with_inner(FRAMES, schemas):
         members = _members(schemas[name], "")
         if name == "NoticeFrame":  # protocol.md: there may be kinds that this page does not name
             members = members.replace("  kind: ", "  kind: (string & {}) | ")
@@ -54,6 +54,24 @@ def write_types() -> str:
         "/** The arguments of each operation. */\nexport interface OperationArgs {\n" + "\n".join(rows) + "\n}\n"
     )
     return "\n".join(parts)
+
+
+def _with_inner(names: Iterable[str], schemas: Mapping[str, Any]) -> list[str]:
+    """Give these schemas, each followed by those that it refers to and that are not listed yet."""
+    listed = list(names)
+    for name in listed:  # which grows meanwhile
+        listed += [it for it in dict.fromkeys(_list_references(schemas[name])) if it not in listed]
+    return listed
+
+
+def _list_references(schema: object) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        if isinstance(name := schema.get("$ref"), str):
+            yield name.rpartition("/")[2]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for inner in schema:
+            yield from _list_references(inner)
 
 
 def _members(schema: Mapping[str, Any], pad: str) -> str:

@@ -97,6 +97,11 @@ export interface NoticeFrame {
   body: Json;
 }
 
+export interface Follows {
+  leader: string;
+  as_of: number;
+}
+
 /** The arguments of each operation. */
 export interface OperationArgs {
   /** Create a channel, own it and join it. Access "open": anybody may join; "invite": everybody sees it, only those whom you invite may join; "closed": nobody else even sees that there is one. With history "members", late joiners may read what was written before. */
