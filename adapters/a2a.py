@@ -18,31 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
-import httpx
-from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
-from a2a.client.errors import A2AClientError, A2AClientTimeoutError
-from a2a.types import (
-    AgentCard,
-    Artifact,
-    CancelTaskRequest,
-    GetTaskRequest,
-    ListTasksRequest,
-    Message,
-    Part,
-    Role,
-    SendMessageRequest,
-    StreamResponse,
-    SubscribeToTaskRequest,
-    Task,
-    TaskNotFoundError,
-    TaskState,
-    UnsupportedOperationError,
-)
-from a2a.utils.errors import A2AError
-
-# the package of protobuf's runtime has no types
-from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
-
 from roundelay.agents.models.model import ModelError, ModelFailure
 from roundelay.agents.outgoing_http import load_certificates
 from roundelay.agents.per_loop import PerLoop
@@ -50,9 +25,37 @@ from roundelay.agents.runner import RunnerOptions
 from roundelay.interop.a2a_parts import escape_line_ends, make_parts, read_parts
 from roundelay.network.credentials import read_secret
 from roundelay.network.errors import ConfigError
+
+# the package of protobuf's runtime has no types
+from roundelay.network.extras import needs
 from roundelay.network.messages import write_content
 
 from .participant import AdaptedAgent, IncomingTurn, mark, name_failure
+
+with needs("interop"):
+    import httpx
+    from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
+    from a2a.client.errors import A2AClientError, A2AClientTimeoutError
+    from a2a.types import (
+        AgentCard,
+        Artifact,
+        CancelTaskRequest,
+        GetTaskRequest,
+        ListTasksRequest,
+        Message,
+        Part,
+        Role,
+        SendMessageRequest,
+        StreamResponse,
+        SubscribeToTaskRequest,
+        Task,
+        TaskNotFoundError,
+        TaskState,
+        UnsupportedOperationError,
+    )
+    from a2a.utils.errors import A2AError
+    from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
+
 
 _logger = logging.getLogger(__name__)
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from agent_framework import AgentResponseUpdate, Message, SupportsAgentRun
-
 from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
 from roundelay.agents.runner import RunnerOptions
+from roundelay.network.extras import needs
 
 from .participant import AdaptedAgent, IncomingTurn
+
+with needs("agent-framework"):
+    from agent_framework import AgentResponseUpdate, Message, SupportsAgentRun
 
 
 class AgentFrameworkAgent(AdaptedAgent):

@@ -11,25 +11,27 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Unpack
 
-from agentscope.agent import Agent
-from agentscope.event import (
-    AgentEvent,
-    ModelCallEndEvent,
-    ModelCallStartEvent,
-    ReplyEndEvent,
-    RequireExternalExecutionEvent,
-    RequireUserConfirmEvent,
-    TextBlockDeltaEvent,
-    ThinkingBlockDeltaEvent,
-    ToolResultEndEvent,
-    ToolResultStartEvent,
-)
-from agentscope.message import AssistantMsg, Msg, ToolResultState, UserMsg
-
 from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
 from roundelay.agents.runner import RunnerOptions
+from roundelay.network.extras import needs
 
 from .participant import AdaptedAgent, IncomingTurn
+
+with needs("agentscope"):
+    from agentscope.agent import Agent
+    from agentscope.event import (
+        AgentEvent,
+        ModelCallEndEvent,
+        ModelCallStartEvent,
+        ReplyEndEvent,
+        RequireExternalExecutionEvent,
+        RequireUserConfirmEvent,
+        TextBlockDeltaEvent,
+        ThinkingBlockDeltaEvent,
+        ToolResultEndEvent,
+        ToolResultStartEvent,
+    )
+    from agentscope.message import AssistantMsg, Msg, ToolResultState, UserMsg
 
 
 class AgentScopeAgent(AdaptedAgent):

@@ -11,22 +11,24 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Unpack
 
-from autogen_agentchat.base import TaskResult, TaskRunner
-from autogen_agentchat.messages import (
-    BaseAgentEvent,
-    BaseChatMessage,
-    ModelClientStreamingChunkEvent,
-    TextMessage,
-    ThoughtEvent,
-    ToolCallExecutionEvent,
-    ToolCallRequestEvent,
-)
-from autogen_core import CancellationToken
-
 from roundelay.agents.models.model import Usage
 from roundelay.agents.runner import RunnerOptions
+from roundelay.network.extras import needs
 
 from .participant import AdaptedAgent, IncomingTurn
+
+with needs("autogen"):
+    from autogen_agentchat.base import TaskResult, TaskRunner
+    from autogen_agentchat.messages import (
+        BaseAgentEvent,
+        BaseChatMessage,
+        ModelClientStreamingChunkEvent,
+        TextMessage,
+        ThoughtEvent,
+        ToolCallExecutionEvent,
+        ToolCallRequestEvent,
+    )
+    from autogen_core import CancellationToken
 
 
 class AutoGenAgent(AdaptedAgent):

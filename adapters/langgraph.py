@@ -11,17 +11,20 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 from uuid import UUID
 
-from langchain_core.callbacks import AsyncCallbackHandler
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
-from langchain_core.outputs import ChatGeneration, LLMResult
-from langchain_core.runnables import RunnableConfig
-from langgraph.pregel import Pregel
-
 from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
 from roundelay.agents.runner import RunnerOptions
 from roundelay.network import messages as ledger
+from roundelay.network.extras import needs
 
 from .participant import AdaptedAgent, IncomingTurn, mark
+
+with needs("langgraph"):
+    from langchain_core.callbacks import AsyncCallbackHandler
+    from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+    from langchain_core.outputs import ChatGeneration, LLMResult
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.pregel import Pregel
+
 
 LEFT_OPEN = "This call was broken off. Whether it took effect is unknown."
 

@@ -11,11 +11,14 @@ from typing import Any, Unpack
 
 from pydantic import TypeAdapter
 
-from agents import Agent, RunConfig, Runner, StreamEvent
 from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
 from roundelay.agents.runner import RunnerOptions
+from roundelay.network.extras import needs
 
 from .participant import AdaptedAgent, IncomingTurn
+
+with needs("openai-agents"):
+    from agents import Agent, RunConfig, Runner, StreamEvent
 
 
 class OpenAIAgentsAgent(AdaptedAgent):

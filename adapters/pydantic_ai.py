@@ -12,29 +12,32 @@ from functools import partial
 from typing import Any, Unpack
 
 from pydantic import TypeAdapter
-from pydantic_ai.agent import AbstractAgent
-from pydantic_ai.capabilities import ReinjectSystemPrompt
-from pydantic_ai.messages import (
-    AgentStreamEvent,
-    FunctionToolCallEvent,
-    FunctionToolResultEvent,
-    ModelMessage,
-    ModelRequest,
-    ModelResponse,
-    PartDeltaEvent,
-    PartStartEvent,
-    TextPart,
-    TextPartDelta,
-    ThinkingPart,
-    ThinkingPartDelta,
-    UserPromptPart,
-)
-from pydantic_ai.tools import DeferredToolRequests, RunContext
 
 from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
 from roundelay.agents.runner import RunnerOptions
+from roundelay.network.extras import needs
 
 from .participant import AdaptedAgent, IncomingTurn
+
+with needs("pydantic-ai"):
+    from pydantic_ai.agent import AbstractAgent
+    from pydantic_ai.capabilities import ReinjectSystemPrompt
+    from pydantic_ai.messages import (
+        AgentStreamEvent,
+        FunctionToolCallEvent,
+        FunctionToolResultEvent,
+        ModelMessage,
+        ModelRequest,
+        ModelResponse,
+        PartDeltaEvent,
+        PartStartEvent,
+        TextPart,
+        TextPartDelta,
+        ThinkingPart,
+        ThinkingPartDelta,
+        UserPromptPart,
+    )
+    from pydantic_ai.tools import DeferredToolRequests, RunContext
 
 
 class PydanticAIAgent(AdaptedAgent):

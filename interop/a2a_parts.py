@@ -12,11 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from a2a.types import Part
-
 # the package of protobuf's runtime has no types, nor does a2a-sdk bring any
-from google.protobuf.json_format import MessageToDict, ParseDict  # type: ignore[import-untyped]
-from google.protobuf.struct_pb2 import Value  # type: ignore[import-untyped]
+from roundelay.network.extras import needs
+
+with needs("interop"):
+    from a2a.types import Part
+    from google.protobuf.json_format import MessageToDict, ParseDict  # type: ignore[import-untyped]
+    from google.protobuf.struct_pb2 import Value  # type: ignore[import-untyped]
+
 
 _LINE_ENDS = re.compile("\x85|\u2028|\u2029".encode())
 _FORM = {"text", "files", "images"}

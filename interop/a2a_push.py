@@ -19,11 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
-import jwt
-from a2a.types import AuthenticationInfo, TaskPushNotificationConfig
-from a2a.utils.proto_utils import to_stream_response
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec import Struct
 
 from roundelay.network.client import NetworkClient
@@ -36,6 +31,7 @@ from roundelay.network.errors import (
     RoundelayError,
     TooLarge,
 )
+from roundelay.network.extras import needs
 
 from .a2a_parts import read_json
 from .a2a_tasks import TERMINAL, TaskLedger, TaskRecord
@@ -45,6 +41,14 @@ from .kept_files import KeptFile, NotKept
 from .succeeding import SucceedingTasks
 from .webhook_posts import PostAnswer, WebhookPoster, WebhookUrl
 from .webhooks import NODE_RETRY_S, WebhookPace
+
+with needs("interop"):
+    import jwt
+    from a2a.types import AuthenticationInfo, TaskPushNotificationConfig
+    from a2a.utils.proto_utils import to_stream_response
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
 
 _logger = logging.getLogger(__name__)
 

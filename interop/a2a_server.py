@@ -17,61 +17,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeAlias, cast
 
-from a2a.server.context import ServerCallContext
-from a2a.server.events.event_queue import Event
-from a2a.server.jsonrpc_models import JSONParseError
-from a2a.server.request_handlers import RequestHandler, build_error_response, validate_request_params
-from a2a.server.routes import ServerCallContextBuilder, create_jsonrpc_routes, create_rest_routes
-from a2a.types import (
-    AgentCapabilities,
-    AgentCard,
-    AgentInterface,
-    AgentSkill,
-    Artifact,
-    CancelTaskRequest,
-    ContentTypeNotSupportedError,
-    DeleteTaskPushNotificationConfigRequest,
-    GetExtendedAgentCardRequest,
-    GetTaskPushNotificationConfigRequest,
-    GetTaskRequest,
-    HTTPAuthSecurityScheme,
-    InternalError,
-    InvalidParamsError,
-    ListTaskPushNotificationConfigsRequest,
-    ListTaskPushNotificationConfigsResponse,
-    ListTasksRequest,
-    ListTasksResponse,
-    Message,
-    Part,
-    PushNotificationNotSupportedError,
-    Role,
-    SecurityRequirement,
-    SecurityScheme,
-    SendMessageConfiguration,
-    SendMessageRequest,
-    StringList,
-    SubscribeToTaskRequest,
-    Task,
-    TaskArtifactUpdateEvent,
-    TaskNotCancelableError,
-    TaskNotFoundError,
-    TaskPushNotificationConfig,
-    TaskState,
-    TaskStatusUpdateEvent,
-    UnsupportedOperationError,
-)
-from a2a.utils.constants import A2A_JSON_MEDIA_TYPE
-from a2a.utils.error_handlers import build_rest_error_payload
-
-# the package of protobuf's runtime has no types
-from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.types import Message as ServerEvent
-
 from roundelay.network.addresses import agent_address
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import (
@@ -84,6 +29,9 @@ from roundelay.network.errors import (
     UnknownMessage,
     UnknownRecipient,
 )
+
+# the package of protobuf's runtime has no types
+from roundelay.network.extras import needs
 from roundelay.network.frames import is_id
 
 from .a2a_parts import escape_line_ends, make_parts, read_json, read_parts
@@ -105,6 +53,61 @@ from .callers import Callers, Credentials, read_authorization
 from .conversations import AgentAnswer, FollowedQuestion, QuestionEnded, QuestionStored, TextPiece, find_agent
 from .http_api import parse_json, read_body, serve_while_there
 from .public_names import PublicNames
+
+with needs("interop"):
+    from a2a.server.context import ServerCallContext
+    from a2a.server.events.event_queue import Event
+    from a2a.server.jsonrpc_models import JSONParseError
+    from a2a.server.request_handlers import RequestHandler, build_error_response, validate_request_params
+    from a2a.server.routes import ServerCallContextBuilder, create_jsonrpc_routes, create_rest_routes
+    from a2a.types import (
+        AgentCapabilities,
+        AgentCard,
+        AgentInterface,
+        AgentSkill,
+        Artifact,
+        CancelTaskRequest,
+        ContentTypeNotSupportedError,
+        DeleteTaskPushNotificationConfigRequest,
+        GetExtendedAgentCardRequest,
+        GetTaskPushNotificationConfigRequest,
+        GetTaskRequest,
+        HTTPAuthSecurityScheme,
+        InternalError,
+        InvalidParamsError,
+        ListTaskPushNotificationConfigsRequest,
+        ListTaskPushNotificationConfigsResponse,
+        ListTasksRequest,
+        ListTasksResponse,
+        Message,
+        Part,
+        PushNotificationNotSupportedError,
+        Role,
+        SecurityRequirement,
+        SecurityScheme,
+        SendMessageConfiguration,
+        SendMessageRequest,
+        StringList,
+        SubscribeToTaskRequest,
+        Task,
+        TaskArtifactUpdateEvent,
+        TaskNotCancelableError,
+        TaskNotFoundError,
+        TaskPushNotificationConfig,
+        TaskState,
+        TaskStatusUpdateEvent,
+        UnsupportedOperationError,
+    )
+    from a2a.utils.constants import A2A_JSON_MEDIA_TYPE
+    from a2a.utils.error_handlers import build_rest_error_payload
+    from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
+    from starlette.datastructures import Headers, MutableHeaders
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route, Router
+    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Message as ServerEvent
+
 
 _logger = logging.getLogger(__name__)
 

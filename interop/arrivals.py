@@ -15,11 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from roundelay.network.extras import needs
 from roundelay.network.hub.admission import Gate, crowd_of
 
 from .callers import token_taken
+
+with needs("interop"):
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
 
 log = logging.getLogger(__name__)
 

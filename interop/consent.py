@@ -10,15 +10,19 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from mcp.server.mcpserver import Context
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.shared.exceptions import MCPError
-from mcp.types import MISSING_REQUIRED_CLIENT_CAPABILITY
 from pydantic import BaseModel, Field
 
 from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.extras import needs
 
 from .rendering import visible
+
+with needs("interop"):
+    from mcp.server.mcpserver import Context
+    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.shared.exceptions import MCPError
+    from mcp.types import MISSING_REQUIRED_CLIENT_CAPABILITY
+
 
 MAX_ASKED_CHARS = 8_000
 """Of what a person is asked to decide on: it is shown whole, or it is not decided here."""

@@ -15,20 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-import uvicorn
-from mcp.server.mcpserver import Context
-from mcp.server.transport_security import TransportSecuritySettings
-from starlette.applications import Starlette
-from starlette.datastructures import Headers
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Served
 from roundelay.network.errors import ConnectError, Forbidden, InvalidFrame, RoundelayError
+from roundelay.network.extras import needs
 
 from .a2a_push import TaskPushes
 from .a2a_server import make_a2a_app
@@ -40,6 +30,19 @@ from .openai_api import make_openai_routes
 from .public_names import PublicNames
 from .webhooks import WebhookPace, Webhooks
 from .webhooks_api import make_webhook_endpoints
+
+with needs("interop"):
+    import uvicorn
+    from mcp.server.mcpserver import Context
+    from mcp.server.transport_security import TransportSecuritySettings
+    from starlette.applications import Starlette
+    from starlette.datastructures import Headers
+    from starlette.middleware import Middleware
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, PlainTextResponse, Response
+    from starlette.routing import Mount, Route
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
 
 KEYS_PATH = "/.well-known/jwks.json"
 """What proves push notifications of A2A; everybody may see it."""

@@ -20,10 +20,6 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import models_json_schema
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import ordered_id
@@ -42,10 +38,18 @@ from roundelay.network.errors import (
     UnknownOperation,
     UnknownRecipient,
 )
+from roundelay.network.extras import needs
 from roundelay.network.frames import SEQ_LIMIT
 from roundelay.network.messages import BaseMessage
 
 from .callers import Callers, Credentials, read_authorization, receive_messages
+
+with needs("interop"):
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 T = TypeVar("T")

@@ -11,11 +11,15 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-import anyio
-from mcp.server.stdio import stdio_server
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from roundelay.network.extras import needs
 
 from .mcp_server import make_mcp_server
+
+with needs("interop"):
+    import anyio
+    from mcp.server.stdio import stdio_server
+    from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
 
 LISTS = ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
 _CLIENT = {"name": "roundelay", "version": "1"}

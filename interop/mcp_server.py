@@ -13,21 +13,25 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from mcp.server.context import ServerRequestContext
-from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
-from mcp.server.mcpserver import Context, MCPServer, RequestStateSecurity
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.resolve import Elicit, Resolve
-from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import Field, ValidationError
 
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError, UnknownMessage
+from roundelay.network.extras import needs
 from roundelay.network.messages import message_from_wire
 
 from .callers import receive_messages
 from .consent import PersonsDecision, decision_id, find_question
 from .rendering import THEIRS, describe_agent, plain, reads_by_turn, tell_messages, tell_page
+
+with needs("interop"):
+    from mcp.server.context import ServerRequestContext
+    from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
+    from mcp.server.mcpserver import Context, MCPServer, RequestStateSecurity
+    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.server.mcpserver.resolve import Elicit, Resolve
+    from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
+
 
 MAX_WAIT_S = 25
 """Of `wait` and `ask`: hosts give a tool about half a minute."""

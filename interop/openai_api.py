@@ -21,12 +21,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
-from starlette.background import BackgroundTask
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
-
 from roundelay.network.addresses import conversation_of, direct_thread, name_of
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import ordered_id
@@ -39,6 +33,7 @@ from roundelay.network.errors import (
     UnknownMessage,
     UnknownRecipient,
 )
+from roundelay.network.extras import needs
 from roundelay.network.messages import message_from_wire
 
 from .callers import Callers, Credentials, read_authorization
@@ -83,6 +78,14 @@ from .openai_conversations import (
     update_conversation,
 )
 from .openai_requests import AgentRequest, ApiProblem, compose, conversation_id, read_chat, read_echo, read_response
+
+with needs("interop"):
+    from starlette.background import BackgroundTask
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+    from starlette.types import Receive, Scope, Send
+
 
 _logger = logging.getLogger(__name__)
 

@@ -13,13 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from starlette.datastructures import QueryParams
-
 from roundelay.network.addresses import agent_address, conversation_of, direct_thread
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import UnknownMessage
+from roundelay.network.extras import needs
 
 from .openai_requests import AgentRequest, ApiProblem, SaidItem, conversation_id, read_items
+
+with needs("interop"):
+    from starlette.datastructures import QueryParams
+
 
 OWN = "openai"
 """In a message's metadata: what this endpoint notes of it."""

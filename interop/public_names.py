@@ -10,11 +10,14 @@ import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
-from starlette.requests import Request
-
 from roundelay.network.config import WebHost, read_web_host
+from roundelay.network.extras import needs
 from roundelay.network.home import is_loopback
+
+with needs("interop"):
+    from starlette.datastructures import Headers
+    from starlette.requests import Request
+
 
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~%-]+){1,16}/?", re.ASCII)
 _SHOWN = 100

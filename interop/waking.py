@@ -17,18 +17,22 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from mcp.server.mcpserver import MCPServer
-from mcp.server.runner import serve_loop
-from mcp.server.stdio import stdio_server
-from mcp.shared.message import SessionMessage
-from mcp.types import JSONRPCNotification
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import WebSocketException
 
 from roundelay.network.errors import RoundelayError
+from roundelay.network.extras import needs
 from roundelay.network.home import find_user_folder
 
 from .bridged import BridgedSession
+
+with needs("interop"):
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.runner import serve_loop
+    from mcp.server.stdio import stdio_server
+    from mcp.shared.message import SessionMessage
+    from mcp.types import JSONRPCNotification
+
 
 _logger = logging.getLogger(__name__)
 

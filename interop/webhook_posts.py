@@ -24,9 +24,13 @@ from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
-from standardwebhooks import Webhook
 
 from roundelay.network.errors import InvalidArguments
+from roundelay.network.extras import needs
+
+with needs("interop"):
+    from standardwebhooks import Webhook
+
 
 MAX_URL_CHARS = 2000
 TIMEOUT_S = 15.0

@@ -16,29 +16,32 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
-from nats.js import JetStreamContext
-from nats.js.api import (
-    ConsumerConfig,
-    DeliverPolicy,
-    DiscardPolicy,
-    PeerInfo,
-    PersistMode,
-    RetentionPolicy,
-    StorageType,
-    StreamConfig,
-    StreamInfo,
-)
-from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
-
 from roundelay.network.errors import LedgerError
+from roundelay.network.extras import needs
 from roundelay.network.log_urls import NatsAddress
 
 from . import LogFull, LogMoved
 from .shared_log import LogAway, LogChoosing, LogCut, LogRecord, WrongLog, digest, find_no_log
+
+with needs("cluster"):
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.errors import Error as NatsError
+    from nats.errors import NoRespondersError
+    from nats.js import JetStreamContext
+    from nats.js.api import (
+        ConsumerConfig,
+        DeliverPolicy,
+        DiscardPolicy,
+        PeerInfo,
+        PersistMode,
+        RetentionPolicy,
+        StorageType,
+        StreamConfig,
+        StreamInfo,
+    )
+    from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
+
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """The server's codes for a record that does not follow the last one."""

@@ -17,15 +17,18 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import asyncpg
-from asyncpg.pool import PoolConnectionProxy
-
 from roundelay.network.clock import random_id
 from roundelay.network.errors import ConfigError, LedgerError
+from roundelay.network.extras import needs
 from roundelay.network.log_urls import TLS_FILES, PostgresAddress
 
 from . import LogFull, LogMoved
 from .shared_log import LogAway, LogChoosing, LogCut, LogRecord, WrongLog, find_no_log
+
+with needs("cluster"):
+    import asyncpg
+    from asyncpg.pool import PoolConnectionProxy
+
 
 OLDEST = 14
 """The first release of the server that is used."""

@@ -54,7 +54,11 @@ def install(
 ) -> None:
     """Write the MCP server and the hooks into a project's files for HOST. Again changes nothing."""
     from roundelay.interop import installing
+    from roundelay.interop.mcp_stdio import is_sdk_installed
+    from roundelay.network.errors import ConfigError
 
+    if command is None and not is_sdk_installed():  # else the host would be told to start what cannot start
+        raise ConfigError(MISSING)
     chosen = _find(host)
     changes = installing.plan_install(chosen, project, url=check_url(url) if url else None, command=command, wakes=wake)
     if not dry_run:

@@ -22,6 +22,7 @@ from roundelay.interop.installing import find_state, install, plan_install, plan
 from roundelay.interop.participants import HostProcess, claim_name
 from roundelay.network.errors import ConfigError
 from tests.support.coding_host import CodingHost
+from tests.support.command import invoke
 from tests.support.counts import Note
 from tests.support.node import node_process, running_node
 
@@ -442,3 +443,12 @@ async def test_a_transcript_keeps_from_telling_twice_and_without_one_only_what_a
     kind: str, tmp_path: Path, note: Note
 ) -> None:
     await _prove(tmp_path, note, 60, kind)
+
+
+async def test_install_without_the_extra_writes_nothing_and_says_what_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roundelay.interop.mcp_stdio.find_spec", lambda name: None)
+    done = await invoke("bridge", "install", "claude", "--project", tmp_path, code=2)
+    assert "pip install 'roundelay[interop]'" in done.err
+    assert read_all(tmp_path) == {}

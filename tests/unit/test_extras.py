@@ -1,0 +1,101 @@
+"""Without its extra, each optional module names the extra and the command that adds it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from roundelay.network.extras import MissingExtra, needs
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+HIDE = """
+import importlib, sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+HIDDEN = set(sys.argv[1].split(","))
+sys.meta_path.insert(0, Hidden())
+for module in sys.argv[2:]:
+    try:
+        importlib.import_module(module)
+        print("imported")
+    except Exception as error:
+        print(str(error).replace(chr(10), " "))
+"""
+GROUPS = {
+    "interop": (
+        "a2a,mcp,mcp_types,jwt,starlette,uvicorn,standardwebhooks",
+        ("roundelay.interop.gateway", "roundelay.interop.http_api", "roundelay.interop.openai_api", "roundelay.interop.a2a_server",
+         "roundelay.interop.a2a_parts", "roundelay.interop.a2a_push", "roundelay.interop.mcp_server", "roundelay.interop.webhook_posts",
+         "roundelay.adapters.a2a"),
+    ),
+    "langgraph": ("langgraph,langchain_core", ("roundelay.adapters.langgraph",)),
+    "pydantic-ai": ("pydantic_ai", ("roundelay.adapters.pydantic_ai",)),
+    "openai-agents": ("agents", ("roundelay.adapters.openai_agents",)),
+    "agent-framework": ("agent_framework", ("roundelay.adapters.agent_framework",)),
+    "autogen": ("autogen_agentchat", ("roundelay.adapters.autogen",)),
+    "agentscope": ("agentscope", ("roundelay.adapters.agentscope",)),
+    "cluster": ("nats,asyncpg", ("roundelay.network.ledger.jetstream", "roundelay.network.ledger.postgres")),
+    "tui": ("textual", ("roundelay.tui.app", "roundelay.tui.desk")),
+    "otel": ("opentelemetry", ("roundelay.agents.features.tracing",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", GROUPS)
+def test_a_module_without_its_extra_says_how_to_add_it(extra: str) -> None:
+    hidden, modules = GROUPS[extra]
+    assert extra in EXTRAS
+    command = [sys.executable, "-c", HIDE, hidden, *modules]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT).stdout.splitlines()
+    assert len(told) == len(modules)
+    for line in told:
+        assert re.search(rf"pip install 'roundelay\[{extra}\]'", line), line
+
+
+def test_each_adapter_is_tried() -> None:
+    tried = {name for _, modules in GROUPS.values() for name in modules}
+    written = {f"roundelay.adapters.{it.stem}" for it in (ROOT / "adapters").glob("*.py")}
+    assert written - tried == {"roundelay.adapters.__init__", "roundelay.adapters.participant"}
+
+
+def test_no_adapter_and_no_module_of_interop_imports_an_extra_bare() -> None:
+    optional = {
+        "a2a",
+        "mcp",
+        "jwt",
+        "starlette",
+        "uvicorn",
+        "standardwebhooks",
+        "langgraph",
+        "langchain_core",
+        "pydantic_ai",
+        "nats",
+        "asyncpg",
+    }
+    for path in [
+        *(ROOT / "adapters").glob("*.py"),
+        *(ROOT / "interop").glob("*.py"),
+        *(ROOT / "network/ledger").glob("*.py"),
+    ]:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            names = [it.name for it in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            assert optional.isdisjoint(it.partition(".")[0] for it in names), f"{path.name}: {names}"
+
+
+def test_a_fault_of_our_own_is_no_missing_extra() -> None:
+    with pytest.raises(ModuleNotFoundError) as error, needs("interop"):
+        import roundelay.no_such_module  # type: ignore[import-not-found]  # noqa: F401
+    assert not isinstance(error.value, MissingExtra)
+    with pytest.raises(MissingExtra, match="the extra interop"), needs("interop"):
+        raise ModuleNotFoundError("No module named 'starlette'", name="starlette.routing")
