@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Annotated
 
 from jinja2 import StrictUndefined, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import Field, JsonValue
 
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage
 
 from .agent import KEEPER, Agent, Returns
+from .bounded_templates import BoundedEnvironment
 from .inbox import is_declined
 from .middleware import Around, Instruction, Middleware
 from .models.model import ModelReply, ModelRequest, ToolCall, derive_call_id
@@ -165,7 +165,7 @@ def template_instruction(source: str) -> Instruction:
 
     Raises `ConfigError` for one that is wrong, before any turn.
     """
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
+    environment = BoundedEnvironment(undefined=StrictUndefined)
     try:
         template = environment.from_string(source)
         template.render(_name_facts(TurnState("a", 1, 2)))

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from jinja2 import StrictUndefined, Template, TemplateError, Undefined
 from jinja2.exceptions import TemplateSyntaxError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from markupsafe import Markup, escape
 from pydantic import BaseModel
 
@@ -26,6 +25,7 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
 from roundelay.templates import CONVERSATION, read_template
 
+from .bounded_templates import BoundedEnvironment
 from .containment import retry_later
 from .inbox import Visibility
 from .policy import ALL, AgentPolicy, GrowingWindow, MessageFilter, PerThread, count_most
@@ -141,7 +141,7 @@ def _element_text(value: object) -> Markup:
     return Markup(escape_text(text))  # nosec B704  # escaped right here
 
 
-class _PromptEnvironment(ImmutableSandboxedEnvironment):
+class _PromptEnvironment(BoundedEnvironment):
     """The sandbox, without the filter that would let a payload through unescaped."""
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ decision), and events, which are not stored.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
@@ -26,8 +27,11 @@ from roundelay.agents.agent import KEEPER
 from roundelay.agents.containment import check_plain
 from roundelay.agents.middleware import Middleware
 from roundelay.agents.options import checks
+from roundelay.agents.patterns import BoundedPattern, PatternOverdue, compile_pattern
 from roundelay.agents.values import ALTERED, DISABLED, NOT_RUN
 from roundelay.network.errors import ConfigError
+
+_logger = logging.getLogger(__name__)
 
 REDACTED = "[redacted]"
 NOT_KEPT = "[not kept]"
@@ -232,7 +236,15 @@ def _as_redaction(given: Redaction) -> Callable[[str], str]:
     if callable(given):
         check_plain("What redacts for DataPolicy", given)
         return given
-    pattern = re.compile(given)
+    pattern = BoundedPattern.of(given) if isinstance(given, re.Pattern) else compile_pattern(given)
     if pattern.search(""):
-        raise ValueError(f"the pattern {pattern.pattern!r} finds nothing, between any two characters: write + for *")
-    return lambda text: pattern.sub(REDACTED, text)
+        raise ValueError(f"the pattern {pattern.source!r} finds nothing, between any two characters: write + for *")
+
+    def redact(text: str) -> str:
+        try:
+            return pattern.replace(text, REDACTED)
+        except PatternOverdue:  # what could not be searched may hold what is to be kept out
+            _logger.exception("a pattern of the data policy takes too long; the text is not kept")
+            return NOT_KEPT
+
+    return redact

@@ -25,6 +25,7 @@ from roundelay.agents.import_path import import_callable
 from roundelay.agents.middleware import Answer, Around, Correction, Middleware
 from roundelay.agents.models.model import AssistantMessage, Model, ModelError, ToolMessage, UserMessage
 from roundelay.agents.options import Strict
+from roundelay.agents.patterns import PatternOverdue, compile_pattern
 from roundelay.agents.text import cut, replace_surrogates
 from roundelay.network.errors import ConfigError
 
@@ -164,16 +165,24 @@ class Grounding:
 
 
 class Rule:
-    """Looks for a regular expression: the answer must hold it, or must not (``forbids``)."""
+    """Looks for a regular expression: the answer must hold it, or must not (``forbids``). An answer that takes too long
+    to search does not pass: else whoever shapes it could get around the check."""
 
     def __init__(self, name: str, regex: str, instruction: str, *, forbids: bool = False) -> None:
         self.name = name
-        self._regex = re.compile(regex)
+        self._regex = compile_pattern(regex)
         self._instruction = instruction
         self._forbids = forbids
 
     def __call__(self, answer: str, evidence: Evidence, around: Around, /) -> str | None:
-        return self._instruction if (self._regex.search(answer) is not None) is self._forbids else None
+        try:
+            is_found = self._regex.search(answer) is not None
+        except PatternOverdue:
+            _logger.exception("a check's pattern takes too long", extra={"check": self.name})
+            return (
+                f"The check {self.name} could not search it in time. Write it shorter and plainer. {self._instruction}"
+            )
+        return self._instruction if is_found is self._forbids else None
 
 
 def name_check(check: Check) -> str:

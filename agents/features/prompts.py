@@ -20,10 +20,10 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from jinja2 import StrictUndefined, TemplateError, nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import JsonValue
 
 from roundelay.agents.agent import Agent
+from roundelay.agents.bounded_templates import BoundedEnvironment
 from roundelay.agents.middleware import CallModel, Middleware
 from roundelay.agents.models.model import Model, SystemMessage, ToolSpec, UserMessage
 from roundelay.agents.models.scripted import ScriptedModel
@@ -242,7 +242,7 @@ def _find_words(template: nodes.Template) -> frozenset[str]:
     return frozenset(names | read | constants)
 
 
-_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+_ENVIRONMENT = BoundedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 _DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 _MONTHS = [
     "January",

@@ -31,11 +31,12 @@ from pathlib import Path
 from typing import Annotated, Self, assert_never
 
 from jinja2 import StrictUndefined, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from roundelay.agents.bounded_templates import BoundedEnvironment
 from roundelay.agents.import_path import import_callable
 from roundelay.agents.options import Strict
+from roundelay.agents.patterns import PatternOverdue, compile_pattern
 from roundelay.network.config import bind, load_yaml
 from roundelay.network.errors import ConfigError
 
@@ -205,7 +206,7 @@ def _estimate(*texts: str) -> int:
 
 
 # Not HTML: a text goes out as it is, and the prompt of its reader escapes it.
-_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+_ENVIRONMENT = BoundedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
 def _check_template(source: str) -> str:
@@ -218,7 +219,7 @@ def _check_template(source: str) -> str:
 
 def _check_pattern(source: str) -> str:
     try:
-        re.compile(source)
+        compile_pattern(source)
     except re.error as error:
         raise ValueError(f"is no valid regular expression: {error}") from error
     return source
@@ -247,7 +248,7 @@ class When(Strict):
     """Found in a result of the turn before; its groups are ``match`` if there is no ``regex``."""
 
     def find(self, view: PromptView) -> Mapping[str | int, str] | None:
-        """Give the captured groups if every condition holds, else None."""
+        """Give the captured groups if every condition holds, else None. Raises `PatternOverdue`."""
         last = [result for result in view.tool_results if result.turn == view.turn - 1]
         senders = [self.sender] if isinstance(self.sender, str) else self.sender
         if senders is not None and view.incoming_sender not in senders:
@@ -263,12 +264,12 @@ class When(Strict):
         groups: Mapping[str | int, str] = {}
         if self.result_regex is not None:
             contents = [item.content for item in last if self.after is None or item.tool == self.after]
-            found = next(filter(None, (re.search(self.result_regex, content) for content in contents)), None)
+            found = next(filter(None, (compile_pattern(self.result_regex).search(it) for it in contents)), None)
             if found is None:
                 return None
             groups = _read_groups(found)
         if self.regex is not None:
-            found = re.search(self.regex, view.incoming_text)
+            found = compile_pattern(self.regex).search(view.incoming_text)
             if found is None:
                 return None
             groups = _read_groups(found)
@@ -338,7 +339,11 @@ class RuleSet(Strict):
 
     def _apply(self, request: ModelRequest, view: PromptView) -> Iterable[Action]:
         for number, rule in enumerate(self.rules, 1):
-            groups = rule.when.find(view)
+            try:
+                groups = rule.when.find(view)
+            except PatternOverdue as error:
+                sentence = f"Rule {number} of the script cannot be looked at: {error}"
+                raise ModelError(sentence, reason="misconfigured") from error
             if groups is None:
                 continue
             render = partial(_render, _template_values(request, view, groups))

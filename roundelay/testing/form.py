@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from jinja2 import StrictUndefined, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,13 +23,14 @@ from pydantic import (
     model_validator,
 )
 
+from roundelay.agents.bounded_templates import BoundedEnvironment
 from roundelay.agents.inbox import ReactTo, Visibility
 from roundelay.agents.models.scripted import Pattern, ScriptRule
 from roundelay.agents.options import Strict, Text
 from roundelay.agents.policy import AgentLimits, OnNewMessage, OnText
 from roundelay.agents.team import ModelChoice
 
-ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+ENVIRONMENT = BoundedEnvironment(undefined=StrictUndefined, autoescape=False)
 """Of the texts and expressions of a scenario."""
 
 MAX_SECONDS = 366 * 86_400

@@ -11,6 +11,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from roundelay.agents.models.model import Usage
+from roundelay.agents.patterns import compile_pattern
 from roundelay.network.addresses import channel_address, short_address
 from roundelay.network.client import AnyMessage
 from roundelay.network.config import YamlNode
@@ -78,7 +79,7 @@ class Matcher:
             return False
         if wanted.contains is not None and self.render(wanted.contains).casefold() not in message.text.casefold():
             return False
-        return wanted.regex is None or re.search(wanted.regex, message.text) is not None
+        return wanted.regex is None or compile_pattern(wanted.regex).search(message.text) is not None
 
     def _is_at(self, message: AnyMessage, name: str) -> bool:
         if name in self.threads:

@@ -1,0 +1,296 @@
+"""Jinja templates that operators write and that strangers' texts go into: each rendering ends, and stays small.
+
+The sandbox of jinja bounds what a template may reach, not how much it computes: ``{{ match.n | int ** match.m | int }}``
+or a loop in a loop would hold Python's lock without end. `BoundedEnvironment` counts loops, calls and operators of a
+rendering, and checks the size of what they make before they make it. It counts instead of looking at a clock, so that
+a reaction which is resumed or replayed renders the same. Every refusal is a `TemplateError`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from jinja2 import Template, nodes
+from jinja2.exceptions import TemplateRuntimeError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_STEPS = 1_000_000
+"""Rounds of loops, calls and operators of one rendering: about a second. A prompt of 100 threads takes some 30,000."""
+
+STEPS_OF_CALL = 10
+"""Steps that a call counts for, since calling a macro takes ten times as long as a round."""
+
+MAX_CHARS = 8_000_000
+"""Characters that one rendering writes or puts together, at one time; also items of a list that it makes."""
+
+MAX_WIDTH = 100_000
+"""For filling, indenting, rounding and cutting into parts."""
+
+MAX_BITS = 20_000
+"""Length of a whole number that a power or a product gives."""
+
+
+class TemplateTooLarge(TemplateRuntimeError):
+    """A template computes more than `MAX_STEPS`, or something larger than one of the other bounds."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    steps: int = MAX_STEPS
+    chars: int = MAX_CHARS
+
+    def step(self, count: int = 1) -> None:
+        self.steps -= count
+        if self.steps < 0:
+            raise TemplateTooLarge(f"it takes more than {MAX_STEPS:,} rounds of loops, calls and operators")
+
+    def write(self, chars: int) -> None:
+        self.chars -= chars
+        if self.chars < 0:
+            raise TemplateTooLarge(f"it makes more than {MAX_CHARS:,} characters")
+
+
+_budget: ContextVar[_Budget | None] = ContextVar("roundelay_template_budget", default=None)
+
+
+class BoundedTemplate(Template):
+    """A template whose rendering is bounded."""
+
+    def render(self, *args: Any, **kwargs: Any) -> str:
+        token = _budget.set(_Budget())
+        try:
+            return super().render(*args, **kwargs)
+        finally:
+            _budget.reset(token)
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox with bounds on what a rendering computes. Options are those of jinja's environments."""
+
+    intercepted_binops = frozenset({"+", "*", "%", "**"})
+    template_class = BoundedTemplate
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        del self.globals["lipsum"]  # makes as much text as it is told to
+        for name in ("batch", "center", "indent", "round", "slice", "truncate", "wordwrap"):
+            self.filters[name] = _check_numbers(self.filters[name])
+        for name in ("join", "replace", "format", "xmlattr", "pprint", "tojson", "string"):
+            self.filters[name] = _check_text(name, self.filters[name])
+        self.filters |= {_COUNT: _count_rounds, _MEASURE: _measure_output}
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in list(tree.find_all(nodes.For)):
+            loop.iter = _through(_COUNT, loop.iter)
+        for joined in list(tree.find_all(nodes.Concat)):
+            joined.nodes = [_through(_MEASURE, it) for it in joined.nodes]
+        for output in list(tree.find_all(nodes.Output)):
+            output.nodes = [it if isinstance(it, nodes.TemplateData) else _through(_MEASURE, it) for it in output.nodes]
+        return tree
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if (budget := _budget.get()) is not None:
+            budget.step(STEPS_OF_CALL)
+        method = getattr(obj, "__wrapped__", obj)  # jinja wraps `format`
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(owner, str):
+            _check_method(owner, name, [*args, *kwargs.values()])
+        return super().call(context, obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if (budget := _budget.get()) is not None:
+            budget.step()
+        _check_operands(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+
+# --- what the parsed template goes through
+
+_COUNT, _MEASURE = "_count_rounds", "_measure_output"
+
+
+def _through(name: str, node: nodes.Node) -> nodes.Expr:
+    assert isinstance(node, nodes.Expr)
+    made = nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+    made.environment = node.environment
+    return made
+
+
+class _Rounds:
+    """What a loop goes over, each round of it counted."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        budget = _budget.get()
+        for item in self._items:
+            if budget is not None:
+                budget.step()
+            yield item
+
+
+class _SizedRounds(_Rounds):
+    """The same, as long as the original: for ``loop.last`` and its like."""
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]  # it has one
+
+
+def _count_rounds(items: Any) -> Any:
+    if not isinstance(items, Iterable):
+        return items  # jinja says what is wrong with it
+    return _SizedRounds(items) if hasattr(items, "__len__") else _Rounds(items)
+
+
+def _measure_output(value: Any) -> Any:
+    budget = _budget.get()
+    if isinstance(value, str | list | tuple | Mapping):
+        size = _measure(value, MAX_CHARS)
+        if budget is not None:
+            budget.write(size)
+    return value
+
+
+# --- how large something would become
+
+
+def _measure(value: Any, most: int) -> int:
+    """Return about how many characters a value has as text. Raises `TemplateTooLarge` above ``most``."""
+    size = 0
+    waiting = [value]
+    while waiting:
+        it = waiting.pop()
+        match it:
+            case str():
+                size += len(it)
+            case Mapping():
+                size += 4 * len(it)
+                waiting += [*it.keys(), *it.values()]
+            case list() | tuple() | set() | frozenset():
+                size += 2 * len(it)
+                waiting += it
+            case _:
+                size += 4
+        if size > most:
+            raise TemplateTooLarge(f"it makes more than {most:,} characters")
+    return size
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_CHARS:
+        raise TemplateTooLarge(f"it makes a text or list of more than {MAX_CHARS:,}")
+
+
+def _check_operands(operator: str, left: Any, right: Any) -> None:
+    match operator, left, right:
+        case "**", int(), int():
+            if left.bit_length() * max(right, 0) > MAX_BITS:
+                raise TemplateTooLarge(f"its power has more than {MAX_BITS:,} bits")
+        case "*", int(), int():
+            if left.bit_length() + right.bit_length() > MAX_BITS:
+                raise TemplateTooLarge(f"its product has more than {MAX_BITS:,} bits")
+        case ("*", str() | list() | tuple() | bytes(), int()):
+            _check_size(len(left) * right)
+        case ("*", int(), str() | list() | tuple() | bytes()):
+            _check_size(left * len(right))
+        case ("+", str() | list() | tuple() | bytes(), str() | list() | tuple() | bytes()):
+            _check_size(len(left) + len(right))
+        case ("%", str(), _):
+            _check_format(left, [right])
+        case _:
+            pass
+
+
+_WIDTH = re.compile(rf"[0-9]{{{len(str(MAX_WIDTH))},}}")
+
+
+def _check_format(form: str, values: Iterable[Any]) -> None:
+    """Check a format and what goes into it: widths may stand in both, and a value may be named many times."""
+    if _WIDTH.search(form):
+        raise TemplateTooLarge(f"it fills up a text to more than {MAX_WIDTH:,} characters")
+    values = list(values)
+    for value in values:
+        parts = value if isinstance(value, tuple | list) else value.values() if isinstance(value, Mapping) else [value]
+        if ("*" in form or "{" in form) and any(_is_wide(it) for it in parts):
+            raise TemplateTooLarge(f"it fills up a text to more than {MAX_WIDTH:,} characters")
+    places = form.count("%") + form.count("{") + 1
+    _measure(values, MAX_CHARS // places)
+
+
+def _is_wide(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) >= MAX_WIDTH
+
+
+def _check_method(owner: str, name: str, args: list[Any]) -> None:
+    """Check a call of a text's own method that may give more than the text."""
+    match name:
+        case "center" | "ljust" | "rjust" | "zfill" | "expandtabs":
+            if any(_is_wide(it) for it in args):
+                raise TemplateTooLarge(f"it fills up a text to more than {MAX_WIDTH:,} characters")
+        case "replace" if len(args) >= 2:
+            _check_replaced(owner, args[0], args[1])
+        case "join" if args:
+            _check_joined(args[0], owner)
+        case "format" | "format_map":
+            _check_format(owner, args)
+        case "translate" if args:
+            _check_size(len(owner) * max(1, _measure(args[0], MAX_CHARS)))
+        case _:
+            pass
+
+
+def _check_replaced(text: str, old: Any, new: Any) -> None:
+    if isinstance(old, str) and isinstance(new, str):
+        places = text.count(old) if old else len(text) + 1
+        _check_size(len(text) + places * len(new))
+
+
+def _check_joined(items: Any, separator: Any) -> None:
+    if isinstance(items, list | tuple | Mapping | set | frozenset):
+        between = len(separator) if isinstance(separator, str) else 0
+        _check_size(_measure(items, MAX_CHARS) + between * len(items))
+
+
+# --- filters
+
+
+def _check_numbers(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Bound a filter of which a number says how much it makes."""
+    places = 2 if hasattr(inner, "jinja_pass_arg") else 1  # an environment may stand before the value
+
+    @wraps(inner)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        if any(_is_wide(it) for it in (*args[places:], *kwargs.values())):
+            raise TemplateTooLarge(f"a filter is given a number of {MAX_WIDTH:,} or more")
+        return inner(*args, **kwargs)
+
+    return bounded
+
+
+def _check_text(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Bound a filter of which the value says how much it makes."""
+
+    @wraps(inner)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        # An environment, or a context of an evaluation, may stand before the value.
+        value, *rest = args[1:] if hasattr(inner, "jinja_pass_arg") else args
+        match name:
+            case "join":
+                _check_joined(value, rest[0] if rest else kwargs.get("d", ""))
+            case "replace" if len(rest) >= 2:
+                _check_replaced(str(value), rest[0], rest[1])
+            case "format":
+                _check_format(str(value), [rest, kwargs])
+            case _:
+                _measure(value, MAX_CHARS)
+        return inner(*args, **kwargs)
+
+    return bounded

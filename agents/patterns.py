@@ -1,0 +1,75 @@
+"""Regular expressions that operators write and that run on texts of strangers: each search ends after a while.
+
+Python's own `re` searches without end where a pattern such as ``(a+)+$`` meets a text that almost fits, and it holds
+Python's lock meanwhile: the agent would be gone. The package `regex` reads the same patterns and takes a time limit.
+Rejected: engines without backtracking, which know neither lookarounds nor backreferences, and a process for each
+search, which costs more than most searches.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import regex
+
+from roundelay.network.errors import RoundelayError
+
+SEARCH_S = 0.5
+"""Time limit of one search, in seconds; an ordinary one takes microseconds. The engine looks at the clock now and then:
+in a long text a search may take two seconds more."""
+
+_FLAGS = {re.ASCII: regex.ASCII, re.I: regex.I, re.M: regex.M, re.S: regex.S, re.X: regex.X}
+
+
+class PatternOverdue(RoundelayError):
+    """A search took too long and was stopped. ``source`` is its pattern."""
+
+    code = "pattern"
+
+    def __init__(self, source: str, chars: int) -> None:
+        super().__init__(
+            f"The regular expression {source!r} was stopped after {SEARCH_S:g} s in a text of {chars:,} characters. "
+            "Write it without a repetition inside of a repetition, such as (a+)+."
+        )
+        self.source = source
+
+
+class BoundedPattern:
+    """A regular expression whose searches end. Raises `re.error` for one that is wrong."""
+
+    def __init__(self, source: str, flags: int = 0) -> None:
+        re.compile(source, flags)  # it says what is wrong as people know it
+        self.source = source
+        try:
+            self._compiled: Any = regex.compile(source, flags)
+        except regex.error as error:
+            raise re.error(str(error), source) from error
+
+    @classmethod
+    def of(cls, pattern: re.Pattern[str]) -> BoundedPattern:
+        """Return the same expression as one that `re` has compiled."""
+        return cls(pattern.pattern, sum(int(ours) for theirs, ours in _FLAGS.items() if pattern.flags & theirs))
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Find the first place. Raises `PatternOverdue`."""
+        try:
+            found: re.Match[str] | None = self._compiled.search(text, timeout=SEARCH_S)
+        except TimeoutError:
+            raise PatternOverdue(self.source, len(text)) from None
+        return found
+
+    def replace(self, text: str, replacement: str) -> str:
+        """Put a text, as it is, in place of all that is found. Raises `PatternOverdue`."""
+        try:
+            replaced: str = self._compiled.sub(lambda _: replacement, text, timeout=SEARCH_S)
+        except TimeoutError:
+            raise PatternOverdue(self.source, len(text)) from None
+        return replaced
+
+
+@lru_cache(maxsize=1024)
+def compile_pattern(source: str) -> BoundedPattern:
+    """Return the pattern, compiled once. Raises `re.error`."""
+    return BoundedPattern(source)
