@@ -99,4 +99,4 @@ async def test_doctor_and_rights_find_it_too(folder: Path) -> None:
     (folder / "roundelay.yaml").write_text(
         "mods: ['polls:Polls']\nrights: {voters: {kinds: [human], call: ['polls.*']}}\n"
     )
-    assert "polls.vote" in (await run("rights", "show", "--as", "mia", "--json", cwd=folder)).out
+    assert "polls.vote" in (await run("rights", "show", "--as", "mia", "--kind", "human", "--json", cwd=folder)).out

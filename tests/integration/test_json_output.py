@@ -58,6 +58,9 @@ COMMANDS: dict[str, str] = {
     "bridge remove": "claude --project {folder} --dry-run",
     "bridge status": "--project {folder}",
     "config show": "{folder}/roundelay.yaml",
+    "approvals list": "",
+    "agent list": "",
+    "call": "network.history thread_id=direct:evil~mia",
     "cost": "",
     "dead-letters list": "",
     "doctor": "{folder}/roundelay.yaml",
@@ -88,10 +91,14 @@ COMMANDS: dict[str, str] = {
 }
 """Every command that takes --json, in an order in which each has what it needs: with it the first test fails for one that is not here."""
 SILENT = frozenset({
+    "agent list",
     "approvals approve", "approvals deny", "approvals edit", "backup", "bridge install", "bridge remove", "bridge status", "cluster migrate", "cluster rebuild", "cluster status", "cluster verify", "cost", "dead-letters drop", "dead-letters retry", "doctor", "reactions cancel", "reactions list", "replay", "rights check", "rights show", "send",
     "threads", "token create", "token list", "token revoke", "web", "webhook add", "webhook list",
 })  # fmt: skip
 """Those that tell nothing of what anybody wrote; or `threads` a line of it, without what makes several."""
+
+WITH_AGENTS = frozenset({"agent reload", "agent restart", "agent start", "agent stop"})
+"""Those that need a node which runs agents: test_node_agents.py."""
 
 IN_WORDS = {
     **dict.fromkeys(("approvals", "approvals --json"), ""),
@@ -163,7 +170,7 @@ async def ask_to_decide(evil: WireSession, number: int) -> int:
 
 
 def test_every_command_with_json_is_in_the_table() -> None:
-    assert sorted(json_commands(cli)) == sorted(COMMANDS)
+    assert sorted(json_commands(cli)) == sorted({*COMMANDS, *WITH_AGENTS})
 
 
 def test_what_is_escaped_in_a_line_of_text_is_escaped_in_json_and_nothing_is_lost() -> None:
