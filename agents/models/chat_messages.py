@@ -1,6 +1,6 @@
-"""How a conversation is written for an OpenAI-compatible server.
+"""Writes a conversation for an OpenAI-compatible server.
 
-`write_messages` turns a request's messages into those of the API, in an order that no known server refuses:
+`write_messages` turns a request's messages into those of the API. No known server refuses the order:
 
 - one system message, and it stands first;
 - then a user's message; users and the model alternate;
@@ -219,7 +219,7 @@ def _add_fields(call: dict[str, Any], fields: Any) -> dict[str, Any]:
 
 
 _AUDIO: dict[str, Literal["wav", "mp3"]] = {"audio/wav": "wav", "audio/mpeg": "mp3"}
-"""What the API has a part for; anything else goes as a file."""
+"""Audio types that the API has a part for. Other files go as a file part."""
 
 
 def _write_file(file: File) -> ChatCompletionContentPartParam:

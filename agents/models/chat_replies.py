@@ -1,4 +1,4 @@
-"""How the replies of OpenAI-compatible servers are read: whole ones, and the pieces of a stream.
+"""Reads the replies of OpenAI-compatible servers, whole or in the pieces of a stream.
 
 Servers differ from OpenAI's in every part: content as a list of parts, calls without an index or an id, streams without
 a reason for their end. `read_completion` and `Draft.add_chunk` take the JSON as it came and raise `ValueError` for what
@@ -33,7 +33,7 @@ Json = Mapping[str, Any]
 
 
 class ErrorInside(Exception):
-    """A reply with status 200, or a piece of a stream, that holds an error. ``body`` is the JSON that says so."""
+    """An error inside a reply with status 200 or a piece of a stream. ``body`` is its JSON."""
 
     def __init__(self, body: object) -> None:
         super().__init__("the reply holds an error")
@@ -50,7 +50,7 @@ class CallDraft:
     # Not a str: a long one that grows piece by piece is copied each time.
     arguments: StringIO = field(default_factory=StringIO)
     fields: dict[str, JsonValue] = field(default_factory=dict)
-    """What the server wants back with the call."""
+    """Fields that the server wants back with the call."""
 
     def has_arguments(self) -> bool:
         return self.arguments.tell() > 0
@@ -94,7 +94,7 @@ class ThinkTags:
         thought, closing, text = self._held.partition(self._tag)
         if closing:
             self._held = text.lstrip()
-            # White space behind the tag belongs to nobody; it may go on in the next piece.
+            # Drop white space behind the tag. More of it may follow in the next piece.
             return (self._decide() if self._held else self._await_text()), thought
         kept = max(0, len(thought) - len(self._tag) + 1)  # the tag may be cut
         self._held = thought[kept:]
@@ -124,7 +124,7 @@ class Draft:
     refusal: StringIO = field(default_factory=StringIO)
     calls: list[CallDraft] = field(default_factory=list)
     fields: dict[str, JsonValue] = field(default_factory=dict)
-    """What the server wants back with the message."""
+    """Fields that the server wants back with the message."""
 
     usage: Usage = field(default_factory=Usage)
     finish_reason: str = ""
@@ -234,7 +234,7 @@ class Draft:
             call.fields["function"] = {**_as_object(call.fields.get("function")), **inner}
 
     def _find_call(self, part: Json, place: int, count: int) -> CallDraft | None:
-        """Return the call that a piece goes on with; None where it begins one.
+        """Return the call that a piece belongs to. None means that the piece begins a new call.
 
         The id decides, then the index, then the place. A server may repeat an id or index, give either in the first piece
         only, or none at all (https://github.com/open-webui/computer/issues/224).
@@ -264,7 +264,7 @@ class Draft:
         return None
 
     def _begins_another(self, call: CallDraft, name: str, part: Json) -> bool:
-        """Whether a piece that could go on with a call begins another one: it names a tool and that call is complete."""
+        """Whether a piece begins another call: it names a tool, and the arguments of ``call`` are complete."""
         if not name:
             return False
         if call.has_arguments():
@@ -321,7 +321,7 @@ class EventReader:
         try:
             event = json.loads("\n".join(self._pending))
         except ValueError:
-            return []  # the next line may go on with it
+            return []  # the JSON may continue on the next line
         self._pending.clear()
         return [event]
 
@@ -383,7 +383,7 @@ def _is_status(body: Json) -> bool:
 
 
 def finish_calls(request: ModelRequest, drafts: Iterable[CallDraft]) -> Iterator[ToolCall]:
-    """Give each call an id of its own: servers leave it out, or repeat it, and results are paired by it."""
+    """Give each call a unique id. Servers omit or repeat ids, and results are paired by them."""
     seen = {
         call.id for message in request.messages if isinstance(message, AssistantMessage) for call in message.tool_calls
     }
@@ -394,9 +394,10 @@ def finish_calls(request: ModelRequest, drafts: Iterable[CallDraft]) -> Iterator
 
 
 def find_origin(draft: Draft, endpoint: str, learned: Mapping[str, JsonValue], *, is_required: bool) -> ReplyOrigin:
-    """Return where a reply came from. What the server wants back is kept with tool calls only: no server asks for it
-    elsewhere, and the thinking before an answer is nobody's to keep. ``learned``: the rules that the server taught;
-    ``is_required``: one of them, or its address, says that it refuses requests without the thinking."""
+    """Return where a reply came from, with the fields that the server wants back.
+
+    The fields are kept with tool calls only: no server asks for the thinking before an answer. ``learned`` holds the rules
+    from refusals. ``is_required`` means that the server refuses requests without the thinking."""
     if not draft.calls:
         return ReplyOrigin(endpoint, rules=learned)
     calls = tuple(it.fields for it in draft.calls) if any(it.fields for it in draft.calls) else ()
@@ -408,7 +409,7 @@ def find_origin(draft: Draft, endpoint: str, learned: Mapping[str, JsonValue], *
 
 
 def as_text(value: object) -> str:
-    """Return a text, whatever a server wrote in its place, such as an object instead of its JSON."""
+    """Return a value as text. Some servers send an object instead of its JSON."""
     match value:
         case str():
             return value
@@ -474,7 +475,7 @@ _MESSAGE_FIELDS: tuple[str, ...] = (
     "reasoning_content", "reasoning", "reasoning_details", "reasoning_text", "reasoning_opaque", "thinking_blocks",
     "extra_content",
 )  # fmt: skip
-"""What servers want back with a message: DeepSeek, Kimi, vLLM (``reasoning_content``), OpenRouter (``reasoning_details``),
+"""Fields that servers want back with a message: DeepSeek, Kimi, vLLM (``reasoning_content``), OpenRouter (``reasoning_details``),
 LiteLLM for Anthropic's models (``thinking_blocks``), Google (``extra_content``).
 
 https://api-docs.deepseek.com/guides/thinking_mode, https://openrouter.ai/docs/use-cases/reasoning-tokens,

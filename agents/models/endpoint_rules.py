@@ -1,9 +1,9 @@
-"""What an OpenAI-compatible server wants back, and in which order: one value for each endpoint.
+"""The rules of a model's endpoint: what an OpenAI-compatible server wants back, and in which order.
 
 `find_rules` chooses the rules by the host of the base URL and by the model's name. An agent's file may override each of
-them. `learn` reads what a server refused, for servers that nobody has named yet; what was learned is recorded with the
-reply (`ReplyOrigin.rules`), so a resumed reaction sends the same requests. `name_endpoint` names an endpoint and its model:
-what a reply brought goes back to that endpoint only. No IO.
+them. For an unknown server, `learn` finds the rule in the words of a refusal. That rule is recorded with the reply
+(`ReplyOrigin.rules`), so a resumed reaction sends the same requests. `name_endpoint` names an endpoint and its model: a
+server's fields go back to that endpoint only. No IO.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Literal, TypedDict, get_args
 from urllib.parse import urlsplit
 
 from pydantic import JsonValue
+
+from roundelay.network.errors import ConfigError
 
 Provider = Literal["openai", "azure", "mistral", "deepseek", "kimi", "gemini", "bedrock", "other"]
 Notes = Literal["in_results", "as_user"]
@@ -108,10 +110,19 @@ _OLD_GEMINI = ("gemini-1", "gemini-2")  # these do not check signatures
 
 
 def find_rules(base_url: str | None, model: str, changes: RuleChanges | None = None) -> EndpointRules:
-    """Return the rules of the endpoint at ``base_url`` for this model, with ``changes`` made to them."""
+    """Return the rules of the endpoint at ``base_url`` for this model, with ``changes`` made to them. Raises `ConfigError`
+    for a change that there is not."""
     made: dict[str, object] = dict(changes or {})
+    for name, value in made.items():
+        allowed = _VALUES.get(name)
+        if allowed is None:
+            raise ConfigError(f"Unknown rule {name!r} of a model's server. Known rules: {', '.join(_VALUES)}.")
+        if not isinstance(value, str | bool) or value not in allowed:
+            raise ConfigError(
+                f"The rule {name} of a model's server is {value!r} and must be {' or '.join(map(repr, allowed))}."
+            )
     provider = made.pop("provider", None)
-    rules = BY_PROVIDER[provider] if provider in BY_PROVIDER else _choose_rules(base_url, model.lower())
+    rules = BY_PROVIDER[provider] if provider is not None else _choose_rules(base_url, model.lower())  # type: ignore[index]
     return replace(rules, **made)  # type: ignore[arg-type]
 
 
@@ -168,7 +179,7 @@ _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
         {"reasoning": "required"},
     ),
 )
-"""What servers say when they refuse a request, and the rule that they refuse it by. The first that is new holds."""
+"""The words of refusals, and the rule behind each. The first match that changes anything counts."""
 
 
 def is_sealed(name: str, value: JsonValue) -> bool:
@@ -179,7 +190,7 @@ def is_sealed(name: str, value: JsonValue) -> bool:
 
 
 def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
-    """Return the rules by which a server refused a request; None where its words name none that is new."""
+    """Return the rules with the one by which a server refused a request. None means that its words name no new rule."""
     words = refusal.lower()
     for pattern, changes in _REFUSALS:
         changed = replace(rules, **changes)  # type: ignore[arg-type]
@@ -189,12 +200,14 @@ def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
 
 
 def recall(rules: EndpointRules, recorded: Mapping[str, object]) -> EndpointRules:
-    """Return the rules with what was recorded of them. Rules and values of a newer version are passed over."""
+    """Return the rules with recorded ones applied. Ignore rules and values of a newer version."""
     known = {name: it for name, it in recorded.items() if isinstance(it, str | bool) and it in _VALUES.get(name, ())}
+    known.pop("provider", None)
     return replace(rules, **known)  # type: ignore[arg-type]
 
 
 _VALUES: Mapping[str, tuple[object, ...]] = {
+    "provider": get_args(Provider),
     "notes": get_args(Notes),
     "call_ids": get_args(CallIds),
     "reasoning": get_args(Reasoning),
@@ -205,8 +218,9 @@ _VALUES: Mapping[str, tuple[object, ...]] = {
 
 
 def name_endpoint(base_url: str | None, model: str) -> str:
-    """Return a name for a model at an endpoint, such as ``api.deepseek.com#1f0c9a2b deepseek-reasoner``. A digest stands
-    for the whole address: its path may hold a key."""
+    """Return a name for a model at an endpoint, such as ``api.deepseek.com#1f0c9a2b deepseek-reasoner``.
+
+    The digest is of the whole address. The path itself is left out because it may hold a key."""
     parts = urlsplit(base_url or "https://api.openai.com/v1")
     place = parts.netloc.rpartition("@")[2]  # without a name and a password
     address = f"{parts.scheme}://{place}{parts.path.rstrip('/')}?{parts.query}"

@@ -1,7 +1,7 @@
-"""What a provider's error says: why a request failed, in the provider's words, with its code and the delay it asks for.
+"""Reads a provider's error: the reason, the provider's words and code, and the delay that it asks for.
 
 `read_failure` takes the status, the headers and the body of an answer, or the JSON of an error inside a reply. Providers
-agree on none of it, so everything is looked for by several names. Pure but for the clock, for a delay that is a date.
+differ in all of them, so each fact has several names. Pure except for the clock: a delay may be a date.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from .model import ModelFailure
 
 MAX_WORDS = 1000
-"""Of a provider's words, in characters."""
+"""Maximum length of a provider's words, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ _STATUS_BY_CODE = {
     "invalid_request_error": 400, "invalid_argument": 400, "failed_precondition": 400, "bad_request": 400,
     "billing_error": 402,
 }  # fmt: skip
-"""Where there is no status, as in a stream that has begun."""
+"""The status that a code stands for. A stream that has begun cannot change its own."""
 
 _CONTEXT = re.compile(
     r"context[ _-]?(length|window|size|limit)|maximum (context|prompt) length|model token limit|too many (input )?tokens"
@@ -161,7 +161,7 @@ _FILTERED = re.compile(r"content (management )?polic|content filter|flagged by|s
 
 
 def _is_output_limit(words: str, param: str) -> bool:
-    """Whether the reply may not be as long as it was asked to be, whatever the conversation's length."""
+    """Whether the refusal is about the requested length of the reply, not about the conversation's."""
     if "max" in param and "token" in param and "context" not in words:
         return True
     if _OUTPUT.search(words) is None:

@@ -28,6 +28,7 @@ from roundelay.agents.models.model import (
     UserMessage,
 )
 from roundelay.agents.models.openai_model import OpenAIModel
+from roundelay.network.errors import ConfigError
 from tests.support import fake_openai as fake
 from tests.support.fake_openai import FakeOpenAI, Reply
 
@@ -851,3 +852,17 @@ def test_a_refusal_names_the_rule_that_it_is_by(words: str, changes: dict[str, o
 def test_what_a_newer_version_recorded_of_rules_is_passed_over() -> None:
     recorded = {"notes": "in_results", "more": 1, "stream_usage": "no", "reasoning": 3, "call_ids": "ten"}
     assert recall(EndpointRules(), recorded) == EndpointRules(notes="in_results")
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        ({"note": "as_user"}, "Unknown rule 'note' of a model's server. Known rules: provider, notes, call_ids"),
+        ({"notes": "at_home"}, "The rule notes of a model's server is 'at_home' and must be 'in_results' or 'as_user'"),
+        ({"provider": "mistrall"}, "'mistrall' and must be 'openai' or 'azure' or 'mistral'"),
+        ({"stream_usage": "no"}, "must be False or True"),
+    ],
+)
+def test_a_rule_that_there_is_not_is_refused(rules: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        OpenAIModel("m", base_url="http://127.0.0.1:1/v1", rules=rules)  # type: ignore[arg-type]

@@ -292,3 +292,18 @@ def test_a_mistyped_key_of_a_model_still_gets_the_nearest_one(tmp_path: Path) ->
     (tmp_path / "desk.yaml").write_text("id: desk\ninstruction: x\nmodel: {opanai: {name: m}}\n")
     with pytest.raises(ConfigError, match='unknown key "opanai"; did you mean "openai"'):
         load_agents(tmp_path / "desk.yaml")
+
+
+def test_a_file_changes_the_rules_of_a_models_server(tmp_path: Path) -> None:
+    agent = "{id: x, instruction: x, model: {openai: {name: m, base_url: 'http://127.0.0.1:1/v1', rules: %s}}}"
+    spec = load_agents(write(tmp_path, agent % "{provider: mistral, stream_usage: true}"))[0]
+    model = build_runner(spec).model
+    assert isinstance(model, OpenAIModel)
+    assert (model.rules.call_ids, model.rules.notes, model.rules.stream_usage) == ("nine", "in_results", True)
+    for rules, told in (
+        ("{note: as_user}", "note"),
+        ("{provider: mistrall}", "provider"),
+        ("{call_ids: 9}", "call_ids"),
+    ):
+        with pytest.raises(ConfigError, match=rf"team\.yaml:1: .*{told}"):
+            load_agents(write(tmp_path, agent % rules))
