@@ -30,7 +30,7 @@ from roundelay.terminal.live import describe_busy
 from roundelay.terminal.places import Place
 from roundelay.terminal.text import clean, clean_json, display_width, fit
 from roundelay.tui.desk import Desk, InboxItem, Part, tell_here
-from roundelay.tui.dialogs import Ask, GoTo, Help
+from roundelay.tui.dialogs import Ask, Choose, GoTo, Help
 from roundelay.tui.parts import KeyLine, Pane
 from roundelay.tui.reading import CostPane, WhyPane
 from roundelay.tui.thread import ThreadPane
@@ -256,7 +256,24 @@ class RoundelayTerminal(App[None]):
             if to is not None and to.strip():
                 self.work(self.go_to, to.strip())
 
-        self.push_screen(Ask("Write to: an ID, channel:NAME, broadcast, thread:SEQ"), go)
+        self.push_screen(
+            Choose("Who do you want to talk to?  An agent, a person, channel:NAME, thread:SEQ", self._list_places()), go
+        )
+
+    def _list_places(self) -> list[tuple[str, Content]]:
+        """Agents first, those who are there before others; then people, channels and everybody."""
+        listed = [it for it in self.desk.agents if it["agent_id"] != self.desk.me]
+        listed.sort(key=lambda it: (it["kind"] != "agent", it["state"] != "online", it["agent_id"]))
+        found = []
+        for it in listed:
+            card = it.get("card") or {}
+            about = str(card.get("description") or it["kind"])
+            is_there = "available" if it["state"] == "online" else "offline"
+            told = fit(clean(f"{is_there} · {about}"), 60)
+            found.append((str(it["agent_id"]), Content.assemble((clean(it["agent_id"]), "bold"), f"  {told}")))
+        channels = sorted(it for it in self.desk.threads if it.startswith("channel:"))
+        found += [(it, Content(clean(f"{it}  {self.desk.name_thread(it)}"))) for it in channels]
+        return [*found, ("broadcast", Content("broadcast  Everybody"))]
 
     async def go_to(self, to: str) -> None:
         """Open the thread of an address, of a participant or by its id; a channel is joined. Raises

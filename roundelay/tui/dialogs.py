@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -9,7 +10,8 @@ from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Input, Static
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
 
 from roundelay.tui.keys import HELP
 from roundelay.tui.parts import Line
@@ -33,6 +35,62 @@ class Ask(ModalScreen[str | None]):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
         self.dismiss(event.value)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+
+class Choose(ModalScreen[str | None]):
+    """Asks for one of a list, or for anything else that is typed; None where the person goes back. What is typed chooses
+    from the list by what stands in its lines."""
+
+    BINDINGS: ClassVar = [
+        ("escape", "leave", "Back"),
+        Binding("down", "move(1)", show=False, priority=True),
+        Binding("up", "move(-1)", show=False, priority=True),
+    ]
+
+    def __init__(self, question: str, choices: Sequence[tuple[str, Content]]) -> None:
+        super().__init__()
+        self._question = question
+        self._choices = choices
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(Content(self._question), markup=False)
+            yield Line("")
+            yield OptionList(*self._list(""), markup=False, classes="choices")
+
+    def _list(self, typed: str) -> list[Option]:
+        words = typed.strip().lower()
+        found = [it for it in self._choices if words in it[1].plain.lower()]
+        found.sort(key=lambda it: (it[0] != words, not it[0].startswith(words)))
+        return [Option(label, id=value) for value, label in found]
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        listed = self.query_one(OptionList)
+        listed.clear_options()
+        listed.add_options(self._list(event.value))
+        listed.highlighted = 0 if listed.option_count else None
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).highlighted = 0
+        self.query_one(Line).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        listed = self.query_one(OptionList)
+        chosen = listed.get_option_at_index(listed.highlighted).id if listed.highlighted is not None else None
+        self.dismiss(chosen or event.value)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.dismiss(event.option.id)
+
+    def action_move(self, step: int) -> None:
+        listed = self.query_one(OptionList)
+        if listed.option_count:
+            listed.highlighted = ((listed.highlighted or 0) + step) % listed.option_count
 
     def action_leave(self) -> None:
         self.dismiss(None)

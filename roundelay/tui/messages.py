@@ -27,6 +27,7 @@ from roundelay.runs.approvals import format_until, read_until
 from roundelay.terminal.screen import describe_place, format_time, list_beside, name_sender
 from roundelay.terminal.text import break_lines, clean, clean_lines, count
 from roundelay.tui.keys import Keys
+from roundelay.tui.markdown import render
 
 MAX_SHOWN, PAGE = 200, 50
 NEAR = 6
@@ -52,6 +53,17 @@ def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
         return lines
     how = "roundelay history shows all" if is_open else "Enter shows it"
     return [*lines[:most_lines], f"… of {count(len(text), 'character')}; {how}"]
+
+
+def fold_markdown(text: str, width: int, *, is_open: bool = False) -> Sequence[Content | str]:
+    """The same of a text with Markdown, which is drawn as such."""
+    most_lines, most_chars = (MAX_OPEN_LINES, MAX_OPEN_CHARS) if is_open else (MAX_LINES, MAX_CHARS)
+    lines = render("\n".join(clean_lines(text[:most_chars])), width)
+    if lines is None:
+        return fold(text, width, is_open=is_open)
+    if len(text) <= most_chars and len(lines) <= most_lines:
+        return lines
+    return [*lines[:most_lines], f"… of {count(len(text), 'character')}; Enter shows it"]
 
 
 def list_replaced(messages: Iterable[AnyMessage]) -> dict[int, int]:
@@ -134,7 +146,8 @@ class MessageBox(Widget):
             parts.append((f"\n{INDENT}replaced by #{self._replaced_by}", "dim italic"))
             if not self.is_open:
                 return Content.assemble(*parts, ("; Enter shows what it said", "dim italic"))
-        parts += [f"\n{INDENT}{line}" for line in fold(it.text, room, is_open=self.is_open)]
+        for line in fold_markdown(it.text, room, is_open=self.is_open):
+            parts += [f"\n{INDENT}", line]
         beside = [line for text in list_beside(it) for line in fold(text, room)]
         parts += [(f"\n{INDENT}{line}", "dim") for line in beside]
         if self._is_waiting:

@@ -20,6 +20,10 @@ TEXTS = {
     "emoji": "👩‍👩‍👧‍👦🏳️‍🌈👍🏽 " * 30,
     "marks": "z" + "\u0301" * 500,
     "surrogate": "\\ud800 \x00 \x7f",
+    "entities": "**&#27;[2J** &#x202e;gnp.exe &#155;31m\n\n- `&#27;]0;title&#7;`",
+    "markdown": "# **a** [x](javascript:alert(1)) ![i](http://evil/?q)\n<b onclick=x>b</b>\n\n> " + ">" * 300 + " deep",
+    "nested": "- " * 60 + "[" * 200 + "*" * 200,
+    "wide table": "| " + " | ".join("x" * 40 for _ in range(9)) + " |\n" + "|-" * 9 + "|",
 }
 CONTROLS = re.compile(
     r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\U000e0000-\U000e0fff]"

@@ -495,6 +495,61 @@ async def test_one_is_not_told_of_what_one_types_at_another_screen() -> None:
             await screen.shows("^ ann typing$")
 
 
+MARKDOWN = """# Order 17
+
+It was **refunded** and `closed`, see [the bill](https://shop.example/17).
+
+1. one
+   - two
+2. three
+
+> as said
+
+```py
+print("<b>")
+```
+
+| what | how |
+| - | - |
+| tea | hot |
+"""
+
+
+async def test_markdown_is_drawn_and_its_signs_are_gone() -> None:
+    async with room() as it:
+        await it.ann.send_text("mia", MARKDOWN)
+        await it.screen.shows("1 thread")
+        await it.screen.press("enter")
+        await it.screen.shows("│ print")
+        shown = [line[3:].rstrip() for line in it.screen.text.splitlines()]
+        start = shown.index("Order 17")
+        assert shown[start : start + 15] == [
+            "Order 17", "", "It was refunded and closed, see the bill (https://shop.example/17).", "", "1. one", "   • two",
+            "2. three", "", "▏ as said", "", '│ print("<b>")', "", "what │ how", "tea │ hot", "",
+        ]  # fmt: skip
+        [box] = it.screen.boxes
+        styles = {box.render().plain[span.start : span.end]: str(span.style) for span in box.render().spans}
+        assert ("bold" in styles["refunded"], "underline" in styles["the bill"]) == (True, True)
+
+
+async def test_whom_to_write_to_is_chosen_from_a_list() -> None:
+    async with room() as it:
+        await it.screen.shows("Threads")
+        await it.screen.press("g", "t", "n")
+        await it.screen.shows("Who do you want to talk to")
+        await it.screen.shows("bob +available · ")
+        await it.screen.shows("ann +available · human")
+        await it.screen.shows("broadcast +Everybody")
+        await it.screen.press("down", "enter")
+        await it.screen.shows("to ann")
+        await it.screen.press("escape", "escape", "n")
+        await it.screen.type("bo\n")
+        await it.screen.shows("to bob")
+        await it.screen.press("escape", "escape", "n")
+        await it.screen.type("nobody\n")
+        await it.screen.shows("Nobody is registered as 'nobody'")
+
+
 async def test_a_direct_thread_of_others_is_called_by_both() -> None:
     async with room() as it:
         named = [it.screen.app.desk.name_thread(f"direct:{name}") for name in ("ann~bob", "ann~bob:plan", "bob~mia")]

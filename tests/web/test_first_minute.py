@@ -185,6 +185,29 @@ async def test_a_tap_on_a_phone_asks_before_agents_are_silenced(shared_team: Web
     await expect(take).to_have_count(0)
 
 
+# -- search
+
+
+async def test_a_search_finds_other_forms_and_chooses_by_person_and_day(
+    shared_team: WebNode, open_window: OpenWindow
+) -> None:
+    async with shared_team.client("sissi") as sissi, shared_team.client("sepp") as sepp:
+        await sissi.send("agent:sepp", "Two teapots, please")
+        await sepp.send("agent:sissi", "A teapot is enough")
+    page = (await open_window(shared_team.origin)).page
+    await (await log_in(page, await shared_team.link("sissi"))).go("#/search")
+    await page.get_by_label("Words that the message has").fill("teapot")
+    hits = page.get_by_role("list", name="Messages with").get_by_role("listitem")
+    await expect(hits).to_have_count(2)
+    await expect(hits.last.locator("mark")).to_have_text("teapots")
+    await page.get_by_label("From").select_option("sepp")
+    await expect(hits).to_have_count(1)
+    await expect(hits).to_contain_text("A teapot is enough")
+    await expect(page).to_have_url(re.compile("from%3Asepp"))
+    await page.get_by_label("Before", exact=True).fill("2020-01-01")
+    await expect(page.get_by_text("No message has these words")).to_be_visible()
+
+
 # -- a stop
 
 

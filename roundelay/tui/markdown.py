@@ -1,0 +1,168 @@
+"""Markdown of participants as styled lines of a terminal: headings, lists, quotes, code, tables, emphasis, links.
+
+Texts stay texts: HTML is shown as it was written, a link is its words and its address, nothing can be pressed, and every
+piece is cleaned after the parser, which turns ``&#27;`` into what drives a terminal. A text that the parser or the terminal
+would make something odd of is left to `messages.fold`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from rich.console import Console
+from rich.text import Text
+from textual.content import Content
+
+from roundelay.terminal.text import break_lines, clean, display_width, fit
+
+MAX_CHARS = 20_000
+"""Longer texts are shown as they are: the parser would take long."""
+MIN_COLUMNS = 20
+_SIGNS = re.compile(r"[*_`#>~|\[]|^\s*([-+]|\d+[.)])\s", re.MULTILINE)
+_PARSER = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["table", "strikethrough"])
+_CONSOLE = Console(file=io.StringIO(), width=200, color_system=None)
+_STYLES = {"strong": "bold", "em": "italic", "s": "strike", "link": "underline"}
+
+
+def render(text: str, width: int) -> list[Content] | None:
+    """Give a cleaned text as lines of at most ``width`` columns; None where it has no Markdown, or cannot be shown so."""
+    if len(text) > MAX_CHARS or width < MIN_COLUMNS or _SIGNS.search(text) is None:
+        return None
+    writer = _Writer(width)
+    writer.write(_PARSER.parse(text))
+    lines = writer.lines
+    is_fitting = all(len(break_lines([line.plain], width)) == 1 for line in lines)
+    return [Content.from_rich_text(line) for line in lines] if lines and is_fitting else None
+
+
+class _Writer:
+    """Lines, made from tokens one after the other. ``_prefixes`` stand before each line of what is open."""
+
+    def __init__(self, width: int) -> None:
+        self.lines: list[Text] = []
+        self._width = width
+        self._prefixes: list[str] = []
+        self._bullet: str | None = None  # of the list item whose first line comes next
+        self._numbers: list[int | None] = []
+        self._row: list[str] = []  # of a table, its cells so far
+        self._is_in_cell = False
+
+    def write(self, tokens: Sequence[Token]) -> None:
+        style = ""
+        for token in tokens:
+            match token.type:
+                case "heading_open":
+                    style = "bold underline" if token.tag in ("h1", "h2") else "bold"
+                case "heading_close":
+                    style = ""
+                case "paragraph_open" if token.level == 0:
+                    self._leave_line()
+                case "bullet_list_open":
+                    self._open_list(None, token)
+                case "ordered_list_open":
+                    self._open_list(int(token.attrGet("start") or 1), token)
+                case "bullet_list_close" | "ordered_list_close":
+                    self._numbers.pop()
+                case "list_item_open":
+                    self._open_item()
+                case "list_item_close":
+                    self._prefixes.pop()
+                    self._bullet = None
+                case "blockquote_open":
+                    self._leave_line()
+                    self._prefixes.append("▏ ")
+                case "blockquote_close":
+                    self._prefixes.pop()
+                case "fence" | "code_block":
+                    self._write_code(token)
+                case "hr":
+                    self._leave_line()
+                    self._add(Text("─" * min(24, self._room()), style="dim"))
+                case "table_open":
+                    self._leave_line()
+                case "tr_open":
+                    self._row = []
+                case "tr_close":
+                    self._add(Text(" │ ".join(self._row)))
+                case "th_open" | "td_open":
+                    self._is_in_cell = True
+                case "th_close" | "td_close":
+                    self._is_in_cell = False
+                case "inline" if self._is_in_cell:
+                    self._row.append(_read_inline(token.children or [], style).plain)
+                case "inline":
+                    if style:
+                        self._leave_line()
+                    self._add(_read_inline(token.children or [], style))
+                case _:
+                    pass
+
+    def _open_list(self, start: int | None, token: Token) -> None:
+        if token.level == 0:
+            self._leave_line()
+        self._numbers.append(start)
+
+    def _open_item(self) -> None:
+        number = self._numbers[-1]
+        self._bullet = "• " if number is None else f"{number}. "
+        if number is not None:
+            self._numbers[-1] = number + 1
+        self._prefixes.append(" " * len(self._bullet))
+
+    def _write_code(self, token: Token) -> None:
+        self._leave_line()
+        for line in token.content.rstrip("\n").split("\n"):
+            self._add(Text(f"│ {clean(line)}", style="cyan"))
+
+    def _leave_line(self) -> None:
+        """Leave an empty line before a block, but not at the beginning, nor behind a bullet."""
+        if self.lines and self._bullet is None and self.lines[-1].plain.strip():
+            self.lines.append(Text(""))
+
+    def _room(self) -> int:
+        return max(8, self._width - sum(map(display_width, self._prefixes)))
+
+    def _add(self, text: Text) -> None:
+        for line in text.split("\n", allow_blank=True):
+            for piece in line.wrap(_CONSOLE, self._room(), overflow="fold") or [Text("")]:
+                prefixes = list(self._prefixes)
+                if self._bullet is not None and prefixes:
+                    prefixes[-1], self._bullet = self._bullet, None
+                piece.rstrip()
+                self.lines.append(Text.assemble(("".join(prefixes), "dim"), piece))
+
+
+def _read_inline(tokens: Sequence[Token], style: str) -> Text:
+    text = Text()
+    open_styles = [style] if style else []
+    address = ""
+    for token in tokens:
+        now = " ".join(open_styles)
+        name = token.type.partition("_")[0]
+        match token.type:
+            case "text":
+                text.append(clean(token.content), now)
+            case "code_inline":
+                text.append(clean(token.content), f"{now} cyan".strip())
+            case "softbreak" | "hardbreak":
+                text.append("\n")
+            case "image":
+                text.append(f"[image {clean(token.content)}]", now)
+            case "link_open":
+                address = clean(str(token.attrGet("href") or ""))
+                open_styles.append(_STYLES[name])
+            case "link_close":
+                open_styles.remove(_STYLES[name])
+                if address and not text.plain.endswith(address):
+                    text.append(f" ({fit(address, 60)})", "dim")
+            case _ if token.nesting > 0 and name in _STYLES:
+                open_styles.append(_STYLES[name])
+            case _ if token.nesting < 0 and name in _STYLES:
+                open_styles.remove(_STYLES[name])
+            case _:
+                text.append(clean(token.content), now)
+    return text
