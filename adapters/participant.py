@@ -37,13 +37,14 @@ from roundelay.agents.models.model import (
     derive_call_id,
 )
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.prompt import strip_unseen, write_said
+from roundelay.agents.prompt import write_said
 from roundelay.agents.reactions import RunningReaction
 from roundelay.agents.runner import RunnerOptions
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.text import cut
 from roundelay.agents.tools import FINISH
 from roundelay.network.messages import BaseMessage
+from roundelay.network.safe_text import strip_unseen
 
 SILENCE = "it had nothing to say"
 GUIDE = (

@@ -10,7 +10,6 @@ first message.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from pydantic import BaseModel
 
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
+from roundelay.network.safe_text import strip_unseen
 from roundelay.templates import CONVERSATION, read_template
 
 from .bounded_templates import BoundedEnvironment
@@ -262,35 +262,6 @@ def keep_recorded(
 def list_manifest(threads: Iterable[MessageThread], trigger: BaseMessage) -> list[int]:
     """Give the seqs of these messages and the trigger, ascending."""
     return sorted({trigger.seq, *(message.seq for thread in threads for message in thread.messages)})
-
-
-# What is removed: the control characters but newline and tab (no XML parser takes most of them, and terminals obey
-# them), lone surrogates and noncharacters, and what steers a reader without being seen: bidi overrides and isolates,
-# zero-width space and joiners of words, invisible operators, interlinear annotation, tags and the supplementary
-# variation selectors (both used to smuggle text). Kept, because languages and emoji are written with them: ZWNJ, ZWJ,
-# LRM, RLM, ALM, variation selectors 1-16.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff"
-    "\U000e0000-\U000e0fff"
-    + "".join(chr(plane * 0x10000 + low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF))
-    + "]"
-)
-
-
-_LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029]")
-
-
-# Whatever the two above touch lies outside of this: one quick look spares nearly every text the replacing.
-_ORDINARY = re.compile(
-    "[\t\n\x20-\x7e\xa0-\u200a\u200c-\u2027\u202f-\u205f\u2070-\ud7ff\ue000-\ufefe\uff00-\ufff8\U00010000-\U0001fffd]*"
-)
-
-
-def strip_unseen(text: str) -> str:
-    """Remove the control and format characters that a reader does not see; every kind of line end becomes a newline."""
-    if _ORDINARY.fullmatch(text):
-        return text
-    return _UNSEEN.sub("", _LINE_ENDS.sub("\n", text))
 
 
 def escape_text(text: str) -> str:

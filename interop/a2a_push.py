@@ -166,10 +166,7 @@ class TaskPushes:
         if config.id and not _PUSH_ID.fullmatch(config.id):
             raise InvalidArguments("id is to be 1 to 128 visible ASCII characters, or none.")
         target = WebhookUrl.read(config.url, self._allowed_hosts)
-        try:
-            await target.find_addresses()
-        except OSError:
-            _logger.info("a push notification's host cannot be found yet", extra={"host": target.host})
+        await target.find_addresses()
         push = Push(
             config.id or secrets.token_hex(16), task.id, task.agent_id, task.caller, credentials.token, config.url,
             config.token, sign.scheme, sign.credentials, system_clock(),

@@ -44,8 +44,39 @@ ABOUT_THE_MESSAGE = frozenset({400, 409, 413, 415, 422, 500, 501})
 _GIVEN_OUT = ipaddress.IPv6Network("2000::/3")
 """What is given out of IPv6 for the internet (RFC 4291, 2.4). Outside of it are local networks, and addresses that hold
 one of IPv4 to which a translator leads."""
-_DOCUMENTATION = ipaddress.IPv6Network("3fff::/20")
-"""RFC 9637; Python's own list is older."""
+_SPECIAL_V4 = tuple(
+    map(
+        ipaddress.IPv4Network,
+        [
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.31.196.0/24",
+            "192.52.193.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "192.175.48.0/24",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/4",
+            "240.0.0.0/4",
+        ],
+    )
+)
+_SPECIAL_V6 = tuple(
+    map(
+        ipaddress.IPv6Network,
+        ["2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3ffe::/16", "3fff::/20"],
+    )
+)
+"""IANA's special-purpose registries (https://www.iana.org/assignments/iana-ipv4-special-registry and
+iana-ipv6-special-registry), with multicast: Python's own lists are older, and call relays of 6to4 public."""
 
 
 Sign: TypeAlias = Callable[[str, datetime, bytes], Mapping[str, str]]
@@ -117,11 +148,18 @@ class WebhookUrl:
         return cls(url, host, port, is_allowed)
 
     async def find_addresses(self) -> list[str]:
-        """Look its host up. Raises `InvalidArguments` where one of its addresses may not be called, `OSError`."""
-        addresses = await _look_up(self.host, self.port)
-        if not self.is_allowed and not all(map(is_public, addresses)):
+        """Look its host up. Raises `InvalidArguments` where one of its addresses may not be called, and where there is
+        none: in the same words, so that nobody learns which names a network has for itself."""
+        try:
+            addresses = await _look_up(self.host, self.port)
+        except OSError as error:
+            if self.is_allowed:
+                raise InvalidArguments(f"The host {self.host} cannot be found.") from error
+            addresses = []
+        if not self.is_allowed and not (addresses and all(map(is_public, addresses))):
             raise InvalidArguments(
-                f"{self.host} leads to an address that is not public; an operator may allow it by webhook_hosts."
+                f"{self.host} is not known, or leads to an address that is not public; an operator may allow it by "
+                "webhook_hosts."
             )
         return addresses
 
@@ -157,9 +195,8 @@ def is_public(address: str) -> bool:
     """Whether an address is one of the open internet: none of this machine, a local network, or within another one."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        is_given_out = ip in _GIVEN_OUT and ip not in _DOCUMENTATION
-        return is_given_out and ip.is_global and ip.sixtofour is None and ip.teredo is None
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+        return ip in _GIVEN_OUT and not any(ip in it for it in _SPECIAL_V6)
+    return not any(ip in it for it in _SPECIAL_V4)
 
 
 class WebhookPoster:

@@ -140,10 +140,7 @@ class Webhooks:
     async def check(self, url: str, secret: str | None) -> None:
         """Whether `register` would take these. Raises `InvalidArguments`."""
         target = WebhookUrl.read(url, self._allowed_hosts)
-        try:
-            await target.find_addresses()
-        except OSError as error:
-            raise InvalidArguments(f"The host {target.host} cannot be found.") from error
+        await target.find_addresses()
         if secret is not None:
             _check_secret(secret)
 

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from roundelay.agents.models.model import JsonSchema
-from roundelay.agents.prompt import escape_text, strip_unseen
+from roundelay.agents.prompt import escape_text
 from roundelay.agents.text import MAX_NAME_CHARS as MAX_TOOL_NAME_CHARS
 from roundelay.agents.text import cut, tool_name
 from roundelay.agents.tools import tidy_schema
 from roundelay.agents.values import ToolError
+from roundelay.network.safe_text import strip_unseen
 
 if TYPE_CHECKING:
     import mcp_types as types

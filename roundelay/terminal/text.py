@@ -3,27 +3,15 @@ Pure."""
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from roundelay.network.safe_text import write_out_unseen
+
 TAB = "    "
 
-# What a reader does not see, or sees elsewhere than it stands: bidi marks, overrides and isolates, zero-width and
-# blank fillers, invisible operators, annotation, tags, supplementary variation selectors, noncharacters. All that
-# prompts leave out (agents/text.py), and more: a person copies what is shown. Kept, because languages and emoji are
-# written with them: ZWNJ, ZWJ, variation selectors 1-16.
-# https://www.unicode.org/reports/tr9/#Directional_Formatting_Codes, https://www.unicode.org/reports/tr36/
-_UNSEEN_CHARS = (
-    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufdd0-\ufdef\ufeff\uffa0"
-    "\ufff0-\ufffb\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
-    + "".join(chr(plane * 0x10000 + low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF))
-)
-_UNSEEN = re.compile(f"[{_UNSEEN_CHARS}]")
-_UNSAFE_IN_JSON = re.compile(f"[\x7f-\x9f\u2028\u2029\ud800-\udfff{_UNSEEN_CHARS}]")
-"""JSON escapes the controls below by itself."""
-_ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+# Blank, and copied by a person who copies what is shown; braille is written with it, so that prompts keep it.
+_BLANK = "\u2800"
 
 
 def count(number: int, what: str) -> str:
@@ -36,17 +24,22 @@ def clean(text: str) -> str:
     ``\\u202e``."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escape(char) for char in text)
+    shown = write_out_unseen(text, _escape)
+    return shown.replace("\t", "\\x09").replace("\n", "\\x0a").replace(_BLANK, "\\u2800")
 
 
 def clean_json(text: str) -> str:
     """Give JSON as the same JSON, what could drive a terminal or mislead its reader escaped: by itself JSON leaves
     all above ASCII as it is."""
-    return text if text.isascii() and "\x7f" not in text else _UNSAFE_IN_JSON.sub(_escape_in_json, text)
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return write_out_unseen(text, _escape_in_json).replace(_BLANK, "\\u2800")
 
 
-def _escape_in_json(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape_in_json(char: str) -> str:
+    if char < " ":  # JSON has escaped what stands in texts; this is its own
+        return char
+    code = ord(char)
     if code < 0x10000:
         return f"\\u{code:04x}"
     high, low = divmod(code - 0x10000, 0x400)
@@ -104,8 +97,6 @@ def split_characters(text: str, start: int = 0) -> Iterable[str]:
 
 
 def _escape(char: str) -> str:
-    if unicodedata.category(char) not in _ESCAPED_CATEGORIES and not _UNSEEN.match(char):
-        return char
     code = ord(char)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 

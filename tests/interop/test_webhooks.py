@@ -215,7 +215,7 @@ async def test_a_token_that_is_revoked_pauses_its_webhook(tmp_path: Path, receiv
 REFUSED_URLS = (
     "http://example.org/hook", "https://127.0.0.1/hook", "https://localhost/hook", "https://[::1]/", "https://10.1.2.3/", "https://192.168.0.1/",
     "https://169.254.169.254/latest/meta-data", "https://[fe80::1]/", "https://[::ffff:127.0.0.1]/", "https://[64:ff9b::7f00:1]/", "https://[2002:7f00:1::]/", "https://[fec0::1]/", "https://[3fff::1]/", "https://[::7f00:1]/",
-    "https://0x7f.1/", "https://2130706433/", "https://127.1/", "https://0.0.0.0/", "https://100.64.0.1/", "https://224.0.0.1/", "https://user:secret@example.org/",
+    "https://0x7f.1/", "https://2130706433/", "https://127.1/", "https://0.0.0.0/", "https://100.64.0.1/", "https://192.88.99.1/", "https://192.0.0.9/", "https://198.18.0.1/", "https://[2001:20::1]/", "https://[5f00::1]/", "https://224.0.0.1/", "https://user:secret@example.org/",
     "https://example.org/#part", "ftp://example.org/", "https:///hook", "file:///etc/passwd", "https://exa mple.org/", "https://example.org:99999/", "",
 )  # fmt: skip
 
@@ -234,6 +234,31 @@ async def test_a_url_that_leads_to_this_machine_or_its_networks_is_refused(tmp_p
     print(f"{len(REFUSED_URLS)} urls")
     assert is_public("93.184.215.14")
     assert is_public("2606:2800:21f:cb07:6820:80da:af6b:8b2c")
+
+
+@pytest.mark.parametrize("path", ["/v1/webhook", "/v1/webhook/check"])
+async def test_nobody_learns_which_names_a_network_has_for_itself(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+
+    def look_up(host: str, port: int, *rest: Any, **options: Any) -> Any:
+        if host == "vault.corp.example":
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.1.2.3", port))]
+        if host == "nobody.corp.example":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real(host, port, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with running_node() as node, gateway_to(node, tmp_path / "hooks") as http:
+        hook = await join(node, http, "hook")
+        told = [
+            (await hook.post(path, {"url": f"https://{name}.corp.example/"}, 400))["error"]["message"].replace(
+                name, "NAME"
+            )
+            for name in ("vault", "nobody")
+        ]
+    assert told[0] == told[1]
 
 
 async def test_a_name_that_changes_its_address_gains_nothing(
@@ -256,7 +281,7 @@ async def test_a_name_that_changes_its_address_gains_nothing(
         await mia.send("agent:hook", "x")
         status = await wait_for_status(
             hook,
-            why="rebind.example leads to an address that is not public; an operator may allow it by webhook_hosts.",
+            why="rebind.example is not known, or leads to an address that is not public; an operator may allow it by webhook_hosts.",
         )
         assert status["failing_since"] is not None
     assert looked_up[0] == "93.184.215.14"

@@ -19,10 +19,10 @@ from roundelay.agents.prompt import (
     list_manifest,
     render_system_prompt,
     select_threads,
-    strip_unseen,
 )
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
+from roundelay.network.safe_text import strip_unseen
 
 PROMPT = ConversationPrompt()
 
@@ -115,13 +115,68 @@ def test_any_payload_stays_inside_its_element(
 
 
 @pytest.mark.parametrize(
-    "hidden", ["\x00", "\x1b", "\x7f", "\x9b", "\u202e", "\u2066", "\u200b", "\ufeff", "\ud800", "\U000e0041", "\ufffe"]
+    "hidden",
+    [
+        "\xad",
+        "\u034f",
+        "\u061c",
+        "\u115f",
+        "\u1160",
+        "\u17b4",
+        "\u180e",
+        "\u200c",
+        "\u200d",
+        "\u200e",
+        "\u200f",
+        "\u2064",
+        "\u2065",
+        "\u3164",
+        "\uffa0",
+        "\ufff0",
+        "\ufffb",
+        "\ufe00",
+        "\ufdd0",
+        "\U0001bca0",
+        "\U0001d173",
+        "\U000e0100",
+        "\udc00",
+        "\x00",
+        "\x1b",
+        "\x7f",
+        "\x9b",
+        "\u202e",
+        "\u2066",
+        "\u200b",
+        "\ufeff",
+        "\U000e0041",
+        "\ufffe",
+    ],
 )
 def test_what_a_reader_cannot_see_is_removed(hidden: str) -> None:
     assert strip_unseen(f"a{hidden}b") == "ab"
 
 
-@pytest.mark.parametrize("text", ["naïve", "می‌خواهم", "👩‍💻 ❤️", "שלום\u200f", "日本語", "a\tb\nc", "𝔘"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "naïve",
+        "می‌خواهم",
+        "👩‍💻 ❤️",
+        "שלום",
+        "日本語",
+        "1️⃣",
+        "👨‍👩‍👧‍👦",
+        "🏳️‍🌈",
+        "👩🏽‍🚀",
+        "❤️‍🔥",
+        "क्‍ष",
+        "ශ්‍රී",
+        "葛󠄀"[:1],
+        "ᠮᠤᠩᠭᠣᠯ",
+        "a\tb\nc",
+        "𝔘",
+    ],
+)
 def test_what_languages_are_written_with_is_kept(text: str) -> None:
     assert strip_unseen(text) == text
 

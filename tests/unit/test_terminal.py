@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundelay.agents.prompt import strip_unseen
 from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
 from roundelay.network.messages import message_from_wire
+from roundelay.network.safe_text import strip_unseen
 from roundelay.terminal.live import describe_busy, draw_writing
 from roundelay.terminal.screen import (
     Paint,

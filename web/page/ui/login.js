@@ -6,7 +6,7 @@ import {effect, signal} from "#vendor/signals.js";
 import {useState} from "#vendor/hooks.js";
 import {Button, Field, html} from "#ui/parts.js";
 import {decode} from "#ui/router.js";
-import {forgetAllBut, keep, load} from "#ui/storage.js";
+import {forgetAllBut, keep, keepsAnything, load} from "#ui/storage.js";
 import {actions, state} from "#ui/store.js";
 import {THEME_KEY} from "#ui/theme.js";
 
@@ -17,20 +17,33 @@ const KEY = "roundelay.login";
 /** As whom this browser joins; null where it does not know. @type {{value: Credentials|null}} */
 export const credentials = signal(null);
 
+/** A link that waits until somebody has read that this browser forgets them. */
+const waitingLink = signal("");
+
 /** Take the login of the address, or the one that is kept, and join. In a recording nobody joins. */
 export function startLogin() {
   if (state.value.is_read_only) return;
-  credentials.value = takeLink(location.hash, loadLogin()) ?? loadLogin();
+  const waits = holdLink();
+  credentials.value = (waits ? null : takeLink(location.hash, loadLogin())) ?? loadLogin();
   if (location.hash.startsWith("#login=")) history.replaceState(null, "", "#/");
   addEventListener("hashchange", () => {
     const found = takeLink(location.hash, credentials.value);
     if (!found) return;
+    const waits = holdLink();
     history.replaceState(null, "", "#/");
+    if (waits) return;
     dispatchEvent(new HashChangeEvent("hashchange"));
     join(found);
   });
   if (credentials.value) join(credentials.value);
   effect(settle);
+}
+
+/** Let the link of the address wait, where it would be used up for a login that a reload ends. Gives whether it waits. */
+function holdLink() {
+  const waits = !credentials.value && !keepsAnything() && takeLink(location.hash, null) !== null;
+  if (waits) waitingLink.value = location.hash;
+  return waits;
 }
 
 /** Read a link's `#login=ID~CODE`: the id, a new token for it, and the code that binds it. */
@@ -88,7 +101,7 @@ export function Login() {
   const {error, connection} = state.value;
   const isRefused = connection === "refused" && error;
   const enter = () => {
-    const found = takeLink(link, null);
+    const found = takeLink(link || waitingLink.value, null);
     if (found) join(found);
     else if (id.trim() && token.trim()) join({agent_id: id.trim(), token: token.trim()});
     else throw new Error("That is no login link: it ends in #login=, an id, ~ and a code.");
@@ -98,8 +111,11 @@ export function Login() {
       ${credentials.value && !credentials.value.login_code && html`<${Button} run=${() => join(credentials.value)}>Try again<//>`}</div>`}
     <p>${isRefused && error.message.includes("roundelay web") ? "Open its link in this browser, or paste it here."
       : html`${!isRefused && "This browser is nobody here yet. "}<code>roundelay web --as ID</code>, on the machine of the node, prints a link that logs you in once: open it in this browser, or paste it here.`}</p>
+    ${!keepsAnything() && html`<div class="error-box" role="alert"><p>This browser keeps nothing for this page, as in a private window or
+      where site data is blocked. You can log in until you reload or leave the page; the link works only once. To stay logged in, allow
+      site data for this address or use another browser.</p></div>`}
     <form onSubmit=${(event) => event.preventDefault()}>
-      <${Field} label="Login link" isLabelSeen value=${link} onInput=${(event) => setLink(event.target.value)} />
+      <${Field} label="Login link" isLabelSeen value=${link || waitingLink.value} onInput=${(event) => setLink(event.target.value)} />
       <details><summary>I have a token</summary>
         <${Field} label="Your id" isLabelSeen value=${id} onInput=${(event) => setId(event.target.value)} />
         <${Field} label="Token" isLabelSeen type="password" value=${token} onInput=${(event) => setToken(event.target.value)} />

@@ -20,6 +20,18 @@ export function keep(key, value) {
   } catch { /* see above */ }
 }
 
+/** Whether what is kept here is there after a reload. */
+export function keepsAnything() {
+  const probe = "roundelay.probe";
+  try {
+    localStorage.setItem(probe, "1");
+    localStorage.removeItem(probe);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
 /** Take away all that the page has kept here but these keys. @param {...string} keys */
 export function forgetAllBut(...keys) {
   for (const key of Object.keys(findStorage() ?? {})) {

@@ -1,0 +1,66 @@
+"""Text without what a reader does not see: one table for prompts, for hosts of other protocols and for terminals.
+
+Invisible is what Unicode calls `Default_Ignorable_Code_Point` (DerivedCoreProperties), with controls, noncharacters,
+lone surrogates and interlinear annotation: all of it was used to hide text from people that models read. Kept is what
+languages and emoji are written with, and only where it joins what stands before it: joiners between letters of
+scripts that join, and between emoji, and one variation selector behind a character that can vary. No IO.
+
+https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point, https://www.unicode.org/reports/tr36/
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_IGNORABLE = (
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff"
+    "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_NO_CHARACTERS = "\ufdd0-\ufdef" + "".join(
+    chr(plane * 0x10000 + low) for plane in range(17) for low in (0xFFFE, 0xFFFF)
+)
+_INVISIBLE = f"{_IGNORABLE}{_NO_CHARACTERS}\ufff9-\ufffb\ud800-\udfff"
+_CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"
+
+# Letters and marks of scripts in which a joiner changes how its neighbors are written.
+# https://www.unicode.org/versions/latest/core-spec/chapter-23/ ("Cursive Connection")
+_JOINING = (
+    "\u0620-\u065f\u066e-\u06ff\u0700-\u07ff\u0840-\u08ff\u0900-\u0dff\u1000-\u109f\u1780-\u17b3\u17b6-\u17dd\u1807"
+    "\u1810-\u18aa\ua840-\ua877\ua8e0-\ua9df\ufb50-\ufdcf\ufdf0-\ufdff\ufe70-\ufefc\U00010a00-\U00010fff"
+    "\U00011000-\U00011fff\U0001e900-\U0001e95f"
+)
+_EMOJI = (
+    "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u2460-\u24ff\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff\u3030"
+    "\u303d\u3297\u3299\U0001f000-\U0001faff"
+)
+_SPACES = "\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_KEPT = (
+    f"(?<=[{_JOINING}])(?:\u200c(?=[{_JOINING}])|\u200d)"
+    f"|(?:(?<=[{_EMOJI}])|(?<=[{_EMOJI}]\ufe0f))\u200d(?=[{_EMOJI}])"
+    f"|(?<=[0-9#*])[\ufe0e\ufe0f]|(?<=[^\x00-\x9f{_SPACES}{_INVISIBLE}])[\ufe00-\ufe0f]"
+    "|(?<=[\u1820-\u18aa])[\u180b-\u180d\u180f]"
+)
+
+_LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029]")
+_UNSEEN = re.compile(f"({_KEPT})|[{_CONTROLS}{_INVISIBLE}]")
+# Whatever the two above touch lies outside of this: one quick look spares nearly every text the replacing.
+_ORDINARY = re.compile(f"[^{_CONTROLS}{_INVISIBLE}\u2028\u2029]*")
+
+
+def strip_unseen(text: str) -> str:
+    """Remove the control and format characters that a reader does not see; every kind of line end becomes a newline."""
+    if _ORDINARY.fullmatch(text):
+        return text
+    return _UNSEEN.sub(lambda found: found[1] or "", _LINE_ENDS.sub("\n", text))
+
+
+def write_out_unseen(text: str, write: Callable[[str], str]) -> str:
+    """Replace each character that `strip_unseen` would remove, or take for a line end, by what ``write`` gives for
+    it."""
+    if _ORDINARY.fullmatch(text):
+        return text
+    return _WRITTEN_OUT.sub(lambda found: found[1] or write(found[0]), text)
+
+
+_WRITTEN_OUT = re.compile(f"({_KEPT})|[{_CONTROLS}{_INVISIBLE}\u2028\u2029]")
