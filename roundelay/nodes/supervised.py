@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from roundelay.network.config import NodeConfig
+from roundelay.network.config import NodeConfig, list_web_hosts
 from roundelay.network.errors import ConfigError, InvalidArguments, UnknownRecipient
 from roundelay.network.hub import Hub
 from roundelay.network.operations.reading import AgentAction
@@ -294,7 +294,7 @@ class GatewayProcess(KeptProcess):
         command = ["-m", "roundelay", "gateway", "--node", url, "--host", interop.host, "--port", str(interop.port)]
         command += [part for name in interop.serve for part in ("--serve", name)]
         command += [part for host in interop.webhook_hosts for part in ("--webhook-host", host)]
-        command += [part for host in config.web_hosts for part in ("--web-host", host)]
+        command += [part for host in list_web_hosts(config) for part in ("--web-host", host)]
         command += ["--public-url", interop.public_url] if interop.public_url is not None else []
         command += ["--webhooks", str(webhooks_file(config))] if "webhooks" in interop.serve else []
         command += ["--log-level", log_level, "--log-format", voice.format, "--insecure", "--until-input-ends"]

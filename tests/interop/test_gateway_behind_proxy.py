@@ -206,12 +206,13 @@ def test_the_node_s_file_and_the_command_line_say_where_others_reach_it(tmp_path
     from roundelay.nodes.logs import Voice
 
     file = tmp_path / "node.yaml"
-    file.write_text(json.dumps({"web_hosts": [NAME], "interop": {"public_url": f"https://{NAME}/hub/"}}))
+    own = {"public_url": f"https://{NAME}/hub/"}
+    file.write_text(json.dumps({"web_hosts": ["hub:8443"], "public_url": f"https://{NAME}", "interop": own}))
     config, _ = resolve_config(file, {}, {})
     process = GatewayProcess(config, "ws://127.0.0.1:1/", log_level="info", voice=Voice("text"))
     command = process._command
     assert command[command.index("--public-url") + 1] == f"https://{NAME}/hub"
-    assert command[command.index("--web-host") + 1] == NAME
+    assert [command[place + 1] for place, it in enumerate(command) if it == "--web-host"] == ["hub:8443", NAME]
 
 
 WRONG = ["hub.example.org", "ftp://hub.example.org", "https://", "https://me:x@hub.example.org", "https://h?x=1", "https://h#x", "https://h/a b", "https://h:99999", "https://[::1", "javascript:1"]  # fmt: skip
