@@ -61,6 +61,9 @@ template)."""
 FAILED_CHECKS = "failed_checks"
 """In the metadata of an answer that goes out although reviewers found something wrong: their names."""
 
+PASSED_CHECKS = "passed_checks"
+"""In the metadata of an answer: the names of the checks that were made and found nothing wrong."""
+
 ASK_ATTEMPTS = 2
 
 
@@ -68,12 +71,14 @@ ASK_ATTEMPTS = 2
 class Correction:
     """What a reviewer gives for an answer that must not go out: what the model is told. ``name`` says which check it
     was; ``notes`` are what else the record of the review keeps. ``blocks``: the answer does not go out either when the
-    model has no further try; otherwise it does then, with the name in its metadata."""
+    model has no further try; otherwise it does then, with the name in its metadata. ``passed``: the checks that found
+    nothing wrong."""
 
     instruction: str
     name: str = ""
     notes: Sequence[str] = ()
     blocks: bool = False
+    passed: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -686,6 +691,7 @@ class Chain:
         found: list[Correction] = []
         metadata: dict[str, JsonValue] = {}
         notes: list[str] = []
+        passed: list[str] = []
 
         def take(given: str | Answer) -> str:
             if isinstance(given, str):
@@ -694,7 +700,9 @@ class Chain:
                 raise TypeError(
                     f"a reviewer gave a {type(given).__name__} and must give the answer, as text or as Answer(...)"
                 )
-            metadata.update(given.metadata)
+            metadata.update({name: it for name, it in given.metadata.items() if name != PASSED_CHECKS})
+            if isinstance(names := given.metadata.get(PASSED_CHECKS), list):
+                passed.extend(map(str, names))
             notes.extend(given.notes)
             return given.text
 
@@ -703,6 +711,7 @@ class Chain:
             given: str | Answer | Correction = await run_hook(self._time_s, hook, around, answer)
             if isinstance(given, Correction):
                 found.append(given)
+                passed += given.passed
                 notes += [f"{given.name}: {given.instruction}" if given.name else given.instruction, *given.notes]
             else:
                 answer = take(given)
@@ -712,6 +721,8 @@ class Chain:
             metadata[FAILED_CHECKS] = list(failed)
         if any(it.blocks for it in found):
             return Reviewed(answer, notes=tuple(notes), metadata={FAILED_CHECKS: [*failed]}, is_blocked=True)
+        if passed:
+            metadata[PASSED_CHECKS] = list(passed)
         for hook in self._hooks["finish_answer"]:
             answer = take(await run_hook(self._time_s, hook, around, answer, not found))
         return Reviewed(answer, notes=tuple(notes), is_accepted=not found, metadata=metadata)

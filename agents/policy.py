@@ -20,7 +20,7 @@ from .approval_rule import ApprovalRule, ApprovalsNeeded, Approvers, EffectiveRu
 from .containment import check_hook
 from .models.model import Model, ModelReply, ToolCall, Usage
 from .options import IN_CODE, MAX_COUNT, Count, InFile, Seconds, Text, check_fields, list_in_code, optional_form
-from .values import AfterTool, End, NoCallsReason, ToolResult, TurnState
+from .values import FAILURE, AfterTool, End, NoCallsReason, ToolResult, TurnState
 
 T = TypeVar("T")
 Given: TypeAlias = T | Awaitable[T]
@@ -91,6 +91,8 @@ class MessageFilter:
     senders: Annotated[Collection[str], InFile(tuple[Text, ...])] = ()
     exclude_senders: Annotated[Collection[str], InFile(tuple[Text, ...])] = ()
     per_thread: Annotated[Mapping[str, PerThread], InFile(dict[Text, _OrNone])] = field(default_factory=dict)
+    failures: bool = True
+    """Whether messages are shown that say that an agent has no answer (``failure`` in their metadata)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -98,6 +100,8 @@ class MessageFilter:
     def admits(self, message: BaseMessage, reader: str) -> bool:
         """Whether a message may be shown to an agent; its own may, unless they are excluded."""
         if self.kinds and message.kind not in self.kinds:
+            return False
+        if not self.failures and isinstance((message.metadata or {}).get(FAILURE), str):
             return False
         if _fits(message.sender_id, self.exclude_senders):
             return False
@@ -110,7 +114,7 @@ class MessageFilter:
     def count_to_ask(self, usual: PerThread) -> int:
         """How many messages of each thread to ask the hub for."""
         most = max(map(count_most, (usual, *self.per_thread.values())))
-        is_choosing = self.kinds or self.senders or self.exclude_senders
+        is_choosing = self.kinds or self.senders or self.exclude_senders or not self.failures
         return min(most * SPARE if is_choosing else most, MAX_PER_THREAD)
 
 

@@ -18,7 +18,10 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
 
 from roundelay.network.errors import REFUSAL_CODES, RoundelayError
 
@@ -47,6 +50,7 @@ from .values import (
     ALTERED,
     CORRECTED,
     DISABLED,
+    FAILURE,
     NOT_RUN,
     TOO_LARGE,
     Begin,
@@ -670,7 +674,8 @@ class Reaction:
         else:
             reason = "reached a limit of its policy"
         answer = text or f"I {reason.partition(' (')[0].replace('its', 'my')} without an answer."
-        return self._propose("stopped", reason, answer if self.sends_text() else None)
+        marked: dict[str, JsonValue] = {} if text else {FAILURE: "limit"}
+        return self._propose("stopped", reason, answer if self.sends_text() else None, marked)
 
     def _fail(self, reason: str, kind: ModelFailure, *, reported_by: str = "") -> Finish:
         answer = f"I could not answer: {FAILURE_SENTENCES[kind]}."
@@ -679,11 +684,15 @@ class Reaction:
         status: Status = "stopped" if kind == "budget" else "failed"
         return replace(self._finish(status, reason, answer if self.sends_text() else None), failure=kind)
 
-    def _propose(self, status: Status, reason: str, answer: str | None) -> Step:
+    def _propose(
+        self, status: Status, reason: str, answer: str | None, metadata: Mapping[str, JsonValue] = MappingProxyType({})
+    ) -> Step:
         """End with an answer, once the reviewers have seen it."""
+        end = self._finish(status, reason, answer)
+        end = replace(end, metadata=metadata) if metadata and answer is not None else end
         if answer is None or not self.is_reviewed:
-            return self._finish(status, reason, answer)
-        can_correct, proposed = self.can_correct, self._finish(status, reason, answer)
+            return end
+        can_correct, proposed = self.can_correct, end
         self.state = LoopState.REVIEWING
         self._proposed = Review(self.turn, proposed, answer, self.describe(), can_correct)
         return self._proposed
@@ -694,12 +703,15 @@ class Reaction:
         self.usage += reviewed.usage
         if reviewed.correction is None or not proposed.can_correct:
             self.state = LoopState.FINISHED
-            done = replace(proposed.proposed, usage=self.usage, metadata=reviewed.metadata)
+            metadata = {**proposed.proposed.metadata, **reviewed.metadata}
+            done = replace(proposed.proposed, usage=self.usage, metadata=metadata)
             if not reviewed.is_blocked:
                 return replace(done, answer=reviewed.answer)
             failed = reviewed.metadata.get(FAILED_CHECKS)
             by = f" by {', '.join(map(str, failed))}" if isinstance(failed, list) and failed else ""
-            return replace(done, status="stopped", reason=f"the answer was blocked{by}", answer=BLOCKED)
+            reason = f"the answer was blocked{by}"
+            marked = {**metadata, FAILURE: "blocked"}
+            return replace(done, status="stopped", reason=reason, answer=BLOCKED, metadata=marked)
         self._corrections += 1
         say(self.history, f"Your answer was not given. {reviewed.correction}")
         return await self._ask()

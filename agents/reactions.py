@@ -42,7 +42,7 @@ from .models.model import Usage
 from .prompt import render_new_messages
 from .reaction import REPORTED, LoopState, Reaction
 from .text import replace_surrogates, write_stopped
-from .values import Finish, NewMessages, Status, StopTrace
+from .values import FAILURE, Finish, NewMessages, Status, StopTrace
 from .waiting import Replies
 from .watching import Shown
 
@@ -183,7 +183,8 @@ class RunningReaction:
         elif finish.answer is not None and not self.is_answered:
             try:
                 kept = {KEEPER: finish.keeper} if finish.keeper is not None else {}
-                await self._reply(finish.answer, {**finish.metadata, **kept})
+                marked = {FAILURE: finish.failure} if finish.failure else {}
+                await self._reply(finish.answer, {**finish.metadata, **marked, **kept})
                 self.is_answered = True
             except (ConnectError, Superseded, ThreadHeld):
                 raise
@@ -212,12 +213,12 @@ class RunningReaction:
                     await self.delivery.nack(replace_surrogates(reason[:MAX_REASON_CHARS]), retry_after_ms=later_ms)
                 return False
             status: Status = "failed"
-            answer = "I could not answer: an error on my side. My log has it."
+            answer, mark = "I could not answer: an error on my side. My log has it.", "error"
             if is_told and (reporter := await find_reporter(self.client)):
                 answer = REPORTED.format(agent_id=reporter)
             if isinstance(error, BudgetExhausted):  # of the hub's: whoever waits may be told of it
-                status, answer = "stopped", f"I have to stop here. {error}"
-            end = Finish(status, reason, answer if is_told else None)
+                status, answer, mark = "stopped", f"I have to stop here. {error}", "stopped"
+            end = Finish(status, reason, answer if is_told else None, metadata={FAILURE: mark})
             if (done := self.reaction) is not None:
                 end = replace(end, turns=done.turn, usage=done.usage, tool_calls=done.tool_calls)
             if done is None or done.state is not LoopState.FINISHED:  # else it was told

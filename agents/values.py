@@ -67,6 +67,11 @@ class TurnState:
     """The messages of the prompt, as it shows them, the incoming one last; none for an agent inside of a call."""
 
 
+FAILURE = "failure"
+"""In the metadata of a message that says that there is no answer: why. A `ModelFailure`; ``error`` (a fault in the
+agent's code), ``blocked`` (by a check), ``limit`` (of the agent), ``stopped`` (by a budget of the hub)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     """The reaction has ended. ``answer`` is the text to send to the incoming thread, None when there is nothing to

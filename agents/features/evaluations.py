@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Protocol, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, JsonValue, model_validator
 
 from roundelay.agents.containment import describe_error, run_contained, without_words
 from roundelay.agents.import_path import import_callable
-from roundelay.agents.middleware import Answer, Around, Correction, Middleware
+from roundelay.agents.middleware import PASSED_CHECKS, Answer, Around, Correction, Middleware
 from roundelay.agents.models.model import AssistantMessage, Model, ModelError, ToolMessage, UserMessage
 from roundelay.agents.options import Strict
 from roundelay.agents.patterns import PatternOverdue, compile_pattern
@@ -109,11 +109,16 @@ class Evaluations(Middleware):
                 tasks = [(name_check(it), group.create_task(self._make(it, answer, evidence, around))) for it in checks]
         found = [(name, it) for name, task in tasks if (it := task.result()[0]) is not None]
         notes = [f"{name}: {note}" for name, task in tasks if (note := task.result()[1])]
+        # Without results the answer was held against nothing, so it has not passed either.
+        idle = {name_check(it) for it in checks if isinstance(it, Grounding) and not evidence.results}
+        passed = [name for name, task in tasks if task.result() == (None, "") and name not in idle]
+        notes += [f"{name}: passed" for name in passed]
         if found:
             told = cut("\n".join(it for _, it in found), MAX_FINDING_CHARS)
             is_blocked = any(name in self._blocking for name, _ in found)
-            return Correction(told, ", ".join(name for name, _ in found), notes, blocks=is_blocked)
-        return Answer(answer, notes=notes) if notes else answer
+            return Correction(told, ", ".join(name for name, _ in found), notes, blocks=is_blocked, passed=passed)
+        metadata: dict[str, JsonValue] = {PASSED_CHECKS: [*passed]} if passed else {}
+        return Answer(answer, metadata, notes) if notes else answer
 
     async def _make(self, check: Check, answer: str, evidence: Evidence, around: Around) -> tuple[str | None, str]:
         """Give what a check found, and why it could not be made."""

@@ -160,11 +160,20 @@ def name_sender(message: BaseMessage) -> str:
     return f"mod:{message.sender_id}" if is_from_mod else message.sender_id
 
 
+MAX_FAILURE_CHARS = 40
+
+
 def list_beside(message: BaseMessage) -> list[str]:
-    """What stands below a message's text: sources, checks that did not pass, questions that one might ask next. Not
+    """What stands below a message's text: sources, checks that did not pass or did, why there is no answer, questions that one might ask next. Not
     clean yet."""
-    failed = [_one_line(it) for it in _read_list(message, "failed_checks") if isinstance(it, str)]
+    failed, passed = (
+        [_one_line(it) for it in _read_list(message, name) if isinstance(it, str)]
+        for name in ("failed_checks", "passed_checks")
+    )
     beside = [*_list_sources(message), *([f"! did not pass: {', '.join(failed)}"] if failed else [])]
+    beside += [f"✓ passed: {', '.join(passed)}"] if passed else []
+    if isinstance(why := (message.metadata or {}).get("failure"), str):
+        beside.append(f"! no answer ({_one_line(why)[:MAX_FAILURE_CHARS]})")
     return beside + [f"? {_one_line(it)}" for it in _read_list(message, "follow_ups") if isinstance(it, str)]
 
 

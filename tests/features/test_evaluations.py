@@ -200,7 +200,10 @@ async def test_evaluations_and_postprocessors_are_not_asked_again_after_a_kill()
         whole = await survives_kills(
             provider, lambda model: grounded(model, Postprocessors(FollowUps())), answered=answered
         )
-    assert whole.end.metadata == {"follow_ups": ["And the Elbe?", "Why?", "Since when?"]}
+    assert whole.end.metadata == {
+        "passed_checks": ["grounding"],
+        "follow_ups": ["And the Elbe?", "Why?", "Since when?"],
+    }
 
 
 # --- postprocessors
@@ -220,9 +223,11 @@ async def test_postprocessors_follow_an_answer_that_passed() -> None:
             mia = await Person.join(network, "mia")
             heard = await mia.ask("bob", "How long?")
     assert heard.text == "It is 1,233 km long. (bob)"
-    assert heard.metadata == {"follow_ups": ["And the Elbe?", "Why?"]}
+    assert heard.metadata == {"passed_checks": ["grounding"], "follow_ups": ["And the Elbe?", "Why?"]}
     assert [tools_of(it) for it in provider.requests].count(["suggest"]) == 1
-    assert format_message(heard).splitlines()[1:] == ["  | ? And the Elbe?", "  | ? Why?"]
+    assert format_message(heard).splitlines()[1:] == [
+        "  | ✓ passed: grounding", "  | ? And the Elbe?", "  | ? Why?",
+    ]  # fmt: skip
 
 
 async def test_an_answer_that_did_not_pass_is_not_processed() -> None:

@@ -197,12 +197,16 @@ function Notes({message, me}) {
   const isForMe = names.includes(me) || (asks === true && message.to === `agent:${me}`);
   const sources = listOf(metadata?.sources).filter(isObject).slice(0, 30);
   const checks = listOf(metadata?.failed_checks).filter((it) => typeof it === "string").slice(0, 10);
-  if (!asks && !sources.length && !checks.length && metadata?.declined !== true) return null;
+  const passed = listOf(metadata?.passed_checks).filter((it) => typeof it === "string").slice(0, 10);
+  const failure = typeof metadata?.failure === "string" ? metadata.failure.slice(0, 40) : "";
+  if (!asks && !sources.length && !checks.length && !passed.length && !failure && metadata?.declined !== true) return null;
   return html`<div class="notes">
     ${isForMe ? html`<${Badge} kind="accent">asks you for an answer<//>` : asks === true ? html`<${Badge}>asks for an answer<//>`
     : names.length > 0 && html`<${Badge}>asks ${names.slice(0, 8).join(", ")} for an answer<//>`}
     ${metadata?.declined === true && html`<${Badge}>has no answer<//>`}
+    ${failure && html`<${Badge} kind="warn">no answer: ${failure.replaceAll("_", " ")}<//>`}
     ${checks.map((it) => html`<${Badge} kind="warn">did not pass: ${it}<//>`)}
+    ${passed.map((it) => html`<${Badge}>✓ passed: ${it}<//>`)}
     ${sources.map((it) => html`<span class="source">[${String(it.n ?? "")}] ${renderLink(it.url, String(it.title ?? it.id ?? it.url ?? ""), "")} </span>`)}</div>`;
 }
 
