@@ -265,6 +265,12 @@ def show_value(value: object) -> str:
 # --- files
 
 
+def _read_bounded(path: Path) -> bytes:
+    """What a file holds, up to a byte more than is taken: a device may be without end."""
+    with path.open("rb") as file:
+        return file.read(MAX_FILE_BYTES + 1)
+
+
 _AS_LOADED: dict[Path, bytes] = {}
 
 
@@ -283,7 +289,7 @@ def load_yaml(path: Path) -> YamlNode:
     import yaml
 
     try:
-        data = _AS_LOADED.get(path) or path.read_bytes()
+        data = _AS_LOADED.get(path) or _read_bounded(path)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot be read ({reason}); check the path and its permissions", path=path) from error

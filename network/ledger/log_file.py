@@ -8,11 +8,10 @@ changes.
 
 from __future__ import annotations
 
-import sqlite3
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -24,7 +23,7 @@ from roundelay.network.errors import LedgerError
 
 from .files import explain, is_held
 from .queries import FAILURES, Damage, find_row, load_meta, walk_log
-from .schema import CHECKED_FROM, CHECKSUMS_SINCE, COPIED_EPOCH, LOG_COLUMNS, ROW_COLUMNS, refuse_schema
+from .schema import CHECKED_FROM, CHECKSUMS_SINCE, COPIED_EPOCH, LOG_COLUMNS, ROW_COLUMNS, open_to_read, refuse_schema
 
 FORMAT = 1
 
@@ -223,12 +222,9 @@ class DatabaseLog:
     """A node's database, in one view of it, whatever a node writes meanwhile."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
-        # Without a log beside it nobody has it open, and then SQLite need not put one there to read it.
-        is_open = Path(f"{path}-wal").exists()
-        mode = "mode=ro" if is_open else "mode=ro&immutable=1"
         self._path = path
         with _explaining_database(path):
-            self._db = stack.enter_context(closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)))
+            self._db = stack.enter_context(open_to_read(path))
             self._db.execute("BEGIN")
             # a file of an earlier schema is read as it is: only a node's start brings it up
             has_checksums = refuse_schema(self._db) >= CHECKSUMS_SINCE

@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import sqlite3
 import zlib
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import msgspec
 
@@ -166,7 +167,31 @@ def refuse_schema(db: sqlite3.Connection) -> int:
         )
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise LedgerError(f"{file} is a database of something else; name another one with --db.")
+    # A view in the place of a table can be without end, and a virtual table can be anybody's code.
+    sql = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%' LIMIT 1"
+    if (odd := db.execute(sql).fetchone()) is not None:
+        raise LedgerError(
+            f"{file} is no database that Roundelay made: {str(odd[1])[:64]!r} in it is a {odd[0]}, and Roundelay makes "
+            "plain tables alone."
+        )
     return version
+
+
+MAX_READ_BYTES = 128 * 1024 * 1024
+"""Of a row, where a file is only looked at, which anybody may have made. It bounds the memory that a row takes."""
+
+
+@contextmanager
+def open_to_read(path: Path, timeout_s: float = 5.0) -> Iterator[sqlite3.Connection]:
+    """A file that a node may be writing, to be looked at. Raises `sqlite3.Error`.
+
+    Without a write-ahead log beside it nobody has it open: then it is read as it is, and SQLite puts no files there.
+    """
+    mode = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
+    address = f"{path.resolve().as_uri()}?{mode}"
+    with closing(sqlite3.connect(address, uri=True, timeout=timeout_s)) as db:
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_READ_BYTES)
+        yield db
 
 
 def count_rows(db: sqlite3.Connection) -> int:

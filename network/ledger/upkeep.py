@@ -29,12 +29,14 @@ from .schema import (
     CHECKED_FROM,
     CHECKSUMS_SINCE,
     COPIED_EPOCH,
+    MAX_READ_BYTES,
     PLACES_SINCE,
     ROW_COLUMNS,
     UNPLACED_SINCE,
     checksum,
     expected_schema,
     list_schema,
+    open_to_read,
     refuse_schema,
 )
 from .unplaced import PLACED_TO, Unplaced
@@ -280,9 +282,9 @@ def _used_bytes(db: sqlite3.Connection) -> int:
     return int((pages - free) * size)
 
 
-def back_up(source: Path, target: Path, *, is_at_rest: bool = False) -> int:
-    """Copy a ledger, also one that a node is writing, into a new file; gives its newest seq. Of one that
-    ``is_at_rest`` nobody has a log open, and nothing is put beside it.
+def back_up(source: Path, target: Path) -> int:
+    """Copy a ledger, also one that a node is writing, into a new file; gives its newest seq.
+    Nothing is put beside a ledger that nobody has open.
 
     The copy is complete and checked before it has its name. Opened as a ledger it begins a new epoch: it is a fork, and
     clients must not take its seqs for those of the original. Raises `LedgerError`.
@@ -294,17 +296,15 @@ def back_up(source: Path, target: Path, *, is_at_rest: bool = False) -> int:
     except OSError as error:
         raise explain(error, source, "read") from error
     draft = target.with_name(f".{target.name}.{os.getpid()}")
-    mode = "mode=ro&immutable=1" if is_at_rest else "mode=ro"
     try:
         draft.unlink(missing_ok=True)
         _make_private(draft)
-        with (
-            closing(sqlite3.connect(f"{source.resolve().as_uri()}?{mode}", uri=True)) as db,
-            closing(sqlite3.connect(draft)) as copy,
-        ):
-            version = refuse_schema(db)
-            # In one step, a single reading transaction: between steps SQLite begins anew whenever the node has written.
-            db.backup(copy)
+        with closing(sqlite3.connect(draft)) as copy:
+            copy.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_READ_BYTES)
+            was_open = Path(f"{source}-wal").exists()
+            version = _copy_pages(source, copy)
+            if not was_open and Path(f"{source}-wal").exists():  # a node has opened it meanwhile
+                version = _copy_pages(source, copy)
             problems = check(copy)
             if problems:
                 raise LedgerError(
@@ -325,6 +325,15 @@ def back_up(source: Path, target: Path, *, is_at_rest: bool = False) -> int:
         for leftover in (draft, Path(f"{draft}-journal")):
             leftover.unlink(missing_ok=True)
     return head
+
+
+def _copy_pages(source: Path, copy: sqlite3.Connection) -> int:
+    """Copy a file as it is at one moment; gives the version of its schema."""
+    with open_to_read(source) as db:
+        version = refuse_schema(db)
+        # In one step, a single reading transaction: between steps SQLite begins anew whenever the node has written.
+        db.backup(copy)
+    return version
 
 
 def _set_epoch_aside(copy: sqlite3.Connection, version: int) -> None:
@@ -388,7 +397,8 @@ def read_head(db: sqlite3.Connection) -> int:
 def summarise(path: Path) -> LogSummary:
     """What a ledger's file holds; a node may be using it. Raises `LedgerError`."""
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+        with open_to_read(path) as db:
+            refuse_schema(db)
             oldest = db.execute("SELECT at FROM log ORDER BY seq LIMIT 1").fetchone()
             held = db.execute(
                 "SELECT p.key, l.at FROM state AS r JOIN log AS l ON l.seq = r.value ->> 'oldest' "
@@ -427,6 +437,8 @@ def check(db: sqlite3.Connection) -> list[str]:
     try:
         db.execute("BEGIN")  # one view of the log and of what says where its rows are
         return [*_check_rows(db), *problems]
+    except sqlite3.DataError:
+        return [*problems, f"a row is larger than {MAX_READ_BYTES // 2**20} MiB, and is not read"]
     except (sqlite3.Error, *UNREADABLE) as error:  # pages that cannot be walked through
         return [*problems, str(error)]
     finally:
@@ -514,7 +526,7 @@ def _tell_rows(table: str, rows: list[str]) -> list[str]:
 def check_file(path: Path) -> list[str]:
     """`check` on a file, which a node may be using. Raises `LedgerError` if it cannot be read at all."""
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+        with open_to_read(path) as db:
             return check(db)
     except sqlite3.Error as error:
         raise explain(error, path, "read") from error

@@ -30,6 +30,7 @@ from roundelay.network.errors import ConfigError, ConnectError, LedgerError, Mod
 from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
 from roundelay.network.ledger.files import explain
 from roundelay.network.ledger.log_file import open_database
+from roundelay.network.ledger.schema import open_to_read
 from roundelay.network.ledger.shared_log import LogDoubtful
 from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.log_urls import hide_password
@@ -357,11 +358,8 @@ def _measure_sync(folder: Path, name: str) -> float:
 
 
 def _measure_database(db: Path) -> int:
-    connection = sqlite3.connect(f"{db.resolve().as_uri()}?mode=ro", uri=True, timeout=LOCK_TIMEOUT_S)
-    try:
+    with open_to_read(db, LOCK_TIMEOUT_S) as connection:
         connection.execute("PRAGMA schema_version").fetchone()
-    finally:
-        connection.close()
     if not os.access(db, os.W_OK):
         raise PermissionError(13, "Permission denied", str(db))
     return db.stat().st_size

@@ -20,6 +20,7 @@ from roundelay.network.config import NodeConfig, list_web_hosts
 from roundelay.network.errors import ConfigError, InvalidArguments, UnknownRecipient
 from roundelay.network.hub import Hub
 from roundelay.network.operations.reading import AgentAction
+from roundelay.network.yaml import MAX_FILE_BYTES
 from roundelay.nodes.logs import Voice
 from roundelay.nodes.processes import Process, ready_line
 from roundelay.terminal.text import clean
@@ -351,6 +352,7 @@ class NodeAgents:
 def _read(path: Path) -> bytes:
     """What a file holds; nothing where it cannot be read."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES)
     except OSError:
         return b""

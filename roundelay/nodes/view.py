@@ -35,7 +35,7 @@ async def show_file(path: Path, port: int, person_id: str, announce: Callable[[s
     is_open = await asyncio.to_thread(Path(f"{path}-wal").exists)
     with stop_signals() as stopping, tempfile.TemporaryDirectory(prefix="roundelay-view-") as folder:
         copy = Path(folder) / path.name
-        await asyncio.to_thread(back_up, path, copy, is_at_rest=not is_open)
+        await asyncio.to_thread(back_up, path, copy)
         config = NodeConfig(db=copy, port=port, durability="normal")
         async with serve(config, is_read_only=True) as node:
             announce(await make_owners_link(node.hub, node.url, _choose_person(node.hub.state, person_id)), is_open)
