@@ -74,7 +74,7 @@ class Tracing(Middleware):
         }
         with self._span(f"chat {name}", SpanKind.CLIENT, facts) as (span, _):
             if self._content:
-                told = [{"role": _ROLES[type(it).__name__], **asdict(_without_bytes(it))} for it in request.messages]
+                told = [{"role": _ROLES[type(it).__name__], **_write(it)} for it in request.messages]
                 span.set_attribute("gen_ai.input.messages", json.dumps(told, ensure_ascii=False))
             reply = await proceed(request)
             used = reply.usage
@@ -89,7 +89,9 @@ class Tracing(Middleware):
                 }
             )
             if self._content:
-                span.set_attribute("gen_ai.output.messages", json.dumps([reply.to_json()], ensure_ascii=False))
+                span.set_attribute(
+                    "gen_ai.output.messages", json.dumps([replace(reply, origin=None).to_json()], ensure_ascii=False)
+                )
         return reply
 
     async def around_tool(
@@ -145,6 +147,11 @@ class Tracing(Middleware):
         if self._known is None or self._known[0] is not provider:
             self._known = (provider, provider.get_tracer("roundelay"))
         return self._known[1]
+
+
+def _write(message: ChatMessage) -> dict[str, JsonValue]:
+    """Return a message as JSON, without the thinking that goes back to its server."""
+    return {name: it for name, it in asdict(_without_bytes(message)).items() if name != "origin"}
 
 
 def _without_bytes(message: ChatMessage) -> ChatMessage:

@@ -377,9 +377,9 @@ def raise_for_list(body: object) -> None:
 
 
 def _is_status(body: Json) -> bool:
-    return isinstance(body.get("message") or body.get("msg"), str) and any(
-        it in body for it in ("code", "status", "type")
-    )
+    """Whether an object without choices reports an error, and not just that the server is still at work."""
+    kind = " ".join(str(body.get(it) or "") for it in ("object", "type", "status"))
+    return isinstance(body.get("message") or body.get("msg"), str) and ("code" in body or "error" in kind.lower())
 
 
 def finish_calls(request: ModelRequest, drafts: Iterable[CallDraft]) -> Iterator[ToolCall]:

@@ -220,8 +220,7 @@ class OpenAIModel:
             if "json" in stream.response.headers.get("content-type", ""):  # this server does not stream
                 draft = read_completion(json.loads(await stream.response.aread()), tools)
                 self._stream = False if self._stream is None else self._stream
-                if on_delta is not None and draft.text.tell():
-                    on_delta(ModelDelta(draft.text.getvalue()))
+                _show([ModelDelta(draft.text.getvalue(), draft.reasoning.getvalue())], on_delta)
                 return draft
             try:
                 await _read_stream(stream, draft, on_delta)

@@ -8,14 +8,19 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from roundelay.agents import Agent, Handoff, tool
 from roundelay.agents.driver import Driver
 from roundelay.agents.events import Event, ModelOutput, ModelRetry
 from roundelay.agents.features.data_policy import DataPolicy
+from roundelay.agents.features.tracing import Tracing
 from roundelay.agents.journal import Journal
 from roundelay.agents.models.fallback import FallbackModel
 from roundelay.agents.models.model import Model
@@ -140,6 +145,21 @@ async def test_ten_turns_with_tools_work_on_every_server(kind: type[ModelServer]
     if stream:
         shown = [it.strip() for it in shown_by(loop.events)]
         assert shown == [it.text for it in STORY if it.text], "people saw each text once"
+
+
+@on_each_server
+async def test_each_request_begins_as_the_one_before(kind: type[ModelServer]) -> None:
+    """So that the servers' prompt caches hold: what a turn alone is told stands behind everything else."""
+    async with kind() as server, open_model(server) as model:
+        await TenTurns(make_agent(model)).drive()
+    told = [it["messages"] for it in server.requests]
+    if count_learned(kind, stream=False):
+        told = told[2:]  # since it was learned
+    for before, after in pairwise(told[1:]):
+        assert after[: len(before) - 1] == before[:-1]
+        if before[-1]["role"] == "tool":
+            result = before[-1]["content"].partition("\n\n<system_note>")[0]
+            assert after[len(before) - 1]["content"].startswith(result)
 
 
 @both_ways
@@ -315,3 +335,15 @@ async def test_what_a_server_wants_back_goes_first_where_a_reply_is_too_large() 
         end = await loop.drive()
     assert end.answer == ANSWER
     assert all("origin" not in it["reply"] for it in loop.records.bodies("model_reply"))
+
+
+async def test_no_trace_holds_the_thinking_that_goes_back() -> None:
+    exported = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    async with DeepSeekServer() as server, open_model(server) as model:
+        loop = TenTurns(make_agent(model, middleware=[Tracing(provider=provider, content=True)]))
+        assert (await loop.drive()).answer == ANSWER
+    told = "".join(it.to_json() for it in exported.get_finished_spans())
+    assert "Let me look." in told
+    assert THOUGHT not in told

@@ -254,6 +254,16 @@ def test_an_error_in_place_of_a_reply_is_found(body: Any) -> None:
         Draft().add_chunk(body)
 
 
+@pytest.mark.parametrize(
+    "chunk", [{"type": "ping"}, {"status": "processing", "message": "queued"}, {"x": 1}, {}], ids=json.dumps
+)
+def test_a_sign_of_life_in_a_stream_is_no_error(chunk: Any) -> None:
+    draft = Draft()
+    assert draft.add_chunk(chunk) == []
+    draft.add_chunk({"choices": [{"delta": {"content": "a"}}]})
+    assert draft.text.getvalue() == "a"
+
+
 def test_a_null_error_is_none() -> None:
     body = {"error": None, "choices": [{"message": {"content": "a"}, "error": None}]}
     assert read_completion(body).text.getvalue() == "a"
