@@ -38,7 +38,7 @@ const SHAPES = {
   model_failed: { ...OF_TURN, reason: isText, failure: maybe(isText) },
   asking: { ...OF_CALL, messages: values(isText) },
   waiting: { ...OF_CALL, questions: values(isNumber), until: isNumber, is_approval: maybe(isFlag) },
-  approval: { ...OF_CALL, is_approved: isFlag, by: isText, seq: isNumber, at: isNumber, arguments: maybe(orNull(isText)), reason: maybe(isText) },
+  approval: { ...OF_CALL, is_approved: isFlag, by: isText, seq: isNumber, at: isNumber, arguments: maybe(orNull(isText)), reason: maybe(isText), said: maybe(isText), votes: maybe(every(shape({ by: isText, seq: isNumber, at: isNumber, said: isText }))) },
   tool_started: { ...OF_CALL, once: maybe(isFlag) },
   tool_result: { ...OF_CALL, content: isText, ok: isFlag, replies: maybe(every(isNumber)) },
   note: { ...OF_TURN, name: isText, value: (it) => it !== undefined },
@@ -265,9 +265,11 @@ function readSteps(records, runs, agent_id) {
       end(record, "tool", result);
     } else if (kind === "waiting") {
       const of = body.is_approval ? "approval" : "wait";
-      open.set(at(record, of), begin(record, of, { asked: Object.keys(body.questions), questions: Object.values(body.questions) }));
+      const known = of === "approval" && open.get(at(record, of)); // one of two people has approved, or others are asked
+      if (known) Object.assign(known, { asked: Object.keys(body.questions), questions: Object.values(body.questions) });
+      else open.set(at(record, of), begin(record, of, { asked: Object.keys(body.questions), questions: Object.values(body.questions) }));
     } else if (kind === "approval") {
-      end(record, "approval", { is_approved: body.is_approved, by: body.by, decision: body.seq });
+      end(record, "approval", { is_approved: body.is_approved, by: listPeople(body).join(" and "), decision: body.seq, said: listSaid(body) });
     } else if (kind === "review") {
       begin(record, "review", { is_accepted: body.is_accepted ?? false, notes: body.notes ?? [], started_at: before, ended_at: record.at });
     }
@@ -310,7 +312,7 @@ function isBefore(one, other) {
 
 /** Give the seqs of the messages that tell of it: questions and answers, requests for approval and decisions. */
 export function listMessages(work) {
-  const seqs = work.flatMap((it) => (it.type === "call" ? [...Object.values(it.questions), ...it.replies, it.request, it.approval?.seq] : []));
+  const seqs = work.flatMap((it) => (it.type === "call" ? [...Object.values(it.questions), ...it.replies, it.request, it.approval?.seq, ...(it.approval?.votes ?? []).map((vote) => vote.seq)] : []));
   return [...new Set(seqs.filter(Boolean))];
 }
 
@@ -321,6 +323,12 @@ export function tellWork(it, messages) {
   return { type: "call", seq, path, turn, call, tool, arguments: it.arguments, result, is_ok, ...tellExchange(it, messages) };
 }
 
+/** Give who decided: all who approved, or who denied. */
+const listPeople = ({ votes = [], is_approved: isApproved, by }) => (isApproved && votes.length ? votes.map((it) => it.by) : [by]);
+
+/** Give what each person said. */
+const listSaid = ({ votes = [], said = "", by }) => (votes.length ? votes : [{ by, said }]).filter((it) => it.said).map((it) => `${it.by}: ${it.said}`).join("; ");
+
 /** Give whom a call asked, each with the answer, and how it was approved. */
 export function tellExchange(it, messages) {
   const asked = Object.entries(it.questions).map(([agent_id, seq]) => {
@@ -330,6 +338,8 @@ export function tellExchange(it, messages) {
   });
   const made = it.approval;
   const decided = made && { is_approved: made.is_approved, by: made.by, seq: made.seq, arguments: made.arguments ?? null, reason: made.reason ?? "" };
+  const votes = (made?.votes ?? []).map(({ by, seq, at, said }) => ({ by, seq, at, said }));
+  if (votes.length) decided.votes = votes;
   const approval = it.request !== null || made ? { request: it.request, is_approved: null, ...decided } : null;
   return { asked, approval };
 }

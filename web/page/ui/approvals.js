@@ -180,7 +180,7 @@ function Value({value}) {
 
 /** To approve more than this call: apart from the rest, with what that allows written out. */
 function Longer({asked, agent, decide}) {
-  const who = asked.deciders ? `, whoever asks for it${asked.deciders.includes(me.value.agent_id) ? " (but never for what you ask for yourself)" : ""}` : "";
+  const who = `, whoever asks for it${asked.deciders ? " (but never for what you ask for yourself)" : ""}`;
   const both = asked.needed > 1 ? ` It holds once ${asked.needed} people say so.` : "";
   const end = "until you take it back at this card";
   return html`<details class="longer"><summary>Do not ask again…</summary>

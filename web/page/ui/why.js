@@ -72,7 +72,7 @@ export function Step({step, isSender}) {
   const parts = {
     model: () => [html`<b dir="auto">${step.model || "a model"}</b>`, step.text, step.calls.length && `It asked for ${step.calls.join(", ")}.`],
     tool: () => [html`<code dir="auto">${step.tool}</code>`],
-    approval: () => ["", step.by ? `${step.is_approved ? "Approved" : "Denied"} by ${step.by}` : "Nobody has decided yet"],
+    approval: () => ["", step.by ? `${step.is_approved ? "Approved" : "Denied"} by ${step.by}${step.said ? ` (${step.said})` : ""}` : "Nobody has decided yet"],
     wait: () => [`for ${step.asked.join(", ")}`],
     review: () => [step.is_accepted ? "found it good" : "sent it back", step.notes.join("; ")],
     failed: () => [step.failure, step.reason],
