@@ -189,22 +189,28 @@ class Deciding:
         if not names:
             return None
         note = f"approvers-{self.planned.index}-{stage}"
-        kept = self.recorded.notes.get(self.turn, {}).get(note) or self.find_replayed(note)
         try:
-            return Approvers.model_validate(kept)
+            return Approvers.model_validate(self.recorded.notes.get(self.turn, {}).get(note))
         except ValidationError:
             pass  # nobody was asked yet
+        try:
+            found = Approvers.model_validate(self.find_replayed(note))
+        except ValidationError:
+            found = await self._resolve(names)
+        await self.journal.record_note(self.turn, note, found.model_dump())
+        return found
+
+    async def _resolve(self, names: tuple[str, ...]) -> Approvers:
+        """Ask the hub whom names mean now."""
         args = {"names": list(names), "seqs": list(self.led_by)}
         told = await retry_later(partial(self.journal.client.call, "network.approvers", args))
         people = [it for it in told["people"] if self.rule.requester_may_approve or not it["is_requester"]]
-        found = Approvers(
+        return Approvers(
             people=[it["agent_id"] for it in people],
             told_apart=[it["agent_id"] for it in people if not it["reads"]],
             requesters=[it["agent_id"] for it in told["people"] if it not in people],
             unknown=told["unknown"],
         )
-        await self.journal.record_note(self.turn, note, found.model_dump())
-        return found
 
     def _explain_nobody(self, approvers: Approvers) -> str:
         """Say why nobody, or not enough people, can be asked."""
@@ -354,10 +360,8 @@ class Deciding:
         if decision.is_approved and len({it.by for it in votes}) < wait.needed:
             counted = wait.model_copy(update={"votes": votes})
             assert self.waiter is not None
-            self.waiter.known = counted
-            await self.journal.record_waiting(
-                *self._place, counted
-            )  # record before reporting: a reported vote must survive a kill
+            # Record before reporting: a reported vote must survive a kill.
+            await self.waiter.keep(counted)
             call = describe_call(self._tool, self._arguments)
             text = f"{by} approved {call}: {len(votes)} of {wait.needed} approvals. It waits for somebody else's."
             await self._tell(message, text, {STILL_WAITS: find_request(message)})

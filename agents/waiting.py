@@ -268,6 +268,9 @@ class Waiter:
     hopeless: Mapping[str, str] = field(default_factory=dict)
     """Who will not reply any more, and why, once it has waited."""
 
+    _last_recorded: Wait | None = None
+    """The wait that this process recorded last."""
+
     async def prepare(self, messages: Mapping[str, str], *, is_watched: bool) -> None:
         """Record to whom questions are about to go, under which message ids: a restarted agent finds by it what it had
         sent. ``is_watched``: a person wants to see what becomes of them."""
@@ -322,9 +325,8 @@ class Waiter:
     async def wait_for_decisions(self, wait: Wait, timeout_s: float) -> list[BaseMessage]:
         """Wait for people's decisions on the requests of an approval, at most as long as a new wait of ``timeout_s``.
         Gives them in the order of the log; none if the time is over. The requests stay expected: `forget` ends that."""
-        self.known = wait
+        await self.keep(wait)
         left_s = max(0.0, min(timeout_s, MAX_WAIT_S, (wait.until - self._replies.clock()) / 1000))
-        await self._journal.record_waiting(self._call.turn, self._call.call, wait)
         self._emit_waiting(wait)
         # Look first: a person may be quick, or have decided while nobody was there to hear.
         replies, _ = await self._replies.wait(wait, reaction=self._call.reaction, look_first=True, left_s=left_s)
@@ -333,6 +335,13 @@ class Waiter:
         decisions = sorted(replies.values(), key=lambda it: it.seq)
         self.taken += [it.seq for it in decisions]
         return decisions
+
+    async def keep(self, wait: Wait) -> None:
+        """Record the wait for an approval: once in a process, which tells the hub that the call waits again."""
+        self.known = wait
+        if wait != self._last_recorded:
+            await self._journal.record_waiting(self._call.turn, self._call.call, wait)
+            self._last_recorded = wait
 
     def find_until(self, timeout_s: float) -> int:
         """Give when a wait that begins now ends, in milliseconds since the Unix epoch."""

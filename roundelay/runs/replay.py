@@ -35,7 +35,7 @@ from roundelay.runs.reading import RecordedReaction, read_path, shorten
 from roundelay.runs.recording import Recording
 from roundelay.runs.replay_answers import RecordedAnswers
 from roundelay.runs.replay_compare import Difference, compare_rows, describe_frame, describe_row
-from roundelay.runs.replay_stage import Key, ReplayStage
+from roundelay.runs.replay_stage import Key, ReplayStage, is_decision_told
 from roundelay.simulation.virtual_time import SimulationLoop, run
 
 PATIENCE_S = 60.0
@@ -332,6 +332,8 @@ class _Replay:
 
     def _is_awaited(self, row: Row) -> bool:
         """Whether a row has to come from a runner, or from a mod; everything else is done by a hand."""
+        if is_decision_told(row):
+            return False  # a person called network.decide
         if row.actor.startswith("mod:"):
             return True
         if row.actor not in self._runners:

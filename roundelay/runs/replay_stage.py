@@ -183,6 +183,11 @@ class _GatedConnection(LocalConnection):
                 super().write([payload])
 
 
+def is_decision_told(row: Row) -> bool:
+    """Whether the network tells an agent what a person has decided by ``network.decide``."""
+    return row.type == "message" and row.actor == "mod:network" and row.key.startswith("c:")
+
+
 class _Hand(LocalConnection):
     """Writes for a participant whom nobody plays: what it is told is thrown away, but for errors."""
 
@@ -217,6 +222,10 @@ class Hands:
         match row.type:
             case "registered":
                 self._find(row.actor)
+            case "message" if is_decision_told(row):
+                by, _, call_id = row.key.removeprefix("c:").partition("/")
+                told = body["content"]
+                self._send_call(by, call_id, "network.decide", {"seq": told["request"], "decision": told["decision"]})
             case "message":
                 self._find(row.actor).send(encode(_read_send(row)))
             case "record":

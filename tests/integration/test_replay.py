@@ -32,7 +32,7 @@ from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import ToolContext, tool
 from roundelay.app import Network
-from roundelay.network.config import Limits
+from roundelay.network.config import Limits, Role
 from roundelay.network.core.tables import Row
 from roundelay.network.frames import RecordFrame, encode
 from roundelay.runs.recording import Recording
@@ -370,6 +370,56 @@ async def test_an_approval_plays_again(tmp_path: Path) -> None:
     report = await plays_as_it_was(recording, make_runner("chief", never, tools=[wipe]))
     assert (report.played, report.notes) == (("chief",), ()), "its word for later calls is a record of its own"
     assert ran == [1, 1]
+
+
+async def test_approvals_of_approvers_and_operators_play_again(tmp_path: Path) -> None:
+    """Who was asked is recorded: a replay has no page of rights, and asks the same people."""
+
+    def wipe(name: str, **rule: Any) -> Any:
+        @tool(name=name, **rule)
+        def wipe_it() -> str:
+            """Wipe everything."""
+            return f"{name} is done"
+
+        return wipe_it
+
+    tools = [
+        wipe("both", approvers=["role:chiefs"], approvals_needed=2),
+        wipe("late", approvers=["mia"], escalate_to=["zoe"], approval_timeout_s=0.05),
+        wipe("free", needs_approval=True),
+    ]
+
+    def script(request: ModelRequest) -> Answer:
+        name = next(it for it in ("both", "late", "free") if f"use {it}" in incoming(request))
+        return say(f"It is so: {results(request)[0]}") if results(request) else call(name)
+
+    async def hear(person: Person, begins: str) -> Any:
+        while not (it := await person.hear()).text.startswith(begins):
+            continue
+        return it
+
+    async def talk(network: Network, people: dict[str, Person]) -> None:
+        tom, mia, zoe = (people[name] for name in ("tom", "mia", "zoe"))
+        await tom.client.send_text("chief", "use both")
+        for person in (mia, zoe):
+            await person.client.reply(await hear(person, "May I call both"), "/approve")
+        await hear(tom, "It is so: both is done")
+        await tom.client.send_text("chief", "use late")
+        await zoe.client.reply(await hear(zoe, "May I call late"), "/deny no")
+        await hear(tom, "It is so: Not run: zoe denied it: no")
+        await tom.client.send_text("chief", "use free")
+        request = await hear(tom, "May I call free")
+        while not [it for it in (await mia.client.call("network.inbox"))["items"] if it["seq"] == request.seq]:
+            pass
+        await mia.client.call("network.decide", {"seq": request.seq, "decision": "/approve"})
+        await hear(tom, "It is so: free is done")
+
+    everything: Any = {"send": ["*"], "call": ["*"]}
+    rights = {"chiefs": Role(ids=("mia", "zoe"), **everything), "rest": Role(ids=("tom", "chief"), **everything)}
+    runner = make_runner("chief", script, tools=tools)
+    recording = await record(tmp_path / "log.db", [runner], talk, people=("tom", "mia", "zoe"), rights=rights)
+    report = await plays_as_it_was(recording, make_runner("chief", never, tools=tools))
+    assert (report.played, report.notes) == (("chief",), ())
 
 
 async def test_messages_read_in_the_middle_play_again(tmp_path: Path) -> None:
