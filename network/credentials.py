@@ -18,6 +18,7 @@ from .errors import ConfigError
 
 __all__ = [
     "HIDDEN",
+    "check_secret_text",
     "check_variable_name",
     "clean_secret",
     "describe_variable",
@@ -33,11 +34,14 @@ HIDDEN = "[hidden]"
 MIN_SECRET_CHARS = 6
 """Shorter texts are not searched for: they would be found inside of ordinary words."""
 
+MAX_NAME_CHARS = 40
+"""Longest name of a variable that an error shows."""
+
 _INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060"
 """Characters that editors and web pages put around copied text, beside white space."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_CONSTANT = re.compile(r"[A-Z_][A-Z0-9_]*")
+_CONSTANT = re.compile(r"[A-Z_][A-Z0-9_]*|[a-z_][a-z_]*[0-9]{0,3}")
 
 _known: dict[str, None] = {}  # each form in which a secret may be written; of one process, so it only grows
 
@@ -130,9 +134,18 @@ def check_variable_name(name: str) -> str:
     return name
 
 
+def check_secret_text(value: object) -> object:
+    """Return the text of a secret in a file. Raises `ValueError` without the value for what YAML reads as no text."""
+    if not isinstance(value, str):
+        raise ValueError(f"must be text and is read as {type(value).__name__}: put it in quotes (it is not shown here)")
+    return value
+
+
 def describe_variable(name: str) -> str:
     """Return what an error calls a variable: by its name, unless that may be a secret in the place of one."""
-    return name if _CONSTANT.fullmatch(name) else "that is named there"
+    return (
+        name if _CONSTANT.fullmatch(name) and len(name) <= MAX_NAME_CHARS else "(not shown: it may be the key itself)"
+    )
 
 
 def _describe_character(char: str) -> str:

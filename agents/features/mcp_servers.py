@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from roundelay.agents.containment import describe_error, first_error
 from roundelay.agents.features.mcp_schemas import (
@@ -46,6 +46,7 @@ from roundelay.agents.prompt import escape_text
 from roundelay.agents.tools import Effect, Output, Tool, ToolContext, read_object, tool
 from roundelay.agents.values import Finish, PromptPart, ToolError, TurnState
 from roundelay.network.credentials import (
+    check_secret_text,
     clean_secret,
     describe_variable,
     hide_secrets,
@@ -97,7 +98,7 @@ class ServerOptions(Strict):
 
     command: str | None = None
     args: tuple[str, ...] = ()
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[str, Annotated[str, BeforeValidator(check_secret_text)]] = Field(default_factory=dict)
     env_from: tuple[VariableName, ...] = ()
     cwd: Path | None = None
     url: str | None = None

@@ -118,7 +118,8 @@ class OpenAIModel:
             state = "is empty" if os.environ.get(api_key_env) else "is not set"
             raise ModelError(
                 f"Model {name} needs a key, and the environment variable {self._api_key_env} {state}: "
-                f"export {self._api_key_env}=..., or name another variable with api_key_env.",
+                f"export {api_key_env if self._api_key_env == api_key_env else 'NAME'}=..., or name another variable "
+                "with api_key_env.",
                 reason="unauthorized",
             )
 

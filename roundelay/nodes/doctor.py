@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Literal
 from roundelay.app import OWN_MODS, make_rights, make_shared_log
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
+from roundelay.network.credentials import hide_secrets
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
 from roundelay.network.ledger.files import explain
@@ -80,10 +81,10 @@ class Checked:
     def describe(self, paint: Paint) -> str:
         color = {"ok": paint.green, "note": paint.yellow, "failed": paint.red}[self.status]
         advice = f" {clean(self.advice)}" if self.advice else ""
-        return f"{color(f'{self.status:<6}')} {clean(self.name):<10} {clean(self.detail)}{advice}"
+        return f"{color(f'{self.status:<6}')} {clean(self.name):<10} {clean(hide_secrets(self.detail))}{advice}"
 
     def to_json(self) -> dict[str, str]:
-        return asdict(self)
+        return {name: hide_secrets(text) for name, text in asdict(self).items()}
 
 
 async def examine(

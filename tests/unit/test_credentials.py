@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import traceback
+from pathlib import Path
 
 import pytest
 
 from roundelay.agents.containment import describe_error
 from roundelay.agents.models.model import ModelError
 from roundelay.agents.models.openai_model import OpenAIModel
+from roundelay.agents.team import build_runner, load_agents
 from roundelay.network.credentials import (
     HIDDEN,
     check_variable_name,
@@ -133,3 +136,33 @@ def test_a_log_line_and_its_traceback_hold_no_secret(formatter: logging.Formatte
     assert KEY not in line
     assert "ValueError" in line
     assert "it said" in line
+
+
+async def test_a_key_that_a_server_repeats_is_in_no_error() -> None:
+    for answer in (fake.error(401, f"Incorrect API key provided: {KEY}"), fake.error(500, f"Bearer {KEY}")):
+        async with FakeOpenAI([answer]) as server, model_for(server, api_key=KEY) as model:
+            with pytest.raises(ModelError) as caught:
+                await model.complete(ASK)
+        assert KEY not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("written", ["1234567890", "[a, canary-123456]", "{a: canary-123456}", "true"])
+def test_a_secret_in_a_file_that_is_read_as_no_text_is_not_quoted(tmp_path: Path, written: str) -> None:
+    server = f"{{command: x, env: {{TOKEN: {written}}}}}"
+    (tmp_path / "a.yaml").write_text(
+        f"id: a\ninstruction: x\nmodel: {{rules: []}}\nmiddleware:\n- mcp: {{servers: {{s: {server}}}}}\n"
+    )
+    with pytest.raises(ConfigError, match=r"must be text and is read as \w+: put it in quotes") as caught:
+        load_agents(tmp_path / "a.yaml")
+    assert "a.yaml:5" in str(caught.value)
+    assert "canary" not in str(caught.value)
+    assert "1234567890" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [KEY, "Bearer sk-canary", "aB3dE5gH7jK9lM1nO3pQ5rS7tU9vW1xY"])
+def test_a_key_in_the_place_of_its_variable_is_not_quoted(tmp_path: Path, key: str) -> None:
+    model = f"{{openai: {{name: m, base_url: 'https://models.example/v1', api_key_env: '{key}'}}}}"
+    (tmp_path / "a.yaml").write_text(f"id: a\ninstruction: x\nmodel: {model}\n")
+    with pytest.raises(ConfigError, match="environment variable") as caught:
+        build_runner(*load_agents(tmp_path / "a.yaml"))
+    assert key not in str(caught.value)
