@@ -357,7 +357,11 @@ def _read_added(value: object, *, may_be_empty: bool) -> Sequence[SaidItem]:
         return ()
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_ADDED or not all(isinstance(it, dict) for it in value):
         raise ApiProblem(400, f"items is a list of 1 to {MAX_ADDED} items.", param="items")
-    return read_items(value, "items")
+    items = read_items(value, "items")
+    for number, it in enumerate(items):
+        if not (it.text or it.images or it.files):
+            raise ApiProblem(400, f"items[{number}]: the message has no content.", param=f"items[{number}]")
+    return items
 
 
 def _unknown(name: str) -> ApiProblem:

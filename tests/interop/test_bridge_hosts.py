@@ -136,6 +136,7 @@ async def test_a_real_host_starts_our_server_and_its_model_is_told_at_each_momen
     project.mkdir()
     user.mkdir()
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ROUNDELAY_HOOK_TIMEOUT_S", "60")  # processes start slowly under load
     async with running_node(registration="local") as node:
         host = HOSTS[name]
         install(host, project, plan_install(host, project, url=node.url))
@@ -171,7 +172,7 @@ async def test_a_real_host_starts_our_server_and_its_model_is_told_at_each_momen
         await send("before-the-start")
         async with hosts_model(think) as (url, requests):
             environment = {
-                "PATH": f"{NODE}:{os.environ['PATH']}", "HOME": str(user), "ROUNDELAY_HOME": str(tmp_path / "home"),
+                "PATH": f"{NODE}:{os.environ['PATH']}", "HOME": str(user), "ROUNDELAY_HOME": str(tmp_path / "home"), "ROUNDELAY_HOOK_TIMEOUT_S": "60",
                 "HTTPS_PROXY": NOWHERE, "HTTP_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1,localhost", "TERM": "dumb",
             }  # fmt: skip
             printed = await run(start(modules, project, url), project, environment, is_done)

@@ -99,6 +99,7 @@ async def test_an_idle_claude_is_woken_and_its_hook_tells_once_what_had_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ROUNDELAY_HOOK_TIMEOUT_S", "60")  # processes start slowly under load
     project = tmp_path / "shop"
     project.mkdir()
     async with asyncio.timeout(60), running_node(registration="local") as node:
@@ -133,6 +134,7 @@ async def test_what_comes_fast_is_few_wakes_and_what_hooks_have_told_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ROUNDELAY_HOOK_TIMEOUT_S", "60")  # processes start slowly under load
     monkeypatch.setattr(waking, "GRACE_S", 0.2)
     monkeypatch.setattr(waking, "GAP_S", 0.2)
     monkeypatch.setattr(waking, "MAX_AN_HOUR", 3)
@@ -179,6 +181,7 @@ async def test_a_wake_that_could_not_be_asked_for_is_tried_again_and_one_that_ma
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ROUNDELAY_HOOK_TIMEOUT_S", "60")  # processes start slowly under load
     for name in ("GRACE_S", "GAP_S", "BUSY_S", "AGAIN_S"):
         monkeypatch.setattr(waking, name, 0.05)
     faults: list[Exception] = [FileNotFoundError(), KeyError("of another release"), TimeoutError()]
@@ -209,6 +212,7 @@ async def test_a_wake_that_could_not_be_asked_for_is_tried_again_and_one_that_ma
 @pytest.mark.usefixtures("real_processes")
 async def test_the_flag_is_written_shown_and_taken_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ROUNDELAY_HOOK_TIMEOUT_S", "60")  # processes start slowly under load
     for name in ("claude", "codex"):
         host, project = HOSTS[name], tmp_path / name
         project.mkdir()
@@ -238,6 +242,7 @@ async def test_a_real_codex_that_is_idle_is_woken_by_its_app_server(
     user = tmp_path_factory.mktemp("cx")  # a socket's path has 107 bytes at most
     (user / ".codex").mkdir()
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ROUNDELAY_HOOK_TIMEOUT_S", "60")  # processes start slowly under load
     done = asyncio.Queue[int]()
 
     async def think(_: str) -> Says:
@@ -252,7 +257,7 @@ async def test_a_real_codex_that_is_idle_is_woken_by_its_app_server(
         options = [it for at, it in enumerate(words) if words[at - 1] == "-c" or it == "-c"]
         (user / ".codex" / "config.toml").write_text(f'[projects."{project}"]\ntrust_level = "trusted"\n')
         environment = {
-            "PATH": f"{NODE}:{os.environ['PATH']}", "HOME": str(user), "ROUNDELAY_HOME": str(tmp_path / "home"), "TERM": "dumb",
+            "PATH": f"{NODE}:{os.environ['PATH']}", "HOME": str(user), "ROUNDELAY_HOME": str(tmp_path / "home"), "ROUNDELAY_HOOK_TIMEOUT_S": "60", "TERM": "dumb",
             "HTTPS_PROXY": NOWHERE, "HTTP_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1,localhost",
         }  # fmt: skip
         server = await asyncio.create_subprocess_exec(

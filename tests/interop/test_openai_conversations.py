@@ -160,6 +160,9 @@ async def test_what_is_wrong_with_a_conversation_is_refused_and_leaves_nothing()
             {"items": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
             {"items": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
             {"items": [{"role": "robot", "content": "x"}]},
+            {"items": [{"role": "user"}]},
+            {"items": [{"role": "user", "content": []}]},
+            {"items": [{"role": "user", "content": ""}]},
             {"extra_body": {"colour": 1}},
         ]
         for given in wrong:
