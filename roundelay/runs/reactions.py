@@ -83,11 +83,40 @@ def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
             people = [it["by"] for it in body.get("votes", ()) if body["is_approved"]] or [body["by"]]
             by = join_names(people)
             return f"{place} was {decided} by {by} in #{body['seq']}{scope}{changed}{reason}{words}"
+        case "review":
+            return _describe_review(body)
+        case "used":
+            return "\n".join(f"{place} used {it['model']}, {_tell_tokens(it['usage'])}" for it in body["used"])
+        case "thinking":
+            return f"turn {body['turn']} thinks: {body['text']}"
+        case "progress":
+            return "\n".join(f"{place} reports: {it}" for it in body["steps"])
+        case "stopped":
+            written = f", which had written: {body['text']}" if body.get("text") else ""
+            return f"turn {body['turn']} was stopped by {body['by']}{written}"
         case "finished":
             calls = f"{count(body['turns'], 'turn')}, {count(body['tool_calls'], 'tool call')}"
             return f"{body['status']} ({body['reason']}): {calls}, {_tell_tokens(body['usage'])}"
         case _:
             return None
+
+
+def _describe_review(body: Mapping[str, Any]) -> str:
+    """What reviewers made of an answer, or of a message that a call sends."""
+    what = f"message {body['send']} of call {body['turn']}.{body['call']}" if body.get("send") else "answer"
+    if body.get("correction"):
+        fate = f"the {what} is not sent, and the model is asked for another one: {body['correction']}"
+    elif body.get("is_blocked"):
+        fate = f"the {what} is blocked"
+    elif body["is_accepted"]:
+        fate = f"the {what} passed: {body['answer']}"
+    else:
+        fate = f"the {what} goes out for want of a better one: {body['answer']}"
+    metadata = body.get("metadata") or {}
+    beside = [f"with {', '.join(metadata)}"] if metadata else []
+    usage = body.get("usage") or {}
+    cost = [_tell_tokens(usage)] if usage.get("prompt_tokens") or usage.get("completion_tokens") else []
+    return "\n".join([f"turn {body['turn']}: {fate}", *(str(it) for it in body.get("notes", ())), *beside, *cost])
 
 
 def _tell_tokens(usage: Mapping[str, Any]) -> str:
