@@ -215,7 +215,8 @@ export class Fetching {
       this._busy.delete(name);
       this.look();
     };
-    this._timersOf.set(name, this._timers.setTimeout(start, this._pauses[name] ?? 0));
+    const isFirst = name === "agents" && !Object.keys(this._getState().agents).length; // the first screen shows them
+    this._timersOf.set(name, this._timers.setTimeout(start, isFirst ? 0 : (this._pauses[name] ?? 0)));
   }
 
   _pause(ms) {

@@ -55,13 +55,15 @@ export function Composer({thread, me, target, field, onSent}) {
   const {text} = draft;
   const goal = target.value;
 
+  const latest = useRef(draft); // an effect runs later than it was asked for: the person may have left the target since
   const write = (next) => {
+    latest.current = next;
     setDraft(next);
     keep(place, next.text || next.target ? next : null);
   };
   const drafted = state.value.messages[draft.target?.seq];
   useEffect(() => { // a draft that answered something goes on doing so, once that is there
-    if (drafted && !target.peek()) target.value = {kind: draft.target.kind, message: drafted};
+    if (drafted && !target.peek() && latest.current.target?.seq === drafted.seq) target.value = {kind: draft.target.kind, message: drafted};
   }, [drafted]);
   useLayoutEffect(() => { // in the same turn as the conversation opens: the next key belongs here
     if (mayFocusField() && !document.querySelector("dialog[open]")) field.current.focus({preventScroll: true});

@@ -84,7 +84,7 @@ function Row({thread, isChosen}) {
   const state = unread && !mark.is_muted ? "unread" : "";
   return html`<li class=${`thread-row ${state}`}>
     <a class="row" data-row href=${linkTo.thread(id)} aria-current=${isChosen ? "true" : undefined}>
-      <${Face} id=${/^(direct|mod):|^broadcast$/.test(id) ? nameThread({thread_id: id}, me.value.agent_id) : id.replace(/^\w+:/, "")} />
+      <${Face} id=${/^(direct|mod):|^broadcast$/.test(id) ? nameThread({thread_id: id}, me.value.agent_id) : id.startsWith("thread:") ? last?.sender_id ?? "?" : id.replace(/^\w+:/, "")} />
       <span class="row-main"><span class="row-line"><span class="thread-name cut" dir="auto">${name}</span>
           ${mark.is_pinned && html`<${Mark} icon="pin" text="pinned" />`}${mark.is_muted && html`<${Mark} icon="mute" text="muted" />`}
           ${last && html`<${Time} at=${last.sent_at} />`}</span>
