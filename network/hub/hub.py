@@ -79,6 +79,8 @@ class Batch:
         """No entry is taken for a repeat, and nothing else is to be known: so nothing is looked up."""
         self.is_checked = False
         """Each outcome is first tried for whether the ledger can store it."""
+        self.is_appending = False
+        """The ledger was asked to store it."""
         self.is_stored = False
         self.facts = Facts()
         self.draft: State
@@ -436,18 +438,35 @@ class Hub:
     async def _commit_or_put_off(self, entries: list[Entry]) -> None:
         """Commit a batch. Where there is no room for it, each entry goes alone, and whoever sent one for which there is
         none is told to come again: everything else goes on. Raises `LedgerError`."""
+        batch = Batch(entries)
         try:
-            return await self.commit(entries)
+            return await self._commit(batch)
         except LogFull as error:
             self._fullness.fail(error)
-            if len(entries) > 1:
-                for entry in entries:
-                    await self._commit_or_put_off([entry])
-                return
+            told = "There is no room to store it, as this node's log says to its operator. Send the same again."
+            outcome = answer_unstored(entries[0], Overloaded(told, FULL_RETRY_MS), 4503)
+        except LedgerError:
+            raise
+        except Exception:  # a defect: where it has stored nothing, its sender alone is told, and the hub goes on
+            if not await self._has_stored_nothing(batch):
+                raise
+            quote = self._new_id()
+            log.exception("a batch failed before anything was stored", extra={"quote": quote, "entries": len(entries)})
+            outcome = answer_defect(entries[0], quote)
+        if len(entries) > 1:
+            for entry in entries:
+                await self._commit_or_put_off([entry])
+            return
         state = self.switchboard.mailboxes.state
-        told = "There is no room to store it, as this node's log says to its operator. Send the same again."
-        outcome = answer_unstored(entries[0], Overloaded(told, FULL_RETRY_MS), 4503)
         self._publisher.publish(state.draft(max(self._clock(), state.stamp)), [(entries[0], outcome)])
+
+    async def _has_stored_nothing(self, batch: Batch) -> bool:
+        """Whether the ledger holds nothing of a batch for certain; rows show it, other changes do not."""
+        if batch.is_stored:
+            return False
+        if not batch.is_appending:
+            return True
+        return bool(batch.rows) and not await self.ledger.rows(self.state.head, 1)
 
     async def _watch_ledger(self) -> None:
         """Look after the ledger's files while nobody writes; the writer looks for itself."""
@@ -462,7 +481,9 @@ class Hub:
 
     async def commit(self, entries: list[Entry]) -> None:
         """Commit one batch. Raises `LedgerError`: then its outcome is unknown."""
-        batch = Batch(entries)
+        await self._commit(Batch(entries))
+
+    async def _commit(self, batch: Batch) -> None:
         while not batch.is_stored:
             await self._look_up(batch)
             await self._apply(batch)
@@ -520,15 +541,16 @@ class Hub:
         started = time.perf_counter()
         try:
             if rows or puts:
+                batch.is_appending = True
                 await self.ledger.append(rows, puts)
         except KeyTaken:  # somebody repeats what is stored
             if not batch.is_guessed:
                 raise
-            batch.is_guessed = False
+            batch.is_guessed = batch.is_appending = False
         except Unstorable:  # a defect: whose outcome it is is found out, and the others' are stored
             if batch.is_checked:
                 raise
-            batch.is_checked = True
+            batch.is_checked, batch.is_appending = True, False
         else:
             batch.is_stored = True
             if rows or puts:

@@ -22,7 +22,7 @@ from roundelay.network.core.tables import COLD_TABLES, LOADED_TABLES, VOLATILE_T
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import Follows
 
-from . import Cut, LogFull, LogMoved, Meta, Trim, Trimmed
+from . import Cut, KeyTaken, LogFull, LogMoved, Meta, Trim, Trimmed, Unstorable
 from .followed import FollowedIndex, Follower, IndexReads, NobodyReads
 from .shared_log import (
     Claim,
@@ -382,6 +382,11 @@ class ReplicatedLedger(IndexReads):
         except LogMoved as error:
             await self._step_down(error)
             raise
+        except (LedgerError, KeyTaken, Unstorable):
+            raise
+        except Exception as error:  # a defect: the log may hold what the index does not
+            self._failed = LedgerError(f"Storing failed: {type(error).__name__}: {error}")
+            raise self._failed from error
 
     async def _append_commit(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         records, place = self._write(rows, puts)

@@ -110,6 +110,61 @@ async def find_frame(connection: LocalConnection, type_: str) -> dict[str, objec
     raise AssertionError(f"no {type_} came")
 
 
+class PoisonedLedger(MemoryLedger):
+    """A ledger with a defect: what holds the word poison makes it raise, before or after it has stored that."""
+
+    def __init__(self, when: str, error: Exception) -> None:
+        super().__init__(epoch="e", name="poisoned")
+        self._when = when
+        self._error = error
+        self.raised = 0
+
+    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+        is_poisoned = any(b"poison" in row.data for row in rows)
+        if is_poisoned and self._when == "before":
+            self.raised += 1
+            raise self._error
+        await super().append(rows, puts)
+        if is_poisoned and not self.raised:
+            self.raised += 1
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a defect"), KeyError("x"), AssertionError(), OSError(5, "gone")], ids=repr
+)
+async def test_a_defect_in_a_commit_is_told_to_its_sender_alone(error: Exception) -> None:
+    ledger = PoisonedLedger("before", error)
+    hub = Hub(ledger, limits=Limits(), clock=system_clock, new_id=random_id)
+    await hub.start()
+    ann, bob = (NetworkClient(name, transport=LocalTransport(hub)) for name in ("ann", "bob"))
+    async with asyncio.timeout(20), ann, bob:
+        sessions = set(hub.switchboard.sessions)
+        texts = ["one", "the poison", "two", "poison again", "three"]
+        settled = await asyncio.gather(*(ann.send_text("bob", text) for text in texts), return_exceptions=True)
+        assert [type(it).__name__ for it in settled] == ["Stored", "InternalError", "Stored", "InternalError", "Stored"]
+        heard = bob.__aiter__()
+        assert [(await anext(heard)).text for _ in range(3)] == ["one", "two", "three"]
+        assert set(hub.switchboard.sessions) == sessions
+        assert hub.counts["recoveries"] == 0
+        assert hub.is_ready
+        again = await ann.send_text("bob", "and on")
+        assert [row.seq for row in await ledger.rows(0, 100)][-1] == again.seq == hub.state.head
+    await hub.close()
+
+
+async def test_a_defect_behind_the_commit_is_settled_by_the_senders_repeat() -> None:
+    ledger = PoisonedLedger("after", RuntimeError("a defect"))
+    hub = Hub(ledger, limits=Limits(), clock=system_clock, new_id=random_id)
+    await hub.start()
+    ann, bob = (NetworkClient(name, transport=LocalTransport(hub)) for name in ("ann", "bob"))
+    async with asyncio.timeout(20), ann, bob:
+        stored = await ann.send_text("bob", "poison")
+        assert (ledger.raised, hub.counts["recoveries"]) == (1, 1)
+        assert (await anext(bob.__aiter__())).seq == stored.seq
+    await hub.close()
+
+
 async def test_what_an_older_reactor_sends_in_the_batch_of_a_newer_ones_hello_is_not_stored(place: Place) -> None:
     older, newer = LocalConnection(place.hub), LocalConnection(place.hub)
     older.send(hello("bot"))
