@@ -27,7 +27,7 @@ from roundelay.network.errors import LoopStopped
 
 from .state import State
 from .tables import DAY_MS, Bucket, Heard, MessageHead, RootBudget, Uncaused
-from .visibility import parties
+from .visibility import has_people, parties
 
 # The counters of one `RootBudget`, and what of the whole each may reach:
 #
@@ -42,6 +42,11 @@ from .visibility import parties
 
 MAX_SPENDERS = 256
 """So many are counted by name in one conversation; further ones count together, as one who is no party."""
+
+
+IN_A_ROW_SHARE, LEAST_IN_A_ROW = 20, 25
+"""Of the answers without a cause that an agent may give, this share in a row in one thread that no person reads, but at
+least so many: two agents that answer each other for ever are told so early."""
 
 
 class Stopping(LoopStopped):
@@ -222,10 +227,15 @@ def count_answer(limits: Limits, state: State, bucket: Bucket, head: MessageHead
     agent_id, known = head.sender_id, bucket.uncaused
     if known.count and was_spoken_to(state, agent_id, known.since):
         known = Uncaused()
+    in_a_row = 0
+    if not has_people(state, head):  # nobody looks on there, and two that answer each other look just so
+        in_a_row = known.in_a_row + 1 if known.thread_id == head.thread_id else 1
     most = limits.max_uncaused_answers
-    if known.count >= most:
+    row = min(most, max(LEAST_IN_A_ROW, most // IN_A_ROW_SHARE))
+    if known.count >= most or in_a_row > row:
+        count = f"{known.count} times" if known.count >= most else f"{row} times in a row in {head.thread_id}"
         raise Stopping(
-            f"{agent_id} has answered others {most} times without a cause since a person spoke to it "
+            f"{agent_id} has answered others {count} without a cause since a person spoke to it "
             f"(max_uncaused_answers): name the cause of an answer. A person who writes to {agent_id}, or an operator "
             "with network.resume_agent, lets it go on; limits.max_uncaused_answers in the node's file allows more.",
             head,
@@ -233,9 +243,15 @@ def count_answer(limits: Limits, state: State, bucket: Bucket, head: MessageHead
             "uncaused",
             agent_id,
             known.count,
-            f"{agent_id} is stopped: it answered others {most} times without naming a cause since a person spoke to "
+            f"{agent_id} is stopped: it answered others {count} without naming a cause since a person spoke to "
             f"it. Write to {agent_id}, or type /resume {agent_id} in chat as an operator, to let it go on; "
             "limits.max_uncaused_answers in the node's file allows more.",
         )
-    counted = Uncaused(known.count + 1, head.seq, known.since or state.head)
+    counted = Uncaused(
+        known.count + 1,
+        head.seq,
+        known.since or state.head,
+        thread_id=head.thread_id if in_a_row else "",
+        in_a_row=in_a_row,
+    )
     return msgspec.structs.replace(bucket, uncaused=counted)

@@ -258,6 +258,10 @@ class Uncaused(Struct, frozen=True, gc=False):
     since: int = 0
     is_told: bool = False
     """Whether it was said that it has to stop."""
+    thread_id: str = ""
+    """The thread of the last of them, if no person reads it."""
+    in_a_row: int = 0
+    """How many of the last ones were in that thread."""
 
 
 class Bucket(Struct, frozen=True, gc=False):

@@ -164,6 +164,45 @@ async def test_a_ring_without_causes_stops_and_says_so(size: int) -> None:
         assert [it["content"]["limit"] for it in page["messages"]] == ["limits.max_uncaused_answers"]
 
 
+@pytest.mark.parametrize("size", [2, 3])
+async def test_agents_that_answer_each_other_alone_are_stopped_and_told_of_early(size: int) -> None:
+    async with running_node(limits={"max_uncaused_answers": 800, **QUICK}) as node:
+        names = [f"a{number}" for number in range(size)]
+        ring = [await node.agent(name) for name in names]
+        mia = await node.person("mia")
+        taken, stopped = await go_round(ring, names, 100 * size)
+        error = expect_error(stopped, "loop_stopped")
+        assert 40 * (size - 1) <= taken <= 41 * size
+        assert "40 times in a row in direct:" in error["message"]
+        assert "max_uncaused_answers" in error["message"]
+        notice = await mia.expect("notice", kind="loop_stopped")
+        assert notice["body"]["limit"] == "limits.max_uncaused_answers"
+        stopped_by = error["message"].partition(" ")[0]
+        assert [it["agent_id"] for it in (await mia.call("network.stopped"))["agents"]] == [stopped_by]
+        await mia.call("network.resume_agent", {"agent_id": stopped_by})
+        for name in names:  # a person speaks to the others
+            await mia.send(f"agent:{name}", "go on")
+        again, _ = await go_round(
+            ring[taken % size :] + ring[: taken % size], names[taken % size :] + names[: taken % size], 10
+        )
+        assert again == 10
+
+
+async def test_answers_where_people_read_along_or_in_turns_to_several_are_bounded_by_the_whole_alone() -> None:
+    async with running_node(limits={"max_uncaused_answers": 800, **QUICK}) as node:
+        alice, bob, carol = await node.agent("alice"), await node.agent("bob"), await node.agent("carol")
+        mia = await node.person("mia")
+        await mia.call("channels.create", {"name": "dev"})
+        for who in (alice, bob):
+            await who.call("channels.join", {"name": "dev"})
+        for number in range(120):
+            await (alice, bob)[number % 2].send("channel:dev", f"{number}")
+        for number in range(60):  # who asks names what it follows from
+            asker = (bob, carol)[number % 2]
+            told = await alice.send(f"agent:{('bob', 'carol')[number % 2]}", f"answer {number}")
+            await asker.send("agent:alice", f"{number}", cause=told["seq"])
+
+
 async def test_who_only_sends_or_only_reads_is_never_stopped() -> None:
     async with running_node(limits={"max_uncaused_answers": 2, **QUICK}) as node:
         alice, bob, carol = await node.agent("alice"), await node.agent("bob"), await node.agent("carol")
