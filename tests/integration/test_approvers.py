@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.agent import Agent
+from roundelay.agents.compose import agent_tool
+from roundelay.agents.events import ToolCallStart
+from roundelay.agents.models.model import ModelRequest, ToolMessage
 from roundelay.agents.models.prompt_view import read_prompt
-from roundelay.agents.models.scripted import call, finish, say
+from roundelay.agents.models.scripted import ScriptedModel, call, finish, say
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
@@ -21,7 +24,7 @@ from roundelay.app import Network
 from roundelay.network.config import Role
 from roundelay.network.errors import ConfigError, ConnectError, Forbidden, InvalidArguments
 from roundelay.network.messages import BaseMessage
-from tests.support.agents import Heard, Person, make_runner, running, until_recorded
+from tests.support.agents import Heard, Person, make_runner, running, until_recorded, until_state
 from tests.support.busy import BusyClient
 
 ALL = ("*",)
@@ -391,6 +394,79 @@ async def test_approvers_that_are_named_later_hold_for_what_waits(network: Netwo
         await decide(mia, copy, "/approve")
         assert [(await tom.hear()).text for _ in range(2)][1] == "order 17 is paid back"
     assert (before.refunded, after.refunded) == ([], [17])
+
+
+@pytest.mark.parametrize("way", ["takes over", "runs inside of a call"])
+async def test_the_approvers_of_an_agent_hold_for_those_that_work_for_it(network: Network, way: str) -> None:
+    tom, mia = await join(network, "tom", "mia")
+    paid: list[int] = []
+
+    @tool(needs_approval=True)
+    def refund(order: int) -> str:
+        """Pay an order back."""
+        paid.append(order)
+        return "paid back"
+
+    def billing(request: ModelRequest) -> Any:
+        results = [it for it in request.messages if isinstance(it, ToolMessage)]
+        done = bool(results) and "paid" in results[-1].content
+        return say("It is done.") if done else call("refund", order=17)
+
+    inner = Agent("billing", "", ScriptedModel(billing), [refund])
+    own: dict[str, Any] = {"handoffs": [inner]} if way == "takes over" else {"tools": [agent_tool(inner)]}
+
+    def front(request: ModelRequest) -> Any:
+        if way == "takes over":
+            return call("hand_over_to_billing", note="Pay him back.")
+        results = read_prompt(request).tool_results
+        return results[-1].content if results else call("billing", task="Pay him back.")
+
+    async with running(network, make_runner("desk", front, policy=AgentPolicy(approvers=["mia"]), **own)):
+        request = await tom.ask("desk", "my money back")
+        assert "Only mia may decide." in request.text
+        await decide(tom, request, "/approve")
+        assert (await tom.hear()).text.startswith("tom may not decide")
+        assert paid == []
+        await decide(mia, await mia.hear(), "/approve")
+        assert [(await tom.hear()).text for _ in range(2)] == ["mia approved refund(order=17).", "It is done."]
+    assert paid == [17]
+
+
+async def test_whose_message_was_read_meanwhile_does_not_approve_what_came_of_it(network: Network) -> None:
+    tom, mia, zoe = await join(network, "tom", "mia", "zoe")
+    is_read, heard = asyncio.Event(), Heard()
+    paid: list[int] = []
+
+    @tool
+    async def look() -> str:
+        """Look."""
+        await is_read.wait()
+        return "nothing"
+
+    @tool(approvers=["mia", "zoe"])
+    def refund(order: int) -> str:
+        """Pay an order back."""
+        paid.append(order)
+        return "paid back"
+
+    def script(request: ModelRequest) -> Any:
+        done = len([it for it in request.messages if isinstance(it, ToolMessage)])
+        return [call("look"), call("refund", order=17), say("It is over.")][min(done, 2)]
+
+    await tom.client.call("channels.create", {"name": "shop"})
+    await mia.client.call("channels.join", {"name": "shop"})
+    policy = AgentPolicy(on_new_message="inject")
+    desk = make_runner("desk", script, tools=[look, refund], policy=policy, channels=["shop"], on_event=heard)
+    async with running(network, desk):
+        await tom.client.post("shop", "@desk look, please")
+        await heard.first(ToolCallStart)
+        said = await mia.client.post("shop", "@desk and pay it back now")
+        await until_state(mia.client, said.seq, "desk", "delivered")
+        is_read.set()
+        request = await zoe.hear()
+        assert (request.metadata or {})["approval"]["deciders"] == ["zoe"], "mia reads it, is named, and asked for it"
+        await decide(zoe, request, "/deny no")
+    assert paid == []
 
 
 # --- how it is written
