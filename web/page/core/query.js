@@ -16,7 +16,7 @@ export function readQuery(text) {
   for (const [, quoted, part] of text.matchAll(/"([^"]*)"|(\S+)/g)) {
     const [, name, value] = /^(from|before|after):(\S+)$/i.exec(part ?? "") ?? [];
     if (name === undefined) add(part === undefined ? listWords(quoted) : readWords(part));
-    else if (name.toLowerCase() === "from") found.sender_id = value.toLowerCase().replace(/^@|^agent:/, "");
+    else if (/^from$/i.test(name)) found.sender_id = value.toLowerCase().replace(/^@|^agent:/, "");
     else found[name.toLowerCase() === "after" ? "said_after" : "said_before"] = readDate(value);
   }
   return found;
@@ -35,7 +35,7 @@ function readWords(part) {
 }
 
 /** The term by which a word finds its other forms too. */
-export function stem(word) {
+function stem(word) {
   if (word.length < 3 || !/^\p{L}+$/u.test(word) || /[\u3040-\u9fff]/.test(word)) return word;
   const ending = /^[a-z]+$/.test(word) ? ENDINGS.find((it) => word.endsWith(it)) ?? "" : "";
   let kept = ending ? word.slice(0, -ending.length) : word;
