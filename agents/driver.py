@@ -578,15 +578,16 @@ class Driver:
             if not is_heard:  # an attempt that was given up may go on for a while
                 return
             counted = delta.usage or counted
-            heard.append(delta.text + delta.reasoning)
+            is_text = isinstance(delta.text, str) and isinstance(delta.reasoning, str)  # a model of one's own may err
+            heard.append(delta.text + delta.reasoning if is_text else "")
             if is_own:
-                self._heard = ("" if delta.broken_off else self._heard) + delta.text
-            if not is_shown or (delta.usage is not None and not delta.text + delta.reasoning):
+                self._heard = ("" if delta.broken_off else self._heard) + (delta.text if is_text else "")
+            if not is_shown or (delta.usage is not None and not (delta.text or delta.reasoning)):
                 return
             if delta.broken_off:
                 error = replace_surrogates(delta.broken_off)
                 self._emit(ModelRetry(self._id, request.turn, error, 0.0, path=self._path))
-            if not (isinstance(delta.text, str) and isinstance(delta.reasoning, str)):
+            if not is_text:
                 kinds = {"text": type(delta.text).__name__, "reasoning": type(delta.reasoning).__name__}
                 _logger.error("a piece of a reply is no text and is not shown", extra={"model": model.name, **kinds})
             elif delta.text or delta.reasoning or not delta.broken_off:

@@ -166,8 +166,14 @@ REFUSED = {
     "open to all": ("a2a: {url: 'http://far.example', token_env: FAR_TOKEN}", "must be https://"),
     "a model of its own": ("a2a: 'https://far.example'\nmodel: {rules: []}", "has a2a, and so no model"),
     "nothing at all": ("description: x", "needs instruction and model, or a2a"),
-    "two tokens there": ("a2a: {url: 'https://far.example', token_env: TWO_TOKENS}", "TWO_TOKENS holds is no token"),
-    "no token there": ("a2a: {url: 'https://far.example', token_env: NO_SUCH_TOKEN}", "has no NO_SUCH_TOKEN"),
+    "two tokens there": (
+        "a2a: {url: 'https://far.example', token_env: TWO_TOKENS}",
+        "TWO_TOKENS has a line break in its middle",
+    ),
+    "no token there": (
+        "a2a: {url: 'https://far.example', token_env: NO_SUCH_TOKEN}",
+        "variable NO_SUCH_TOKEN is missing or empty",
+    ),
 }
 
 
