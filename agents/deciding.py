@@ -164,7 +164,10 @@ class Deciding:
                 return standing
             wait = await self._ask(approvers)
         elif wait.deciders is None and self.rule.approvers:  # approvers were named since it was asked
-            wait = await self._ask_more(wait, await self._find_approvers(0), stage=wait.stage)
+            stricter = wait.model_copy(update={"needed": max(wait.needed, self.rule.needed)})
+            approvers = await self._find_approvers(0)
+            self._check_enough(approvers)
+            wait = await self._ask_more(stricter, approvers, stage=wait.stage)
         try:
             return await self._await_approval(wait)
         finally:
@@ -212,6 +215,11 @@ class Deciding:
             unknown=told["unknown"],
         )
 
+    def _check_enough(self, approvers: Approvers | None) -> None:
+        """Refuse a call that nobody could approve, now or after an escalation. Raises `NotApproved`."""
+        if approvers is not None and len(approvers.people) < self.rule.needed and not self.rule.escalate_to:
+            raise NotApproved(self._explain_nobody(approvers))
+
     def _explain_nobody(self, approvers: Approvers) -> str:
         """Say why nobody, or not enough people, can be asked."""
         reasons = [f"{join_names(approvers.people)} alone may approve it"] if approvers.people else []
@@ -230,10 +238,7 @@ class Deciding:
         deciders = None if approvers is None else approvers.people
         readers = await find_people(self.journal.client, self._trigger) if approvers is not None else {PERSON}
         questions: dict[str, Stored] = {}
-        escalates = approvers is not None and len(approvers.people) < self.rule.needed
-        if escalates and not self.rule.escalate_to:
-            assert approvers is not None
-            raise NotApproved(self._explain_nobody(approvers))
+        self._check_enough(approvers)
         asked = self._describe(deciders)
         if readers:
             text, told = describe_request(asked, self._trigger)
@@ -380,7 +385,9 @@ class Deciding:
 
     def _find_problem(self, wait: Wait, decision: Decision, by: str, *, is_checked: bool) -> str:
         """Say why a decision does not count; empty if it does. ``is_checked``: the hub has checked who decides."""
-        if wait.deciders is not None and by not in wait.deciders and not is_checked:
+        # Trust the hub for operators alone: it may not know yet that approvers were named since.
+        is_operator = is_checked and wait.with_operators
+        if wait.deciders is not None and by not in wait.deciders and not is_operator:
             names = join_names(wait.deciders)
             return f"{by} may not decide on this call: its approvers are {names}, and it still waits for them."
         if is_checked and decision.scope != "once":

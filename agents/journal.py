@@ -547,7 +547,8 @@ class Journal:
         # A call that was approved may wait for others itself.
         key: int | str = call
         if wait.is_approval:
-            changes = f"-{wait.stage}-{len(wait.votes)}" if wait.stage or wait.votes else ""
+            is_first = wait.deciders is None and not wait.stage and not wait.votes
+            changes = "" if is_first else f"-{wait.stage}-{len(wait.votes)}"
             key = f"{call}-approval{changes}"
         with suppress(IdConflict):  # known, and written by another version: the hub hears that it waits all the same
             await self._record("waiting", turn, key, {"turn": turn, "call": call, **wait.to_record()})

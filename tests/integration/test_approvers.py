@@ -389,6 +389,10 @@ async def test_approvers_that_are_named_later_hold_for_what_waits(network: Netwo
         await until_item(tom)
     async with running(network, after.make_runner()):
         copy = await mia.hear()
+        item = await until_item(mia)
+        assert (item["seq"], item["deciders"]) == (copy.seq, ["mia"])
+        with pytest.raises(Forbidden, match="its approvers are mia"):
+            await tom.client.call("network.decide", {"seq": request.seq, "decision": "/approve"})
         await decide(tom, request, "/approve")
         assert (await tom.hear()).text.startswith("tom may not decide on this call")
         await decide(mia, copy, "/approve")
