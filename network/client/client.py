@@ -70,6 +70,9 @@ from .values import (
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 1000
+MAX_OWN_WAITING, MAX_OWN_CHARS = 1000, 8 * 1024 * 1024
+"""Bounds of the participant's own messages, sent by its other sessions, that wait here for a program that asks for none.
+They need no acknowledgement, so that the hub's window does not bound them; beyond, the older half is dropped."""
 _LEFT = (
     "The loop over messages was left at #%d, which is not acknowledged: %s gets it again in its next session. To take "
     "one message, write: async with client.receive() as message"
@@ -138,6 +141,9 @@ class NetworkClient:
         self._is_local = transport is not None
         self._new_id = new_id
         self._deliveries: asyncio.Queue[Delivery | None] = asyncio.Queue()
+        self._own: deque[tuple[Delivery, int]] = deque()
+        """Those of them that are the participant's own, with their size in characters."""
+        self._own_chars = 0
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._event_arrived = asyncio.Event()
         self._acks = Acks()
@@ -207,6 +213,7 @@ class NetworkClient:
         if self._link.is_closing or self._link.is_left_behind():
             # Queues, events and tasks belong to the loop in which they are waited for.
             self._deliveries, self._event_arrived, self._link = asyncio.Queue(), asyncio.Event(), self._make_link()
+            self._own, self._own_chars = deque(), 0
             self._acks.forget_open()
         if not self._token and not self._is_local:
             self._token = find_token(self._named, self.kind)
@@ -303,8 +310,31 @@ class NetworkClient:
 
     def _take_delivery(self, frame: dict[str, Any]) -> None:
         message = message_from_wire(frame["message"])
-        if self._acks.take(message.seq):
-            self._deliveries.put_nowait(Delivery(self._acks, message, frame["attempt"]))
+        if not self._acks.take(message.seq):
+            return
+        delivery = Delivery(self._acks, message, frame["attempt"])
+        self._deliveries.put_nowait(delivery)
+        if message.sender_id == self.agent_id and message.to != agent_address(self.agent_id):
+            content = frame["message"].get("content")
+            size = len(content) if isinstance(content, str) else len(encode(content))
+            self._own.append((delivery, size))
+            self._own_chars += size
+            if len(self._own) > MAX_OWN_WAITING or self._own_chars > MAX_OWN_CHARS:
+                self._drop_own()
+
+    def _drop_own(self) -> None:
+        """Drop the older half of the own messages that wait; they stay in their threads' history."""
+        dropped = set()
+        while len(self._own) > MAX_OWN_WAITING // 2 or self._own_chars > MAX_OWN_CHARS // 2:
+            delivery, size = self._own.popleft()
+            self._own_chars -= size
+            self._acks.drop(delivery.message.seq)
+            dropped.add(delivery)
+        waiting = [self._deliveries.get_nowait() for _ in range(self._deliveries.qsize())]
+        for it in waiting:
+            if it not in dropped:
+                self._deliveries.put_nowait(it)
+        log.info("own messages that nobody asked for are dropped", extra={"agent_id": self.agent_id})
 
     def _take_notice(self, notice: Notice) -> None:
         body = notice.body if isinstance(notice.body, dict) else {}
@@ -493,6 +523,8 @@ class NetworkClient:
         """The next delivery; None once this client is closed. Raises what ended the connection for good."""
         self._link.check_loop()
         delivery = await self._deliveries.get()
+        if self._own and delivery is self._own[0][0]:
+            self._own_chars -= self._own.popleft()[1]
         if delivery is None:
             self._deliveries.put_nowait(None)  # for the others who wait
             if not self._link.is_closing:
