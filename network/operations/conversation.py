@@ -323,8 +323,13 @@ async def _first_words(reading: Reading, thread_id: str, start: int | None) -> s
     of the first one in the thread."""
     ledger = reading.hub.ledger
     found = list((await ledger.messages([start])).values()) if start is not None else []
-    if not any(reads(reading, it.head) for it in found):
-        found = list((await ledger.thread(thread_id, limit=FIRST_LOOKED_AT, newest=False)).rows)
+    for limit in (
+        1,
+        FIRST_LOOKED_AT,
+    ):  # a message may be long: several are read only where the first one may not be shown
+        if any(not it.is_damaged and reads(reading, it.head) for it in found):
+            break
+        found = list((await ledger.thread(thread_id, limit=limit, newest=False)).rows)
     row = next((it for it in found if not it.is_damaged and reads(reading, it.head)), None)
     return describe_line(row)["text"] if row is not None else ""
 
