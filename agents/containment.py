@@ -131,6 +131,12 @@ def _skip(meter: _Meter, proceed: Callable[..., Awaitable[T]], *changed: object)
     return meter.skip(proceed(*changed))
 
 
+async def settle(given: object) -> None:
+    """Await what a function of a user gave, if it is to be awaited: it may be a plain one."""
+    if inspect.isawaitable(given):
+        await given
+
+
 async def uncounted(work: Awaitable[T]) -> T:
     """Await what takes no time of the hook that asks for it, if one does."""
     meter = _METER.get()

@@ -33,9 +33,10 @@ others, and both would wait for ever. A reaction that only waits counts in its l
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 from roundelay.network.addresses import agent_address, answer_threads, conversation_of, thread_parties
@@ -127,9 +128,17 @@ class Inbox:
     has ended. After ``release`` a message may come again (it was handed back to the hub).
     """
 
-    def __init__(self, agent_id: str, *, react_to: ReactTo = "mentions", max_parallel: int = 8) -> None:
+    def __init__(
+        self,
+        agent_id: str,
+        *,
+        react_to: ReactTo = "mentions",
+        ignored_sender_ids: Sequence[str] = (),
+        max_parallel: int = 8,
+    ) -> None:
         self.agent_id = agent_id
         self.react_to: ReactTo = react_to
+        self._ignored = tuple(ignored_sender_ids)
         self.max_parallel = max_parallel
         self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # idle threads, the longest waiting first
         self._working: dict[str, _BusyThread] = {}
@@ -158,7 +167,8 @@ class Inbox:
             return Arrival.PENDING
         if message.seq in self._handled:
             return Arrival.HANDLED
-        if not wakes(message, self.agent_id, self.react_to):
+        is_ignored = any(fnmatchcase(message.sender_id, it) for it in self._ignored)
+        if is_ignored or not wakes(message, self.agent_id, self.react_to):
             return Arrival.CONTEXT
         self.admit(message)
         return Arrival.QUEUED

@@ -10,6 +10,7 @@ first message.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -65,6 +66,9 @@ def write_said(tag: str, text: str, **attributes: object) -> str:
     return f"<{tag}{named}>{_element_text(text)}</{tag}>"
 
 
+_OF_TOOLS = re.compile(r"\b(tools?|finish)\b", re.IGNORECASE)
+
+
 class ConversationPrompt:
     """A conversation template, ready to render; without a path the one that ships with the package.
 
@@ -76,6 +80,11 @@ class ConversationPrompt:
         self.source = self._read()
         self._template = self._compile()
         self.render({"direct:a~b": MessageThread(thread_id="direct:a~b", messages=[_SAMPLE])}, "direct:a~b", _SAMPLE)
+
+    @property
+    def says_how_to_answer(self) -> bool:
+        """Whether it is an author's own, and speaks of tools: it says itself which of them, or which text, answers."""
+        return self.path is not None and _OF_TOOLS.search(self.source) is not None
 
     def render(
         self,

@@ -300,7 +300,7 @@ class Reaction:
     ``answers`` says that somebody waits for an answer: a person wrote the trigger, or it requires this agent's
     response; ``threads`` are the ids under which the answer would appear, ``keeper`` the agent that the thread stays
     with already, ``conversation`` what the prompt shows, ``earlier`` those from whom the agent has it. ``frame`` puts
-    the system message around an agent's instruction, ``shorten`` gives a shorter prompt for a model that finds this one
+    the system message around an agent's instruction, ``is_explained`` says that the prompt tells how to answer, ``shorten`` gives a shorter prompt for a model that finds this one
     too long.
     """
 
@@ -319,6 +319,7 @@ class Reaction:
         sent_at: int = 0,
         trigger: Trigger | None = None,
         conversation: Sequence[BaseMessage] = (),
+        is_explained: bool = False,
     ) -> None:
         self.state = LoopState.NEW
         self.agent = agent
@@ -335,6 +336,7 @@ class Reaction:
         self.sent_at = sent_at
         self.trigger = trigger
         self._conversation = conversation
+        self._is_explained = is_explained
         # Who handed over and gets control back, as they were, and who had the conversation before them.
         self._callers: list[tuple[Agent, list[ChatMessage], tuple[Agent, ...]]] = []
         self._earlier = tuple(earlier)  # who had the conversation before the agent: their guards hold
@@ -447,22 +449,26 @@ class Reaction:
             self.history[0] = SystemMessage(self._frame(agent.instruct(state)))
         about = agent.policy.describe_turn(self.turn, self.turn if self._is_last else self.max_turns)
         specs = () if self._is_last else agent.specs
-        rule = self._say_how_to_answer(specs)
-        messages = repair(self.history, f"{about}\n{rule}")
+        trailing = f"{about}\n{self._say_how_to_answer(specs)}".rstrip()
+        messages = repair(self.history, trailing)
         step = CallModel(self.turn, agent, tuple(messages), specs, state, self._is_last)
         if self._next_tool is not None and any(spec.name == self._next_tool for spec in specs):
             step = replace(step, tool_choice=NamedTool(self._next_tool))
         step = await chain.prepare(state, step)
         if step.tools is specs:
             return step
-        return replace(step, messages=say_instead(step.messages, rule, self._say_how_to_answer(step.tools)))
+        other = f"{about}\n{self._say_how_to_answer(step.tools)}".rstrip()
+        return replace(step, messages=say_instead(step.messages, trailing, other))
 
     def _say_how_to_answer(self, specs: Collection[ToolSpec]) -> str:
-        """Say which text is the answer in this turn, and how it is given, with the tools that there are."""
+        """Say which text is the answer in this turn, and how it is given, with the tools that there are; nothing where
+        the author's own template says it."""
         policy, is_inside = self.agent.policy, bool(self._path or self._callers)
         is_sent = self.sends_text() or bool(self._callers)
         if self._is_last or (not specs and policy.on_text != "nudge"):
             return CLOSING if is_sent else CLOSING_UNSENT
+        if self._is_explained and policy.on_text == "auto" and not is_inside:
+            return ""  # it may want a tool call in each turn: two rules in one prompt contradict each other
         finish = any(spec.name == FINISH for spec in specs)
         if not is_sent:
             said = NOBODY_WAITS

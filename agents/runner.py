@@ -22,7 +22,7 @@ from roundelay.network.messages import BaseMessage, MessageThread
 
 from .agent import check_list
 from .approvals import answer_late_decision
-from .containment import check_plain, first_error, is_told_to_end, retry_later
+from .containment import check_plain, first_error, is_told_to_end, retry_later, settle
 from .driver import Playback
 from .events import OnEvent
 from .inbox import (
@@ -61,6 +61,7 @@ class RunnerOptions(TypedDict, total=False):
     tags: Sequence[str]
     channels: Sequence[str]
     react_to: ReactTo
+    ignored_sender_ids: Sequence[str]
     policy: AgentPolicy | None
     visibility: Visibility
     url: str | None
@@ -69,7 +70,10 @@ class RunnerOptions(TypedDict, total=False):
 
 
 class AgentRunner(ABC):
-    """One agent. `run` it until it is stopped; subclasses say in `react` what a message that wakes it does."""
+    """One agent. `run` it until it is stopped; subclasses say in `react` what a message that wakes it does.
+
+    Messages of ``ignored_sender_ids`` (ids, or patterns such as ``build-*``) wake nobody: they are context alone.
+    """
 
     def __init__(
         self,
@@ -79,13 +83,14 @@ class AgentRunner(ABC):
         tags: Sequence[str] = (),
         channels: Sequence[str] = (),
         react_to: ReactTo = "mentions",
+        ignored_sender_ids: Sequence[str] = (),
         policy: AgentPolicy | None = None,
         visibility: Visibility = "people",
         url: str | None = None,
         token: str | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        for name, value in (("tags", tags), ("channels", channels)):
+        for name, value in (("tags", tags), ("channels", channels), ("ignored_sender_ids", ignored_sender_ids)):
             check_list(agent_id, name, value)
         for name, chosen, choices in (("react_to", react_to, ReactTo), ("visibility", visibility, Visibility)):
             if chosen not in get_args(choices):
@@ -98,6 +103,7 @@ class AgentRunner(ABC):
         self.channels = tuple(channels)
         self._kept_out: set[str] = set()
         self.react_to: ReactTo = react_to
+        self.ignored_sender_ids = tuple(ignored_sender_ids)
         self.policy = policy or AgentPolicy()
         self.visibility: Visibility = visibility
         self._url = url
@@ -144,6 +150,14 @@ class AgentRunner(ABC):
 
     async def prepare(self) -> None:  # noqa: B027  # most need nothing
         """Find out what the agent's card says, where that is not known before it runs."""
+
+    async def setup(self) -> None:  # noqa: B027  # most need nothing
+        """Get ready, once the agent is connected (`client`) and before it takes anything in. What it raises ends `run`.
+        May be a plain function."""
+
+    async def teardown(self) -> None:  # noqa: B027
+        """Let go of what `setup` made; at the end of each `run` that came to it, while the agent is still connected
+        unless the connection is lost. May be a plain function."""
 
     async def run(self, client: NetworkClient | None = None) -> None:
         """Connect as the agent's reactor and react until cancelled or stopped. A client that is given is used as it is
@@ -229,6 +243,13 @@ class AgentRunner(ABC):
 
     async def _serve(self, client: NetworkClient) -> None:
         self._client, self._carried = client, None
+        try:
+            await settle(self.setup())
+            await self._serve_epochs(client)
+        finally:
+            await settle(self.teardown())
+
+    async def _serve_epochs(self, client: NetworkClient) -> None:
         while True:
             try:
                 async with asyncio.TaskGroup() as group:
@@ -250,7 +271,12 @@ class AgentRunner(ABC):
         """Serve as long as the ledger is the same one. In another one the seqs and reactions known here mean
         nothing."""
         epoch, self._head = client.welcome.network.epoch, client.welcome.head
-        self._inbox = Inbox(self.agent_id, react_to=self.react_to, max_parallel=self.policy.max_parallel_reactions)
+        self._inbox = Inbox(
+            self.agent_id,
+            react_to=self.react_to,
+            ignored_sender_ids=self.ignored_sender_ids,
+            max_parallel=self.policy.max_parallel_reactions,
+        )
         replies = self._replies = Replies(
             client, pause=partial(self._pause, group), resume=self._inbox.resume, clock=client.clock
         )

@@ -182,6 +182,7 @@ class SimpleAgentRunner(AgentRunner):
             conversation=[*(it for thread in threads.values() for it in thread.messages), shown],
             frame=partial(render_system_prompt, agent_id=self.agent_id),
             shorten=partial(self._render_shortly, threads, incoming_thread_id, shown, omitted),
+            is_explained=self._prompt.says_how_to_answer,
         )
         begun.shown.shows_text = reaction.sends_text
         driver = Driver(

@@ -376,6 +376,7 @@ class AgentSpec(Strict):
 
     channels: tuple[_Id, ...] = ()
     react_to: ReactTo = "mentions"
+    ignored_sender_ids: tuple[Text, ...] = ()
     visibility: Visibility = "people"
     on_text: OnText = "auto"
     on_new_message: OnNewMessage = "queue"
@@ -487,6 +488,7 @@ def build_runner(
             tags=spec.tags,
             channels=spec.channels,
             react_to=spec.react_to,
+            ignored_sender_ids=spec.ignored_sender_ids,
             visibility=spec.visibility,
             policy=_build_policy(spec),
             middleware=_build_middleware(spec),
@@ -523,6 +525,7 @@ def _build_adapted(spec: AgentSpec, **more: Unpack[RunnerOptions]) -> SimpleAgen
             tags=spec.tags,
             channels=spec.channels,
             react_to=spec.react_to,
+            ignored_sender_ids=spec.ignored_sender_ids,
             visibility=spec.visibility,
             policy=_build_policy(spec),
             **more,
