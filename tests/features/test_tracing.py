@@ -27,6 +27,7 @@ from roundelay.agents.tools import tool
 from roundelay.app import Network, serve
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
+from roundelay.network.credentials import read_secret
 from tests.support.agents import Heard, Person, make_runner, running
 
 AGENT = Path(__file__).parents[1] / "support" / "traced_agent.py"
@@ -216,3 +217,30 @@ async def test_every_span_ends_however_the_reaction_does(network: Network, at: s
     assert counted.open == []
     names = {span.name for span in exporter.get_finished_spans()}
     assert names >= {"invoke_agent ann"} | ({"invoke_agent helper", "execute_tool wait"} if at == "inside" else set())
+
+
+@pytest.mark.parametrize("content", [True, False])
+async def test_no_span_holds_a_key_that_a_model_or_a_library_repeats(
+    network: Network, exported: InMemorySpanExporter, content: bool
+) -> None:
+    key = "sk-canary-in-a-span-0123456789"
+    read_secret(key, "a test")
+
+    def work_with_key(request: ModelRequest) -> list[Action] | Action:
+        if not read_prompt(request).tool_results:
+            return call("fetch")
+        raise ValueError(f"Illegal header value b'Bearer {key}\\n'")
+
+    @tool(idempotent=True)
+    def fetch() -> str:
+        """Fetch."""
+        raise OSError(f"401 for {key}")
+
+    runner = make_runner("ann", work_with_key, tools=[fetch], middleware=[trace_to(exported, content=content)])
+    mia = await Person.join(network, "mia")
+    async with running(network, runner):
+        await mia.ask("ann", "hello")
+    spans = exported.get_finished_spans()
+    assert {"chat scripted", "execute_tool fetch"} <= {it.name for it in spans}
+    assert [it for it in spans if not it.status.is_ok]
+    assert key not in "".join(it.to_json() for it in spans)

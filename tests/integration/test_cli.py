@@ -595,7 +595,7 @@ async def _as_agent(node: Node) -> Done:
 async def test_debug_shows_the_traceback() -> None:
     dead = ["agents", "--url", "ws://127.0.0.1:1/"]
     for done in await asyncio.gather(
-        run(*dead, "--debug", code=1), run("--debug", *dead, code=1), run(*dead, code=1, ROUNDELAY_DEBUG="1")
+        run(*dead, "--debug", code=3), run("--debug", *dead, code=3), run(*dead, code=3, ROUNDELAY_DEBUG="1")
     ):
         assert "Traceback" in done.err
         assert "ConnectError" in done.err
