@@ -251,7 +251,7 @@ class A2AAgent(AdaptedAgent):
         yield StreamResponse(task=task)
         assert self._card is not None, "who resumes has connected"
         if task.status.state not in OVER and self._card.capabilities.streaming:
-            with suppress(UnsupportedOperationError):  # it has ended since
+            with suppress(UnsupportedOperationError, NotImplementedError):  # it has ended since
                 async for event in client.subscribe(SubscribeToTaskRequest(id=task_id)):
                     yield event
 
@@ -279,9 +279,12 @@ class A2AAgent(AdaptedAgent):
 
 @contextmanager
 def _as_a2a() -> Iterator[None]:
-    """Raises what the SDK makes of answers that are no A2A as an error of A2A."""
+    """Raises what the SDK makes of answers that are no A2A as an error of A2A, and what a protocol has no method for as
+    `UnsupportedOperationError`: A2A 0.3 cannot list tasks."""
     try:
         yield
+    except NotImplementedError as error:
+        raise UnsupportedOperationError(str(error)) from error
     except BROKEN as error:
         raise A2AClientError("What it answers is no A2A") from error
 
