@@ -1,7 +1,7 @@
-"""What a thread is called: one rule for the page, the terminals and lists, computed by the hub for `network.list_threads`.
+"""Titles of threads: one rule for the page, the terminals and lists. The hub computes them for `network.list_threads`.
 
 A title says where a thread is, and what it is about: ``desk · Can you refund order 17?``. A person's own name for the
-thread takes the place of the words, never of the agent's name. Pure; the twin for recordings is web/page/core/text.js.
+thread takes the place of the words, never of the agent's name. Pure; the page has a twin in web/page/core/text.js.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from .addresses import BROADCAST, conversation_of, thread_parties
 
 MAX_WORDS_CHARS = 60
-"""Of what a thread is about."""
+"""Maximum length of the first words in a title."""
 
 
 def name_place(thread_id: str, me: str) -> str:
-    """Name the place of a thread for its reader: whom else a direct thread is of, ``#dev``, ``Everybody``."""
+    """Name the place of a thread for its reader: the other participants, ``#dev``, ``Everybody``."""
     kind, _, name = thread_id.partition(":")
     match kind:
         case "direct":
@@ -48,8 +48,8 @@ def shorten(text: str) -> str:
 
 
 def is_about_something(thread_id: str, *, has_agent: bool) -> bool:
-    """Tell whether the first words of a thread say what it is about: of replies, of a named conversation, and of one with
-    an agent. What two people say to each other without a name has many subjects, as channels have."""
+    """Return whether the first words of a thread belong into its title: for replies, named conversations, and direct
+    threads with an agent. Channels, and direct threads of two people, have many subjects."""
     return thread_id.startswith("thread:") or (
         thread_id.startswith("direct:") and (has_agent or bool(conversation_of(thread_id)))
     )

@@ -1,7 +1,7 @@
-"""What a person's search asks for: words, and who said them when. Pure; its twin for the page is web/page/core/text.js.
+"""Queries of searches: words, a sender and a time. Pure; the page's twin is web/page/core/query.js.
 
 A word finds all that begin with its stem: ``teapot`` finds ``teapots``, and ``teapots`` finds ``teapot``. Numbers, words of
-one or two letters, and words in quotation marks stand for themselves. ``from:ID``, ``after:DATE`` and ``before:DATE`` choose
+one or two letters, and words in quotation marks match exactly. ``from:ID``, ``after:DATE`` and ``before:DATE`` choose
 by person and time (UTC).
 """
 
@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 MIN_STEM_CHARS = 4
-"""What a word keeps at least of which an ending is taken."""
+"""Minimum length of a stem."""
 _PART = re.compile(r'"([^"]*)"|(\S+)')
 _FILTER = re.compile(r"(from|before|after):(\S+)", re.IGNORECASE)
 _ENDINGS = ("ings", "ing", "ies", "ed", "es", "s")
 
 
 class Query(NamedTuple):
-    """``terms`` are words, those that end in ``*`` stand for all that begin so; times are in ms, None without such a
-    filter. ``wrong`` is a filter whose date cannot be read."""
+    """``terms`` are words; a term that ends in ``*`` matches every word with that beginning. Times are in ms.
+    ``wrong`` is a filter with a date that cannot be read."""
 
     terms: list[str]
     sender_id: str | None = None
@@ -71,7 +71,7 @@ def _choose(found: Query, name: str, value: str) -> Query:
 
 
 def read_date(text: str) -> int | None:
-    """Give the moment (ms) of a date, or a date and time, in UTC; None for what is neither."""
+    """Return the moment (ms) of a date, or of a date and time, in UTC; None for any other text."""
     if re.fullmatch(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2})?)?", text) is None:
         return None
     try:
@@ -81,7 +81,7 @@ def read_date(text: str) -> int | None:
 
 
 def is_chosen(query: Query, sender_id: str, at: int) -> bool:
-    """Tell whether who said a message, and when, is what was asked for."""
+    """Return whether the sender and the time of a message fit the query."""
     return (
         query.sender_id in (None, sender_id)
         and (query.said_after is None or at >= query.said_after)

@@ -1,7 +1,7 @@
 """Takeovers: who may take which thread over, and how a takeover ends. Pure.
 
-What a taken-over thread refuses is decided in `holds`; the operations ``network.take`` and ``network.give`` stand in
-`conversation`. A takeover ends when somebody gives the thread back, when its person is removed, or when its time is
+The module `holds` decides which messages and reactions a taken-over thread refuses. The operations ``network.take`` and
+``network.give`` stand in `conversation`. A takeover ends when somebody gives the thread back, when its person is removed, or when its time is
 over: then the hub enters `EndTakeover`.
 """
 
@@ -25,8 +25,8 @@ from .tables import Facts, Hold, MessageHead
 
 
 def check_may_take(state: State, origin: Origin, head: MessageHead) -> None:
-    """Raises `Forbidden` for a person in a thread who may not silence its agents for everybody: a direct thread is its
-    people's own; others need an operator, the right ``take``, or, without a page of rights, the channel's owner."""
+    """Raises `Forbidden` for a person who may not silence the agents of a thread. People in a direct thread may. Other
+    threads need an operator, the right ``take``, or, without a page of rights, the channel's owner."""
     if origin.is_operator or head.kind == "direct":
         return
     name = BROADCAST if head.kind == BROADCAST else name_of(head.to)
@@ -43,7 +43,7 @@ def check_may_take(state: State, origin: Origin, head: MessageHead) -> None:
 
 
 def may_take(state: State, origin: Origin, head: MessageHead) -> bool:
-    """Tell whether somebody who would be given the next message of a thread, this one, may take it over."""
+    """Return whether a reader of the next message of a thread may take the thread over."""
     try:
         check_may_take(state, origin, head)
     except Forbidden:

@@ -1,6 +1,6 @@
 /**
- * What people do with a channel beside writing in it: its name, its topic, who is in it. The hub decides who may; what it
- * refuses is told beside the button. It asks the mod `channels` and keeps nothing.
+ * The dialog about a channel: name, topic and members. The hub decides who may change them; a refusal stands beside the
+ * button. The dialog calls the mod `channels` and keeps no state of its own.
  */
 import {useState} from "#vendor/hooks.js";
 import {nameOf} from "#core/text.js";
@@ -11,7 +11,7 @@ import {actions, agents, me} from "#ui/store.js";
 const MAX_OFFERED = 6;
 const MAX_NAME_CHARS = 64;
 
-/** A name that the hub takes for a channel, made of what somebody typed; "" where nothing is left of it. */
+/** Make a valid channel name of a text; "" where the text has no letter or digit for one. */
 export function makeChannelName(text) {
   const plain = text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
   const name = plain.replace(/[^a-z0-9._]+/g, "-").replace(/^[-._]+/, "").slice(0, MAX_NAME_CHARS);
@@ -46,7 +46,7 @@ async function readChannel(name) {
   return {...found, ids: members};
 }
 
-/** What it is called, and what it is about. */
+/** Edit the name and the topic. */
 function Facts({channel, mayRename, again}) {
   const [title, setTitle] = useState(channel.title ?? "");
   const [topic, setTopic] = useState(channel.topic);

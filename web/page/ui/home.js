@@ -1,6 +1,6 @@
 /**
- * The first screen: the conversation that was last, or, where there is none, whom one can talk to. It owns the choice of
- * that conversation; the thread and the dialog that starts another one are other modules'.
+ * The first screen: the last conversation, or the agents that a person can talk to. This module chooses the conversation.
+ * Other modules draw the thread, and the dialog that starts another one.
  */
 import {computed} from "#vendor/signals.js";
 import {useEffect, useRef} from "#vendor/hooks.js";
