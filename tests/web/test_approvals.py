@@ -103,7 +103,8 @@ async def test_a_plain_yes_is_offered_as_a_decision_and_no_as_another(shops: Web
     await thread.page.keyboard.press("Enter")  # on the button that has the focus
     await expect(thread.message("order 3 is paid back")).to_be_visible()
     await expect(thread.composer).to_have_value("")
-    await expect(thread.message(re.compile("tara yes"))).to_have_count(0)
+    said = thread.messages.filter(has=thread.page.locator(".markdown").get_by_text("yes", exact=True))
+    await expect(said).to_have_count(0)
     await thread.say("yes")  # no card is open: it is a message like any other
     await expect(thread.message("You wrote: yes")).to_be_visible()
     await thread.say("my money for order 4")
@@ -124,7 +125,8 @@ async def test_a_plain_yes_for_several_calls_asks_which(shops: WebNode, open_win
     await expect(thread.message("theo approved refund(order=6")).to_be_visible()
     await thread.say("no")
     await thread.page.get_by_role("group", name="Deny?").get_by_role("button", name="Send “no” as a message").click()
-    await expect(thread.message(re.compile(r"no$"))).not_to_have_count(0)
+    said = thread.messages.filter(has=thread.page.locator(".markdown").get_by_text("no", exact=True))
+    await expect(said).to_have_count(1)
     await cards(thread).get_by_role("button", name="Approve once").click()
     await expect(thread.message("order 5 is paid back order 6 is paid back")).to_be_visible()
 

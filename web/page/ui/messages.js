@@ -103,7 +103,7 @@ function Whole({row, replies, isNext, desk}) {
         ${message.sender_kind !== "human" && html`<span class="kind">${message.sender_kind}</span>`}${at}</header>`}
       ${row.replied !== undefined && html`<${Quote} seq=${row.replied} message=${message} desk=${desk} />`}
       ${asked ? html`<${Approval} message=${message} asked=${asked} decision=${row.decision} isAwaited=${row.isAwaited} mayDecide=${desk.mayDecide} />`
-        : isAnswered(message) ? html`<${DecisionLine} message=${message} request=${state.value.messages[message.reply_to]} />` : html`<${Body} message=${message} />`}
+        : isAnswered(message) ? html`<${DecisionLine} message=${message} request=${state.peek().messages[message.reply_to]} />` : html`<${Body} message=${message} />`}
       <${Notes} message=${message} me=${me.agent_id} />
       <footer class="message-foot">
         ${replies > 0 && html`<a class="replies" href=${linkTo.thread(`thread:${message.seq}`)}>${replies} ${replies === 1 ? "reply" : "replies"} ›</a>`}
@@ -121,7 +121,7 @@ function Whole({row, replies, isNext, desk}) {
 /** Whether a message is a decision on a request: where that is not loaded, by its words alone. */
 function isAnswered(message) {
   if (message.reply_to === undefined || !isDecision(message)) return false;
-  const request = state.value.messages[message.reply_to];
+  const request = state.peek().messages[message.reply_to];
   return request === undefined || readApproval(request) !== null;
 }
 
@@ -248,7 +248,7 @@ export function Outgoing({entry, me}) {
   const said = {...entry, sender_kind: "human", sender_id: me, sent_at: entry.at};
   return html`<article class=${`message own outgoing${isRefused ? " failed" : ""}`} tabindex="-1" aria-label=${isRefused ? "Not sent" : "On its way"}>
     <${Face} id=${me} /><div class="message-main"><header class="message-head"><${Agent} id=${me} /><span class="kind">${isRefused ? "not sent" : "waits to be sent"}</span></header>
-      ${isAnswered(said) ? html`<${DecisionLine} message=${said} request=${state.value.messages[entry.reply_to]} />` : html`<${Markdown} text=${text} of=${entry} />`}${files.length > 0 && html`<p class="faint">with ${tellCount(files.length, "file")}</p>`}
+      ${isAnswered(said) ? html`<${DecisionLine} message=${said} request=${state.peek().messages[entry.reply_to]} />` : html`<${Markdown} text=${text} of=${entry} />`}${files.length > 0 && html`<p class="faint">with ${tellCount(files.length, "file")}</p>`}
       ${isRefused && html`<p class="refused" role="alert">${tellError(entry.error ?? "The hub refused it.")}</p>
         <div class="tools"><${Button} kind="primary" run=${() => actions.retry(entry.message_id)}>Send again<//>
           <${Button} kind="danger" run=${() => actions.discard(entry.message_id)}>Discard<//></div>`}
