@@ -60,6 +60,7 @@ from .features.evaluations import Evaluations
 from .features.few_shot import FewShot
 from .features.forced_tools import ForcedTools
 from .features.fragments import Fragments
+from .features.keep_results import KeepResults
 from .features.long_results import LongResults
 from .features.many_results import ManyResults
 from .features.mcp_servers import McpServers
@@ -119,6 +120,7 @@ FEATURES: Mapping[str, Callable[..., Middleware]] = {
     "forced_tools": ForcedTools,
     "fragments": Fragments,
     "images": show_images,
+    "keep_results": KeepResults,
     "mcp": McpServers,
     "memory": Memory,
     "postprocessors": Postprocessors.from_file,

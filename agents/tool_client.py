@@ -21,6 +21,7 @@ from roundelay.network.errors import Forbidden
 from roundelay.network.messages import message_from_wire
 
 from .containment import uncounted
+from .journal import reaction_id
 
 if TYPE_CHECKING:
     from roundelay.network.client import AnyMessage, History, NetworkClient, Stored, Welcome, Window
@@ -137,6 +138,18 @@ class ToolClient:
             case {"seq": int(), "thread_id": str(thread_id)} if self._is_change(op):
                 self.threads.append(thread_id)
         return value
+
+    async def read_own_reaction(self, seq: int) -> list[dict[str, Any]]:
+        """Return the records of this agent's reaction to a message, oldest first; empty if there is none.
+
+        Raises `RoundelayError` for a message that this reaction may not read: the results of other conversations are
+        not for this one.
+        """
+        await self.call("network.why", {"seq": seq})
+        client = self._client
+        reaction = reaction_id(client.agent_id, seq, client.welcome.network.epoch)
+        value = await uncounted(client.call("network.records", {"reaction": reaction}))
+        return list(value["records"])
 
     def _is_change(self, op: str) -> bool:
         """Whether an operation may send a message: not if the hub says that it only reads."""

@@ -1,0 +1,133 @@
+"""Results of earlier reactions in later prompts: the model reads what its tools said a minute ago in the same thread.
+
+The results come from the agent's own records, so what a data policy does not keep is not shown. What was shown is kept
+as a note of the reaction: a resumed one reads the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field, JsonValue
+
+from roundelay.agents.containment import retry_later
+from roundelay.agents.history import add_to_prompt
+from roundelay.agents.middleware import Around, CallModel, Middleware
+from roundelay.agents.models.model import ModelReply, ModelRequest
+from roundelay.agents.network_tools import communication_tools
+from roundelay.agents.options import checked
+from roundelay.agents.prompt import write_said
+from roundelay.agents.text import cut
+from roundelay.agents.values import ALTERED, DISABLED, NOT_RUN, TurnState
+from roundelay.network.errors import ConnectError, RoundelayError
+
+KEPT = "keep_results"
+"""Under this name the results stand in the record and in ``state.values``."""
+
+HEADING = "What your tools gave when you answered earlier messages of this thread (the newest last):"
+LOOKED_AT = 20
+"""Earlier messages of the thread whose reactions are looked up, the newest first."""
+
+_PLACED = "keep_results.placed"
+_logger = logging.getLogger(__name__)
+
+
+class KeepResults(Middleware):
+    """Shows the results of the last ``reactions`` in the same thread that called tools, in at most ``max_chars``, the
+    newest results first."""
+
+    @checked()
+    def __init__(
+        self,
+        reactions: Annotated[int, Field(ge=1, le=20)] = 3,
+        *,
+        max_chars: Annotated[int, Field(ge=200, le=200_000)] = 8000,
+    ) -> None:
+        self._reactions = reactions
+        self._max_chars = max_chars
+
+    def prepare(self, state: TurnState, step: CallModel) -> CallModel:
+        text = _write(state.values.get(KEPT))
+        state.values[_PLACED] = bool(text)
+        return step.add_to_prompt(text) if text else step
+
+    async def around_model(
+        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
+    ) -> ModelReply:
+        values = around.state.values
+        if KEPT not in values and not around.path and around.state.own_turn == 1:
+            found = around.replayed(KEPT)
+            if found is None:
+                found = await self._find(around)
+            if isinstance(found, list) and found:
+                tools = {str(it["tool"]) for it in found if isinstance(it, Mapping)}
+                await around.keep(KEPT, found, of=tools)
+        text = _write(values.get(KEPT))
+        if text and not values.get(_PLACED):  # it was not known yet when the request was prepared
+            request = replace(request, messages=add_to_prompt(request.messages, around.state.history, text))
+        return await proceed(request)
+
+    async def _find(self, around: Around) -> list[JsonValue]:
+        """Give the results to show, the oldest first."""
+        trigger, client = around.context.trigger, around.context.client
+        agent_id = around.context.agent_id
+        earlier = [
+            it.seq
+            for it in around.state.conversation
+            if it.thread_id == trigger.thread_id and it.seq < trigger.seq and it.sender_id != agent_id
+        ]
+        found: list[JsonValue] = []
+        room, left = min(self._max_chars, around.max_kept_chars), self._reactions
+        try:
+            for seq in sorted(earlier, reverse=True)[:LOOKED_AT]:
+                results = _read_results(await retry_later(partial(client.read_own_reaction, seq)), seq)
+                left -= bool(results)
+                for result in reversed(results):
+                    if room <= 0:
+                        return found[::-1]
+                    result["content"] = cut(str(result["content"]), room)
+                    room -= len(str(result["content"])) + 100
+                    found.append(result)
+                if left <= 0:
+                    break
+        except ConnectError:
+            raise
+        except RoundelayError as error:  # a quota, a damaged record: the reaction goes on without
+            _logger.warning("no earlier results", extra={"reaction": around.reaction, "code": error.code})
+        return found[::-1]
+
+
+def _read_results(records: Sequence[Mapping[str, Any]], seq: int) -> list[dict[str, JsonValue]]:
+    """Give what the calls of a reaction gave, in order: not of those that were not run or whose result is not kept as
+    it was, and not of the tools by which agents talk."""
+    talks = {it.name for it in communication_tools()}
+    started: dict[tuple[str, int, int], str] = {}
+    results: list[dict[str, JsonValue]] = []
+    for record in records:
+        body = record["body"]
+        place = (body.get("path", ""), body.get("turn", 0), body.get("call", 0))
+        if record["kind"] == "tool_started":
+            started[place] = str(body.get("args") or "{}")
+        elif record["kind"] == "tool_result" and place in started and not place[0] and body["tool"] not in talks:
+            data = body.get("data") or {}
+            if body["ok"] and not any(name in data for name in (ALTERED, DISABLED, NOT_RUN)):
+                results.append(
+                    {"tool": body["tool"], "arguments": started[place], "for": seq, "content": body["content"]}
+                )
+    return results
+
+
+def _write(kept: object) -> str:
+    """Give what the prompt shows of them; empty for nothing."""
+    if not isinstance(kept, list):
+        return ""
+    shown = [
+        write_said("result", str(it["content"]), tool=it["tool"], arguments=it["arguments"], message=f"#{it['for']}")
+        for it in kept
+        if isinstance(it, Mapping)
+    ]
+    return "\n".join([HEADING, "<earlier_results>", *shown, "</earlier_results>"]) if shown else ""
