@@ -21,8 +21,8 @@ from tests.support.node import running_node
 
 SDK = {"mcp", "mcp_types", "anyio", "starlette", "uvicorn", "httpx", "httpx2", "sse_starlette", "jsonschema"}
 """What the SDK brings: half a second of CPU and more."""
-MAX_MODULES = 430
-"""Modules at the first answers, those of Python itself among them: 371 as of this test, 1,250 with the SDK."""
+MAX_MODULES = 500
+"""Modules by the end of such a process, those of Python itself among them: about 400 as of this test, 700 with the SDK."""
 
 
 @pytest.fixture(autouse=True)
