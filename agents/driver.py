@@ -355,6 +355,8 @@ class Driver:
             self._emit(TurnStart(self._id, step.turn, self._reaction.max_turns, path=self._path))
         self._agent = step.agent
         reply = await self._ask_model(step)
+        if self._asked is not None and step.agent.policy.keep.prompt:
+            await self._journal.record_prompt(step.turn, self._asked[1])
         if isinstance(reply, ModelFailed):
             return reply
         if reply.reasoning and step.agent.policy.keep.thinking:

@@ -47,12 +47,22 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.errors import IdConflict, RequestError, RetryLater
 
 from .containment import retry_later, wait_out, without_words
-from .models.model import ModelReply, ModelUse, Usage
+from .models.model import (
+    AssistantMessage,
+    ModelReply,
+    ModelRequest,
+    ModelUse,
+    SystemMessage,
+    ToolMessage,
+    Usage,
+)
 from .text import cut, replace_surrogates
 from .values import (
     TOO_LARGE,
     Altered,
     Finish,
+    KeptMessage,
+    KeptPrompt,
     ModelFailed,
     NewMessages,
     Replayed,
@@ -173,6 +183,7 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {
     "review": TypeAdapter(Reviewed),
     "used": TypeAdapter(_Used),
     "thinking": TypeAdapter(_Thinking),
+    "prompt": TypeAdapter(KeptPrompt),
     "progress": TypeAdapter(_Progress),
     "stopped": TypeAdapter(StopTrace),
     "finished": TypeAdapter(Finish),
@@ -195,6 +206,9 @@ class Recorded:
     replies: dict[int, ModelReply] = field(default_factory=dict)
     last_turns: set[int] = field(default_factory=set)
     failures: dict[int, ModelFailed] = field(default_factory=dict)
+    prompts: dict[int, KeptPrompt] = field(default_factory=dict)
+    """The exact prompts, where the agent's file has them kept."""
+
     begun_calls: set[_CallAt] = field(default_factory=set)
     once_calls: set[_CallAt] = field(default_factory=set)
     """Of those that were begun, the ones whose tool was ``once`` then."""
@@ -317,6 +331,8 @@ class Recorded:
                 self.used[at] = value.used
             case _Thinking():
                 self.thinking[turn] = value.text
+            case KeptPrompt():
+                self.prompts[turn] = value
             case _Progress():
                 self.progress[at] = value.steps
             case StopTrace():
@@ -530,6 +546,13 @@ class Journal:
             kept = cut(replace_surrogates(text), self.max_body_bytes // 12)  # an escaped character takes six bytes
             await self._record("thinking", turn, 0, {"turn": turn, "text": kept})
 
+    async def record_prompt(self, turn: int, request: ModelRequest) -> None:
+        """Keep what the model is asked, its longest parts cut to what a record holds. What an interrupted turn asked
+        holds."""
+        kept = fit_prompt(describe_prompt(request), self.max_body_bytes - _ENVELOPE_BYTES)
+        with suppress(IdConflict):
+            await self._record("prompt", turn, 0, {"turn": turn, **_READERS["prompt"].dump_python(kept, mode="json")})
+
     async def record_progress(self, turn: int, call: int, tool: str, steps: Sequence[str]) -> None:
         """Keep what a call reported of its progress, the newest `MAX_STEPS` of it."""
         most = self.max_body_bytes // 12 // MAX_STEPS
@@ -677,6 +700,40 @@ def outer_paths(path: str) -> list[str]:
     """A path and those around it, the outermost first: ``1.0/2.1`` gives ``1.0`` and ``1.0/2.1``."""
     parts = path.split("/") if path else []
     return ["/".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def describe_prompt(request: ModelRequest) -> KeptPrompt:
+    """Give a request as it is kept: without images and files, whose addresses stand in the messages."""
+    names: dict[str, str] = {}
+    parts = []
+    for message in request.messages:
+        text = replace_surrogates(message.content or "")
+        match message:
+            case AssistantMessage():
+                names |= {it.id: it.name for it in message.tool_calls}
+                calls = tuple((it.name, replace_surrogates(it.arguments)) for it in message.tool_calls)
+                parts.append(KeptMessage("assistant", text, calls=calls))
+            case ToolMessage():
+                parts.append(KeptMessage("tool", text, tool=names.get(message.tool_call_id, "")))
+            case SystemMessage():
+                parts.append(KeptMessage("system", text))
+            case _:
+                parts.append(KeptMessage("user", text))
+    return KeptPrompt(tuple(parts), tuple(it.name for it in request.tools))
+
+
+def fit_prompt(prompt: KeptPrompt, max_bytes: int) -> KeptPrompt:
+    """Give a prompt that a record holds: its longest texts are cut until it fits."""
+    adapter = _READERS["prompt"]
+    most = max((len(it.text) for it in prompt.parts), default=0)
+    fitting = prompt
+    while len(adapter.dump_json(fitting)) * 2 > max_bytes and most > 64:  # non-ASCII text may grow in a frame
+        most = most * 3 // 4
+        parts = (replace(it, text=cut(it.text, most) if len(it.text) > most else it.text) for it in prompt.parts)
+        fitting = replace(prompt, parts=tuple(parts), is_cut=True)
+    if len(adapter.dump_json(fitting)) * 2 > max_bytes:  # so many parts that the newest alone fit
+        fitting = replace(fitting, parts=fitting.parts[-64:], tools=fitting.tools[:256])
+    return fitting
 
 
 async def find_reporter(client: RecordClient) -> str:

@@ -136,10 +136,11 @@ OnNewMessage = Literal["queue", "inject"]
 @dataclass(frozen=True, slots=True)
 class KeptRecords:
     """What the journal keeps beside what it takes to go on: what models ``thinking`` aloud say, where their provider
-    tells it; the ``progress`` that calls report."""
+    tells it; the ``progress`` that calls report; the exact ``prompt`` of each turn, as its model was sent it."""
 
     thinking: bool = False
     progress: bool = False
+    prompt: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -185,6 +185,26 @@ class ModelFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptMessage:
+    """One message of a prompt as it is kept: ``tool`` names the tool whose result it is, ``calls`` are the names and
+    arguments of those that a reply asked for."""
+
+    role: str
+    text: str
+    tool: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPrompt:
+    """What a model was asked in a turn; ``is_cut`` where parts were too long for a record. ``tools`` are their names."""
+
+    parts: tuple[KeptMessage, ...]
+    tools: tuple[str, ...] = ()
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ToolsDone:
     """A result for each planned call, by its index."""
 

@@ -109,6 +109,15 @@ class DataPolicy(Middleware):
     def describe(self) -> object:
         return self._options
 
+    def _store_part(self, part: Mapping[str, Any]) -> Mapping[str, object]:
+        """A message of a prompt: of what others wrote, of replies and results as much as is kept elsewhere."""
+        is_kept = self._keeps_results(part["tool"]) if part["role"] == "tool" else self._keeps_text
+        calls = [
+            [name, self._redact_arguments(arguments) if self._keeps_calls(name) else "{}"]
+            for name, arguments in part["calls"]
+        ]
+        return {**part, "text": self._redact(part["text"]) if is_kept else NOT_KEPT, "calls": calls}
+
     def store(self, kind: str, body: Mapping[str, Any]) -> Mapping[str, object]:
         match kind:
             case "model_reply":
@@ -132,6 +141,8 @@ class DataPolicy(Middleware):
                 }
             case "thinking":
                 return {**body, "text": self._redact(body["text"]) if self._keeps_thinking else NOT_KEPT}
+            case "prompt":
+                return {**body, "parts": [self._store_part(it) for it in body["parts"]]}
             case "progress":
                 is_kept = self._keeps_results(body["tool"])
                 return {**body, "steps": [self._redact(step) for step in body["steps"]] if is_kept else [NOT_KEPT]}

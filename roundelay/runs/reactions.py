@@ -64,6 +64,8 @@ def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
             )
         case "new_messages":
             return f"turn {body['turn']} reads {', '.join(f'#{seq}' for seq in body['seqs'])}"
+        case "prompt":
+            return "\n".join([f"turn {body['turn']} asks the model:", *describe_prompt(body)])
         case "tool_started":
             return f"{place} runs {body['tool']} {body['args'] or '{}'}"
         case "tool_result":
@@ -121,3 +123,13 @@ def _describe_review(body: Mapping[str, Any]) -> str:
 
 def _tell_tokens(usage: Mapping[str, Any]) -> str:
     return f"{usage['prompt_tokens']} prompt + {usage['completion_tokens']} completion tokens"
+
+
+def describe_prompt(prompt: Mapping[str, Any]) -> list[str]:
+    """A prompt that is kept, message by message, for a reader."""
+    lines = ["(its longest messages are cut)"] if prompt.get("is_cut") else []
+    for part in prompt["parts"]:
+        head = f"{part['role']} {part['tool']}".strip()
+        calls = [f"calls {name} {arguments}" for name, arguments in part["calls"]]
+        lines += [f"[{head}]", *part["text"].splitlines(), *calls]
+    return [*lines, f"[tools] {', '.join(prompt['tools']) or 'none'}"]

@@ -9,8 +9,10 @@ from typing import Any
 
 from roundelay.agents.journal import derived_id
 from roundelay.agents.models.model import ModelReply, ToolCall
+from roundelay.agents.values import KeptPrompt
 from roundelay.network.addresses import short_address
 from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.runs.reactions import describe_prompt
 from roundelay.runs.reading import RecordedCall, RecordedReaction, RecordedWork
 from roundelay.runs.source import Source
 from roundelay.runs.work import (
@@ -78,6 +80,14 @@ class Ancestor:
         return choose_earlier(self.reaction.work, self.sent.path, self.sent.turn + is_answer, self.sent.call)
 
     @property
+    def prompt(self) -> KeptPrompt | None:
+        """The exact prompt of the turn that sent it, where the agent keeps prompts."""
+        if self.reaction is None or self.sent is None or self.is_hidden:
+            return None
+        run = self.reaction.runs.get(self.sent.path)
+        return None if run is None else run.prompts.get(self.sent.turn)
+
+    @property
     def sending_call(self) -> RecordedCall | None:
         """The call that sent it, or was to be approved by it, as recorded."""
         if self.reaction is None or self.sent is None:
@@ -98,6 +108,7 @@ class Ancestor:
                 "is_hidden": self.is_hidden,
                 "sent": self._sent_to_json(),
                 "work": [work_to_json(it, self.messages) for it in self.work],
+                **({"prompt": asdict(self.prompt)} if self.prompt is not None else {}),
             }
         return value
 
@@ -210,6 +221,9 @@ def _describe_sent(step: Ancestor) -> list[str]:
         held = step.messages.get(seq)
         told = f"{clean(held.sender_id)}: {tell(held.text, 80)}" if held is not None else "(may not be seen)"
         lines.append(f"  #{seq} {told}")
+    if step.prompt is not None:
+        lines.append("The prompt of that turn, as the model was sent it:")
+        lines += [f"  {clean(line)}" for line in describe_prompt(asdict(step.prompt))]
     return lines
 
 

@@ -45,6 +45,7 @@ const SHAPES = {
   review: { ...OF_TURN, answer: isText, correction: maybe(orNull(isText)), notes: maybe(every(isText)), usage: maybe(isUsage) },
   used: { ...OF_CALL, used: USES },
   thinking: { ...OF_TURN, text: isText },
+  prompt: { ...OF_TURN, parts: every(isObject), tools: every(isText) },
   progress: { ...OF_CALL, steps: every(isText) },
 };
 const CHECKS = Object.fromEntries(Object.entries(SHAPES).map(([kind, fields]) => [kind, shape(fields)]));
@@ -131,6 +132,7 @@ const createRun = () => ({
   approvals: new Map(),
   reviews: new Map(),
   thinking: new Map(),
+  prompts: new Map(),
 });
 
 function takeRecord(run, kind, body) {
@@ -138,6 +140,7 @@ function takeRecord(run, kind, body) {
   if (kind === "started" || kind === "finished") run[kind] = body;
   else if (kind === "model_reply") run.replies.set(body.turn, body);
   else if (kind === "thinking") run.thinking.set(body.turn, body.text);
+  else if (kind === "prompt") run.prompts.set(body.turn, body);
   else if (kind === "waiting") (body.is_approval ? run.approval_waits : run.waits).set(place, body);
   else if (kind === "approval") run.approvals.set(place, body);
   else if (kind === "tool_started") run.begun.add(place);
@@ -253,7 +256,7 @@ function readSteps(records, runs, agent_id) {
       const { reply } = body;
       const told = { agent: String(body.agent || agent_id), model: reply.model ?? "", usage: addUsage(reply.usage) };
       const said = { text: reply.text, calls: (reply.tool_calls ?? []).map((it) => it.name) };
-      begin(record, "model", { ...told, ...said, thinking: runs.get(path).thinking.get(body.turn) ?? "", started_at: before, ended_at: record.at });
+      begin(record, "model", { ...told, ...said, thinking: runs.get(path).thinking.get(body.turn) ?? "", prompt: runs.get(path).prompts.get(body.turn) ?? null, started_at: before, ended_at: record.at });
     } else if (kind === "model_failed") {
       begin(record, "failed", { failure: body.failure ?? "server", reason: body.reason, started_at: before, ended_at: record.at });
     } else if (kind === "tool_started") {

@@ -86,8 +86,16 @@ export function Step({step, isSender}) {
     ${told.filter(Boolean).map((it) => html`<p class="said clamp" dir="auto">${it}</p>`)}
     ${links.length > 0 && html`<p class="faint">${links.map((it) => html`<a href=${linkTo.why(it)}>#${it}</a> `)}</p>`}
     ${kind === "tool" && html`<details><summary>Arguments and result</summary><pre dir="auto">${writeArguments(step.arguments)}</pre><pre dir="auto" class="result">${step.result ?? "No result."}</pre></details>`}
+    ${step.prompt && html`<details><summary>Exact prompt</summary><pre dir="auto">${writePrompt(step.prompt)}</pre></details>`}
     ${step.thinking && html`<details><summary>What it thought</summary><pre dir="auto">${step.thinking}</pre></details>`}
   </div></li>`;
+}
+
+/** A prompt that is kept, message by message. */
+function writePrompt({parts, tools, is_cut: isCut}) {
+  const lines = isCut ? ["(its longest messages are cut)"] : [];
+  for (const {role, text, tool = "", calls = []} of parts) lines.push(`[${`${role} ${tool}`.trim()}]`, String(text), ...calls.map(([name, args]) => `calls ${name} ${args}`));
+  return [...lines, `[tools] ${tools.join(", ") || "none"}`].join("\n");
 }
 
 export const tellTook = (ms) => (ms < 1000 ? `${ms} ms` : ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : tellSpan(ms));
