@@ -32,7 +32,7 @@ from roundelay.network.messages import write_content
 
 from .participant import AdaptedAgent, IncomingTurn, mark, name_failure
 
-with needs("interop"):
+with needs("gateway"):
     import httpx
     from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
     from a2a.client.errors import A2AClientError, A2AClientTimeoutError

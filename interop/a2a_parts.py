@@ -15,7 +15,7 @@ from typing import Any
 # the package of protobuf's runtime has no types, nor does a2a-sdk bring any
 from roundelay.network.extras import needs
 
-with needs("interop"):
+with needs("gateway"):
     from a2a.types import Part
     from google.protobuf.json_format import MessageToDict, ParseDict  # type: ignore[import-untyped]
     from google.protobuf.struct_pb2 import Value  # type: ignore[import-untyped]

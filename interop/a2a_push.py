@@ -42,7 +42,7 @@ from .succeeding import SucceedingTasks
 from .webhook_posts import PostAnswer, WebhookPoster, WebhookUrl
 from .webhooks import NODE_RETRY_S, WebhookPace
 
-with needs("interop"):
+with needs("gateway"):
     import jwt
     from a2a.types import AuthenticationInfo, TaskPushNotificationConfig
     from a2a.utils.proto_utils import to_stream_response

@@ -54,7 +54,7 @@ from .conversations import AgentAnswer, FollowedQuestion, QuestionEnded, Questio
 from .http_api import parse_json, read_body, serve_while_there
 from .public_names import PublicNames
 
-with needs("interop"):
+with needs("gateway"):
     from a2a.server.context import ServerCallContext
     from a2a.server.events.event_queue import Event
     from a2a.server.jsonrpc_models import JSONParseError

@@ -24,7 +24,7 @@ from roundelay.network.messages import message_from_wire
 from .a2a_parts import make_parts
 from .conversations import SENTENCES, Conversations, EndStatus, QuestionEnded, QuestionStored
 
-with needs("interop"):
+with needs("gateway"):
     from a2a.types import Artifact, Message, Role, Task, TaskState, TaskStatus
 
 

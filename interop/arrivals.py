@@ -21,7 +21,7 @@ from roundelay.network.hub.admission import Gate, crowd_of
 
 from .callers import token_taken
 
-with needs("interop"):
+with needs("gateway"):
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
 

@@ -17,7 +17,7 @@ from roundelay.network.extras import needs
 
 from .rendering import visible
 
-with needs("interop"):
+with needs("bridge"):
     from mcp.server.mcpserver import Context
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.shared.exceptions import MCPError

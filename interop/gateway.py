@@ -31,7 +31,7 @@ from .public_names import PublicNames
 from .webhooks import WebhookPace, Webhooks
 from .webhooks_api import make_webhook_endpoints
 
-with needs("interop"):
+with needs("gateway"):
     import uvicorn
     from mcp.server.mcpserver import Context
     from mcp.server.transport_security import TransportSecuritySettings

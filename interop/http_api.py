@@ -44,7 +44,7 @@ from roundelay.network.messages import BaseMessage
 
 from .callers import Callers, Credentials, read_authorization, receive_messages
 
-with needs("interop"):
+with needs("gateway"):
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route

@@ -15,7 +15,7 @@ from roundelay.network.extras import needs
 
 from .mcp_server import make_mcp_server
 
-with needs("interop"):
+with needs("bridge"):
     import anyio
     from mcp.server.stdio import stdio_server
     from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS

@@ -24,7 +24,7 @@ from .callers import receive_messages
 from .consent import PersonsDecision, decision_id, find_question
 from .rendering import THEIRS, describe_agent, plain, reads_by_turn, tell_messages, tell_page
 
-with needs("interop"):
+with needs("bridge"):
     from mcp.server.context import ServerRequestContext
     from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
     from mcp.server.mcpserver import Context, MCPServer, RequestStateSecurity

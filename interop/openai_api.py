@@ -79,7 +79,7 @@ from .openai_conversations import (
 )
 from .openai_requests import AgentRequest, ApiProblem, compose, conversation_id, read_chat, read_echo, read_response
 
-with needs("interop"):
+with needs("gateway"):
     from starlette.background import BackgroundTask
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response, StreamingResponse

@@ -20,7 +20,7 @@ from roundelay.network.extras import needs
 
 from .openai_requests import AgentRequest, ApiProblem, SaidItem, conversation_id, read_items
 
-with needs("interop"):
+with needs("gateway"):
     from starlette.datastructures import QueryParams
 
 

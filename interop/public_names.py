@@ -14,7 +14,7 @@ from roundelay.network.config import WebHost, read_web_host
 from roundelay.network.extras import needs
 from roundelay.network.home import is_loopback
 
-with needs("interop"):
+with needs("gateway"):
     from starlette.datastructures import Headers
     from starlette.requests import Request
 

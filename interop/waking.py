@@ -26,7 +26,7 @@ from roundelay.network.home import find_user_folder
 
 from .bridged import BridgedSession
 
-with needs("interop"):
+with needs("bridge"):
     from mcp.server.mcpserver import MCPServer
     from mcp.server.runner import serve_loop
     from mcp.server.stdio import stdio_server

@@ -28,7 +28,7 @@ import msgspec
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.extras import needs
 
-with needs("interop"):
+with needs("gateway"):
     from standardwebhooks import Webhook
 
 

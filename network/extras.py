@@ -1,9 +1,10 @@
 """Optional parts of the package: `needs` names the extra that is missing, and the command that adds it.
 
-A module that leans on an extra imports it inside of ``with needs("NAME"):``. No IO."""
+A module that leans on an extra imports it inside of ``with needs("NAME"):``."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,4 +28,9 @@ def needs(extra: str) -> Iterator[None]:
 
 def describe_missing(extra: str, package: str) -> str:
     """Say which extra a package belongs to, and how it is added."""
-    return f"This needs the extra {extra} ({package} is not installed). Run: pip install 'roundelay[{extra}]'"
+    return f"This needs the extra {extra} ({package} is not installed). Run: {how_to_add(extra)}"
+
+
+def how_to_add(extra: str) -> str:
+    """Return the one command that adds an extra: ./dev of a clone that ./dev runs, else pip."""
+    return f"./dev add {extra}" if "ROUNDELAY_DEV" in os.environ else f"pip install 'roundelay[{extra}]'"

@@ -24,6 +24,7 @@ from roundelay.network.config import Limits, NodeConfig, Quota, Role, list_web_h
 from roundelay.network.core.joining import hash_token
 from roundelay.network.core.rights import Rights, WrongRuleError, compile_rights
 from roundelay.network.errors import ConfigError, ConnectError
+from roundelay.network.extras import how_to_add
 from roundelay.network.frames import Kind
 from roundelay.network.frames import Role as SessionRole
 from roundelay.network.home import owner_token
@@ -84,7 +85,7 @@ def make_shared_log(url: str) -> SharedLog:
 
         return JetStreamLog(address)
     except ImportError as error:
-        raise ConfigError("A shared log needs the extra cluster: pip install 'roundelay[cluster]'.") from error
+        raise ConfigError(f"A shared log needs the extra cluster. Run: {how_to_add('cluster')}") from error
 
 
 def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> ReplicatedLedger:

@@ -32,6 +32,7 @@ from roundelay.agents.models.tokens import (
 from roundelay.agents.options import IN_CODE, InFile, Strict, checked
 from roundelay.agents.values import Finish
 from roundelay.network.errors import UnknownOperation
+from roundelay.network.extras import how_to_add
 
 Scope = Literal["turn", "reaction", "root", "day"]
 SCOPES: tuple[Scope, ...] = ("turn", "reaction", "root", "day")
@@ -214,8 +215,8 @@ class Budget(Middleware):
             if costs:
                 return max(costs)
         sentence = (
-            f'No price is known of the model "{" or ".join(choices[-1])}", and a budget in dollars needs it: install '
-            "roundelay[prices], or say it under the budget's prices."
+            f'No price is known of the model "{" or ".join(choices[-1])}", and a budget in dollars needs it. Add the '
+            f"price list ({how_to_add('prices')}), or set it under the budget's prices."
         )
         raise ModelError(sentence, reason="misconfigured")
 

@@ -55,6 +55,7 @@ from roundelay.network.credentials import (
     remember_url,
 )
 from roundelay.network.errors import ConfigError
+from roundelay.network.extras import how_to_add
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -130,7 +131,9 @@ class McpServers(Middleware):
         try:
             import mcp.client.streamable_http  # noqa: F401  # so that a missing extra is told here
         except ImportError as error:
-            raise ConfigError(f"MCP servers need the extra: pip install 'roundelay[mcp]' ({error.name})") from error
+            raise ConfigError(
+                f"MCP servers need the extra mcp ({error.name} is missing). Run: {how_to_add('mcp')}"
+            ) from error
         for name, options in servers.items():
             _remember_secrets(name, options)
         self._options = servers

@@ -26,6 +26,7 @@ from roundelay.agents.tools import PlannedCall
 from roundelay.agents.values import Finish, ToolResult
 from roundelay.network.credentials import hide_secrets
 from roundelay.network.errors import ConfigError
+from roundelay.network.extras import how_to_add
 
 try:
     from opentelemetry import trace
@@ -33,7 +34,7 @@ try:
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise ConfigError(f"traces need the extra: pip install 'roundelay[otel]' ({error.name} is missing)") from error
+    raise ConfigError(f"traces need the extra otel ({error.name} is missing). Run: {how_to_add('otel')}") from error
 
 
 class Tracing(Middleware):

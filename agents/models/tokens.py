@@ -19,6 +19,7 @@ from pydantic import Field
 
 from roundelay.agents.options import Strict
 from roundelay.network.errors import ConfigError
+from roundelay.network.extras import how_to_add
 
 from .model import AssistantMessage, ChatMessage, ToolSpec, Usage, UserMessage
 
@@ -64,7 +65,7 @@ def load_count(name: str | None) -> Count:
     try:
         import tiktoken
     except ImportError as error:
-        raise ConfigError('counting by tiktoken needs it: pip install "roundelay[tokens]"') from error
+        raise ConfigError(f"counting by tiktoken needs the extra tokens. Run: {how_to_add('tokens')}") from error
     try:
         encoding = tiktoken.get_encoding(name)
     except Exception as error:  # an unknown name; or the network, in any of its library's words

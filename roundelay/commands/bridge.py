@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.gateway import MISSING
 from roundelay.commands.options import check_url, debug_option, json_option
 
 if TYPE_CHECKING:
@@ -55,10 +54,10 @@ def install(
     """Write the MCP server and the hooks into a project's files for HOST. Again changes nothing."""
     from roundelay.interop import installing
     from roundelay.interop.mcp_stdio import is_sdk_installed
-    from roundelay.network.errors import ConfigError
+    from roundelay.network.extras import MissingExtra, describe_missing
 
     if command is None and not is_sdk_installed():  # else the host would be told to start what cannot start
-        raise ConfigError(MISSING)
+        raise MissingExtra(describe_missing("bridge", "mcp"))
     chosen = _find(host)
     changes = installing.plan_install(chosen, project, url=check_url(url) if url else None, command=command, wakes=wake)
     if not dry_run:
@@ -141,10 +140,10 @@ def mcp(host: str, url: str | None) -> None:
     """Serve MCP on stdin and stdout for the HOST that starts this, as its participant."""
     from roundelay.interop.mcp_stdio import HostPipe, is_sdk_installed
     from roundelay.interop.participants import is_woken
-    from roundelay.network.errors import ConfigError
+    from roundelay.network.extras import MissingExtra, describe_missing
 
     if not is_sdk_installed():
-        raise ConfigError(MISSING)
+        raise MissingExtra(describe_missing("bridge", "mcp"))
     chosen = _find(host)
     # Only the SDK can push events to a host, so it serves from the start where the host is to be woken.
     pipe = HostPipe() if not is_woken(chosen) else None

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 SERVED: tuple[Served, ...] = ("a2a", "http", "mcp", "openai", "webhooks")
 """As `network.config.Served`, which the command line does not load to show its help; a test holds the two together."""
-MISSING = "This needs the extra interop: pip install 'roundelay[interop]'."
 
 
 def _check(value: str | None, check: Literal["check_public_url", "check_web_host"]) -> str | None:
@@ -108,10 +107,8 @@ def gateway(
             f"Nothing is encrypted here, and others can reach {host}: tokens could be read on their way. Listen on "
             "127.0.0.1, behind a TLS proxy; or, on a network that you trust, add --insecure."
         )
-    try:
-        from roundelay.interop.gateway import serve_gateway
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
+    from roundelay.interop.gateway import serve_gateway
+
     log_to_stderr(log_level, log_format)
     url = check_url(node_url) if node_url is not None else find_url()
 
@@ -151,10 +148,10 @@ def mcp() -> None:
     saved at its first use, as for any agent of this machine.
     """
     from roundelay.interop.mcp_stdio import HostPipe, is_sdk_installed
-    from roundelay.network.errors import ConfigError
+    from roundelay.network.extras import MissingExtra, describe_missing
 
     if not is_sdk_installed():
-        raise ConfigError(MISSING)
+        raise MissingExtra(describe_missing("bridge", "mcp"))
     target = find_target()
     if target.agent_id is None:
         raise click.UsageError("Say as whom: roundelay mcp --as ID.")

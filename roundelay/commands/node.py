@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundelay.commands.gateway import MISSING, SERVED
+from roundelay.commands.gateway import SERVED
 from roundelay.commands.options import debug_option, json_option, log_options, node_options
 from roundelay.commands.output import show
 from roundelay.network.platforms import find_loop_factory, has_desktop
@@ -96,7 +96,8 @@ def up(
     import asyncio
 
     from roundelay.network.config import resolve_config
-    from roundelay.network.errors import ConfigError, ConnectError, ModError
+    from roundelay.network.errors import ConnectError, ModError
+    from roundelay.network.extras import MissingExtra, describe_missing
     from roundelay.network.home import is_loopback
     from roundelay.network.hub.memory import return_large_blocks
     from roundelay.nodes.logs import Voice, log_to_stderr
@@ -107,7 +108,9 @@ def up(
         flags["interop.serve"] = SERVED if interop in (True, None) else ()
     config, origins = resolve_config(pick_file(file), os.environ, flags)
     if config.interop.serve and find_spec("uvicorn") is None:
-        raise ConfigError(f"{MISSING} Or start without the gateway: roundelay up --no-interop.")
+        raise MissingExtra(
+            f"{describe_missing('gateway', 'uvicorn')}. Or start without the gateway: roundelay up --no-interop."
+        )
     if config.interop.serve and not is_loopback(config.interop.host) and not insecure:
         raise click.UsageError(
             f"The gateway encrypts nothing, and others can reach {config.interop.host}: tokens could be read on their "

@@ -11,6 +11,7 @@ import click
 
 from roundelay.commands.options import SEQ, check_place, identity_options, join, json_option, read_address, run
 from roundelay.commands.output import show
+from roundelay.network.extras import how_to_add
 
 if TYPE_CHECKING:
     from roundelay.network.client import Stored
@@ -65,8 +66,7 @@ def tui(to: str | None) -> None:
 
     if find_spec("textual") is None:
         raise ConfigError(
-            "The full-screen terminal needs Textual, which is not installed: pip install 'roundelay[tui]'. "
-            "`roundelay chat` does without."
+            f"The full-screen terminal needs the extra tui. Run: {how_to_add('tui')}. `roundelay chat` needs no extra."
         )
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("roundelay tui needs a terminal; in a pipe: roundelay chat")

@@ -17,6 +17,7 @@ from roundelay.commands.options import (
     run,
 )
 from roundelay.commands.output import show
+from roundelay.network.extras import how_to_add
 from roundelay.terminal.connection import login_id
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def web(operator: bool, minutes: int, opens: bool, shows_qr: bool, as_json: bool
     from roundelay.nodes.links import check_page, draw_qr, make_link
 
     if shows_qr and draw_qr("") is None:
-        raise ConfigError("A QR code needs the extra qr: pip install 'roundelay[qr]'.")
+        raise ConfigError(f"A QR code needs the extra qr. Run: {how_to_add('qr')}")
     target = find_target()
     own_id = login_id() if target.token is None else target.agent_id
     agent_id, kind = target.agent_id or login_id(), target.kind or "human"

@@ -28,6 +28,7 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
 from roundelay.network.credentials import hide_secrets
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
+from roundelay.network.extras import how_to_add
 from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
 from roundelay.network.ledger.files import explain
 from roundelay.network.ledger.log_file import open_database
@@ -394,7 +395,7 @@ async def check_gateway(config: NodeConfig) -> Checked:
     interop = config.interop
     where, served = f"{interop.host}:{interop.port}", " ".join(interop.serve)
     if find_spec("uvicorn") is None:
-        return Checked("gateway", "failed", "The extra interop is missing.", "pip install 'roundelay[interop]'")
+        return Checked("gateway", "failed", "The extra gateway is missing.", f"Run: {how_to_add('gateway')}")
     for node in running_nodes():
         if node.gateway and node.owner_file == f"{config.db.resolve()}.owner":
             try:

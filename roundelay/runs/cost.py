@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from roundelay.agents.models.model import ModelUse, Usage
 from roundelay.agents.models.tokens import Prices, write_dollars
 from roundelay.network.client import NetworkClient
+from roundelay.network.extras import how_to_add
 from roundelay.runs.source import LiveSource, Source, read_few_at_once
 from roundelay.terminal.screen import Paint, format_table
 from roundelay.terminal.text import clean
@@ -240,7 +241,7 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
         return table
     names = ", ".join(clean(name) if name else "what no model is named for" for name in unknown)
     advice = (
-        "Prices come from genai-prices: pip install 'roundelay[prices]'"
+        f"Prices come from genai-prices. Run: {how_to_add('prices')}"
         if find_spec("genai_prices") is None
         else "genai-prices, which tells them, knows none."
     )

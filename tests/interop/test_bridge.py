@@ -450,5 +450,5 @@ async def test_install_without_the_extra_writes_nothing_and_says_what_to_run(
 ) -> None:
     monkeypatch.setattr("roundelay.interop.mcp_stdio.find_spec", lambda name: None)
     done = await invoke("bridge", "install", "claude", "--project", tmp_path, code=2)
-    assert "pip install 'roundelay[interop]'" in done.err
+    assert "pip install 'roundelay[bridge]'" in done.err
     assert read_all(tmp_path) == {}

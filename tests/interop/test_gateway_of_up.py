@@ -179,6 +179,6 @@ def test_without_the_extra_it_is_said_how_to_get_it_and_how_to_do_without(
     monkeypatch.chdir(folder)
     error = CliRunner().invoke(cli, ["up", "node.yaml"]).exception
     assert str(error) == (
-        "This needs the extra interop: pip install 'roundelay[interop]'. Or start without the gateway: roundelay up --no-interop."
+        "This needs the extra gateway (uvicorn is not installed). Run: pip install 'roundelay[gateway]'. Or start without the gateway: roundelay up --no-interop."
     )
     assert get_args(Served) == SERVED

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from roundelay.network.extras import MissingExtra, needs
+from roundelay.network.extras import MissingExtra, how_to_add, needs
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
@@ -33,11 +33,14 @@ for module in sys.argv[2:]:
         print(str(error).replace(chr(10), " "))
 """
 GROUPS = {
-    "interop": (
-        "a2a,mcp,mcp_types,jwt,starlette,uvicorn,standardwebhooks",
+    "gateway": (
+        "a2a,jwt,starlette,uvicorn,standardwebhooks",
         ("roundelay.interop.gateway", "roundelay.interop.http_api", "roundelay.interop.openai_api", "roundelay.interop.a2a_server",
-         "roundelay.interop.a2a_parts", "roundelay.interop.a2a_push", "roundelay.interop.mcp_server", "roundelay.interop.webhook_posts",
-         "roundelay.adapters.a2a"),
+         "roundelay.interop.a2a_parts", "roundelay.interop.a2a_push", "roundelay.interop.webhook_posts", "roundelay.adapters.a2a"),
+    ),
+    "bridge": (
+        "mcp,mcp_types",
+        ("roundelay.interop.mcp_server", "roundelay.interop.mcp_listing", "roundelay.interop.waking", "roundelay.interop.consent"),
     ),
     "langgraph": ("langgraph,langchain_core", ("roundelay.adapters.langgraph",)),
     "pydantic-ai": ("pydantic_ai", ("roundelay.adapters.pydantic_ai",)),
@@ -99,3 +102,9 @@ def test_a_fault_of_our_own_is_no_missing_extra() -> None:
     assert not isinstance(error.value, MissingExtra)
     with pytest.raises(MissingExtra, match="the extra interop"), needs("interop"):
         raise ModuleNotFoundError("No module named 'starlette'", name="starlette.routing")
+
+
+def test_a_clone_that_dev_runs_is_told_of_dev(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert how_to_add("tui") == "pip install 'roundelay[tui]'"
+    monkeypatch.setenv("ROUNDELAY_DEV", "1")
+    assert how_to_add("tui") == "./dev add tui"
