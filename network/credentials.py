@@ -40,6 +40,9 @@ MAX_NAME_CHARS = 40
 _INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060"
 """Characters that editors and web pages put around copied text, beside white space."""
 
+_PUBLIC_PARAMETERS = {"api-version", "version"}
+"""Parameters of addresses whose values are ordinary words, such as ``preview``."""
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONSTANT = re.compile(r"[A-Z_][A-Z0-9_]*|[a-z_][a-z_]*[0-9]{0,3}")
 
@@ -89,8 +92,8 @@ def remember_url(url: str) -> None:
         user, password, query = parts.username, parts.password, parse_qsl(parts.query)
     except ValueError:  # no address; `hide_url_secrets` cuts it where it is shown
         return
-    secrets = [password, *(value for _, value in query)] if password is not None else [user, *(it for _, it in query)]
-    for secret in filter(None, secrets):
+    values = [value for name, value in query if name.lower() not in _PUBLIC_PARAMETERS]
+    for secret in filter(None, [password if password is not None else user, *values]):
         remember_secret(secret)
         remember_secret(unquote(secret))
     if password is not None:

@@ -44,6 +44,9 @@ _NOTE_TAG = re.compile(r"<(?=\s*/?\s*system_note)", re.IGNORECASE)
 GO_ON = "Go on."
 NO_TEXT = "(no reply)"
 NO_OUTPUT = "(no output)"
+NO_PROMPT = "(no text)"
+"""In place of blank texts, which some servers refuse (https://github.com/OpenHands/OpenHands/issues/5339)."""
+
 SEEN = "I have read the results."
 """Said in the model's name between results and a message with images: a result holds text only."""
 
@@ -70,7 +73,7 @@ def write_messages(
     heads = [it.content for it in messages if isinstance(it, SystemMessage)][: _count_heads(messages)]
     head = "\n\n".join(it for it in heads if it.strip())
     ids = _choose_ids(messages, rules)
-    written: list[ChatCompletionMessageParam] = [{"role": "system", "content": head}] if heads else []
+    written: list[ChatCompletionMessageParam] = [{"role": "system", "content": head}] if head else []
     written += [_write(it, rules, endpoint, ids) for it in _arrange(messages[len(heads) :], rules)]
     return written
 
@@ -162,16 +165,18 @@ def _choose_ids(messages: Iterable[ChatMessage], rules: EndpointRules) -> dict[s
 def _write(message: _Arranged, rules: EndpointRules, endpoint: str, ids: dict[str, str]) -> ChatCompletionMessageParam:
     match message:
         case UserMessage(content, images, files) if images or files:
-            parts: list[ChatCompletionContentPartParam] = [{"type": "text", "text": content}]
+            parts: list[ChatCompletionContentPartParam] = []
+            if content.strip():
+                parts.append({"type": "text", "text": content})
             parts += [{"type": "image_url", "image_url": {"url": url}} for url in images]
             parts += [_write_file(file) for file in files]
             return {"role": "user", "content": parts}
         case UserMessage(content):
-            return {"role": "user", "content": content}
+            return {"role": "user", "content": content if content.strip() else NO_PROMPT}
         case AssistantMessage():
             return _write_assistant(message, rules, endpoint, ids)
         case _Result(ToolMessage(call_id, content), notes):
-            result = _NOTE_TAG.sub("&lt;", content) or NO_OUTPUT
+            result = _NOTE_TAG.sub("&lt;", content) if content.strip() else NO_OUTPUT
             if notes:
                 told = "\n\n".join(notes)
                 result = f"{result}\n\n{NOTE_OPEN}\n{NOTE_HEAD}\n{told}\n{NOTE_CLOSE}"
@@ -183,11 +188,11 @@ def _write(message: _Arranged, rules: EndpointRules, endpoint: str, ids: dict[st
 def _write_assistant(
     message: AssistantMessage, rules: EndpointRules, endpoint: str, ids: dict[str, str]
 ) -> ChatCompletionMessageParam:
-    made: dict[str, Any] = {"role": "assistant", "content": message.content or None}
+    made: dict[str, Any] = {"role": "assistant", "content": _leave_blank_out(message.content)}
     origin = message.origin
     is_own = origin is not None and origin.endpoint == endpoint and rules.reasoning != "dropped"
     if not message.tool_calls:
-        made["content"] = message.content or NO_TEXT  # neither null nor an empty text is taken everywhere
+        made["content"] = made["content"] or NO_TEXT  # neither null nor an empty text is taken everywhere
     else:  # an empty list is refused
         made["tool_calls"] = [_write_call(call, ids) for call in message.tool_calls]
         if origin is not None and is_own:
@@ -201,10 +206,14 @@ def _write_assistant(
         if rules.signs_calls and not is_signed:
             made["tool_calls"][0]["extra_content"] = {"google": {"thought_signature": _SUBSTITUTE}}
     if rules.reasoning == "required":
-        # An empty text counts as missing for some models: https://github.com/spacedriveapp/spacebot/pull/364
+        # An empty text counts as missing, a space does not: https://github.com/NousResearch/hermes-agent/pull/17341
         made["reasoning_content"] = made.get("reasoning_content") or " "
     turn: ChatCompletionAssistantMessageParam = made  # type: ignore[assignment]
     return turn
+
+
+def _leave_blank_out(content: str | None) -> str | None:
+    return content if content and content.strip() else None
 
 
 def _write_call(call: ToolCall, ids: dict[str, str]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from .model import (
     Usage,
     derive_call_id,
 )
+from .provider_errors import shorten_page
 
 Json = Mapping[str, Any]
 
@@ -67,6 +68,8 @@ class CallDraft:
 
 
 _OPEN_TAG = re.compile(r"\s*<(think|thinking|thought)>")
+_ANY_OPEN = re.compile(r"<(think|thinking|thought)>")
+_LONE_CLOSE = re.compile(r"</(think|thinking|thought)>[ \t]*(?:\r?\n|\Z)")
 _MAYBE_OPEN = re.compile(r"\s*(<(t(h(i(n(k(i(n(g)?)?)?)?)?|o(u(g(h(t)?)?)?)?)?)?)?)?")
 """The beginning of a text that may still become such a tag."""
 
@@ -74,7 +77,7 @@ _MAYBE_OPEN = re.compile(r"\s*(<(t(h(i(n(k(i(n(g)?)?)?)?)?|o(u(g(h(t)?)?)?)?)?)?
 @dataclass(slots=True)
 class ThinkTags:
     """Tells thinking between tags from the text behind it, where a reply begins with ``<think>``: so servers give it that
-    do not know the model's way to think (https://github.com/ollama/ollama/issues/11064)."""
+    do not know the model's way to think (https://github.com/zed-industries/zed/pull/58042)."""
 
     _held: str = ""  # what is not decided yet
     _tag: str = ""  # the closing tag that is waited for
@@ -147,8 +150,7 @@ class Draft:
             raise ValueError("a piece of it is no JSON object")
         raise_for_error(chunk)
         self.model = as_text(chunk.get("model")) or self.model
-        if isinstance(chunk.get("usage"), Mapping):
-            self.usage = read_usage(chunk["usage"])
+        self._add_usage(chunk)
         return [self._add_choice(choice) for choice in _list_objects(chunk, "choices")]
 
     def _add_choice(self, choice: Json) -> ModelDelta:
@@ -157,7 +159,10 @@ class Draft:
             self._choice = index
         elif index is not None and index != self._choice:
             return ModelDelta()
-        self.finish_reason = as_text(choice.get("finish_reason")) or self.finish_reason
+        self._add_usage(choice)  # Kimi's place for it: https://github.com/earendil-works/pi/issues/2017
+        reason = as_text(choice.get("finish_reason"))
+        if reason and self.finish_reason in ("", "stop"):  # a plain stop at the end does not hide a limit or a filter
+            self.finish_reason = reason
         delta = choice.get("delta")
         if isinstance(delta, Mapping):
             return self._add_message(delta, is_piece=True)
@@ -173,7 +178,33 @@ class Draft:
         text, reasoning = self._tags.close()
         self.text.write(text)
         self.reasoning.write(reasoning)
+        self._take_out_unopened()
         return [ModelDelta(text, reasoning)] if text or reasoning else []
+
+    def _take_out_unopened(self) -> None:
+        """Move thinking that only a closing tag marks from the text to the reasoning.
+
+        Templates of some models end with the opening tag, so the reply lacks it
+        (https://github.com/deepseek-ai/DeepSeek-R1/issues/456, https://github.com/infiniflow/ragflow/issues/5698). A tag
+        behind its opening tag, or inside of a code block, is the model's text.
+        """
+        text = self.text.getvalue()
+        found = _LONE_CLOSE.search(text)
+        if found is None:
+            return
+        thought = text[: found.start()]
+        is_last = found.end() == len(text)
+        if _ANY_OPEN.search(thought) or thought.count("```") % 2 or (is_last and not self.calls):
+            return
+        self.text = StringIO()
+        self.text.write(text[found.end() :].lstrip())
+        self.reasoning.write(thought)
+
+    def _add_usage(self, where: Json) -> None:
+        """Take over what a server has counted. Its counts only grow: some end a stream with zeros."""
+        if isinstance(where.get("usage"), Mapping):
+            known, counted = self.usage, read_usage(where["usage"])
+            self.usage = Usage(*(max(getattr(it, name) for it in (known, counted)) for name in _COUNTS))
 
     def _is_empty(self) -> bool:
         return not (self.text.tell() or self.refusal.tell() or self.calls)
@@ -186,7 +217,7 @@ class Draft:
         self.reasoning.write(reasoning)
         self.refusal.write(refused + as_text(message.get("refusal")))
         _add_fields(self.fields, message, _MESSAGE_FIELDS)
-        parts = list(_list_objects(message, "tool_calls"))
+        parts = [_wrap_function(it) for it in _list_objects(message, "tool_calls")]
         for place, part in enumerate(parts):
             if not isinstance(part.get("function", {}), Mapping | None):
                 raise ValueError("a call of it has no function")
@@ -283,6 +314,10 @@ DONE = "[DONE]"
 """The last event of a stream, for servers that mark its end."""
 
 
+MAX_ATTEMPTS = 16
+"""Maximum number of lines after which an event is tried to be read before its end."""
+
+
 @dataclass(slots=True)
 class EventReader:
     """Takes the bytes of a stream and gives its events: parsed JSON, or `DONE`.
@@ -293,6 +328,9 @@ class EventReader:
 
     _rest: bytes = b""
     _pending: list[str] = field(default_factory=list)  # the lines of an event that is no whole JSON yet
+    _is_bare: bool = False  # whether these are JSON on lines of its own
+    _name: str = ""  # the name of the event
+    _has_begun: bool = False
 
     def feed(self, data: bytes) -> list[object]:
         """Return the events that are whole now. Raises `ValueError` for what is no JSON."""
@@ -306,11 +344,16 @@ class EventReader:
         return [*self.feed(b""), *self._end_event()]
 
     def _read_line(self, line: str) -> list[object]:
+        if not self._has_begun:
+            line, self._has_begun = line.removeprefix("\ufeff"), True
         if line.startswith("data:"):
             return self._take(line.removeprefix("data:").strip())
-        if line.startswith(("{", "[")):
+        if self._is_bare or line.startswith(("{", "[")):
+            self._is_bare = True
             return self._take(line)
-        return self._end_event() if not line else []  # comments, and fields that name and number events
+        if line.startswith("event:"):
+            self._name = line.removeprefix("event:").strip()
+        return self._end_event() if not line else []  # comments, and fields that number events
 
     def _take(self, text: str) -> list[object]:
         if text == DONE:
@@ -318,22 +361,43 @@ class EventReader:
         if not text:
             return []
         self._pending.append(text)
+        # Each attempt reads all lines again, so a long event is read at its end only.
+        if len(self._pending) > MAX_ATTEMPTS and not (self._is_bare and text in ("}", "]")):
+            return []
         try:
             event = json.loads("\n".join(self._pending))
         except ValueError:
             return []  # the JSON may continue on the next line
-        self._pending.clear()
-        return [event]
+        return [self._finish_event(event)]
 
     def _end_event(self) -> list[object]:
-        pending, self._pending = self._pending, []
-        return [json.loads("\n".join(pending))] if pending else []
+        text = "\n".join(self._pending)
+        if not text:
+            self._name = ""
+            return []
+        if self._name == "error":
+            return [self._finish_event(text)]
+        self._finish_event(None)
+        return [json.loads(text)]
+
+    def _finish_event(self, event: object) -> object:
+        """Forget the pending lines. Return the event; one with the name ``error`` as an error."""
+        is_error = self._name == "error" and not (
+            isinstance(event, Mapping) and ("error" in event or "choices" in event)
+        )
+        self._pending.clear()
+        self._is_bare, self._name = False, ""
+        return {"error": event} if is_error and event else event
 
 
 def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
     """Read a whole reply."""
     if isinstance(body, str):  # sent as another type than JSON
-        body = json.loads(body)
+        text = body
+        try:
+            body = json.loads(text)
+        except ValueError:
+            raise ValueError(describe_page(text)) from None
     if not isinstance(body, Mapping):
         raise_for_list(body)
         raise ValueError("it is no JSON object")
@@ -353,6 +417,12 @@ def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
     draft.is_done = True
     draft.close()
     return draft
+
+
+def describe_page(text: str) -> str:
+    """Return what a reply is that holds no JSON: most often the page of a login, a proxy or a wrong address."""
+    words = shorten_page(text)[:200]
+    return f"it is no JSON: {words!r}; check the address" if words else "it is empty"
 
 
 def raise_for_error(body: Json) -> None:
@@ -547,9 +617,18 @@ def _list_objects(where: Json, name: str) -> Iterator[Json]:
         return
     if isinstance(given, Mapping):
         given = [given]
+    if isinstance(given, list) and name == "tool_calls":
+        given = [it for it in given if it is not None]
     if not isinstance(given, list) or not all(isinstance(it, Mapping) for it in given):
         raise ValueError(f"its {name} are no list of objects")
     yield from given
+
+
+def _wrap_function(part: Json) -> Json:
+    """Return a call with its name and arguments inside of ``function``, where some servers put them beside it."""
+    if part.get("function") is not None or not isinstance(part.get("name"), str):
+        return part
+    return {**part, "function": {name: part.get(name) for name in ("name", "arguments")}}
 
 
 def _read_index(part: Json) -> int | None:
@@ -580,6 +659,7 @@ def read_usage(usage: object) -> Usage:
     )
 
 
+_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
 _CACHED = ("prompt_cache_hit_tokens", "cache_read_input_tokens")
 
 

@@ -31,8 +31,9 @@ class EndpointRules:
 
     ``notes``: how text that follows tool results is sent. ``as_user`` sends a user's message. ``in_results`` appends it to
     the last result as a ``<system_note>``. Mistral's API and the chat templates of its models refuse a user's message
-    there (https://github.com/avante-corp/avante.nvim/issues/2562). Models that think lose their earlier thinking at a
-    user's message (https://api-docs.deepseek.com/guides/thinking_mode).
+    there (https://github.com/avante-corp/avante.nvim/issues/2562). DeepSeek's models count a turn of thinking and tool
+    calls from one user's message to the next (https://api-docs.deepseek.com/guides/thinking_mode). For Kimi and Gemini
+    the same is assumed, and no source confirms it.
 
     ``call_ids``: ``own`` sends ids as they are, ``nine`` those of another form as nine letters or digits. Mistral takes
     nothing else (https://github.com/langchain-ai/langchain/pull/24668).
@@ -46,7 +47,7 @@ class EndpointRules:
     (https://ai.google.dev/gemini-api/docs/thought-signatures).
 
     ``declares_used_tools``: a request without tools still has to declare those that its history used
-    (https://docs.litellm.ai/docs/providers/bedrock).
+    (https://github.com/BerriAI/litellm/issues/40735).
 
     ``stream_usage``: whether a stream is asked for its usage
     (https://github.com/avante-corp/avante.nvim/issues/2347).

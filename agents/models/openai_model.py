@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx2
 import openai
@@ -34,7 +34,16 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.home import is_loopback
 
 from .chat_messages import find_note, write_messages
-from .chat_replies import DONE, Draft, ErrorInside, EventReader, find_origin, finish_calls, read_completion
+from .chat_replies import (
+    DONE,
+    Draft,
+    ErrorInside,
+    EventReader,
+    describe_page,
+    find_origin,
+    finish_calls,
+    read_completion,
+)
 from .endpoint_rules import EndpointRules, RuleChanges, find_rules, learn, name_endpoint, recall
 from .json_schema import StepRequest, decode_step, encode_steps
 from .model import (
@@ -102,6 +111,7 @@ class OpenAIModel:
         self._silence_s = silence_s
         self._total_s = total_s
         self._cache_control = cache_control
+        self._rule_changes = rules
         self.rules = self._first_rules = find_rules(self._base_url, name, rules)
         """What the server wants back, and in which order: as configured, and as it refused requests since."""
 
@@ -133,6 +143,9 @@ class OpenAIModel:
         """Return the model of another name on the same server, with the same key, settings and connections."""
         other = copy(self)
         other.name = name
+        # Another model has other rules, and never gets what belongs to this one.
+        other.rules = other._first_rules = find_rules(self._base_url, name, self._rule_changes)
+        other.endpoint = name_endpoint(self._base_url, name)
         return other
 
     async def close(self) -> None:
@@ -188,14 +201,23 @@ class OpenAIModel:
             if origin is not None and origin.endpoint == self.endpoint and origin.rules:
                 self.rules = recall(self.rules, origin.rules)
         tried = {self.rules}
+        is_shown = False
+
+        def show(delta: ModelDelta) -> None:
+            nonlocal is_shown
+            is_shown = is_shown or bool(delta.text or delta.reasoning)
+            assert on_delta is not None
+            on_delta(delta)
+
         while True:
             try:
-                return await self._post(request, step, on_delta)
-            except openai.APIStatusError as error:
-                # Servers that render chat templates refuse with 500, all others with these.
-                learned = learn(self.rules, error.response.text) if error.status_code in (400, 422, 500) else None
+                return await self._post(request, step, show if on_delta is not None else None)
+            except (openai.APIStatusError, ErrorInside) as error:
+                learned = None if is_shown else learn(self.rules, _read_refusal(error))
                 if learned is None or learned in tried:
-                    if self._stream is not None or on_delta is None or not _refuses_streams(error):
+                    if isinstance(error, ErrorInside) or self._stream is not None or on_delta is None:
+                        raise
+                    if not _refuses_streams(error):
                         raise
                     draft = await self._post(request, step, None)
                     self._stream = False  # it answers once it is not asked to stream
@@ -218,7 +240,10 @@ class OpenAIModel:
         draft = Draft(tools)
         stream = await client.post(_PATH, cast_to=object, body=body, stream=True, stream_cls=_Events)
         async with stream:
-            if "json" in stream.response.headers.get("content-type", ""):  # this server does not stream
+            content_type = stream.response.headers.get("content-type", "")
+            if "html" in content_type:  # no model answers with a page
+                raise ValueError(describe_page((await stream.response.aread()).decode("utf-8", "replace")))
+            if "json" in content_type:  # this server does not stream
                 draft = read_completion(json.loads(await stream.response.aread()), tools)
                 self._stream = False if self._stream is None else self._stream
                 _show([ModelDelta(draft.text.getvalue(), draft.reasoning.getvalue())], on_delta)
@@ -251,14 +276,18 @@ class OpenAIModel:
             certificates = load_certificates()
         except ConfigError as error:
             raise ModelError(f"Model {self.name} cannot be used. {error}", reason="misconfigured") from None
+        address, _, query = (self._base_url or "").partition("?")
         return AsyncOpenAI(
             api_key=self._api_key or "none",  # the SDK insists on one; a server on loopback ignores it
-            base_url=self._base_url,
+            base_url=address or None,
+            default_query=dict(parse_qsl(query, keep_blank_values=True)),  # the SDK would put the path behind it
             organization=self._organization,
             project=self._project,
             max_retries=0,
             timeout=openai.Timeout(self._silence_s, connect=min(10.0, self._silence_s)),
-            http_client=DefaultAsyncHttpxClient(verify=certificates),
+            http_client=DefaultAsyncHttpxClient(
+                verify=certificates, event_hooks={"response": [_check_redirect]}, max_redirects=MAX_REDIRECTS
+            ),
         )
 
     def _explain(self, error: Exception) -> ModelError:
@@ -273,11 +302,14 @@ class OpenAIModel:
                 return ModelError(f"Model {self.name} at {where} did not answer in time.", reason="timeout")
             case openai.APIStatusError():
                 return self._explain_failure(_read_failure(error), proxy)
+            case openai.APIConnectionError() if isinstance(error.__cause__, _ElsewhereError):
+                told = f"Model {self.name} at {where} {error.__cause__}.{proxy}"
+                return ModelError(told, reason="misconfigured")
             case openai.APIConnectionError():
                 advice = describe_tls_mistake(error)
                 told = f"Model {self.name} at {where} cannot be reached ({describe_failure(error)}).{proxy}{advice}"
-                # A proxy that refuses, and a certificate that is not trusted, stay so.
-                is_refused = isinstance(error.__cause__, httpx2.ProxyError)
+                # A proxy that refuses, a circle and a certificate that is not trusted stay so.
+                is_refused = isinstance(error.__cause__, httpx2.ProxyError | httpx2.TooManyRedirects)
                 return ModelError(told, reason="misconfigured" if advice or is_refused else "unreachable")
             case openai.APIError():
                 return ModelError(f"Model {self.name} failed while answering: {error.message}", reason="server")
@@ -294,6 +326,8 @@ class OpenAIModel:
             hint = f" Check the key in {self._api_key_env}."
         elif failure.reason == "not_found":
             hint = f" Check the model's name and the address {where}."
+        elif failure.lacks_tools:
+            hint = " Start the server with tool calls, choose a model that has them, or set tool_mode: json_schema."
         elif failure.is_output_limit:
             hint = " Lower the limit of the reply's length (such as max_tokens) in the model's settings."
         answered = f"answered {failure.status}" if failure.status else "answered with an error"
@@ -314,6 +348,40 @@ def _refuses_streams(error: openai.APIStatusError) -> bool:
     return error.status_code in (400, 404, 405, 415, 422, 501) and _STREAM.search(error.response.text) is not None
 
 
+def _read_refusal(error: openai.APIStatusError | ErrorInside) -> str:
+    """Return the words by which a server refused a request; nothing for another error.
+
+    Servers that render chat templates refuse with 500, all others with 400 or 422. A stream that has begun has status 200
+    (https://github.com/sterlp/eclipse-peon-ai/issues/75)."""
+    if isinstance(error, ErrorInside):
+        failure = read_failure(200, {}, error.body)
+        return failure.words if failure.status in (0, 400, 422, 500) else ""
+    return error.response.text if error.status_code in (400, 422, 500) else ""
+
+
+MAX_REDIRECTS = 3
+
+
+class _ElsewhereError(httpx2.RequestError):
+    """A server points to another address, where the conversation is not sent."""
+
+
+async def _check_redirect(response: httpx2.Response) -> None:
+    """Raise `_ElsewhereError` for a redirect that would lose the request or take it to another server."""
+    if not response.has_redirect_location:
+        return
+    asked = response.request.url
+    target = asked.join(response.headers["location"])
+    is_same = target.host == asked.host and target.scheme in (asked.scheme, "https")
+    if is_same and response.status_code in (307, 308):  # all others drop the body
+        return
+    raise _ElsewhereError(
+        f"answers {response.status_code} and points to {hide_url_secrets(str(target))}, which is not followed: set "
+        "base_url to the address of the model's server",
+        request=response.request,
+    )
+
+
 def _read_failure(error: openai.APIStatusError) -> ProviderFailure:
     return read_failure(error.status_code, error.response.headers, error.response.text)
 
@@ -324,13 +392,16 @@ https://api-docs.deepseek.com/api/create-chat-completion, https://openrouter.ai/
 
 _BROKEN_ENDS = frozenset({"malformed_function_call", "unexpected_tool_call", "malformed_response"})
 """Reasons for a reply that holds nothing, since the model wrote a call that is none
-(https://ai.google.dev/api/generate-content#FinishReason)."""
+(https://ai.google.dev/api/generate-content#FinishReason, https://github.com/firebase/flutterfire/issues/17812)."""
 
 
 def _check_address(model: str, url: str) -> str | None:
-    """Return the server's address without white space around it. Raises `ModelError` for what is none."""
+    """Return the server's address without white space around it, and without the path of its completions, which
+    documents of servers often show. Raises `ModelError` for what is none."""
     url = url.strip()
     remember_url(url)
+    path, mark, query = url.partition("#")[0].partition("?")
+    url = path.rstrip("/").removesuffix(_PATH).rstrip("/") + mark + query
     try:
         parts = httpx2.URL(url)
         is_address = not url or (parts.scheme in ("http", "https") and bool(parts.host) and url.split() == [url])
@@ -415,7 +486,7 @@ _NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 
 def _mark_caches(messages: Sequence[Any], prompt: str) -> None:
     """Say where ends what is the same in the next turn: Anthropic's models cache up to such a mark, and nowhere else
-    (https://docs.claude.com/en/docs/build-with-claude/prompt-caching; of at most four marks these are three)."""
+    (https://platform.claude.com/docs/en/build-with-claude/prompt-caching; of at most four marks these are three)."""
     system = (it for it in messages if it["role"] == "system")
     conversation = (it for it in messages if it["role"] == "user" and _read_first_text(it).startswith(prompt))
     results = (it for it in reversed(messages) if it["role"] == "tool")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,8 @@ class ProviderFailure:
     status: int = 0
     retry_after_ms: int | None = None
     is_output_limit: bool = False
+    lacks_tools: bool = False
+    """Whether the model, or the server as it was started, takes no tools."""
 
     @property
     def told(self) -> str:
@@ -44,15 +47,17 @@ def read_failure(status: int, headers: Mapping[str, str], body: object) -> Provi
     words = _read_words(error)[:MAX_WORDS]
     names = [it for it in (_name(error, "code"), _name(error, "status"), _name(error, "type")) if it]
     inner = next((int(it) for it in names if it.isdigit() and 400 <= int(it) < 600), 0)
-    status = status if status >= 400 else inner
+    status = status if status >= 300 else inner
     code = next((it for it in names if not it.isdigit()), "") or next((it for it in names if it != str(status)), "")
     delay = read_retry_after(headers)
     if delay is None:
         delay = _find_delay(error, words)
     kinds = {it.lower() for it in names}
     is_output = _is_output_limit(words.lower(), _name(error, "param").lower())
-    reason = _classify(status, kinds, words.lower(), delay, is_output)
-    return ProviderFailure(reason, words, code, status, delay, is_output and reason == "misconfigured")
+    lacks_tools = _NO_TOOLS.search(words) is not None
+    reason = "rejected" if lacks_tools else _classify(status, kinds, words.lower(), delay, is_output)
+    is_output = is_output and reason == "misconfigured"
+    return ProviderFailure(reason, words, code, status, delay, is_output, lacks_tools)
 
 
 # --- where the error stands
@@ -81,10 +86,16 @@ def _find_error(body: object) -> Any:
             return body
 
 
+def shorten_page(text: str) -> str:
+    """Return the words of a text that may be a web page: without its tags, styles and scripts."""
+    text = re.sub(r"<(style|script)\b.{0,5000}?</\1\s*>", " ", text[: 10 * MAX_WORDS], flags=re.DOTALL | re.IGNORECASE)
+    return " ".join(re.sub(r"<[^>]{0,500}>", " ", text).split())[:MAX_WORDS]
+
+
 def _read_words(error: Any) -> str:
     match error:
         case str():
-            return " ".join(re.sub(r"<[^>]{0,500}>", " ", error[: 10 * MAX_WORDS]).split())
+            return shorten_page(error)
         case {"metadata": {"raw": raw, **rest}, **outer} if raw:  # OpenRouter passes on another provider's error
             said, inner = _read_words(outer), _read_words(_find_error(raw))
             by = f" {rest['provider_name']}:" if rest.get("provider_name") else ""
@@ -157,6 +168,18 @@ _QUOTA = re.compile(
     r"|check your plan and billing|payment required|requires more credits"
 )
 _BUSY = re.compile(r"rate.?limit|too many requests|throttl|quota exceeded|resource exhausted")
+_WRONG_KEY = re.compile(r"api key (not valid|not found|expired|is invalid)|(invalid|incorrect|pass a valid) api key")
+"""Google's answer to a wrong key has status 400 (https://github.com/continuedev/continue/issues/10290)."""
+
+_NO_TOOLS = re.compile(
+    r"does not support tools\b|tools param requires --jinja|unsupported param: tools|requires --enable-auto-tool-choice"
+    r"|no endpoints found that support tool use",
+    re.IGNORECASE,
+)
+"""Ollama, llama.cpp, vLLM and OpenRouter: https://github.com/ollama/ollama/issues/13578,
+https://github.com/containers/ramalama/issues/988, https://github.com/ggml-org/llama.cpp/issues/10920,
+https://github.com/vllm-project/vllm/issues/9986, https://github.com/evalstate/fast-agent/issues/122"""
+
 _FILTERED = re.compile(r"content (management )?polic|content filter|flagged by|safety (system|polic)")
 
 
@@ -170,6 +193,8 @@ def _is_output_limit(words: str, param: str) -> bool:
 
 
 def _classify(status: int, kinds: set[str], words: str, delay: int | None, is_output: bool) -> ModelFailure:
+    if status == 400 and _WRONG_KEY.search(words):
+        return "unauthorized"
     if kinds & _CONTEXT_CODES or status == 413 or "request too large for" in words:
         return "context_too_long"
     if kinds & _FILTER_CODES:
@@ -192,12 +217,13 @@ def _classify_status(status: int, words: str) -> ModelFailure:
             return "rate_limited"
         case 401 | 403:
             return "unauthorized"
-        case 404:
+        case _ if status == 404 or 300 <= status < 400:
             return "not_found"
         case 0:
             return "rate_limited" if _BUSY.search(words) else "server"
-        case _ if status in (408, 409) or status >= 500:
-            # 408 timed out on the server, 409 met a lock there: https://github.com/openai/openai-python#retries
+        case _ if status in (408, 409, 425, 499) or status >= 500:
+            # 408 timed out on the server, 409 met a lock there: https://github.com/openai/openai-python#retries.
+            # 425 is too early (RFC 8470, 5.2), and a gateway's 499 says that its own connection was closed.
             return "server"
         case _:
             return "content_filter" if _FILTERED.search(words) else "rejected"
@@ -226,12 +252,12 @@ def read_retry_after(headers: Mapping[str, str]) -> int | None:
     (RFC 9110, 10.2.3)."""
     try:
         if "retry-after-ms" in headers:
-            return max(0, int(float(headers["retry-after-ms"])))
+            return _bound(float(headers["retry-after-ms"]))
         value = headers.get("retry-after", "")
         if value.replace(".", "", 1).isdigit():
-            return int(float(value) * 1000)
+            return _bound(float(value) * 1000)
         at = email.utils.parsedate_to_datetime(value)
-        return max(0, int((at.timestamp() - time.time()) * 1000))
+        return _bound((at.timestamp() - time.time()) * 1000)
     except (ValueError, TypeError, OverflowError):
         return None
 
@@ -254,10 +280,10 @@ def _find_delay(error: object, words: str) -> int | None:
             continue
         if isinstance(value, Mapping) and isinstance(value.get("seconds"), int | float):
             value = value["seconds"]
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and math.isfinite(value):
             return _bound(value * factor)
         if isinstance(value, str):
-            if value.replace(".", "", 1).isdigit():
+            if re.fullmatch(r"\d{1,15}(\.\d*)?", value):
                 return _bound(float(value) * factor)
             if (delay := _read_time(value.lower())) is not None:
                 return delay
@@ -272,7 +298,7 @@ def _read_time(text: str) -> int | None:
     total = 0.0
     for amount, unit in parts:
         factor = _UNITS_MS.get(unit if unit == "ms" else unit[:1])
-        total += float(amount) * (factor or 0)
+        total += float(amount[:15]) * (factor or 0)
     return _bound(total)
 
 
@@ -281,6 +307,8 @@ def _shorten_unit(unit: re.Match[str]) -> str:
 
 
 def _bound(delay_ms: float) -> int:
+    if not math.isfinite(delay_ms):
+        raise ValueError("a delay has an end")
     return int(min(max(0.0, delay_ms), MAX_DELAY_MS))
 
 

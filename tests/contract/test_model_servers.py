@@ -23,7 +23,7 @@ from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.features.tracing import Tracing
 from roundelay.agents.journal import Journal
 from roundelay.agents.models.fallback import FallbackModel
-from roundelay.agents.models.model import Model
+from roundelay.agents.models.model import Model, ModelRequest, UserMessage
 from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.reaction import Reaction
@@ -145,6 +145,13 @@ async def test_ten_turns_with_tools_work_on_every_server(kind: type[ModelServer]
     if stream:
         shown = [it.strip() for it in shown_by(loop.events)]
         assert shown == [it.text for it in STORY if it.text], "people saw each text once"
+
+
+@both_ways
+async def test_the_tokens_of_kimi_are_counted(stream: bool) -> None:
+    async with KimiServer() as server, open_model(server, stream=stream) as model:
+        reply = await model.complete(ModelRequest((UserMessage("Hello?"),)))
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (100, 10)
 
 
 @on_each_server

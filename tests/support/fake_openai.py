@@ -174,7 +174,7 @@ class FakeOpenAI:
     @property
     def requests(self) -> list[Body]:
         """The bodies of all chat requests, in order."""
-        return [item.body for item in self.received if item.path.endswith("/chat/completions")]
+        return [it.body for it in self.received if it.path.partition("?")[0].endswith("/chat/completions")]
 
     @property
     def base_url(self) -> str:
@@ -253,7 +253,7 @@ class FakeOpenAI:
                     401, "You didn't provide an API key. You need to provide your API key in an Authorization header."
                 )
             return error(401, f"Incorrect API key provided: {key[:3]}***.", code="invalid_api_key")
-        if (method, path) not in {("POST", "/v1/chat/completions"), ("GET", "/v1/models")}:
+        if (method, path.partition("?")[0]) not in {("POST", "/v1/chat/completions"), ("GET", "/v1/models")}:
             return error(404, f"Invalid URL ({method} {path})")
         if method == "GET":
             return None

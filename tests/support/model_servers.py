@@ -182,7 +182,8 @@ def _current_turn(messages: Sequence[Body]) -> Sequence[Body]:
 class AzureServer(ModelServer):
     """Azure: OpenAI's rules; a stream begins with a piece about filters, without choices.
 
-    https://learn.microsoft.com/azure/ai-services/openai/how-to/content-streaming
+    https://learn.microsoft.com/azure/foundry/openai/concepts/content-streaming,
+    https://learn.microsoft.com/answers/questions/1533887/does-streaming-work-with-tool-calls-yet-on-azureop
     """
 
     kind = "azure"
@@ -334,10 +335,19 @@ class DeepSeekServer(ThinkingServer):
 
 
 class KimiServer(ThinkingServer):
-    """Kimi: https://github.com/continuedev/continue/issues/11600; its ids name the function."""
+    """Kimi: https://github.com/continuedev/continue/issues/11711; its ids name the function
+    (https://github.com/vybestack/llxprt-code/issues/713), and a stream has its usage in the choice
+    (https://github.com/earendil-works/pi/issues/2017)."""
 
     kind = "kimi"
     model = "kimi-k2-thinking"
+
+    def write_chunks(self, said: Said) -> Iterator[Body]:
+        for chunk in super().write_chunks(said):
+            if chunk["choices"] and chunk["choices"][0]["finish_reason"]:
+                chunk["choices"][0]["usage"] = USAGE
+            if chunk["choices"]:  # none with usage alone
+                yield chunk
 
     def say_missing(self, place: int) -> str:
         return f"thinking is enabled but reasoning_content is missing in assistant tool call message at index {place}"
@@ -403,7 +413,8 @@ class GeminiServer(ModelServer):
 
 class BedrockServer(ThinkingServer):
     """Claude on Bedrock through LiteLLM: thinking blocks https://github.com/BerriAI/litellm/issues/15601, tools that are named
-    in the last turn too https://github.com/BerriAI/litellm/issues/5388, and no blank text.
+    in the last turn too https://github.com/BerriAI/litellm/issues/40735, and no blank text
+    https://github.com/OpenHands/OpenHands/issues/5339.
     """
 
     kind = "bedrock"
@@ -455,7 +466,7 @@ class BedrockServer(ThinkingServer):
 
 class OllamaServer(ModelServer):
     """Ollama: whole calls in one piece, an index of 0 for each, an empty reason in pieces
-    (https://github.com/ollama/ollama/issues/4357), thinking as `reasoning`.
+    (https://github.com/ollama/ollama/issues/4357, https://github.com/ollama/ollama/issues/15457), thinking as `reasoning`.
     """
 
     kind = "ollama"
@@ -513,7 +524,7 @@ class VllmServer(ModelServer):
 
 class LlamaCppServer(ModelServer):
     """llama.cpp with a chat template of Mistral's: roles alternate, which a template refuses as an error of the server
-    (https://github.com/charmbracelet/crush/issues/279); no ids, arguments as an object, no [DONE], thinking between tags.
+    (https://github.com/ggml-org/llama.cpp/issues/19851); no ids, arguments as an object, no [DONE], thinking between tags.
     """
 
     kind = "llama.cpp"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents.models.chat_replies import DONE, Draft, ErrorInside, EventReader, finish_calls, read_completion
-from roundelay.agents.models.model import AssistantMessage, ModelReply, ModelRequest, ToolCall, UserMessage
+from roundelay.agents.models.model import AssistantMessage, ModelReply, ModelRequest, ToolCall, Usage, UserMessage
 
 TOOLS = ("get_time", "get_date", "send", "send_all")
 Call = tuple[str, Any]
@@ -85,6 +85,11 @@ STREAMS: list[tuple[str, list[Any], list[Call]]] = [
         call("send", '{"to": 1}', index=0, id="a"), {"index": 0, "extra_content": {"google": {"thought_signature": "x"}}},
     ], ONE),
     ("function null", [call("send", '{"to": 1}', index=0, id="a"), {"index": 0, "function": None}], ONE),
+    ("a call null", [None, call("send", '{"to": 1}', index=0, id="a")], ONE),
+    ("no function around name and arguments", [{"index": 0, "id": "a", "name": "send", "arguments": {"to": 1}}], ONE),
+    ("a signature alone, without an index", [
+        call("send", '{"to": 1}', id="a"), {"extra_content": {"google": {"thought_signature": "x"}}},
+    ], ONE),
 ]  # fmt: skip
 
 
@@ -192,6 +197,33 @@ def test_other_choices_are_passed_over_in_a_stream() -> None:
 @pytest.mark.parametrize("reason", [None, "", "stop"])
 def test_an_empty_reason_is_no_end(reason: str | None) -> None:
     assert chunks_end({"delta": {"content": "a"}, "finish_reason": reason}).is_finished is (reason == "stop")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "wanted"),
+    [
+        (["stop", "stop"], "stop"), (["length", "stop"], "length"), (["stop", "length"], "length"),
+        (["tool_calls", "stop", ""], "tool_calls"), (["stop", "error"], "error"), (["content_filter", "stop"], "content_filter"),
+    ],
+)  # fmt: skip
+def test_a_plain_stop_does_not_hide_another_reason(reasons: list[str], wanted: str) -> None:
+    draft = chunks_end({"delta": {"content": "a"}}, *({"delta": {}, "finish_reason": it} for it in reasons))
+    assert draft.finish_reason == wanted
+
+
+def test_usage_is_read_wherever_a_stream_has_it_and_never_shrinks() -> None:
+    """Kimi has it in the choice: https://github.com/earendil-works/pi/issues/2017"""
+    counted, nothing = {"prompt_tokens": 5, "completion_tokens": 2}, {"prompt_tokens": 0, "completion_tokens": 0}
+    in_choice = chunks_end({"delta": {"content": "a"}}, {"delta": {}, "finish_reason": "stop", "usage": counted})
+    early = Draft()
+    for chunk in ({"choices": [], "usage": counted}, {"choices": [{"delta": {}}], "usage": nothing}, {"usage": None}):
+        early.add_chunk(chunk)
+    assert in_choice.usage == early.usage == Usage(5, 2)
+
+
+def test_a_call_of_a_whole_reply_may_lack_its_function_or_be_null() -> None:
+    given = [None, {"id": "a", "name": "send", "arguments": '{"to": 1}'}]
+    assert calls_of(read_completion({"choices": [{"message": {"tool_calls": given}}]})) == ONE
 
 
 CUT = [
@@ -318,6 +350,28 @@ def test_thinking_between_tags_at_the_beginning_is_no_text(content: str, text: s
     assert "".join(it.text for it in shown) == draft.text.getvalue()
 
 
+UNOPENED: list[tuple[str, str, str]] = [
+    ("I greet.\n</think>\n\nHello!", "Hello!", "I greet.\n"),
+    ("I greet.</think>\nHello!", "Hello!", "I greet."),
+    ("</think>\n\nHello!", "Hello!", ""),
+    ("hm\n</think>\na </think> b", "a </think> b", "hm\n"),
+    ("Close it with </think> at the end.", "Close it with </think> at the end.", ""),
+    ("Write `<think>` and\n</think>\nbehind it.", "Write `<think>` and\n</think>\nbehind it.", ""),
+    ("```\n</think>\n```", "```\n</think>\n```", ""),
+]
+
+
+@pytest.mark.parametrize(("content", "text", "thought"), UNOPENED, ids=[it[0] for it in UNOPENED])
+def test_thinking_whose_opening_tag_is_in_the_template_is_no_text(content: str, text: str, thought: str) -> None:
+    """https://github.com/deepseek-ai/DeepSeek-R1/issues/456, https://github.com/infiniflow/ragflow/issues/5698"""
+    stream = Draft()
+    for char in content:
+        stream.add_chunk({"choices": [{"delta": {"content": char}}]})
+    stream.close()
+    for draft in (stream, read_completion({"choices": [{"message": {"content": content}}]})):
+        assert (draft.text.getvalue(), draft.reasoning.getvalue()) == (text, thought)
+
+
 EVENTS_IN: list[tuple[str, list[Any]]] = [
     ('data: {"a": 1}\n\ndata: [DONE]\n\n', [{"a": 1}, DONE]),
     ('data: {"a": 1}\n\ndata: [DONE]', [{"a": 1}, DONE]),
@@ -330,6 +384,12 @@ EVENTS_IN: list[tuple[str, list[Any]]] = [
     ("data: \n\ndata: [DONE]\n\n", [DONE]),
     ("", []),
     ("event: error\ndata: {\"error\": 1}\n\n", [{"error": 1}]),
+    ("event: error\ndata: the engine died\n\ndata: [DONE]\n\n", [{"error": "the engine died"}, DONE]),
+    ('\ufeffdata: {"a": 1}\n\ndata: [DONE]\n\n', [{"a": 1}, DONE]),
+    ('{\n "a": {\n  "b": [1,\n 2]\n }\n}\n', [{"a": {"b": [1, 2]}}]),
+    ("data: [" + "1,\ndata: " * 40 + "1]\n\n", [[1] * 41]),
+    (json.dumps([1] * 40, indent=1) + "\n", [[1] * 40]),
+    ('data: {"a": 1}\r\rdata: [DONE]\r\r', [{"a": 1}, DONE]),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from roundelay.agents.models.chat_messages import write_messages
 from roundelay.agents.models.endpoint_rules import BY_PROVIDER, EndpointRules, find_rules, learn, name_endpoint, recall
 from roundelay.agents.models.model import (
     AssistantMessage,
@@ -153,7 +154,7 @@ async def test_replies_stream_where_somebody_listens_unless_the_file_says_no() -
 
 UNVERIFIED = "Your organization must be verified to stream this model."
 NO_STREAMS = {
-    # https://github.com/continuedev/continue/issues/8209
+    # https://github.com/Lamb-Project/lamb/issues/54
     "not verified": fake.error(400, UNVERIFIED, param="stream", code="unsupported_value"),
     # https://github.com/BeehiveInnovations/pal-mcp-server/issues/134
     "of a gateway": Reply(
@@ -866,3 +867,139 @@ def test_what_a_newer_version_recorded_of_rules_is_passed_over() -> None:
 def test_a_rule_that_there_is_not_is_refused(rules: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         OpenAIModel("m", base_url="http://127.0.0.1:1/v1", rules=rules)  # type: ignore[arg-type]
+
+
+# --- addresses
+
+
+ADDRESSES: list[tuple[str, str]] = [
+    ("{url}/", "/v1/chat/completions"),
+    ("{url}//", "/v1/chat/completions"),
+    ("{url}/chat/completions", "/v1/chat/completions"),
+    ("{url}/chat/completions/?api-version=preview", "/v1/chat/completions?api-version=preview"),
+    ("{url}?api-version=preview&empty=", "/v1/chat/completions?api-version=preview&empty="),
+    ("{url}/?a=1#part", "/v1/chat/completions?a=1"),
+]
+
+
+@both_ways
+@pytest.mark.parametrize(("address", "path"), ADDRESSES)
+async def test_an_address_is_asked_at_the_path_that_it_means(address: str, path: str, stream: bool) -> None:
+    """Also with the whole path that documents of servers show, and with the query that Azure had."""
+    async with FakeOpenAI([fake.text("fine")]) as server:
+        async with OpenAIModel("fake", base_url=address.format(url=server.base_url), stream=stream) as model:
+            assert (await model.complete(ASK)).text == "fine"
+        assert [it.path for it in server.received] == [path]
+
+
+MOVED: list[tuple[int, str, bool]] = [
+    (307, "/v1/chat/completions", True), (308, "/v1/chat/completions", True), (301, "/v1/chat/completions", False),
+    (302, "https://login.example/?next=secret-part", False), (307, "https://elsewhere.example/v1/chat/completions", False),
+    (308, "//elsewhere.example/v1", False), (303, "/login", False),
+]  # fmt: skip
+
+
+@both_ways
+@pytest.mark.parametrize(("status", "location", "is_followed"), MOVED)
+async def test_a_conversation_follows_a_redirect_at_the_same_server_only(
+    status: int, location: str, is_followed: bool, stream: bool
+) -> None:
+    moved = Reply(status=status, body="", headers={"location": location})
+    async with FakeOpenAI([moved, fake.text("fine")]) as server, model_for(server, stream=stream) as model:
+        if is_followed:
+            assert (await model.complete(ASK)).text == "fine"
+            return
+        with pytest.raises(ModelError, match=rf"answers {status} and points to .*base_url") as caught:
+            await model.complete(ASK)
+        assert len(server.requests) == 1
+    assert (caught.value.reason, caught.value.retryable) == ("misconfigured", False)
+    assert "secret-part" not in str(caught.value)
+
+
+async def test_a_redirect_in_a_circle_ends_soon_and_is_not_tried_again() -> None:
+    moved = Reply(status=307, body="", headers={"location": "/v1/chat/completions"})
+    async with FakeOpenAI([moved] * 30) as server, model_for(server) as model:
+        with pytest.raises(ModelError) as caught:
+            await model.complete(ASK)
+        assert len(server.requests) <= 5
+    assert not caught.value.retryable
+
+
+@both_ways
+async def test_a_redirect_to_nowhere_names_the_address(stream: bool) -> None:
+    async with FakeOpenAI([Reply(status=307, body="")]) as server, model_for(server, stream=stream) as model:
+        with pytest.raises(ModelError, match=r"answered 307: .* Check the model's name and the address") as caught:
+            await model.complete(ASK)
+    assert caught.value.reason == "not_found"
+
+
+@both_ways
+async def test_a_page_in_place_of_a_reply_is_shown_with_its_words(stream: bool) -> None:
+    page = "<html><style>b {x: 1}</style><title>Sign in</title><body>to <b>Our Proxy</b></body></html>"
+    answer = Reply(body=page, headers={"content-type": "text/html; charset=utf-8"})
+    async with FakeOpenAI([answer]) as server, model_for(server, stream=stream) as model:
+        with pytest.raises(ModelError, match=r"no JSON: 'Sign in to Our Proxy'; check the address"):
+            await model.complete(ASK)
+
+
+def test_another_model_of_the_same_server_has_rules_and_an_endpoint_of_its_own() -> None:
+    first = OpenAIModel("deepseek-reasoner", base_url="http://127.0.0.1:1/v1", rules={"stream_usage": False})
+    other = first.named("gpt-4o-mini")
+    assert (first.rules.reasoning, other.rules) == ("required", EndpointRules(stream_usage=False))
+    assert other.endpoint == name_endpoint("http://127.0.0.1:1/v1", "gpt-4o-mini")
+
+
+REFUSED_INSIDE = {"error": {"code": "server_error", "type": "server_error", "message": (
+    "rpc error: code = InvalidArgument desc = Error: Jinja Exception: After the optional system message, conversation "
+    "roles must alternate user and assistant roles except for tool calls and results."
+)}}  # fmt: skip
+
+
+@both_ways
+async def test_a_rule_is_learned_from_a_refusal_inside_of_a_reply(stream: bool) -> None:
+    """https://github.com/sterlp/eclipse-peon-ai/issues/75: the status is 200, since the stream has begun."""
+    refusal = in_events(REFUSED_INSIDE) if stream else Reply(body=REFUSED_INSIDE)
+    async with FakeOpenAI([refusal, fake.text("fine")]) as server, model_for(server, stream=stream) as model:
+        assert (await model.complete(AFTER_CALLS)).text == "fine"
+        assert server.requests[-1]["messages"][-1]["role"] == "tool"
+    assert model.rules.notes == "in_results"
+
+
+async def test_a_refusal_after_text_was_shown_is_an_error() -> None:
+    shown: list[ModelDelta] = []
+    answer = in_events(piece({"content": "Hel"}), REFUSED_INSIDE)
+    async with FakeOpenAI([answer, fake.text("fine")]) as server, model_for(server, stream=True) as model:
+        with pytest.raises(ModelError, match="roles must alternate"):
+            await model.complete(AFTER_CALLS, shown.append)
+        assert len(server.requests) == 1
+    assert [it.text for it in shown] == ["Hel"]
+
+
+NO_TOOLS = [
+    (400, "registry.ollama.ai/library/gemma:2b does not support tools"),
+    (500, "tools param requires --jinja flag"),
+    (400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
+    (404, "No endpoints found that support tool use. To learn more about provider routing, visit: https://x"),
+]
+
+
+@pytest.mark.parametrize(("status", "words"), NO_TOOLS)
+async def test_a_server_without_tool_calls_is_told_of_with_the_setting_for_it(status: int, words: str) -> None:
+    async with FakeOpenAI([fake.error(status, words)]) as server, model_for(server) as model:
+        with pytest.raises(ModelError, match=r"tool_mode: json_schema") as caught:
+            await model.complete(ASK)
+    assert (caught.value.reason, caught.value.retryable) == ("rejected", False)
+
+
+def test_no_text_that_is_sent_is_blank() -> None:
+    """Bedrock and Anthropic refuse white space alone: https://github.com/OpenHands/OpenHands/issues/5339"""
+    call = ToolCall("c1", "send", "{}")
+    image = "data:image/png;base64,QQ=="
+    messages = (
+        SystemMessage(" "), UserMessage("\n"), AssistantMessage("\n\n", (call,)), ToolMessage("c1", " \t\n"),
+        UserMessage("Look."), AssistantMessage(" "), UserMessage(" ", images=(image,)),
+    )  # fmt: skip
+    written: list[Any] = list(write_messages(messages))
+    assert [it["role"] for it in written] == ["user", "assistant", "tool", "user", "assistant", "user"]
+    assert [it["content"] for it in written[:5]] == ["(no text)", None, "(no output)", "Look.", "(no reply)"]
+    assert [it["type"] for it in written[5]["content"]] == ["image_url"]

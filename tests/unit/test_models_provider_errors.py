@@ -87,6 +87,14 @@ OTHERS: list[tuple[int, Any, ModelFailure]] = [
     (401, said("You exceeded your current quota."), "unauthorized"),
     (404, said("The model does not exist.", code="model_not_found"), "not_found"),
     (503, said("Overloaded.", code=503, status="UNAVAILABLE"), "server"),
+    # https://github.com/continuedev/continue/issues/10290: Google answers 400 for a wrong key.
+    (400, [{"error": {"code": 400, "message": "API key not valid. Please pass a valid API key.", "status": "INVALID_ARGUMENT"}}], "unauthorized"),
+    (400, said("API key expired. Please renew the API key."), "unauthorized"),
+    (400, said("The API key field of this tool call is missing."), "rejected"),
+    (499, said("The operation was cancelled.", code=499, status="CANCELLED"), "server"),
+    (499, "", "server"),
+    (425, said("Too early"), "server"),
+    (302, "", "not_found"),
     (529, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, "server"),
     (502, "<html><head><title>502 Bad Gateway</title></head></html>", "server"),
     (500, "", "server"),
@@ -174,6 +182,24 @@ DELAYS: list[tuple[Any, int | None]] = [
 def test_the_delay_that_a_body_asks_for_is_read(body: Any, delay_ms: int | None) -> None:
     assert fail(429, body).retry_after_ms == delay_ms
     assert fail(429, [body]).retry_after_ms == delay_ms
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "delay_ms"),
+    [
+        ("retry-after", "99999999999", 7 * 24 * 3600 * 1000), ("retry-after-ms", "99999999999999", 7 * 24 * 3600 * 1000),
+        ("retry-after", "-5", None), ("retry-after", "1e3", None), ("retry-after", "nan", None), ("retry-after", "inf", None),
+        ("retry-after-ms", "1e400", None), ("retry-after-ms", "nan", None), ("retry-after", "9" * 5000, None),
+        ("retry-after", "Fri, 31 Dec 9999 23:59:59 GMT", 7 * 24 * 3600 * 1000), ("retry-after", "1.2.3", None),
+    ],
+)  # fmt: skip
+def test_a_delay_in_a_header_is_bounded(name: str, value: str, delay_ms: int | None) -> None:
+    assert fail(429, said("x"), **{name: value}).retry_after_ms == delay_ms
+
+
+def test_a_page_is_told_of_without_its_styles_and_scripts() -> None:
+    page = "<html><style>b{x:1}</style><SCRIPT>var a</SCRIPT ><title>A timeout occurred</title></html>"
+    assert fail(524, page).told == "A timeout occurred"
 
 
 def test_a_header_comes_before_the_body() -> None:
