@@ -342,15 +342,19 @@ class FileSource:
         """As a node does, but with ``senders``, who has written there, in place of the readers, whom a log does not
         tell."""
         found: dict[str, dict[str, Any]] = {}
+        first: dict[str, Row] = {}
         for row in self._log.rows():
             if row.type == "message":
+                first.setdefault(row.stream, row)
                 it = found.setdefault(
-                    row.stream, {"thread_id": row.stream, "last_seq": 0, "messages": 0, "senders": set(), "first": row}
+                    row.stream, {"thread_id": row.stream, "last_seq": 0, "messages": 0, "senders": set()}
                 )
                 it |= {"last_seq": row.seq, "messages": it["messages"] + 1}
                 it["senders"].add(row.actor)
         newest = sorted(found.values(), key=lambda it: int(it["last_seq"]), reverse=True)[:most]
-        return [{**it, "title": _write_title(it.pop("first")), "senders": sorted(it["senders"])} for it in newest]
+        return [
+            {**it, "title": _write_title(first[it["thread_id"]]), "senders": sorted(it["senders"])} for it in newest
+        ]
 
     async def history(self, thread_id: str, limit: int, before: int | None = None) -> dict[str, Any]:
         rows = (it for it in self._log.rows() if it.type == "message" and it.stream == thread_id)

@@ -203,6 +203,7 @@ async def test_threads_of_a_file_name_who_has_written_there(told: Run) -> None:
         assert it.pop("readers")
         assert it.pop("last")["seq"] == it["last_seq"]
         assert it.pop("unread") >= 0
+        assert it.pop("may_take") is True, "the owner is an operator"
     assert [{**it, "senders": 0} for it in found] == [{**it, "senders": 0} for it in live]
     assert {it["thread_id"]: it["senders"] for it in found}["direct:desk~finance"] == ["desk", "finance"]
     assert (await shown_by("threads", "--limit", "1", "--db", told.db)).count("direct:") == 1
