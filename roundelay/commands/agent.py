@@ -114,7 +114,7 @@ def try_command(
 # --- the agents that a node runs
 
 
-@agent.command("list")
+@agent.command("list", short_help="List the agents of the node, and what their processes do.")
 @json_option
 @identity_options
 def list_command(as_json: bool) -> None:
@@ -144,8 +144,8 @@ def _describe_note(agent: dict[str, Any]) -> str:
     return f"changed; apply: roundelay agent reload {agent['agent_id']}" if agent["has_changed"] else ""
 
 
-def _add_action(name: AgentAction, summary: str, done: str) -> None:
-    @agent.command(name, help=f"{summary} For operators.")
+def _add_action(name: AgentAction, short: str, done: str, details: str = "") -> None:
+    @agent.command(name, help=f"{short[:-1]}{details}. For operators.", short_help=short)
     @click.argument("agent_id", metavar="NAME", callback=check_id)
     @json_option
     @identity_options
@@ -162,7 +162,5 @@ def _add_action(name: AgentAction, summary: str, done: str) -> None:
 _DONE = ("running", "stopped")
 _add_action("start", "Start the agent NAME of the node, which was stopped.", "is running")
 _add_action("stop", "Stop the agent NAME of the node, until it is started again.", "is stopped")
-_add_action("restart", "Start the process of the agent NAME anew, with its file as the node loaded it.", "runs anew")
-_add_action(
-    "reload", "Start the process of the agent NAME anew, with its file as it is now.", "runs with its file as it is now"
-)
+_add_action("restart", "Restart the process of the agent NAME.", "runs anew", ", with its file as the node loaded it")
+_add_action("reload", "Restart the agent NAME with its file as it is now.", "runs with its file as it is now")

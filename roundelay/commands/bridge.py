@@ -67,7 +67,7 @@ def install(
     _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json, needs=needs)
 
 
-@bridge.command()
+@bridge.command(short_help="Take the bridge out of a project's files again.")
 @host_argument
 @project_option
 @dry_run_option
@@ -88,7 +88,7 @@ def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
     _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json)
 
 
-@bridge.command()
+@bridge.command(short_help="Show for which agents the bridge is installed.")
 @click.argument("host", metavar="HOST", type=click.Choice(NAMES), required=False)
 @project_option
 @json_option

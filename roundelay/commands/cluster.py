@@ -83,7 +83,7 @@ def _tell_progress(done: int, of: int) -> None:
 # --- servers
 
 
-@cluster.command()
+@cluster.command(short_help="Start NATS servers on this machine, to try a cluster out.")
 @click.option("--nodes", type=click.IntRange(1, 5), default=3, show_default=True, help="How many servers.")
 @click.option(
     "--dir",
@@ -142,7 +142,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
 # --- looking
 
 
-@cluster.command()
+@cluster.command(short_help="Show who leads, and how far behind each node is.")
 @_log_option
 @json_option
 @debug_option
@@ -207,7 +207,7 @@ def _describe(found: dict[str, Any]) -> list[str]:
     return lines if found["nodes"] else [*lines, "  no node says that it is there"]
 
 
-@cluster.command()
+@cluster.command(short_help="Compare a node's database with the log that it was made of.")
 @_log_option
 @_db_option
 @json_option
@@ -239,7 +239,7 @@ def _show_copied(found: Any, as_json: bool, told: str) -> None:
 # --- making anew, and moving
 
 
-@cluster.command()
+@cluster.command(short_help="Make a node's database from the log, or bring it up to date.")
 @_log_option
 @_db_option
 @json_option
@@ -264,7 +264,7 @@ def rebuild(log_url: str, db: Path, as_json: bool) -> None:
     show(value, lambda _: [f"{db} is at record {reader.position:,} of the log."], as_json=as_json)
 
 
-@cluster.command()
+@cluster.command(short_help="Move a network between a node's database and a shared log.")
 @click.option("--from", "source", required=True, metavar="FILE|URL", help="A database, or a shared log.")
 @click.option("--to", "target", required=True, metavar="URL|FILE", help="A shared log that is new, or a new database.")
 @json_option

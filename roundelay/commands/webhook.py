@@ -120,7 +120,7 @@ def test(of: str | None, gateway: str | None) -> None:
         click.get_current_context().exit(1)
 
 
-@webhook.command()
+@webhook.command(short_help="Post again at once to a webhook that waits or is paused.")
 @_of_option
 @_gateway_option
 def resume(of: str | None, gateway: str | None) -> None:
