@@ -170,7 +170,8 @@ async def never(_: dict[str, Any]) -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
-async def ask(other: Elsewhere, text: str = "dig", **limits: Any) -> str:
+async def ask(other: Elsewhere, text: str = "dig", **limits: Any) -> tuple[str, str]:
+    """Give the answer, and which failure of the agent the operators' inbox shows; empty for none."""
     async with other.listening() as url, running_node() as here:
         far = A2AAgent("far", url, policy=AgentPolicy(**limits))
         async with (
@@ -183,45 +184,49 @@ async def ask(other: Elsewhere, text: str = "dig", **limits: Any) -> str:
                 if delivery.message.reply_to == stored.seq:
                     if "Done" in delivery.message.text:
                         await other.gone.wait()
-                    return delivery.message.text
+                    items = (await mia.call("network.inbox"))["items"]
+                    failures = [it["failure"] for it in items if (it["kind"], it["agent_id"]) == ("fault", "far")]
+                    assert len(failures) <= 1
+                    return delivery.message.text, "".join(failures)
     raise AssertionError
 
 
-OUTCOMES: dict[str, tuple[Reply, str, int]] = {
-    "it says that it is done and goes on": (says_so_and_goes_on, "Done.", 1),
-    "ten thousand pieces": (in_small_pieces, "x" * 10_000, 1),
-    "artifacts without a number": (with_many_artifacts, "I could not answer", 1),
-    "another task's words": (of_another_task, "I could not answer", 1),
-    "no task's words": (of_no_task, "I could not answer", 1),
-    "nothing at all": (nothing, "I could not answer", 3),
-    "a task that is forgotten again and again": (and_forgets, "I could not answer", 2),
-    "no JSON": (no_json, "I could not answer", 1),
-    "JSON without a bottom": (deep_json, "I could not answer", 1),
-    "JSON of another shape": (another_shape, "I could not answer", 1),
-    "a number that is none": (what_is_no_number, "I could not answer", 1),
-    "a line without an end": (without_an_end, "I could not answer", 1),
-    "a packed answer": (packed, "I could not answer", 1),
-    "another place": (go_elsewhere, "I could not answer", 1),
+NO_ANSWER = "far cannot answer right now; the operator has been notified."
+OUTCOMES: dict[str, tuple[Reply, str, str, int]] = {
+    "it says that it is done and goes on": (says_so_and_goes_on, "Done.", "", 1),
+    "ten thousand pieces": (in_small_pieces, "x" * 10_000, "", 1),
+    "artifacts without a number": (with_many_artifacts, NO_ANSWER, "broken_reply", 1),
+    "another task's words": (of_another_task, NO_ANSWER, "broken_reply", 1),
+    "no task's words": (of_no_task, NO_ANSWER, "broken_reply", 1),
+    "nothing at all": (nothing, NO_ANSWER, "broken_reply", 3),
+    "a task that is forgotten again and again": (and_forgets, NO_ANSWER, "not_found", 2),
+    "no JSON": (no_json, NO_ANSWER, "broken_reply", 1),
+    "JSON without a bottom": (deep_json, NO_ANSWER, "broken_reply", 1),
+    "JSON of another shape": (another_shape, NO_ANSWER, "broken_reply", 1),
+    "a number that is none": (what_is_no_number, NO_ANSWER, "broken_reply", 1),
+    "a line without an end": (without_an_end, NO_ANSWER, "broken_reply", 1),
+    "a packed answer": (packed, NO_ANSWER, "broken_reply", 1),
+    "another place": (go_elsewhere, NO_ANSWER, "rejected", 1),
 }
 
 
 @pytest.mark.parametrize("name", OUTCOMES, ids=lambda it: it.replace(" ", "-"))
 async def test_what_an_agent_elsewhere_does_ends_its_answer_at_most(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reply, told, sent = OUTCOMES[name]
+    reply, told, failure, sent = OUTCOMES[name]
     monkeypatch.setattr(a2a, "AGAIN_AFTER_S", (0.01, 0.01))
     monkeypatch.setattr(a2a, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(a2a, "MAX_RESPONSE_BYTES", 4 << 20)
     other = Elsewhere(reply)
     async with asyncio.timeout(20):
-        text = await ask(other)
-    assert text.startswith(told)
+        text, shown = await ask(other)
+    assert (text, shown) == (told, failure)
     assert ("Not yet" in text, other.called.count(SENT)) == (False, sent)
 
 
 async def test_a_task_for_which_there_is_no_time_is_cancelled_there() -> None:
     other = Elsewhere(never)
     async with asyncio.timeout(20):
-        assert "in time" in await ask(other, model_timeout_s=0.5)
+        assert await ask(other, model_timeout_s=0.5) == (NO_ANSWER, "timeout")
     assert other.called[1:] == ["ListTasks", SENT, "CancelTask"]
 
 
