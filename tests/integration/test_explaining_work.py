@@ -47,7 +47,7 @@ async def test_why_tells_what_an_answer_rests_on(run: Run) -> None:
         "      turn 3: desk handed the conversation to billing: It is paid.",
         "      turn 4: the answer was sent back: no_promises: Promise nothing.",
         "        It was: I guarantee it.",
-        "      turn 5: the answer was found good",
+        "      turn 5: the answer was found good (no_promises: passed)",
     ]
     told = steps[0].to_json()["reaction"]["work"]
     assert [it["type"] for it in told] == ["call"] * 5 + ["handoff", "review", "review"]
@@ -148,5 +148,5 @@ async def test_a_message_by_a_tool_rests_on_its_own_review_and_what_was_sent_bac
     assert [(it["turn"], it["call"], it["is_accepted"]) for it in told] == [(1, 0, False), (2, 1, True)]
     assert [line.strip() for line in describe_steps(steps) if "what call" in line] == [
         "turn 1: what call 1.0 sends was sent back: no_promises: Promise nothing.",
-        "turn 2: what call 2.1 sends was found good",
+        "turn 2: what call 2.1 sends was found good (no_promises: passed)",
     ]
