@@ -288,6 +288,10 @@ async def play(rig: Rig, carriers: Sequence[str], *, is_full: bool) -> None:
         for who in ("lana", "hana"):
             await rig.say(who, f"channel:{name}", order("a03"))
     await ask_everything(rig, len(rig.told) // (20 if is_full else 3))
+    for who, thread_id in (("host", "broadcast"), ("mia", "channel:den"), ("mia", f"channel:{named}")):
+        await rig.clients[who].call("network.take", {"thread_id": thread_id})
+        await rig.clients[who].call("network.give", {"thread_id": thread_id})
+    await rig.settle()
     await simulation.kill_hub()
     await simulation.restart_hub()
     await rig.settle()

@@ -21,6 +21,7 @@ from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.features.evaluations import Evaluations, Evidence
 from roundelay.agents.features.few_shot import Example, FewShot
 from roundelay.agents.features.fragments import Fragments
+from roundelay.agents.features.keep_results import KeepResults
 from roundelay.agents.features.long_results import LongResults
 from roundelay.agents.features.many_results import ManyResults
 from roundelay.agents.features.memory import Memory
@@ -371,7 +372,13 @@ def make_agent(agent_id: str, visibility: Visibility) -> SimpleAgentRunner:
 
 def list_middleware(agent_id: str) -> list[Middleware]:
     """Everything for five of the team, what decides and cites for the others: to count a request of thirty tools takes its time."""
-    few: list[Middleware] = [Misfortunes(), References(), Evaluations([find_wrong]), Postprocessors(add_note)]
+    few: list[Middleware] = [
+        Misfortunes(),
+        References(),
+        Evaluations([find_wrong]),
+        Postprocessors(add_note),
+        KeepResults(),
+    ]
     if agent_id == POOR:
         return [*few, Budget(TokenLimits(reaction=10), reserve=5)]
     if agent_id not in ("a01", "a02", "a05", "a06", SHORT):
@@ -402,7 +409,7 @@ ROUTES_OF_MIDDLEWARE = {
     "attachments": "parts", "images": "parts", "budget": "overspend", "context": "summary", "long_results": "long_result", "many_results": "probe",
     "prompt_budget": "every prompt", "data_policy": "every record", "evaluations": "correct", "postprocessors": "every answer",
     "few_shot": "every prompt", "fragments": "cite", "references": "cite", "prompts": "every prompt", "registry": "register",
-    "shown_results": "cite", "custom": "poison", "memory": "every prompt",
+    "shown_results": "cite", "keep_results": "cite", "custom": "poison", "memory": "every prompt",
     "forced_tools": "none: it chooses tools, and adds no text", "structured": "none: it gives an answer its form",
     "mcp": "none: its tools are tools like others", "tracing": "none: spans go to the operator's exporter",
 }  # fmt: skip
