@@ -70,7 +70,7 @@ STILL_WAITS = "still_waits"
 
 
 class NobodyDecides(Exception):
-    """No person reads the thread in which a call would be asked for."""
+    """No person reads the thread in which a call would be asked for, and nobody else could decide."""
 
 
 class Replier(Protocol):
@@ -98,15 +98,16 @@ class RequestedCall(NamedTuple):
 
 
 def describe_request(
-    asked: RequestedCall, trigger: BaseMessage, *, is_copy: bool = False
+    asked: RequestedCall, trigger: BaseMessage, *, is_copy: bool = False, is_for_operators: bool = False
 ) -> tuple[str, dict[str, Any]]:
     """Give the text that asks people to approve a call, and what its metadata say of it for programs. ``is_copy``: for
-    an approver who does not read the thread of the ``trigger``, whose words are quoted."""
+    an approver who does not read the thread of the ``trigger``, whose words are quoted. ``is_for_operators``: a copy
+    that no person can reply to."""
     shown, reason, rule = cut(asked.arguments, MAX_SHOWN_CHARS), cut(asked.reason.strip(), MAX_WHY_CHARS), asked.rule
     lines = [f"May I call {asked.tool} with {shown}?", *([f"Why: {reason}"] if reason else [])]
     total_s = rule.timeout_s * (2 if rule.escalate_to else 1)
     told: dict[str, Any] = {"tool": asked.tool, "arguments": shown, "reason": reason, "timeout_s": total_s}
-    if is_copy:
+    if is_copy or is_for_operators:
         words = cut(trigger.text, MAX_WHY_CHARS)
         lines.append(f"It follows from #{trigger.seq} in {trigger.thread_id}, where {trigger.sender_id} wrote:")
         lines += [f"> {line}" for line in words.splitlines()]
@@ -123,6 +124,8 @@ def describe_request(
         f"or /approve always, from now on: {asked.tool} in this thread, or wherever you may decide; with /deny REASON; "
         "or with /edit ARGUMENTS."
     )
+    if is_for_operators:
+        how = "No person reads that thread, so an operator decides: in the inbox, or with roundelay approvals."
     if rule.approvers:
         told |= {"approvers": list(rule.approvers), "deciders": list(asked.deciders or ())}
         if not is_copy:
@@ -164,6 +167,14 @@ def _describe_span(seconds: float) -> str:
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {name}{'s' if seconds != size else ''}"
     return f"{seconds:g} s"
+
+
+async def has_operators(client: RecordClient) -> bool:
+    """Whether a person is an operator, who may decide on every call. An older hub does not tell."""
+    try:
+        return (await _ask(client, "network.info", {})).get("has_human_operators") is True
+    except RequestError:  # the rights of the node forbid the question
+        return False
 
 
 async def find_people(client: RecordClient, trigger: AnyMessage) -> set[str] | None:

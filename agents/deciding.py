@@ -41,6 +41,7 @@ from .approvals import (
     describe_request,
     find_people,
     find_standing,
+    has_operators,
     join_names,
     keep_standing,
     tell_decider,
@@ -59,6 +60,8 @@ _logger = logging.getLogger(__name__)
 
 PERSON = "a person"
 """Under which name a wait has the request in the thread of the incoming message."""
+OPERATOR = "an operator"
+"""Under which name it has the request that only operators read, in the agent's thread with itself."""
 
 
 class Approvers(BaseModel):
@@ -108,7 +111,9 @@ class Deciding:
         try:
             approval = await self._find_approval()
         except NobodyDecides:
-            raise NotApproved("it needs a person's approval, and nobody reads this thread who can give it.") from None
+            raise NotApproved(
+                "it needs a person's approval: no person reads this thread, and no operator is there to decide."
+            ) from None
         except (RequestError, LoopStopped, BudgetExhausted, ThreadHeld) as error:
             raise NotApproved(f"nobody could be asked to approve it ({error.code}: {error})") from error
         if approval is None:
@@ -158,11 +163,12 @@ class Deciding:
         wait = self.recorded.approval_waits.get(self._place)
         if wait is None:
             approvers = await self._find_approvers(0)
-            standing = await self._find_standing(approvers)
+            readers = await find_people(self.journal.client, self._trigger)
+            standing = await self._find_standing(approvers, readers)
             if standing is not None:
                 await self.journal.record_approval(*self._place, standing)
                 return standing
-            wait = await self._ask(approvers)
+            wait = await self._ask(approvers, readers)
         elif wait.deciders is None and self.rule.approvers:  # approvers were named since it was asked
             stricter = wait.model_copy(update={"needed": max(wait.needed, self.rule.needed)})
             approvers = await self._find_approvers(0)
@@ -173,16 +179,11 @@ class Deciding:
         finally:
             self.waiter.forget(wait.questions.values())
 
-    async def _find_standing(self, approvers: Approvers | None) -> Approval | None:
-        client, thread_id = self.journal.client, self._trigger.thread_id
-        if approvers is not None:
-            return await find_standing(client, self._tool, thread_id, approvers.people, self.rule.needed)
-        people = await find_people(client, self._trigger)
-        if people is None:
-            return None
+    async def _find_standing(self, approvers: Approvers | None, readers: set[str] | None) -> Approval | None:
+        people = readers if approvers is None else approvers.people
         if not people:
-            raise NobodyDecides
-        return await find_standing(client, self._tool, thread_id, people, self.rule.needed)
+            return None
+        return await find_standing(self.journal.client, self._tool, self._trigger.thread_id, people, self.rule.needed)
 
     # --- who is asked
 
@@ -231,18 +232,23 @@ class Deciding:
         named = join_names(self.rule.approvers)
         return f"it needs {needs} of {named}, and there are not enough: {'; '.join(reasons) or 'nobody is there'}."
 
-    async def _ask(self, approvers: Approvers | None) -> Wait:
-        """Send the requests, and give the wait for what people decide."""
+    async def _ask(self, approvers: Approvers | None, readers: set[str] | None) -> Wait:
+        """Send the requests, and give the wait for what people decide. ``readers``: the people who read the thread of
+        the trigger; None if the hub does not tell."""
         assert self.waiter is not None
         told_apart = approvers.told_apart if approvers is not None else []
         deciders = None if approvers is None else approvers.people
-        readers = await find_people(self.journal.client, self._trigger) if approvers is not None else {PERSON}
         questions: dict[str, Stored] = {}
         self._check_enough(approvers)
         asked = self._describe(deciders)
-        if readers:
+        if readers or (approvers is None and readers is None):
             text, told = describe_request(asked, self._trigger)
             questions[PERSON] = await self._send(None, text, told, self.context.call_id)
+        elif approvers is None and await has_operators(self.journal.client):
+            text, told = describe_request(asked, self._trigger, is_for_operators=True)
+            questions[OPERATOR] = await self._send(self.context.agent_id, text, told, self._derive("operator"))
+        elif approvers is None:
+            deciders = []  # only an escalation is left
         questions |= await self._send_copies(asked, told_apart, 0)
         wait = Wait(
             questions={to: it.seq for to, it in questions.items()},
@@ -252,9 +258,11 @@ class Deciding:
             deciders=self._keep_reached(deciders, told_apart, questions),
             needed=self.rule.needed,
         )
-        if approvers is not None and len(wait.deciders or ()) < self.rule.needed:
+        if wait.deciders is not None and len(wait.deciders) < self.rule.needed:
             wait = await self._ask_more(wait, await self._find_approvers(1), stage=1)
             if len(wait.deciders or ()) < self.rule.needed:
+                if approvers is None:
+                    raise NobodyDecides
                 raise NotApproved(self._explain_nobody(approvers))
         for question in wait.questions.values():
             self.waiter.expect(question, is_approval=True)
@@ -458,7 +466,8 @@ class Deciding:
             if to == PERSON:
                 await self._say(partial(self.context.client.reply, self._trigger, text, **options))
             else:
-                await self._say(partial(self.context.client.send_text, to, text, **options))
+                recipient = self.context.agent_id if to == OPERATOR else to
+                await self._say(partial(self.context.client.send_text, recipient, text, **options))
 
     async def _say(self, send: Callable[[], Any]) -> None:
         """Send what only informs: that it cannot be sent is logged, and changes nothing."""

@@ -385,6 +385,13 @@ class Hub:
         known = (it for _, it in self.state.items("participant") if it.removed_seq is None)
         return rights is not None and any(rights.decide("administer", it.agent_id, it.kind).allowed for it in known)
 
+    @property
+    def has_human_operators(self) -> bool:
+        """Whether a person is an operator: only people decide on calls."""
+        # Whoever has the owner's token joins as a person. Without one, only the hub's own process joins: any person is
+        # an operator there.
+        return self._owner_hash is not None or next(self.state.people_before(None), None) is not None
+
     # --- the seam to transports
 
     def connect(self, connection: Connection) -> Session:

@@ -192,6 +192,7 @@ async def info(reading: Reading) -> dict[str, Any]:
         "participants": hub.state.count_participants(),
         "mods": hub.mod_ids,
         "has_operators": hub.has_operators,
+        "has_human_operators": hub.has_human_operators,
         **({"public_url": hub.public_url} if hub.public_url is not None else {}),
     }
 

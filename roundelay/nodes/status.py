@@ -88,6 +88,7 @@ def describe_status(status: Mapping[str, Any]) -> list[str]:
         parts = {"url": parts.pop("url"), "shared log": told, **parts}
     figures = parts.pop("figures")
     parts.pop("has_operators", None)
+    parts.pop("has_human_operators", None)
     if "rates" in parts:
         rates, quotas, stopped = (parts.pop(name) for name in ("rates", "quotas", "stopped"))
         agents = sum_up(parts.pop("agents"))

@@ -36,7 +36,16 @@ async def operator(node: Node) -> WireSession:
 async def test_info(node: Node, alice: WireSession, bob: WireSession) -> None:
     stored = await alice.send("agent:bob", "x")
     info = await alice.call("network.info")
-    assert set(info) == {"name", "epoch", "server", "head", "participants", "mods", "has_operators"}
+    assert set(info) == {
+        "name",
+        "epoch",
+        "server",
+        "head",
+        "participants",
+        "mods",
+        "has_operators",
+        "has_human_operators",
+    }
     assert info["name"] == alice.welcome["network"]["name"]
     assert info["epoch"] == alice.welcome["network"]["epoch"]
     assert info["server"] == alice.welcome["server"]

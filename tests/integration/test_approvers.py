@@ -30,7 +30,9 @@ from tests.support.busy import BusyClient
 ALL = ("*",)
 ROLES = {
     "finance": Role(ids=("mia", "zoe"), send=ALL, call=ALL),
-    "others": Role(ids=("tom", "desk", "till", "eve"), send=ALL, call=ALL, join=ALL, read=ALL, write=ALL, create=ALL),
+    "others": Role(
+        ids=("tom", "desk", "till", "eve", "bob"), send=ALL, call=ALL, join=ALL, read=ALL, write=ALL, create=ALL
+    ),
 }
 
 
@@ -269,6 +271,89 @@ async def test_where_no_approvers_are_named_an_operator_decides_without_reading_
         [approval] = [it["body"] for it in await mia.records(end.reaction) if it["kind"] == "approval"]
         assert (approval["by"], approval["votes"][0]["request"]) == ("mia", 0)
     assert till.refunded == [17]
+
+
+async def until_ended(person: Person, reaction: str) -> list[dict[str, Any]]:
+    await until_recorded(person, reaction, "finished")
+    return await person.records(reaction)
+
+
+async def test_a_call_in_a_thread_that_no_person_reads_waits_for_an_operator(network: Network) -> None:
+    """Only an agent asks: it is answered once, by what came of the call."""
+    [mia] = await join(network, "mia")
+    till, heard = Till(needs_approval=True), Heard()
+    bob = await network.join("bob", role="reactor")
+    async with running(network, till.make_runner(on_event=heard)):
+        asked = await bob.send_text("desk", "he wants his money back", requires_response=["desk"])
+        item = await until_item(mia)
+        assert (item["thread_id"], item["may_call"]) == ("direct:desk~desk", True)
+        shown = (await mia.client.call("network.approvals"))["approvals"][0]["message"]
+        assert shown["metadata"]["approval"]["led_by"] == {
+            "seq": asked.seq,
+            "thread_id": "direct:bob~desk",
+            "sender_id": "bob",
+            "text": "he wants his money back",
+        }
+        assert "so an operator decides" in shown["content"]
+        with pytest.raises(Forbidden, match="Only a person decides"):
+            await bob.call("network.decide", {"seq": asked.seq, "decision": "/approve"})
+        await mia.client.call("network.decide", {"seq": item["seq"], "decision": "/approve"})
+        async with bob.receive() as answer:
+            assert answer.text == "order 17 is paid back"
+        [end] = await heard.finished()
+        [approval] = [it["body"] for it in await until_ended(mia, end.reaction) if it["kind"] == "approval"]
+        assert (approval["by"], approval["said"]) == ("mia", "/approve")
+        assert await items(mia) == []
+    assert till.refunded == [17]
+    assert (await mia.history("direct:desk~desk"))[-1] == ("desk", "mia approved refund(order=17).")
+    assert [who for who, _ in await mia.history("direct:bob~desk")] == ["bob", "desk"]
+
+
+async def test_who_asks_through_an_agent_waits_with_it_for_an_operator(network: Network) -> None:
+    """The request is no answer to the agent that asks, and does not wake it."""
+    tom, mia = await join(network, "tom", "mia")
+    till = Till(needs_approval=True)
+
+    def front(request: ModelRequest) -> Any:
+        results = read_prompt(request).tool_results
+        return results[-1].content if results else call("ask", agent_ids=["till"], text="Pay him back")
+
+    async with running(network, till.make_runner("till"), make_runner("desk", front)):
+        await tom.client.send_text("desk", "my money, please")
+        item = await until_item(mia)
+        await mia.client.call("network.decide", {"seq": item["seq"], "decision": "/deny no parcel was sent"})
+        assert "mia denied it: no parcel was sent" in (await tom.hear()).text
+    assert till.refunded == []
+
+
+async def test_a_request_to_operators_outlives_a_restart_of_everybody(tmp_path: Path) -> None:
+    path, till = tmp_path / "team.db", Till(needs_approval=True)
+    async with Network.open(path) as network:
+        [mia] = await join(network, "mia")
+        bob = await network.join("bob")
+        async with running(network, till.make_runner()):
+            await bob.send_text("desk", "he wants his money back", requires_response=["desk"])
+            item = await until_item(mia)
+    async with Network.open(path) as network:
+        [mia] = await join(network, "mia")
+        heard = Heard()
+        assert (await until_item(mia))["seq"] == item["seq"]
+        await mia.client.call("network.decide", {"seq": item["seq"], "decision": "/approve"})  # the agent is away
+        async with running(network, till.make_runner(on_event=heard)):
+            await heard.finished()
+        assert len([it for _, it in await mia.history("direct:desk~desk") if it.startswith("May I")]) == 1
+    assert till.refunded == [17]
+
+
+async def test_an_operator_who_does_not_decide_in_time_is_waited_for_no_longer(network: Network) -> None:
+    await join(network, "mia")
+    till = Till(needs_approval=True, approval_timeout_s=0.05)
+    bob = await network.join("bob", role="reactor")
+    async with running(network, till.make_runner()):
+        await bob.send_text("desk", "he wants his money back", requires_response=["desk"])
+        async with bob.receive() as answer:
+            assert answer.text == "Not run: nobody approved it in time."
+    assert till.refunded == []
 
 
 async def test_what_was_approved_for_longer_holds_only_for_calls_that_its_person_may_decide(network: Network) -> None:
