@@ -242,6 +242,9 @@ class Ledger(Protocol):
         """Of each of these threads the heads of its newest ``limit`` messages above a seq and below ``before``, newest
         first. Not compared with what was stored, as those of `inbox_heads`."""
 
+    async def first_seqs(self, threads: Collection[str]) -> dict[str, int]:
+        """Return the seq of the first message of each of these threads that has one, damaged or not."""
+
     async def threads(
         self,
         spans: Sequence[Span],

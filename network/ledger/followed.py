@@ -26,6 +26,7 @@ class IndexReads:
         self.thread = index.thread
         self.reaction = index.reaction
         self.newest_heads = index.newest_heads
+        self.first_seqs = index.first_seqs
         self.threads = index.threads
         self.search = index.search
         self.all_threads = index.all_threads

@@ -198,6 +198,9 @@ class MemoryLedger:
         between = {stream: _between(self._threads.get(stream, []), seq, end) for stream, seq in after.items()}
         return {stream: self._heads(islice(reversed(seqs), limit)) for stream, seqs in between.items()}
 
+    async def first_seqs(self, threads: Collection[str]) -> dict[str, int]:
+        return {it: self._threads[it][0] for it in threads if self._threads.get(it)}
+
     def _heads(self, seqs: Iterable[int]) -> list[HeadAt]:
         return [(seq, self._rows[seq].head) for seq in seqs]
 

@@ -604,6 +604,16 @@ def list_newest_heads(
     return found
 
 
+def list_first_seqs(asked: Mapping[str, Newest], db: sqlite3.Connection) -> dict[str, int]:
+    """Answer `Ledger.first_seqs` on a connection; with each thread come its rows that are found in memory."""
+    found: dict[str, int] = {}
+    for stream, newest in asked.items():
+        first = db.execute(*at_place(f"in/{stream}", 0, 2**62, newest, 1, columns="seq")).fetchone()
+        if first is not None:
+            found[stream] = first[0]
+    return found
+
+
 def read_heads(sql: str, values: Mapping[str, object], db: sqlite3.Connection) -> list[HeadAt]:
     """The heads of a query's rows, which selects `OF_HEADS`; None where the columns are no head's.
 

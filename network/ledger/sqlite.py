@@ -46,6 +46,7 @@ from .queries import (
     inbox_values,
     list_calls,
     list_cold,
+    list_first_seqs,
     list_newest_heads,
     load_meta,
     load_state,
@@ -464,6 +465,10 @@ class SQLiteLedger:
             for stream, seq in after.items()
         }
         return await self._run(self._browser, partial(list_newest_heads, asked, end, limit))
+
+    async def first_seqs(self, threads: Collection[str]) -> dict[str, int]:
+        asked = {it: self._unplaced.find([(f"in/{it}", 0, 2**62)], 1) for it in threads}
+        return await self._run(self._browser, partial(list_first_seqs, asked))
 
     async def threads(
         self,

@@ -8,7 +8,7 @@ read everything.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -29,6 +29,7 @@ from roundelay.network.core.tables import (
     Mark,
     MessageHead,
     OpenReaction,
+    Row,
     Table,
     Tried,
     Triggered,
@@ -52,6 +53,8 @@ MAX_TTL_MS = 30 * 24 * 60 * 60 * 1000
 """Of a takeover."""
 FATES_AT_ONCE = 64
 """For so many recipients of a message their ends are looked up together."""
+THREADS_AT_ONCE = 8
+"""Threads of a list whose first and newest messages are read at once: they may be large."""
 FIRST_LOOKED_AT = 8
 """So many messages of a thread, the oldest, are looked at for one that the caller may read."""
 REACTIONS_SEARCHED = 256
@@ -250,11 +253,18 @@ async def list_threads(
         is_at_end = len(summaries) < asked
         marks = dict(reading.hub.state.marks_of(reading.origin.agent_id))  # as of one moment, as each entry is
         unread = await count_unread(reading, {it.thread_id: it.last_seq for it in summaries}, marks)
-        for summary in summaries:
-            before = summary.last_seq
-            thread_id = summary.thread_id
-            entry = await _describe_thread(reading, summary, unread[thread_id], marks.get(thread_id))
-            if entry is not None and not page.take(entry):
+        first = await _find_first(reading, (it.thread_id for it in summaries), marks)
+        for start in range(0, len(summaries), THREADS_AT_ONCE):
+            chosen = summaries[start : start + THREADS_AT_ONCE]
+            last = {it.thread_id: it.last_seq for it in chosen}
+            ends = await _read_ends(reading, last, {it: first[it] for it in last if it in first})
+            for summary in chosen:
+                before = summary.last_seq
+                thread_id = summary.thread_id
+                entry = await _describe_thread(reading, summary, ends, unread[thread_id], marks.get(thread_id))
+                if entry is not None and not page.take(entry):
+                    break
+            if page.has_more:
                 break
     return {"threads": page.entries, "has_more": page.has_more}
 
@@ -272,11 +282,36 @@ async def _threads(
     return await hub.ledger.threads(spans, origin.agent_id, before=before, limit=limit, among=among)
 
 
+class _Ends(NamedTuple):
+    """The newest message of each of some threads, and the one that its title may quote: by the thread's id, as far as
+    they are stored and whole."""
+
+    newest: dict[str, Row]
+    first: dict[str, Row]
+
+
+async def _find_first(reading: Reading, thread_ids: Iterable[str], marks: Mapping[str, Mark]) -> dict[str, int]:
+    """Return the seq of the message that the title of each of these threads may quote, in one read."""
+    own = {it for it, mark in marks.items() if mark.title}
+    quoted = [it for it in thread_ids if it not in own and _is_quoted(reading, it)]
+    starts = {it: seq for it in quoted if (seq := thread_start(it)) is not None}
+    return starts | await reading.hub.ledger.first_seqs([it for it in quoted if it not in starts])
+
+
+async def _read_ends(reading: Reading, last: Mapping[str, int], first: Mapping[str, int]) -> _Ends:
+    """Read the ends of these threads at once: a read for each of them would make a long list slow."""
+    rows = await reading.hub.ledger.messages({*last.values(), *first.values()})
+    whole = {seq: row for seq, row in rows.items() if not row.is_damaged}
+    return _Ends(*({it: whole[seq] for it, seq in seqs.items() if seq in whole} for seqs in (last, first)))
+
+
 async def _describe_thread(
-    reading: Reading, summary: ThreadSummary, unread: int, mark: Mark | None
+    reading: Reading, summary: ThreadSummary, ends: _Ends, unread: int, mark: Mark | None
 ) -> dict[str, Any] | None:
     """A thread's entry; None for replies to what was said before this participant came."""
-    newest = await find_newest(reading.hub.ledger, summary.thread_id, summary.last_seq + 1)
+    newest = ends.newest.get(summary.thread_id)
+    if newest is None:  # damaged: the one before it takes its place
+        newest = await find_newest(reading.hub.ledger, summary.thread_id, summary.last_seq + 1)
     if newest is None or newest.head is None:
         return None
     if not (reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, newest.head)):
@@ -284,7 +319,7 @@ async def _describe_thread(
     hold = describe_hold(reading.hub.state, reading.origin, summary.thread_id)
     return {
         "thread_id": summary.thread_id,
-        "title": await _write_title(reading, newest.head, mark.title if mark is not None else ""),
+        "title": await _write_title(reading, newest.head, ends, mark.title if mark is not None else ""),
         "last_seq": summary.last_seq,
         "messages": summary.messages,
         "readers": sorted(_shown_readers(reading, newest.head)),
@@ -303,7 +338,7 @@ def _may_take(reading: Reading, newest: MessageHead) -> bool:
     return newest.kind != "mod" and is_in and may_take(state, origin, newest)
 
 
-async def _write_title(reading: Reading, newest: MessageHead, own: str) -> str:
+async def _write_title(reading: Reading, newest: MessageHead, ends: _Ends, own: str) -> str:
     """What a thread is called for the caller, who has its ``own`` name for it or none."""
     thread_id, me, state = newest.thread_id, reading.origin.agent_id, reading.hub.state
     start = thread_start(thread_id)
@@ -312,26 +347,25 @@ async def _write_title(reading: Reading, newest: MessageHead, own: str) -> str:
         channel = state.channel(name_of(newest.to))
         is_known = channel is not None and is_found(state, reading.origin, channel)
         place = f"#{channel.title}" if channel is not None and is_known and channel.title else place
-    parties = [state.participant(it) for it in thread_parties(thread_id)] if newest.kind == "direct" else []
-    has_agent = any(it is not None and it.kind == "agent" for it in parties)
-    is_told = not own and is_about_something(thread_id, has_agent=has_agent)
-    words = await _first_words(reading, thread_id, start) if is_told else ""
+    is_told = not own and _is_quoted(reading, thread_id)
+    words = await _first_words(reading, thread_id, ends.first.get(thread_id)) if is_told else ""
     return write_title(place, words or ("" if start is None else f"replies to #{start}"), own)
 
 
-async def _first_words(reading: Reading, thread_id: str, start: int | None) -> str:
-    """The text that a thread began with, as far as the caller may read it: that of the message that replies answer, or
-    of the first one in the thread."""
-    ledger = reading.hub.ledger
-    found = list((await ledger.messages([start])).values()) if start is not None else []
-    for limit in (
-        1,
-        FIRST_LOOKED_AT,
-    ):  # a message may be long: several are read only where the first one may not be shown
-        if any(not it.is_damaged and reads(reading, it.head) for it in found):
-            break
-        found = list((await ledger.thread(thread_id, limit=limit, newest=False)).rows)
-    row = next((it for it in found if not it.is_damaged and reads(reading, it.head)), None)
+def _is_quoted(reading: Reading, thread_id: str) -> bool:
+    """Return whether the title of a thread quotes what the thread began with."""
+    parties = thread_parties(thread_id) if thread_id.startswith("direct:") else ()
+    found = [reading.hub.state.participant(it) for it in parties]
+    return is_about_something(thread_id, has_agent=any(it is not None and it.kind == "agent" for it in found))
+
+
+async def _first_words(reading: Reading, thread_id: str, first: Row | None) -> str:
+    """Return the text that a thread began with, as far as the caller may read it: of the message that replies answer,
+    or of the first one in the thread."""
+    row = first if first is not None and reads(reading, first.head) else None
+    if row is None:  # messages may be long: several are read only where the first one may not be shown
+        page = await reading.hub.ledger.thread(thread_id, limit=FIRST_LOOKED_AT, newest=False)
+        row = next((it for it in page.rows if not it.is_damaged and reads(reading, it.head)), None)
     return describe_line(row)["text"] if row is not None else ""
 
 

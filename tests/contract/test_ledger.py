@@ -329,6 +329,14 @@ def damage(ledger: Ledger, tmp_path: Path) -> Callable[[int], None]:
     return flip
 
 
+async def test_the_first_message_of_each_thread_is_found(ledger: Ledger) -> None:
+    rows = [message(seq, "ann", "agent:bob", thread=f"t{seq % 3}") for seq in range(1, 9)]
+    record = Row(seq=9, at=9, type="record", actor="bob", key="r:9", stream="t9", label="started")
+    await ledger.append([*rows, record], [])
+    assert await ledger.first_seqs(["t0", "t1", "t9", "none"]) == {"t0": 3, "t1": 1}
+    assert await ledger.first_seqs([]) == {}
+
+
 async def test_a_damaged_row_has_a_stand_in_in_its_place(ledger: Ledger, damage: Callable[[int], None]) -> None:
     record = Row(seq=5, at=5, type="record", actor="bob", key="r:5", stream="r", label="started")
     rows = [message(seq, "ann", "agent:bob") for seq in (1, 2, 3, 4)]

@@ -23,6 +23,7 @@ from roundelay.network.hub import Hub
 from roundelay.network.ledger.followed import FollowedIndex
 from roundelay.network.operations import recent, views
 from roundelay.network.operations.reading import Reading
+from tests.support.counting_ledger import count_reads
 from tests.support.counts import Note
 from tests.support.random_network import EVERYBODY, RandomNetwork
 
@@ -197,41 +198,10 @@ async def compare_at_a_reader(network: RandomNetwork, counts: Counter[str], rng:
     network.stepped.loop.in_threads -= 1
 
 
-class CountingLedger:
-    """Counts what is read: calls, rows and heads."""
-
-    def __init__(self, ledger: Any) -> None:
-        self._ledger = ledger
-        self.counts: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._ledger, name)
-        if name not in ("thread", "inbox", "inbox_heads", "newest_heads", "messages", "heads", "search", "reaction"):
-            return method
-
-        async def read(*args: Any, **options: Any) -> Any:
-            found = await method(*args, **options)
-            self.counts["calls"] += 1
-            if name == "newest_heads":
-                self.counts["heads"] += sum(map(len, found.values()))
-            else:
-                kind = "heads" if name == "inbox_heads" else "rows"
-                self.counts[kind] += len(found.rows if hasattr(found, "rows") else found)
-            return found
-
-        return read
-
-
 def react(network: RandomNetwork, person: str, conversation: str, **args: Any) -> Counter[str]:
     """Somebody writes to the agent, which asks for its window: what is read for that."""
     sent = network.send(person, "agent:desk", conversation=conversation)
-    counting = CountingLedger(network.hub.ledger)
-    network.hub.ledger = counting  # type: ignore[assignment]
-    try:
-        network.stepped.run(views.window(network.reading("desk"), trigger=sent["seq"], **args))
-    finally:
-        network.hub.ledger = counting._ledger
-    return counting.counts
+    return count_reads(network, views.window(network.reading("desk"), trigger=sent["seq"], **args))[1]
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])

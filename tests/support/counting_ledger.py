@@ -1,0 +1,65 @@
+"""A ledger that counts what is read of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from tests.support.random_network import RandomNetwork
+
+T = TypeVar("T")
+READS = frozenset(
+    {
+        "thread",
+        "threads",
+        "inbox",
+        "inbox_heads",
+        "newest_heads",
+        "first_seqs",
+        "messages",
+        "heads",
+        "search",
+        "search_seqs",
+        "reaction",
+        "rows",
+    }
+)
+
+
+class CountingLedger:
+    """Counts calls, rows, heads and seqs that are read."""
+
+    def __init__(self, ledger: Any) -> None:
+        self._ledger = ledger
+        self.counts: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._ledger, name)
+        if name not in READS:
+            return method
+
+        async def read(*args: Any, **options: Any) -> Any:
+            found = await method(*args, **options)
+            self.counts["calls"] += 1
+            if name == "newest_heads":
+                self.counts["heads"] += sum(map(len, found.values()))
+            elif name in ("threads", "first_seqs", "search_seqs"):
+                self.counts["seqs"] += len(found)
+            else:
+                kind = "heads" if name == "inbox_heads" else "rows"
+                self.counts[kind] += len(found.rows if hasattr(found, "rows") else found)
+            return found
+
+        return read
+
+
+def count_reads(network: RandomNetwork, operation: Awaitable[T]) -> tuple[T, Counter[str]]:
+    """Run an operation, and give its value and what was read of the ledger for it."""
+    counting = CountingLedger(network.hub.ledger)
+    network.hub.ledger = counting  # type: ignore[assignment]
+    try:
+        value = network.stepped.run(operation)
+    finally:
+        network.hub.ledger = counting._ledger
+    return value, counting.counts
