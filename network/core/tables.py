@@ -719,3 +719,5 @@ class Span(Struct, frozen=True, gc=False):
     target: str
     after: int
     before: int | None = None
+    has_open_threads: bool = False
+    """Whether replies in the range may be read even if the message that began their thread lies outside of it."""

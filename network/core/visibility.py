@@ -140,10 +140,12 @@ def readable_spans(state: State, participant: Participant) -> list[Span]:
         channel = state.channel(name)
         if state.rights is not None and not has_right_to_read(state, participant.agent_id, name):
             continue
-        if channel is not None and channel.history == "members" and member.is_in:
+        is_open = channel is not None and channel.history == "members"
+        if is_open and member.is_in:
             spans.append(Span(channel_address(name), 0))
         else:
-            spans += [Span(channel_address(name), after, before) for after, before in member.spans]
+            # Whoever left an open channel keeps the replies that it was delivered, as `_gets` has it.
+            spans += [Span(channel_address(name), after, before, is_open) for after, before in member.spans]
     return spans
 
 

@@ -308,11 +308,17 @@ class MemoryLedger:
 
 
 def _is_readable(row: Row, spans: Sequence[Span], sender: str) -> bool:
-    """Whether one of the messages that `inbox` gives may be read. Whoever may read replies to a message may read that
-    message: it lies in the spans too. One's own are read wherever they are."""
+    """Whether one of the messages that `inbox` gives may be read. A reply may be read where the message that began its
+    thread lies in the spans too, or where the reply's own span has open threads. One's own are read wherever they
+    are."""
     start = thread_start(row.stream)
     is_begun_there = start is None or any(
-        it.target == row.target and it.after < start < (it.before or 2**63) for it in spans
+        it.target == row.target
+        and (
+            it.after < start < (it.before or 2**63)
+            or (it.has_open_threads and it.after < row.seq < (it.before or 2**63))
+        )
+        for it in spans
     )
     return row.actor == sender or (sender not in row.excluded and is_begun_there)
 

@@ -547,14 +547,15 @@ INBOX_SEQS = """
         ORDER BY seq {order} LIMIT :limit)
     UNION ALL SELECT value FROM json_each(:newest)"""
 INBOX = f"SELECT {{columns}} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT :limit"
-# Whoever may read replies to a message may read that message: it lies in the spans too (`visibility.may_read`). One's
-# own are read wherever they are.
+# A reply may be read where the message that began its thread lies in the spans too, or where the reply's own span has
+# open threads (`visibility.may_read`). One's own are read wherever they are.
 READABLE = """
     (l.actor = :sender OR ((l.excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(l.excluded) WHERE value = :sender))
     AND (l.stream NOT GLOB 'thread:[1-9]*' OR EXISTS (
         SELECT 1 FROM json_each(:spans) AS span WHERE l.target = span.value ->> 0
-        AND CAST(substr(l.stream, 8) AS INTEGER) > span.value ->> 1
-        AND CAST(substr(l.stream, 8) AS INTEGER) < span.value ->> 2))))"""
+        AND ((CAST(substr(l.stream, 8) AS INTEGER) > span.value ->> 1
+        AND CAST(substr(l.stream, 8) AS INTEGER) < span.value ->> 2)
+        OR (span.value ->> 3 AND l.seq > span.value ->> 1 AND l.seq < span.value ->> 2))))))"""
 THREADS = f"""
     SELECT stream, max(seq), count(*) FROM log AS l WHERE seq IN ({INBOX_SEQS.replace("{order}", "ASC")})
     AND {READABLE}
@@ -566,7 +567,7 @@ def inbox_values(
 ) -> dict[str, object]:
     """The values of `INBOX_SEQS`."""
     ends = cut_spans(spans, after, until)
-    asked = [(f"to/{target}", start, end) for target, start, end in ends]
+    asked = [(f"to/{target}", start, end) for target, start, end, _ in ends]
     found = unplaced.find([*asked, (f"by/{sender}", after, until + 1)], limit, newest=newest)
     return {
         "spans": json.dumps(ends), "sender": sender, "after": after, "until": until, "limit": limit,
@@ -649,10 +650,16 @@ def _read_head(columns: Sequence[Any]) -> HeadAt:
 OF_HEADS = "seq, actor, target, stream, label, excluded, head"
 
 
-def cut_spans(spans: Sequence[Span], after: int, until: int) -> list[tuple[str, int, int]]:
-    """Those of the spans that are not empty within a range: target, and both ends exclusive."""
+def cut_spans(spans: Sequence[Span], after: int, until: int) -> list[tuple[str, int, int, bool]]:
+    """Those of the spans that are not empty within a range: target, both ends exclusive, and whether threads are
+    open."""
     ends = [
-        (span.target, max(after, span.after), until + 1 if span.before is None else min(span.before, until + 1))
+        (
+            span.target,
+            max(after, span.after),
+            until + 1 if span.before is None else min(span.before, until + 1),
+            span.has_open_threads,
+        )
         for span in spans
     ]
     return [end for end in ends if end[1] + 1 < end[2]]

@@ -366,3 +366,11 @@ async def who_holds_results_while_everybody_waits_is_closed(node: Node) -> None:
         await bob.send_frame({"type": "call", "call_id": f"h{number}", "op": "network.history", "args": args})
     await (await node.agent("eve")).call("network.info")
     assert await bob.closed() == 4429
+
+
+@reaches("takeover_ms", 200)
+async def a_takeover_ends_by_itself(node: Node) -> None:
+    mia, bob = await node.person("mia"), await node.agent("bob", role="reactor")
+    await mia.send("agent:bob", "question")
+    await mia.call("network.take", {"thread_id": "direct:bob~mia"})
+    assert (await bob.expect("notice", kind="given"))["thread_id"] == "direct:bob~mia"
