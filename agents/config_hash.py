@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from .agent import Agent
 from .approval_rule import ApprovalRule
 from .middleware import Middleware
+from .patterns import BoundedPattern
 from .tools import Tool, index_tools
 
 MAX_DEPTH = 20
@@ -73,6 +74,8 @@ def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
             return str(value)
         case Pattern():
             return [inside(value.pattern), value.flags]
+        case BoundedPattern():
+            return [value.source, value.flags]
         case Tool():
             told = [value.name, value.description, inside(value.parameters), value.effect]
             return told if value.approval == ApprovalRule() else [*told, inside(value.approval)]

@@ -37,20 +37,22 @@ class PatternOverdue(RoundelayError):
 
 
 class BoundedPattern:
-    """A regular expression whose searches end. Raises `re.error` for one that is wrong."""
+    """A regular expression whose searches end; ``flags`` are those of `re`. Raises `re.error` for one that is wrong."""
 
     def __init__(self, source: str, flags: int = 0) -> None:
-        re.compile(source, flags)  # it says what is wrong as people know it
         self.source = source
+        self.flags = re.compile(source, flags).flags  # it says what is wrong as people know it
+        # The two packages number some flags differently: re.DEBUG is regex.ASCII.
+        mapped = sum(int(ours) for theirs, ours in _FLAGS.items() if flags & theirs)
         try:
-            self._compiled: Any = regex.compile(source, flags)
+            self._compiled: Any = regex.compile(source, mapped)
         except regex.error as error:
             raise re.error(str(error), source) from error
 
     @classmethod
     def of(cls, pattern: re.Pattern[str]) -> BoundedPattern:
         """Return the same expression as one that `re` has compiled."""
-        return cls(pattern.pattern, sum(int(ours) for theirs, ours in _FLAGS.items() if pattern.flags & theirs))
+        return cls(pattern.pattern, pattern.flags)
 
     def search(self, text: str) -> re.Match[str] | None:
         """Find the first place. Raises `PatternOverdue`."""

@@ -48,9 +48,10 @@ def test_an_ordinary_search_finds_what_re_finds(source: str, text: str) -> None:
     assert compile_pattern(source).replace(text, r"\1") == re.sub(source, lambda _: r"\1", text)
 
 
-def test_flags_of_a_compiled_pattern_hold() -> None:
+def test_flags_of_a_compiled_pattern_hold(capsys: pytest.CaptureFixture[str]) -> None:
     assert BoundedPattern.of(re.compile("^B.$", re.I | re.M | re.S)).search("a\nb\n") is not None
     assert BoundedPattern.of(re.compile(r"é\w", re.ASCII)).search("éé") is None
+    assert capsys.readouterr().out == "", "a flag of one package means another thing to the other"
 
 
 def test_a_wrong_pattern_is_refused_as_re_refuses_it() -> None:
