@@ -113,9 +113,14 @@ class Ancestor:
         return value
 
     def _sent_to_json(self) -> dict[str, Any] | None:
+        if self.sent is None:
+            return None
         call = self.sending_call
         exchange = exchange_to_json(call, self.messages) if call is not None else {}
-        return {**asdict(self.sent), **exchange} if self.sent is not None else None
+        sent = asdict(self.sent)
+        if sent["reply"] is not None:
+            del sent["reply"]["origin"]  # what a model's server wants back: nothing that a reader asks for
+        return {**sent, **exchange}
 
 
 async def explain(source: Source, seq: int) -> list[Ancestor]:

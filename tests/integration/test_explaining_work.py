@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from roundelay.agents.features.evaluations import Evaluations
+from roundelay.agents.models.model import ModelReply, ReplyOrigin
 from roundelay.agents.models.scripted import call, finish, send
 from roundelay.app import Network
 from roundelay.cli import cli
@@ -150,3 +151,21 @@ async def test_a_message_by_a_tool_rests_on_its_own_review_and_what_was_sent_bac
         "turn 1: what call 1.0 sends was sent back: no_promises: Promise nothing.",
         "turn 2: what call 2.1 sends was found good (no_promises: passed)",
     ]
+
+
+async def test_why_does_not_tell_what_the_models_server_wants_back(tmp_path: Path) -> None:
+    fields = {"reasoning_content": "hidden thought"}
+    origin = ReplyOrigin("https://models.example chat", fields, demanded=frozenset(fields))
+    desk = make_runner("desk", lambda request: ModelReply("hello", origin=origin))
+    async with Network.open(tmp_path / "team.db") as network:
+        mia = await Person.join(network, "mia")
+        async with running(network, desk):
+            heard = await mia.ask("desk", "Hello?")
+        assert heard.reply_to is not None
+        source = LiveSource(mia.client)
+        asked = await source.messages([heard.reply_to])
+        [recorded] = await source.reactions_to(asked[heard.reply_to])
+        assert recorded.replies[0].origin is not None
+        told = [it.to_json() for it in await explain(source, heard.seq)]
+    assert told[0]["reaction"]["sent"]["reply"]["text"] == "hello"
+    assert "hidden thought" not in json.dumps(told)
