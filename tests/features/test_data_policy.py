@@ -174,7 +174,7 @@ async def test_a_resumed_reaction_is_told_what_was_not_kept() -> None:
     _, requests, answer = await resume(SCRIPT, 4, **NOTHING)
     [told] = results_of(requests[0])
     assert told == "[The result of look was not kept, by this agent's data policy. If it is still needed, get it anew.]"
-    assert requests[0]["messages"][2]["content"] == "[not kept]"
+    assert [it["content"] for it in requests[0]["messages"] if it["role"] == "assistant"] == ["[not kept]"]
     assert answer == f"It is {SECRET}."
 
 

@@ -60,7 +60,8 @@ async def test_features_play_again_from_the_log(tmp_path: Path) -> None:
         heard = await people["mia"].ask("bob", "Is it so?")
         assert heard.text == "It is so, surely [1] [4]."
         assert heard.metadata is not None
-        assert set(heard.metadata) == {"sources", "follow_ups"}
+        assert set(heard.metadata) == {"sources", "follow_ups", "passed_checks"}
+        assert heard.metadata["passed_checks"] == ["grounding"]
         await written(network, lambda row: row.label == "finished")
 
     model = ScriptedModel(script, name="small")

@@ -73,8 +73,8 @@ async def test_who_logs_out_leaves_nothing_behind(open_window: OpenWindow, share
     assert "vera" not in kept
 
     await log_in(window.page, await shared_team.link("walt"))
-    threads = await Screen(window.page).open_threads()
-    await expect(threads.heading.or_(window.page.get_by_role("heading", name="Threads"))).to_be_visible()
+    await Screen(window.page).open_threads()
+    await expect(window.page.get_by_role("heading", name="Threads", exact=True)).to_be_visible()
     assert "secret" not in await window.page.content()
     assert "vera" not in await window.page.content()
 
