@@ -1,12 +1,14 @@
 """Optional parts of the package: `needs` names the extra that is missing, and the command that adds it.
 
-A module that leans on an extra imports it inside of ``with needs("NAME"):``."""
+A module that leans on an extra imports it inside of ``with needs("NAME"):``. Where a clone's ./dev script
+started this program, commands to run are named by that script: the package is installed nowhere else."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from .errors import ConfigError
 
@@ -33,4 +35,20 @@ def describe_missing(extra: str, package: str) -> str:
 
 def how_to_add(extra: str) -> str:
     """Return the one command that adds an extra: ./dev of a clone that ./dev runs, else pip."""
-    return f"./dev add {extra}" if "ROUNDELAY_DEV" in os.environ else f"pip install 'roundelay[{extra}]'"
+    script = find_dev_script(Path.cwd())
+    return f"pip install 'roundelay[{extra}]'" if script is None else f"{script} add {extra}"
+
+
+def name_command(folder: Path) -> str:
+    """Return how this program is called from ``folder``: through the clone's ./dev script, or by its name."""
+    script = find_dev_script(folder)
+    return "roundelay" if script is None else f"{script} roundelay"
+
+
+def find_dev_script(folder: Path) -> str | None:
+    """Return the path of the clone's ./dev script from ``folder``, or None where it did not start this program."""
+    script = Path(__file__).resolve().parents[1] / "dev"
+    if "ROUNDELAY_DEV" not in os.environ or not script.is_file():
+        return None
+    path = os.path.relpath(script, folder.resolve())
+    return path if os.sep in path else f"./{path}"

@@ -44,7 +44,7 @@ from roundelay.network.titles import is_about_something, name_place, write_title
 
 from .activity import describe_activity, tells_activity
 from .listing import ListPage, take_page
-from .marking import count_unread, describe_line, describe_mark
+from .marking import count_unread, describe_line_or_request, describe_mark
 from .reading import Reading, reads
 from .views import Limit, find_message
 
@@ -323,7 +323,7 @@ async def _describe_thread(
         "last_seq": summary.last_seq,
         "messages": summary.messages,
         "readers": sorted(_shown_readers(reading, newest.head)),
-        "last": describe_line(newest),
+        "last": describe_line_or_request(newest),
         "unread": unread,
         **({"mark": describe_mark(mark)} if mark is not None else {}),
         **({"held": hold} if hold is not None else {}),
@@ -366,7 +366,7 @@ async def _first_words(reading: Reading, thread_id: str, first: Row | None) -> s
     if row is None:  # messages may be long: several are read only where the first one may not be shown
         page = await reading.hub.ledger.thread(thread_id, limit=FIRST_LOOKED_AT, newest=False)
         row = next((it for it in page.rows if not it.is_damaged and reads(reading, it.head)), None)
-    return describe_line(row)["text"] if row is not None else ""
+    return describe_line_or_request(row)["text"] if row is not None else ""
 
 
 def _shown_readers(reading: Reading, head: MessageHead) -> set[str]:

@@ -104,6 +104,18 @@ def describe_line(row: Row) -> dict[str, Any]:
     }
 
 
+def describe_line_or_request(row: Row) -> dict[str, Any]:
+    """Describe a message as `describe_line` does, but name a request for approval by its tool.
+
+    The text of a request begins with JSON arguments, which say little in a title or in a list."""
+    line = describe_line(row)
+    approval = (decode_json(row.data).get("metadata") or {}).get("approval")
+    tool = approval.get("tool") if isinstance(approval, dict) else None
+    if isinstance(tool, str) and tool and line["sender_kind"] == "agent":
+        line["text"] = write_line(f"Approval request: {tool}")
+    return line
+
+
 def write_line(text: str) -> str:
     """A text as one line of at most `MAX_LINE_CHARS`."""
     # a text of megabytes is not split for its beginning; white space at its start may fill all of this

@@ -162,5 +162,7 @@ def _add_action(name: AgentAction, short: str, done: str, details: str = "") -> 
 _DONE = ("running", "stopped")
 _add_action("start", "Start the agent NAME of the node, which was stopped.", "is running")
 _add_action("stop", "Stop the agent NAME of the node, until it is started again.", "is stopped")
-_add_action("restart", "Restart the process of the agent NAME.", "runs anew", ", with its file as the node loaded it")
-_add_action("reload", "Restart the agent NAME with its file as it is now.", "runs with its file as it is now")
+_add_action(
+    "restart", "Restart the process of the agent NAME.", "was restarted", ", with its file as the node loaded it"
+)
+_add_action("reload", "Restart the agent NAME with its current file.", "was reloaded with its current file")

@@ -13,6 +13,7 @@ import click
 from roundelay.commands.gateway import SERVED
 from roundelay.commands.options import debug_option, json_option, log_options, node_options
 from roundelay.commands.output import show
+from roundelay.network.extras import name_command
 from roundelay.network.platforms import find_loop_factory, has_desktop
 from roundelay.terminal.connection import READER_ID, login_id
 
@@ -134,6 +135,7 @@ def up(
     if opens is None:
         opens = is_at_terminal and has_desktop() and not config.db.exists()
     opened: Path | None = None
+    command = name_command(Path.cwd())
 
     def announce_ready(line: str, link: str | None) -> None:
         nonlocal opened
@@ -144,10 +146,10 @@ def up(
             opened = open_in_browser(link)
         if link is not None:
             click.echo(f"Open {link}", err=True)
-            click.echo("That link logs you in once, within 10 minutes; another one: roundelay web", err=True)
+            click.echo(f"That link logs you in once, within 10 minutes; another one: {command} web", err=True)
         if is_at_terminal:
             to = f" --to {agents[0].id}" if agents else ""
-            click.echo(f"Ctrl-C stops it. In another terminal: roundelay chat{to}", err=True)
+            click.echo(f"Ctrl-C stops it. In another terminal: {command} chat{to}", err=True)
 
     work = run_node(
         config,

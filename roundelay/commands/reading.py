@@ -57,7 +57,7 @@ def threads(as_json: bool, limit: int, db: Path | None) -> None:
             "LAST": lambda it: f"#{it['last_seq']}",
             **({"UNREAD": lambda it: str(it["unread"] or "")} if db is None else {}),
             head: lambda it: _join_ids(it[name]),
-            **({"HELD BY": lambda it: it.get("held", {}).get("by", "")} if db is None else {}),
+            **({"TAKEN OVER BY": lambda it: it.get("held", {}).get("by", "")} if db is None else {}),
         },
         empty="Nothing has been said yet.",
         as_json=as_json,

@@ -14,6 +14,7 @@ import click
 from roundelay.commands import output
 from roundelay.commands.node import pick_file
 from roundelay.commands.options import debug_option, json_option
+from roundelay.network.extras import name_command
 
 if TYPE_CHECKING:
     from roundelay.nodes.starter import Provider
@@ -100,7 +101,7 @@ def init(
     for path in written:
         click.echo(f"Wrote {path}")
     first = agent or starter.name_agent(template, chosen)
-    command = _name_command(folder)
+    command = name_command(folder)
     steps = [f"cd {shlex.quote(str(folder))}"] if folder != Path() else []
     if chosen is not None and chosen.key and not os.environ.get(chosen.key):
         steps.append(f"export {chosen.key}=...   # your key at {chosen.title}")
@@ -115,14 +116,6 @@ def init(
     for step in steps:
         click.echo(f"  {step}")
     click.echo(f'Write to {first}, for example: "{starter.TEMPLATES[template].first_words}"')
-
-
-def _name_command(folder: Path) -> str:
-    """How this program is called from ``folder``: by ./dev of the clone it runs from, or by its name."""
-    root = Path(__file__).resolve().parents[2]
-    if "ROUNDELAY_DEV" in os.environ and (root / "dev").is_file():
-        return f"{os.path.relpath(root / 'dev', folder.resolve())} roundelay"
-    return "roundelay"
 
 
 def _is_at_terminal() -> bool:

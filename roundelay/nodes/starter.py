@@ -151,8 +151,11 @@ def make_files(template: str, agent: str, provider: Provider | None) -> dict[str
             text, rules[path.stem.replace("AGENT", agent)] = _choose_model(text, provider)
             agents.append(name)
         files[f"agents/{name}" if path.suffix != ".md" or "/" in name else name] = text
+    first = f"{TEMPLATES[template].agent or agent}.yaml"  # commands suggest to talk to a node's first agent
     node = (STARTERS / "roundelay.yaml").read_text(encoding="utf-8")
-    node = node.replace("AGENTS\n", "".join(f"  - agents/{name}\n" for name in agents))
+    node = node.replace(
+        "AGENTS\n", "".join(f"  - agents/{name}\n" for name in sorted(agents, key=lambda name: name != first))
+    )
     scripted = "agents: # their models are not asked\n" + "".join(
         f"  {name}:\n{textwrap.indent(text, '    ')}" for name, text in rules.items()
     )

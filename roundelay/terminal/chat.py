@@ -404,7 +404,7 @@ class Chat:
             )
             for it in threads
         ]
-        head = ("THREAD", "TITLE", "MESSAGES", "LAST", "HELD BY")
+        head = ("THREAD", "TITLE", "MESSAGES", "LAST", "TAKEN OVER BY")
         self.screen.write(format_table(head, rows, paint=self.screen.paint) if rows else "Nothing has been said yet.")
 
     @command("/channels", "the channels that there are for you")

@@ -241,7 +241,7 @@ class PromptLine:
         here, under_way = self.chat.place, self.chat.under_way
         live = draw_writing(under_way, here.thread_id, width=width - 1, rows=rows, paint=self.paint)
         by, me = under_way.holds.get(here.thread_id), self.chat.client.agent_id
-        held = "" if by is None else "held by you" if by == me else f"held by {clean(by)}"
+        held = "" if by is None else "taken over by you" if by == me else f"taken over by {clean(by)}"
         place = f"{fit(clean(here.describe()), min(MAX_LABEL, width // 3))}> "
         room = min(MAX_LABEL, width - display_width(place) - len("() ") - MIN_TYPING)
         busy = fit("; ".join(filter(None, (held, describe_busy(under_way, me)))), room) if room >= MIN_STATE else ""

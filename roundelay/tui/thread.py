@@ -34,12 +34,12 @@ from roundelay.under_way import UnderWay
 VIEWING_SENT_EVERY_S = 20.0
 MAX_LIVE_ROWS, MAX_TOLD_RECIPIENTS, MAX_READERS = 8, 4, 6
 _COME_TO = {
-    "queued": "not there yet",
+    "queued": "queued",
     "delivered": "delivered",
-    "handled": "read",
-    "in_prompt": "in its prompt",
-    "dead": "gave up",
-    "removed": "no longer there",
+    "handled": "handled",
+    "in_prompt": "seen",
+    "dead": "not delivered",
+    "removed": "removed",
 }
 
 
@@ -193,7 +193,7 @@ class ThreadPane(Pane):
         look = (
             f"  {', '.join(looking[:MAX_READERS])} {'looks' if len(looking) == 1 else 'look'} here" if looking else ""
         )
-        holds = f"  held by {'you: agents are silent here' if held == desk.me else clean(held)}" if held else ""
+        holds = f"  taken over by {'you: agents are silent here' if held == desk.me else clean(held)}" if held else ""
         self.query_one("#about", Static).update(
             Content.assemble(
                 (desk.name_thread(self.thread_id), "bold"),

@@ -146,7 +146,7 @@ class ThreadsPane(Pane):
         left.append((self.desk.name_thread(it.thread_id), "bold" if it.unread else ""))
         held = self.desk.under_way.holds.get(it.thread_id)
         if held is not None:
-            left.append((f"  held by {'you' if held == self.desk.me else clean(held)}", "magenta"))
+            left.append((f"  taken over by {'you' if held == self.desk.me else clean(held)}", "magenta"))
         if is_busy:
             left.append(("  … at work", "cyan"))
         below = (

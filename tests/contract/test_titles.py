@@ -53,6 +53,21 @@ async def test_a_thread_is_called_by_its_place_and_its_first_words(network: Netw
     assert (await titles(mia))["direct:desk~mia"] == "desk · Can you refund order 17?"
 
 
+async def test_a_request_for_approval_is_named_by_its_tool(network: Network) -> None:
+    mia, desk = await network.join("mia", kind="human"), await network.join("desk")
+    text = 'May I call refund with {"number": "12"}?'
+    await desk.send_text("mia", text, metadata={"approval": {"tool": "refund", "arguments": '{"number": "12"}'}})
+    listed = (await mia.call("network.list_threads", {}))["threads"]
+    assert [(it["title"], it["last"]["text"]) for it in listed] == [
+        ("desk · Approval request: refund", "Approval request: refund")
+    ]
+    for approval in ("refund", {"tool": 7}, {"tool": ""}, None):
+        await desk.send_text("mia", text, metadata={"approval": approval})
+        assert (await mia.call("network.list_threads", {}))["threads"][0]["last"]["text"] == text
+    await mia.send_text("desk", "I am no agent", metadata={"approval": {"tool": "refund"}})
+    assert (await mia.call("network.list_threads", {}))["threads"][0]["last"]["text"] == "I am no agent"
+
+
 async def test_words_that_one_may_not_read_are_in_no_title(network: Network) -> None:
     mia, late = await network.join("mia"), await network.join("late")  # agents: no operators
     await mia.call("channels.create", {"name": "wood"})

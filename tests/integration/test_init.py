@@ -162,3 +162,11 @@ def test_next_steps_begin_with_dev_in_a_clone_that_dev_runs(tmp_path: Path, monk
     monkeypatch.setenv("ROUNDELAY_DEV", "1")
     dev = os.path.relpath(Path(__file__).parents[2] / "dev", tmp_path / "b")
     assert f"  {dev} roundelay up " in init(tmp_path / "b").output
+
+
+@pytest.mark.parametrize("template", [name for name, it in TEMPLATES.items() if it.agent])
+def test_the_agent_that_people_write_to_is_the_first_of_its_node(tmp_path: Path, template: str) -> None:
+    """`roundelay up` suggests to talk to the first agent."""
+    assert init(tmp_path, "--template", template).exit_code == 0
+    declared = yaml.safe_load((tmp_path / "roundelay.yaml").read_text())["agents"]
+    assert declared[0] == f"agents/{TEMPLATES[template].agent}.yaml"

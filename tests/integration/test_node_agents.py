@@ -33,7 +33,7 @@ async def test_operators_stop_and_start_an_agent(team: Path) -> None:
         before = children(up.pid)
         assert (await invoke("agent", "start", "ann", "--url", url)).out == "ann is running.\n"
         assert children(up.pid) == before
-        assert (await invoke("agent", "restart", "ann", "--url", url)).out == "ann runs anew.\n"
+        assert (await invoke("agent", "restart", "ann", "--url", url)).out == "ann was restarted.\n"
         after = children(up.pid)
         assert (after["ann"] == before["ann"], after["bob"] == before["bob"]) == (False, True)
         assert await ask(url, "ann", "again") == "ann heard again"
@@ -77,7 +77,7 @@ async def test_a_changed_file_is_offered_and_applied_by_a_reload_alone(folder: P
         assert await ask(url, "ann", "anew") == "ann heard anew", "nor does a restart"
 
         done = await invoke("agent", "reload", "ann", "--url", url)
-        assert done.out == "ann runs with its file as it is now.\n"
+        assert done.out == "ann was reloaded with its current file.\n"
         assert await ask(url, "ann", "hello") == "ann took hello"
         assert (await listed(url))["ann"]["has_changed"] is False
         await up.stop()
@@ -124,7 +124,7 @@ async def test_an_ended_process_waits_in_the_operators_inbox_until_its_file_is_r
         assert "its process has ended" in (await invoke("status", "--url", url)).out
         assert (await listed(url))["ann"]["state"] == "ended"
         (team / "ann.yaml").write_text(ANN)
-        assert (await invoke("agent", "reload", "ann", "--url", url)).out == "ann runs with its file as it is now.\n"
+        assert (await invoke("agent", "reload", "ann", "--url", url)).out == "ann was reloaded with its current file.\n"
         assert await ask(url, "ann", "hello") == "ann heard hello"
         assert json.loads((await invoke("inbox", "--json", "--url", url)).out)["items"] == []
         await up.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -185,6 +186,19 @@ async def test_up_opens_the_page_of_a_new_network_and_only_then(tmp_path: Path) 
             assert LINK.fullmatch(link[1])
             assert mode == "600"
             seen.unlink()
+
+
+def name_dev_script(folder: Path) -> str:
+    return os.path.relpath(Path(__file__).parents[2] / "dev", folder)
+
+
+async def test_up_names_the_script_of_the_clone_that_started_it(tmp_path: Path) -> None:
+    dev = name_dev_script(tmp_path)
+    async with command_at_terminal(
+        "up", "--port", "0", shows="In another terminal", columns=400, cwd=tmp_path, ROUNDELAY_DEV="1"
+    ) as up:
+        await up.shows(re.escape(f"another one: {dev} roundelay web"))
+        await up.shows(re.escape(f"In another terminal: {dev} roundelay chat"))
 
 
 @pytest.mark.parametrize(("variable", "value"), [("DISPLAY", None), ("SSH_CONNECTION", "10.0.0.1 1 10.0.0.2 22")])

@@ -78,7 +78,7 @@ async def go(screen: FullScreen, name: str) -> None:
         case "approval":
             screen.app.open_thread("direct:keeper~mia")
             await screen.until(lambda: screen.app.pane.name_here == "thread" and len(screen.boxes) == 4)
-            await screen.shows("keeper: in its prompt")
+            await screen.shows("keeper: seen")
             await screen.press("escape", "G")
             await screen.shows("a approve, A in this thread")
             await screen.shows("Threads 3")

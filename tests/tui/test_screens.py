@@ -75,7 +75,7 @@ async def test_a_text_is_sent_and_answered_and_its_way_into_the_prompt_is_told()
         await it.screen.shows("to bob")
         await send(it, "hello bob")
         await it.screen.shows("You said: hello bob")
-        shown = await it.screen.shows("bob: in its prompt")
+        shown = await it.screen.shows("bob: seen")
         assert "mia → bob" in shown
         assert "bob → mia (re #" in shown
         assert it.screen.app.desk.drafts == {}
@@ -199,13 +199,13 @@ async def test_a_thread_is_taken_over_and_given_back() -> None:
         await send(it, "hello")
         await it.screen.shows("You said: hello")
         await it.screen.press("escape", "o", "enter")
-        await it.screen.shows("held by you: agents are silent here")
+        await it.screen.shows("taken over by you: agents are silent here")
         await it.screen.press("i")
         await send(it, "only for me")
         await it.screen.shows("only for me")
         await it.screen.press("escape", "o")
         await it.screen.shows("You said: only for me")
-        assert "held by" not in it.screen.text
+        assert "taken over by" not in it.screen.text
 
 
 async def test_a_reply_in_a_channel_begins_a_thread_that_its_message_shows() -> None:

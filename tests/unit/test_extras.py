@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from roundelay.network.extras import MissingExtra, how_to_add, needs
+from roundelay.network.extras import MissingExtra, how_to_add, name_command, needs
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
@@ -106,5 +106,9 @@ def test_a_fault_of_our_own_is_no_missing_extra() -> None:
 
 def test_a_clone_that_dev_runs_is_told_of_dev(monkeypatch: pytest.MonkeyPatch) -> None:
     assert how_to_add("tui") == "pip install 'roundelay[tui]'"
+    assert name_command(ROOT) == "roundelay"
     monkeypatch.setenv("ROUNDELAY_DEV", "1")
-    assert how_to_add("tui") == "./dev add tui"
+    for folder in (ROOT, ROOT / "docs"):
+        monkeypatch.chdir(folder)
+        assert (folder / how_to_add("tui").removesuffix(" add tui")).resolve() == ROOT / "dev"
+        assert name_command(folder) == ("./dev roundelay" if folder == ROOT else "../dev roundelay")

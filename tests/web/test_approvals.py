@@ -145,6 +145,12 @@ async def test_who_asked_sees_who_decides_and_the_approver_gets_the_words_and_a_
     mona = await log_in((await open_window(shops.origin)).page, await shops.link("mona"))
     item = mona.item("refund")
     await expect(item.place).to_contain_text("tess wrote: my money for order 8, please")
+    await mona.page.set_viewport_size({"width": 360, "height": 740})
+    size = await item.place.get_by_role("link", name="vault", exact=True).bounding_box()
+    assert size is not None
+    assert size["height"] < 30, "the agent's name is broken into letters"
+    kind = item.place.get_by_text("Approval", exact=True).first
+    assert await kind.evaluate("it => it.scrollWidth <= it.clientWidth"), "the kind of the item is cut"
     link = item.place.get_by_role("link", name="Open the conversation")
     await expect(link).to_have_attribute("href", re.compile(r"direct%3Atess~vault"))
     await item.approve()

@@ -212,7 +212,7 @@ async def test_every_own_message_that_is_seen_says_what_became_of_it(
     screen = await open_thread(window, shared_team, "rolf", "direct:echo~rolf")
     receipts = screen.messages.locator(".receipt")
     await expect(receipts).to_have_count(10)
-    await expect(receipts.filter(has_text="in prompt")).to_have_count(10)
+    await expect(receipts.filter(has_text="Seen by the agent")).to_have_count(10)
 
 
 async def test_an_agent_that_finishes_without_an_answer_is_named(shared_team: WebNode, open_window: OpenWindow) -> None:

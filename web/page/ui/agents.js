@@ -83,7 +83,7 @@ function One({id}) {
   const tools = (card.tools ?? []).map((it) => (typeof it === "string" ? {name: it} : it));
   const direct = directThread(me.value.agent_id, id);
   return html`<div class="screen"><${Head} title=${html`<${Agent} id=${id} />`} back=${linkTo.agents()}>
-      ${id !== me.value.agent_id && html`<a class="button primary" href=${linkTo.thread(direct)}>Write</a>`}<a class="button" href=${linkTo.cost({agent: id})}>What it costs</a><//>
+      ${id !== me.value.agent_id && html`<a class="button primary" href=${linkTo.thread(direct)}>Write</a>`}<a class="button" href=${linkTo.cost({agent: id})}>Cost</a><//>
     <div class="row profile"><${Face} id=${id} /><div class="row-main"><p class="state"><${Dot} agent=${agent} />${describeActivity(agent)}</p>
       ${card.description && html`<p dir="auto">${card.description}</p>`}
       ${card.tags?.length > 0 && html`<p class="tools">${card.tags.map((it) => html`<${Badge}><bdi>${it}</bdi><//>`)}</p>`}</div></div>

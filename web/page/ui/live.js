@@ -15,12 +15,12 @@ export function Work({work, isWaiting, mayStop}) {
   const own = work.streams.findLast((it) => it.kind === "text" && !it.path);
   const others = isWaiting ? [] : work.streams.filter((it) => it !== own);
   const calls = Object.entries(work.calls).sort(([one], [other]) => comparePaths(one, other));
-  const doing = isWaiting ? "waits for a decision" : own ? "writes" : calls.length ? "works" : "thinks";
-  return html`<article class="message live" tabindex="-1" aria-label=${`${work.agent_id} ${doing}`}>
+  const doing = isWaiting ? "Needs approval" : own ? "Typing" : calls.length ? "Working" : "Thinking";
+  return html`<article class="message live" tabindex="-1" aria-label=${`${work.agent_id}: ${doing}`}>
     <${Face} id=${work.agent_id} isSmall />
     <div class="message-main">
       <header class="message-head"><${Agent} id=${work.agent_id} link /><span class="doing">${doing}${!isWaiting && html`<span class="dots" aria-hidden="true" />`}</span>
-        ${mayStop && html`<${Button} kind="danger small" title=${`Stop what ${work.agent_id} is at`} run=${() => actions.stop({reaction: work.reaction})}>Stop<//>`}</header>
+        ${mayStop && html`<${Button} kind="danger small" title=${`Stop ${work.agent_id}`} run=${() => actions.stop({reaction: work.reaction})}>Stop<//>`}</header>
       ${calls.length > 0 && html`<ul class="calls">${calls.map(([path, call]) => html`<${Call} key=${path} work=${work} path=${path} call=${call} />`)}</ul>`}
       ${others.map((it) => html`<${Stream} key=${`${it.path} ${it.turn} ${it.kind} ${it.call}`} work=${work} stream=${it} />`)}
       ${own && !isWaiting && html`<${GrowingMarkdown} text=${own.text} />`}
@@ -47,7 +47,7 @@ function Stream({work, stream}) {
   const text = stream.text.length > SHOWN_CHARS ? `…${stream.text.slice(-SHOWN_CHARS)}` : stream.text;
   const names = who(work, stream.path).slice(1);
   if (stream.kind === "progress") return html`<p class="report"><${Way} names=${names} /><span dir="auto">${text}</span></p>`;
-  const label = {reasoning: "thinks", tool: stream.tool || "a tool", text: "writes"}[stream.kind];
+  const label = {reasoning: "Thinking", tool: stream.tool || "a tool", text: "Typing"}[stream.kind];
   return html`<details class=${`stream ${stream.kind}`} open=${stream.kind !== "tool"}><summary><${Way} names=${names} /><bdi>${label}</bdi></summary>
     <p class="as-is" dir="auto">${text}</p></details>`;
 }

@@ -212,7 +212,7 @@ function Notes({message, me}) {
 
 // --- receipts
 
-const WORDS = {queued: "queued", delivered: "delivered", in_prompt: "in prompt", handled: "handled", dead: "dead", removed: "removed"};
+const WORDS = {queued: "Queued", delivered: "Delivered", in_prompt: "Seen by the agent", handled: "Handled", dead: "Not delivered", removed: "Recipient removed"};
 
 /** What became of a message of one's own: in a word, and for each recipient when it is asked. */
 function Receipts({seq}) {
@@ -227,11 +227,11 @@ function Receipts({seq}) {
   };
   const counts = Object.entries(WORDS).flatMap(([key, word]) => {
     const many = (given ?? []).filter((it) => it.state === key).length;
-    return many ? [[key, (given.length > 1 ? `${word} ${many}` : word)]] : [];
+    return many ? [[key, (given.length > 1 ? `${word}: ${many}` : word)]] : [];
   });
   const isBad = counts.some(([key]) => key === "dead");
-  const text = counts.map(([, it]) => it).join(" · ") || (given ? "nobody else" : "stored");
-  return html`<span class="receipts"><button type="button" class=${`tool-button receipt${isBad ? " bad" : ""}`} aria-expanded=${isOpen} onClick=${toggle} title="What became of it">
+  const text = counts.map(([, it]) => it).join(" · ") || (given ? "Nobody else reads this" : "Sent");
+  return html`<span class="receipts"><button type="button" class=${`tool-button receipt${isBad ? " bad" : ""}`} aria-expanded=${isOpen} onClick=${toggle} title="Show delivery per recipient">
       <span aria-hidden="true">${isBad ? "✕" : given?.every((it) => ["handled", "in_prompt"].includes(it.state)) ? "✓✓" : "✓"}</span> ${text}</button>
     ${isOpen && html`<ul class="receipt-list" aria-label="By recipient">${(given ?? []).map((it) => html`<li key=${it.agent_id}><${Agent} id=${it.agent_id} link />
       <span>${WORDS[it.state] ?? it.state}${it.reaction_status ? `, its reaction is ${(it.again ?? it).reaction_status}` : ""}${it.attempts > 1 ? `, attempt ${it.attempts}` : ""}</span></li>`)}

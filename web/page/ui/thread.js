@@ -110,7 +110,7 @@ function TakeOver({thread, me, onClose}) {
     onClose();
   };
   return html`<${Dialog} title=${`Take over ${namePlace(id, me.agent_id)}?`} onClose=${onClose}>
-    <p><b dir="auto">${who}</b> will not answer here${isForMany ? ", to anybody," : ""} until you give it back or the time is over. What they are at is broken off; afterwards they read what was said.</p>
+    <p><b dir="auto">${who}</b> will not answer here${isForMany ? ", to anybody," : ""} until you give it back or the time is over. Their current work stops. Afterwards they read what was said meanwhile.</p>
     <div class="tools"><${Choice} label="For how long" value=${minutes} options=${SPANS} onChoose=${setMinutes} /></div>
     <div class="dialog-tools"><${Button} run=${onClose}>Cancel<//><${Button} kind="primary" run=${take}>Take over<//></div><//>`;
 }
@@ -123,7 +123,7 @@ function Readers({id, readers, me}) {
   const isAtWork = useComputed(() => listThinking(state.value.under_way).includes(only)).value;
   if (only && others.length < 2) {
     const told = agent?.activity && agent.activity !== "gone" ? agent.activity : agent?.state;
-    return [agent?.kind, isAtWork ? "works" : told, agent?.card?.description].filter((it) => typeof it === "string").join(" · ") || "…";
+    return [agent?.kind, isAtWork ? "working" : ({works: "working", waits: "waiting"})[told] ?? told, agent?.card?.description].filter((it) => typeof it === "string").join(" · ") || "…";
   }
   if (!others.length) return readers.length ? "only you" : "";
   return others.length > 6 ? `${others.slice(0, 5).join(", ")} and ${others.length - 5} more` : others.join(", ");
@@ -233,7 +233,7 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
   return html`<div class="messages">
     ${rows.length === 0 ? html`<div class="scroller"><${Empty} title="Nothing was said here yet" icon="threads" /></div>`
     : html`<${Windowed} api=${list} rows=${rows} draw=${draw} begin=${begin} label="Messages" onScroll=${setView}
-      head=${html`${id.startsWith("thread:") && !hasBefore && html`<${Root} seq=${Number(id.slice(7))} place=${rows[0].message?.to} desk=${desk} />`}<p class="earlier faint">${hasBefore ? "Earlier messages are loaded as you scroll up…" : "This is where it begins."}${damaged?.length ? ` ${damaged.length} can no longer be read.` : ""}</p>`} />`}
+      head=${html`${id.startsWith("thread:") && !hasBefore && html`<${Root} seq=${Number(id.slice(7))} place=${rows[0].message?.to} desk=${desk} />`}<p class="earlier faint">${hasBefore ? "Earlier messages are loaded as you scroll up…" : "Beginning of the conversation."}${damaged?.length ? ` ${damaged.length} can no longer be read.` : ""}</p>`} />`}
     ${!view.isAtEnd && html`<button type="button" class="button to-end" onClick=${() => list.current.toEnd()}>${fresh.length ? `${fresh.length} new ↓` : "To the end ↓"}</button>`}
     <${Announcer} rows=${rows} me=${me.agent_id} /></div>`;
 }

@@ -71,7 +71,7 @@ export function Threads({chosen}) {
         <${Row} key=${it.thread_id} thread=${it} isChosen=${it.thread_id === chosen} />`)}</ul>
         ${found.length > shownCount.value && html`<div class="tools more"><${Button} run=${() => { shownCount.value += MORE; }}>${found.length - shownCount.value} more<//></div>`}
         ${found.length <= shownCount.value && hasMore.value && html`<div class="tools more"><${Button} run=${actions.loadMoreThreads}>Earlier threads<//></div>`}`
-      : !isListed.value ? html`<${Loading} />` : html`<${Empty} icon="threads" title=${filter.value || which.value !== "open" ? "None is like that" : "No conversation yet"}>
+      : !isListed.value ? html`<${Loading} />` : html`<${Empty} icon="threads" title=${filter.value || which.value !== "open" ? "No match" : "No conversation yet"}>
         ${!filter.value && which.value === "open" && !isReadOnly.value && html`<${Button} kind="primary" run=${begin}>Start one<//>`}<//>`}
   </div>`;
 }
@@ -90,9 +90,9 @@ function Row({thread, isChosen}) {
           ${last && html`<${Time} at=${last.sent_at} />`}</span>
         <span class="row-line"><span class="cut faint" dir="auto">${last ? by + tellLine(last.text) : "Nothing to read"}</span>
           <${Count} of=${unread} what="unread" /></span>
-        ${(works.length > 0 || decisions.length > 0 || held) && html`<span class="row-line badges">${held && html`<${Badge} kind="warn"><${Icon} name="hold" />${held.by === me.value.agent_id ? "you hold it" : `held by ${held.by}`}<//>`}
-          ${decisions.length > 0 && html`<${Badge} kind="accent">${listSome(decisions)} waits for a decision<//>`}
-          ${works.length > 0 && html`<${Badge} kind="good"><span class="pulse" aria-hidden="true"></span>${listSome(works)} at work<//>`}</span>`}
+        ${(works.length > 0 || decisions.length > 0 || held) && html`<span class="row-line badges">${held && html`<${Badge} kind="warn"><${Icon} name="hold" />${held.by === me.value.agent_id ? "You took over" : `Taken over by ${held.by}`}<//>`}
+          ${decisions.length > 0 && html`<${Badge} kind="accent">Needs approval: ${listSome(decisions)}<//>`}
+          ${works.length > 0 && html`<${Badge} kind="good"><span class="pulse" aria-hidden="true"></span>Working: ${listSome(works)}<//>`}</span>`}
       </span></a>
     ${!isReadOnly.value && html`<${ThreadMenu} thread=${thread} label=${`What to do with ${name}`} />`}</li>`;
 }

@@ -26,7 +26,7 @@ export function Timeline({query}) {
   return html`<div class="timeline"><${Head} title="Timeline">
       ${ids.length > 1 && html`<label class="field bare"><span class="unseen">Agent</span><select value=${agent ?? ""} onChange=${(event) => set({agent: event.target.value})}>
         <option value="">All agents</option>${ids.map((it) => html`<option value=${it}>${it}</option>`)}</select></label>`}
-      ${!isWhole && html`<button type="button" class="button" onClick=${again}>Read again</button>`}<//>
+      ${!isWhole && html`<button type="button" class="button" onClick=${again}>Refresh</button>`}<//>
     ${thread && html`<p class="tools"><span>Only what answers <b dir="auto">${thread}</b></span> <button type="button" class="button" onClick=${() => set({thread: ""})}>Show all</button></p>`}
     ${error ? html`<${ErrorBox} error=${error} retry=${again} />` : !shown ? isLoading && html`<${Loading} what="Reading what agents did…" />`
       : !shown.length ? html`<${Empty} title="No reaction, as far as you may see">What agents do stands in their records, which are for themselves and for operators.<//>`
