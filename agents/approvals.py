@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -30,15 +31,16 @@ from roundelay.network.messages import BaseMessage, message_from_wire
 
 from .approval_rule import EffectiveRule
 from .containment import retry_later
-from .inbox import find_decider, find_request, is_told_by_network, read_decision
+from .inbox import Decision, find_decider, find_request, is_told_by_network, read_decision
 from .journal import Approval, RecordClient, digest, fetch_fates, fetch_records, open_journal
 from .text import cut
 from .values import Scope, Vote
 
 _logger = logging.getLogger(__name__)
 
-MAX_SHOWN_CHARS, MAX_WHY_CHARS = 4000, 1000
-"""Of the arguments that a person is asked to approve, and of what the model says beside its call."""
+MAX_SHOWN_CHARS, MAX_WHY_CHARS = 32_000, 1000
+"""Of the arguments that a person is asked to approve, and of what the model says beside its call. A call with longer
+arguments is not made: nobody approves what is not shown."""
 MAX_CALL_CHARS = 200
 """Of the arguments in a sentence about a call."""
 
@@ -103,8 +105,10 @@ def describe_request(
     """Give the text that asks people to approve a call, and what its metadata say of it for programs. ``is_copy``: for
     an approver who does not read the thread of the ``trigger``, whose words are quoted. ``is_for_operators``: a copy
     that no person can reply to."""
-    shown, reason, rule = cut(asked.arguments, MAX_SHOWN_CHARS), cut(asked.reason.strip(), MAX_WHY_CHARS), asked.rule
-    lines = [f"May I call {asked.tool} with {shown}?", *([f"Why: {reason}"] if reason else [])]
+    shown, reason, rule = asked.arguments, cut(asked.reason.strip(), MAX_WHY_CHARS), asked.rule
+    # The model's lines are quoted as others' words are, so that none of them passes for one of these.
+    why = [f"Why: {reason}"] if len(reason.splitlines()) == 1 else ["Why:", *(f"> {it}" for it in reason.splitlines())]
+    lines = [f"May I call {asked.tool} with {shown}?", *(why if reason else [])]
     total_s = rule.timeout_s * (2 if rule.escalate_to else 1)
     told: dict[str, Any] = {"tool": asked.tool, "arguments": shown, "reason": reason, "timeout_s": total_s}
     if is_copy or is_for_operators:
@@ -142,18 +146,38 @@ def describe_call(tool: str, arguments: str) -> str:
         read = None
     if not isinstance(read, dict):
         return f"{tool}({cut(arguments, MAX_CALL_CHARS)})"
-    shown = (f"{name}={it if isinstance(it, str) else json.dumps(it, ensure_ascii=False)}" for name, it in read.items())
+    shown = (f"{name}={_write_value(it)}" for name, it in read.items())
     return f"{tool}({cut(', '.join(shown), MAX_CALL_CHARS)})"
+
+
+_PLAIN_VALUE = re.compile(r"[\w .@:/+#-]+")
+
+
+def _write_value(value: object) -> str:
+    """Write an argument; in quotation marks where its characters could end the call and begin another sentence."""
+    if isinstance(value, str) and _PLAIN_VALUE.fullmatch(value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def describe_decision(approval: Approval, tool: str, arguments: str) -> str:
     """Say who decided what: ``mia approved refund(order=17).``"""
-    call = describe_call(tool, arguments if approval.arguments is None else approval.arguments)
-    how = ", with other arguments" if approval.arguments is not None else ""
-    what = "approved" if approval.is_approved else "denied"
+    if approval.is_approved:
+        decision = Decision(is_approved=True, arguments=approval.arguments, scope=approval.scope)
+    else:
+        decision = Decision(is_approved=False, reason=approval.reason)
+    told = write_decision(decision, approval.people, tool, arguments)
+    return told if decision.reason else f"{told}."
+
+
+def write_decision(decision: Decision, people: Iterable[str], tool: str, arguments: str) -> str:
+    """Say who decided what, as a line: ``mia approved refund(order=17)``."""
+    call = describe_call(tool, arguments if decision.arguments is None else decision.arguments)
+    how = ", with other arguments" if decision.arguments is not None else ""
+    what = "approved" if decision.is_approved else "denied"
     scope = {"thread": ", and every further call of it in that thread", "always": ", and every further call of it"}
-    reason = f": {approval.reason}" if approval.reason else "."
-    return f"{join_names(approval.people)} {what} {call}{how}{scope.get(approval.scope, '')}{reason}"
+    reason = f": {decision.reason}" if decision.reason else ""
+    return f"{join_names(people)} {what} {call}{how}{scope.get(decision.scope, '')}{reason}"
 
 
 def join_names(names: Iterable[str]) -> str:

@@ -32,6 +32,7 @@ from roundelay.network.messages import BaseMessage
 
 from .approval_rule import EffectiveRule
 from .approvals import (
+    MAX_SHOWN_CHARS,
     STILL_WAITS,
     NobodyDecides,
     RequestedCall,
@@ -162,6 +163,11 @@ class Deciding:
             return known
         wait = self.recorded.approval_waits.get(self._place)
         if wait is None:
+            if len(self._arguments) > MAX_SHOWN_CHARS:
+                raise NotApproved(
+                    f"its arguments have {len(self._arguments)} characters, and people are shown {MAX_SHOWN_CHARS} at most: "
+                    "nobody approves what is not shown. Call it with less."
+                )
             approvers = await self._find_approvers(0)
             readers = await find_people(self.journal.client, self._trigger)
             standing = await self._find_standing(approvers, readers)

@@ -374,8 +374,8 @@ def read_decision(message: BaseMessage) -> Decision | None:
     """Give a person's ``/approve``, ``/approve thread``, ``/approve always``, ``/deny REASON`` or ``/edit ARGUMENTS``,
     said by the person or told by the network; None for anything else, and for anybody else."""
     if message.sender_kind != "human":
-        return _parse_decision(told["decision"]) if (told := _read_told(message)) is not None else None
-    return _parse_decision(message.said)
+        return parse_decision(told["decision"]) if (told := _read_told(message)) is not None else None
+    return parse_decision(message.said)
 
 
 def find_request(message: BaseMessage) -> int | None:
@@ -412,7 +412,8 @@ def _read_told(message: BaseMessage) -> dict[str, Any] | None:
             return None
 
 
-def _parse_decision(text: str) -> Decision | None:
+def parse_decision(text: str) -> Decision | None:
+    """Give what the words of a person decide; None for any other text."""
     word, *said = text.strip().split(maxsplit=1) or [""]
     rest = said[0] if said else ""
     match word.lower():

@@ -249,7 +249,9 @@ class UnderWay:
         if read_request(message) is not None:
             self.take_request(message)
         elif (told := read_decided(message)) is not None:
-            self.decided(told["request"], message.seq)
+            known = self.undecided.get(told["request"])
+            if known is not None and known.agent_id == message.sender_id:  # another agent may claim anything
+                self.decided(told["request"], message.seq)
         elif message.reply_to is not None and read_decision(message) is not None:
             known = self.undecided.get(message.reply_to)
             if known is None or known.deciders is None or message.sender_id in known.deciders:

@@ -41,7 +41,7 @@ class DemoScreen(Screen):
         lead = f"  {self.paint.name(agent_id)}{padding} {self.paint.dim(process)} "
         self._hang(lead, len(f"  {agent_id}{padding} {process} "), [description])
 
-    def message(self, message: BaseMessage) -> None:
+    def message(self, message: BaseMessage, text: str | None = None) -> None:
         """A message with its thread, its text behind a bar so that no text can pass for another message."""
         head = f"{self.paint.bold(f'#{message.seq}')} {self.paint.name(message.sender_id)} {_describe_aim(message)}"
         self.write(f"{head}   {self.paint.dim('in')} {self.paint.name(message.thread_id)}")

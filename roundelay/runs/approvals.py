@@ -8,20 +8,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
 from pydantic_core import from_json
 
-from roundelay.agents.approvals import join_names, read_decided, read_deciders, read_request
-from roundelay.agents.inbox import read_decision
+from roundelay.agents.approvals import join_names, read_decided, read_deciders, read_request, write_decision
+from roundelay.agents.inbox import parse_decision, read_decision
 from roundelay.network.client import AnyMessage, NetworkClient, Stored
-from roundelay.network.errors import InvalidArguments
+from roundelay.network.errors import InvalidArguments, RequestError
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.runs.lists import list_approvals
 from roundelay.terminal.text import clean
 
+MAX_REQUESTS = 500
 LOOKED_THROUGH = 200
 """Messages, the newest of the request's thread, in which its decision is looked for."""
 
@@ -149,6 +151,45 @@ def describe_request(shown: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def tell_decision(request: BaseMessage, by: str, said: str) -> str | None:
+    """Say what somebody decided on a request: ``mia approved refund(order=17)``. None for words that decide nothing, of
+    somebody who may not decide, or on what is no request."""
+    deciders, decision = read_deciders(request), parse_decision(said)
+    if decision is None or request.sender_kind != "agent" or read_request(request) is None:
+        return None
+    if deciders is not None and by not in deciders:
+        return None
+    told = read_told(request)
+    return write_decision(decision, [by], told["tool"], told["arguments"])
+
+
+class KnownRequests:
+    """The requests for approval that a screen has met, so that it shows decisions in words."""
+
+    def __init__(self, client: NetworkClient) -> None:
+        self._client = client
+        self._known: dict[int, BaseMessage] = {}
+
+    def take(self, message: BaseMessage) -> None:
+        """Remember a message if it is a request."""
+        if read_request(message) is not None:
+            self._known[message.seq] = message
+            if len(self._known) > MAX_REQUESTS:
+                del self._known[next(iter(self._known))]
+
+    async def tell(self, message: BaseMessage) -> str | None:
+        """Give a person's decision in words; None for any other message. A request that is not known is read."""
+        self.take(message)
+        question = message.reply_to
+        if question is None or message.sender_kind != "human" or read_decision(message) is None:
+            return None
+        if question not in self._known:
+            with suppress(RequestError, LookupError):  # cut by retention, or nobody's to read
+                self.take(await find_message(self._client, question))
+        request = self._known.get(question)
+        return None if request is None else tell_decision(request, message.sender_id, message.said)
+
+
 async def find_message(client: NetworkClient, seq: int) -> AnyMessage:
     return message_from_wire((await client.call("network.why", {"seq": seq}))["chain"][0])
 
@@ -253,7 +294,7 @@ async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[D
     found = []
     for it in history.messages:
         told = read_decided(it)
-        if told is not None and told["request"] == request.seq:
+        if told is not None and told["request"] == request.seq and it.sender_id == request.sender_id:
             said = tuple(word for word in told.get("said", ()) if isinstance(word, str))
             found.append(DecisionTold(tuple(map(str, told["by"])), told["seq"], told["at"], said))
         elif it.reply_to == request.seq and (decision := read_decision(it)) is not None:

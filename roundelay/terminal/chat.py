@@ -27,11 +27,13 @@ from roundelay.network.client import (
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RequestError, RoundelayError
 from roundelay.runs.activity import list_work, tell_activity
 from roundelay.runs.approvals import (
+    KnownRequests,
     check_arguments,
     find_message,
     format_until,
     list_requests,
     read_until,
+    tell_decision,
 )
 from roundelay.runs.lists import list_channels, list_participants, list_threads
 from roundelay.terminal.actions import (
@@ -113,6 +115,7 @@ class Chat:
         self.errors = errors or screen
         self.place = BROADCAST
         self.under_way = UnderWay(client.agent_id)
+        self._requests = KnownRequests(client)
         self.has_failed = False
         """Whether a line could not be obeyed."""
         self.sent: deque[int] = deque(maxlen=SENT_REMEMBERED)
@@ -145,7 +148,7 @@ class Chat:
         async for delivery in self.client.deliveries():
             async with delivery as message:
                 self.under_way.take_message(message)
-                self.screen.message(message)
+                self.screen.message(message, await self._requests.tell(message))
                 if any(it.seq == message.seq for it in self.under_way.list_mine()):
                     self._show_how_to_decide(message.seq, read_until(message))
                 if self.place.reply_to is not None and message.thread_id == self.place.thread_id:
@@ -222,7 +225,7 @@ class Chat:
             history = await self.client.history(self.place.thread_id, before=welcome.head + 1, limit=HISTORY_MESSAGES)
             known = [it for it in history.messages if it.seq <= welcome.cursor or it.sender_id == me]
             for message in known[-SHOWN_AT_FIRST:]:
-                self.screen.message(message)
+                self.screen.message(message, await self._requests.tell(message))
 
     async def _show_waiting(self) -> None:
         """What waits for this person's decision, wherever it is."""
@@ -318,11 +321,13 @@ class Chat:
 
         def show(request: AnyMessage, stored: Stored) -> None:
             shown.append(stored.seq)
-            self._show_sent(stored, self.client.find_reply_address(request), decision, seq)
+            told = tell_decision(request, self.client.agent_id, decision) or decision
+            self._show_sent(stored, self.client.find_reply_address(request), told, seq)
 
         request, stored = await decide_request(self.client, self.under_way, seq, decision, show)
         if not shown:
-            self.screen.note(f"Told {clean(request.sender_id)} in #{stored.seq}: {clean(decision)}.")
+            told = tell_decision(request, self.client.agent_id, decision) or decision
+            self.screen.note(f"Told {clean(request.sender_id)} in #{stored.seq}: {clean(told)}.")
 
     def _read_request(self, word: str, rest: str) -> tuple[int, str]:
         """The request that is decided, the one that waits where none is named, and what is said of it."""
@@ -487,7 +492,7 @@ class Chat:
         more = f", the last {len(history.messages)}" if history.has_more else ""
         self.screen.note(f"{clean(thread_id)}{more}:")
         for message in history.messages:
-            self.screen.message(message)
+            self.screen.message(message, await self._requests.tell(message))
 
     @command("/reply SEQ TEXT", "answer one message, and stay here")
     async def _reply(self, rest: str) -> None:

@@ -139,15 +139,17 @@ def format_line(
     return "\n".join([head, *(paint.dim(CONTINUED) + line for line in others)])
 
 
-def format_message(message: BaseMessage, *, paint: Paint = PLAIN, width: int | None = None) -> str:
-    """A message with its place and what it answers; see `format_line`."""
+def format_message(
+    message: BaseMessage, *, text: str | None = None, paint: Paint = PLAIN, width: int | None = None
+) -> str:
+    """A message with its place and what it answers; see `format_line`. ``text`` stands in place of its own."""
     place = describe_place(message.to, message.thread_id)
     return format_line(
         message.sent_at,
         message.seq,
         name_sender(message),
         place,
-        "\n".join([message.text, *list_beside(message)]),
+        "\n".join([message.text if text is None else text, *list_beside(message)]),
         reply_to=message.reply_to,
         paint=paint,
         width=width,
@@ -317,8 +319,9 @@ class Screen:
         self.stream.write(f"{line}\n")
         self.stream.flush()
 
-    def message(self, message: BaseMessage) -> None:
-        self.write(format_message(message, paint=self.paint, width=self.width))
+    def message(self, message: BaseMessage, text: str | None = None) -> None:
+        """Write a message; ``text`` stands in place of its own."""
+        self.write(format_message(message, text=text, paint=self.paint, width=self.width))
 
     def note(self, text: str) -> None:
         """A line of ours: what happened beside the messages."""

@@ -23,7 +23,7 @@ from textual.worker import Worker
 from roundelay.agents.approvals import read_request
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError
-from roundelay.runs.approvals import format_until, read_until
+from roundelay.runs.approvals import KnownRequests, format_until, read_until
 from roundelay.terminal.screen import describe_place, format_time, list_beside, name_sender
 from roundelay.terminal.text import break_lines, clean, clean_lines, count
 from roundelay.tui.keys import Keys
@@ -81,9 +81,10 @@ def list_replaced(messages: Iterable[AnyMessage]) -> dict[int, int]:
 class MessageBox(Widget):
     """One message. ``below`` are lines of ours that stand under it: its replies, who has read it, what can be done."""
 
-    def __init__(self, message: AnyMessage, me: str) -> None:
+    def __init__(self, message: AnyMessage, me: str, decision: str | None = None) -> None:
         super().__init__(markup=False)
         self.message = message
+        self._decision = decision  # in words
         self.is_open = False
         self.below: tuple[str, ...] = ()
         self._is_waiting = False  # for a decision
@@ -146,7 +147,10 @@ class MessageBox(Widget):
             parts.append((f"\n{INDENT}replaced by #{self._replaced_by}", "dim italic"))
             if not self.is_open:
                 return Content.assemble(*parts, ("; Enter shows what it said", "dim italic"))
-        for line in fold_markdown(it.text, room, is_open=self.is_open):
+        text = fold_markdown(it.text, room, is_open=self.is_open)
+        if self._decision is not None:
+            text = fold(self._decision, room, is_open=self.is_open)
+        for line in text:
             parts += [f"\n{INDENT}", line]
         beside = [line for text in list_beside(it) for line in fold(text, room)]
         parts += [(f"\n{INDENT}{line}", "dim") for line in beside]
@@ -190,6 +194,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.newest = 0
         """The seq of the newest message that is known of."""
         self._client = client
+        self._requests = KnownRequests(client)
         self._is_loading = False
         self._is_settled = True  # what was loaded is looked at where it is to be
         self._told = (0, 0)
@@ -301,13 +306,13 @@ class MessageWindow(VerticalScroll, can_focus=True):
                 nothing_upto, step = step, step * 4
 
     async def _mount(self, messages: Iterable[AnyMessage], before: MessageBox | None = None) -> None:
-        await self.mount_all([self._make(it) for it in messages], before=before)
+        await self.mount_all([await self._make(it) for it in messages], before=before)
         replaced = list_replaced(it.message for it in self.boxes)
         for box in self.boxes:
             box.set_replaced(replaced.get(box.seq))
 
-    def _make(self, message: AnyMessage) -> MessageBox:
-        return MessageBox(message, self._client.agent_id)
+    async def _make(self, message: AnyMessage) -> MessageBox:
+        return MessageBox(message, self._client.agent_id, await self._requests.tell(message))
 
     async def _drop(self, boxes: Sequence[MessageBox]) -> None:
         if not boxes:

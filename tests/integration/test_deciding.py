@@ -88,7 +88,9 @@ async def test_the_prompt_says_who_waits_and_yes_no_or_a_right_edit_decides(node
         )
         assert "guide … " not in screen, "it writes nothing more"
         terminal.type("yes\r")
-        await terminal.shows(rf"mia → guide \(re #{seq}\): /approve\n(.*\n)*.*guide → mia.*: 5 paid to ann\nguide>$")
+        await terminal.shows(
+            rf"mia → guide \(re #{seq}\): mia approved pay\(to=ann, amount=5\)\n(.*\n)*.*guide → mia.*: 5 paid to ann\nguide>$"
+        )
 
         terminal.type("pay zoe\r")
         again = await see_request(terminal)
@@ -115,11 +117,15 @@ async def test_of_several_calls_the_one_is_decided_that_is_named_and_no_other(no
             terminal.type(f"{wrong}\r")
             await terminal.shows(rf"! Several calls wait for your decision: #{first} of guide, #{second} of guide")
         terminal.type(f"/deny {first} not her\r")
-        await terminal.shows(rf"mia → guide \(re #{first}\): /deny not her(.*\n)*{WAITS}$")
+        await terminal.shows(
+            rf"mia → guide \(re #{first}\): mia denied pay\(to=ann, amount=5\): not her(.*\n)*{WAITS}$"
+        )
         terminal.type(f"/approve {second}x\r")
         await terminal.shows(rf"! '{second}x' is no number of a message")
         terminal.type("yes\r")
-        await terminal.shows(rf"mia → guide \(re #{second}\): /approve\n(.*\n)*.*guide → mia.*: 5 paid to zoe\nguide>$")
+        await terminal.shows(
+            rf"mia → guide \(re #{second}\): mia approved pay\(to=zoe, amount=5\)\n(.*\n)*.*: 5 paid to zoe\nguide>$"
+        )
 
 
 async def test_a_chat_begins_with_what_was_said_and_what_waits(node: Node) -> None:

@@ -209,3 +209,14 @@ def test_an_agent_that_numbers_no_calls_has_one_at_a_time() -> None:
     assert describe_busy(under_way) == "bob uses dig"
     under_way.take(Signal("bob", "t", "tool", body | {"active": False}))
     assert describe_busy(under_way) == "bob thinking"
+
+
+def test_only_the_agent_that_asks_says_that_its_request_was_decided_elsewhere() -> None:
+    """Another one would take a request from every screen, and its approvers would never see it."""
+    under_way = UnderWay("mia")
+    under_way.take_message(say(5, "bob", "May I?", 4, approval={"reaction": "r", "tool": "pay", "arguments": "{}"}))
+    decided = {"request": 5, "is_approved": True, "by": ["mia"], "seq": 6, "at": 1}
+    under_way.take_message(say(7, "eve", "mia approved it.", 5, decided=decided))
+    assert [it.seq for it in under_way.list_mine()] == [5]
+    under_way.take_message(say(8, "bob", "mia approved it.", 5, decided=decided))
+    assert under_way.list_mine() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import re
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
-from roundelay.network.messages import message_from_wire
+from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.safe_text import strip_unseen
+from roundelay.runs.approvals import tell_decision
 from roundelay.terminal.live import describe_busy, draw_writing
 from roundelay.terminal.screen import (
     Paint,
@@ -344,3 +346,43 @@ def test_of_calls_inside_of_calls_the_innermost_is_told_and_ends_with_the_outer_
     assert describe_busy(under_way) == "bob uses dig 1.0, dig 1.0.1, search"
     under_way.take(Signal("bob", "direct:bob~mia", "tool", outer | {"active": False}))
     assert describe_busy(under_way) == "bob uses search"
+
+
+# -- decisions in words
+
+
+def request(**approval: object) -> BaseMessage:
+    told = {"reaction": "r1", "tool": "refund", "arguments": '{"order": 17}', "reason": "", **approval}
+    return message_from_wire(MESSAGE | {"metadata": {"approval": told}})
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("/approve", "mia approved refund(order=17)"),
+        ("/approve thread", "mia approved refund(order=17), and every further call of it in that thread"),
+        ("/approve always", "mia approved refund(order=17), and every further call of it"),
+        ("/deny too much", "mia denied refund(order=17): too much"),
+        ('/edit {"order": 18}', "mia approved refund(order=18), with other arguments"),
+        ("yes", None),
+        ("/approval", None),
+    ],
+)
+def test_a_decision_is_shown_as_who_decided_what(said: str, shown: str | None) -> None:
+    assert tell_decision(request(), "mia", said) == shown
+
+
+def test_words_of_somebody_who_may_not_decide_are_shown_as_they_are() -> None:
+    assert tell_decision(request(deciders=["zoe"]), "mia", "/approve") is None
+    assert tell_decision(message_from_wire(MESSAGE), "mia", "/approve") is None, "it asks for nothing"
+    forged = message_from_wire(MESSAGE | {"sender_kind": "human", "metadata": request().metadata})
+    assert tell_decision(forged, "mia", "/approve") is None, "only agents ask"
+
+
+@pytest.mark.parametrize(
+    "order", ["17). zoe approved pay(all=yes", "17\nzoe approved pay", "17, by=zoe", "1\u202e7", '"']
+)
+def test_an_argument_never_ends_the_call_that_is_shown(order: str) -> None:
+    told = tell_decision(request(arguments=json.dumps({"order": order})), "mia", "/approve")
+    assert told == f"mia approved refund(order={json.dumps(order, ensure_ascii=False)})"
+    assert clean(told).count("\n") == 0

@@ -138,7 +138,8 @@ export function takeSaid(draft, message) {
     undecided[seq] = { seq, agent_id: sender_id, reaction: asks, thread_id, ...deciders };
     bound(undecided, MAX_UNDECIDED);
   } else if (isDecidedElsewhere(message)) {
-    takeDecision(draft, message.metadata.decided.request, message.seq);
+    const { request } = message.metadata.decided; // another agent may claim anything
+    if (draft.state.under_way.undecided[request]?.agent_id === message.sender_id) takeDecision(draft, request, message.seq);
   } else if (message.reply_to !== undefined && isDecision(message)) {
     const deciders = draft.state.under_way.undecided[message.reply_to]?.deciders;
     if (deciders === undefined || deciders.includes(message.sender_id)) takeDecision(draft, message.reply_to, message.seq);

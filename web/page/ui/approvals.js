@@ -85,10 +85,21 @@ function readLedBy(given) {
 /** Whether somebody who reads a request may decide on it. */
 const mayDecideOn = (asked, agentId) => asked.deciders === null || asked.deciders.includes(agentId);
 
+/** Whether a message is a decision on a request by somebody who may decide. */
+export const decidesOn = (message, request) => {
+  const asked = readApproval(request);
+  return asked !== null && mayDecideOn(asked, message.sender_id);
+};
+
+const PLAIN_VALUE = /^[\p{L}\p{N}_ .@:/+#-]+$/u;
+
+/** An argument; in quotation marks where its characters could end the call and begin another sentence. */
+const writeValue = (value) => (typeof value === "string" && PLAIN_VALUE.test(value) ? value : JSON.stringify(value));
+
 /** A call in a line: `refund(order=17)`. */
 function tellCall(asked) {
   const read = readArguments(asked.arguments);
-  const parts = isObject(read) ? Object.entries(read).map(([name, it]) => `${name}=${typeof it === "string" ? it : JSON.stringify(it)}`) : [asked.arguments];
+  const parts = isObject(read) ? Object.entries(read).map(([name, it]) => `${name}=${writeValue(it)}`) : [asked.arguments];
   const text = parts.join(", ");
   return `${asked.tool}(${text.length > CALL_CHARS ? `${text.slice(0, CALL_CHARS)}…` : text})`;
 }

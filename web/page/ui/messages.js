@@ -7,7 +7,7 @@ import {Component} from "#vendor/preact.js";
 import {isObject, listOf} from "#core/json.js";
 import {tellCount, textOf, writeContent, writeSize} from "#core/text.js";
 import {isDecision} from "#core/under_way.js";
-import {Approval, DecisionLine, readApproval, readDecisions, tellLine} from "#ui/approvals.js";
+import {Approval, DecisionLine, decidesOn, readApproval, readDecisions, tellLine} from "#ui/approvals.js";
 import {CopyButton, Markdown, renderImage, renderLink} from "#ui/markdown.js";
 import {Agent, Badge, Button, Face, html, tellError, tellMoment} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
@@ -122,7 +122,7 @@ function Whole({row, replies, isNext, desk}) {
 function isAnswered(message) {
   if (message.reply_to === undefined || !isDecision(message)) return false;
   const request = state.peek().messages[message.reply_to];
-  return request === undefined || readApproval(request) !== null;
+  return request === undefined || decidesOn(message, request);
 }
 
 /** What its sender has sent anew: a line, until somebody wants to see it. */
