@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.core.queries import read_query
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.ledger.search import list_words
+from tests.support.announced import announced_node
+from tests.support.command import invoke
 from tests.support.page_modules import run_module
 
 
@@ -74,6 +78,33 @@ async def test_messages_are_chosen_by_person_and_time(network: Network) -> None:
         await find(mia, "tea after:yesterday")
     with pytest.raises(InvalidArguments, match="it needs 1 to 32"):
         await find(mia, "from:ann")
+
+
+async def test_the_search_command_chooses_by_person_and_day(tmp_path: Path) -> None:
+    async with announced_node(tmp_path) as node:
+        mia, ann = await node.person("mia"), await node.person("ann")
+        await mia.send("broadcast", "Two teapots for mia")
+        await ann.send("broadcast", "A teapot from ann")
+        first = json.loads((await invoke("history", "broadcast", "--json")).out)["messages"][0]
+        today = datetime.fromtimestamp(first["sent_at"] / 1000, UTC).date()
+        found = {
+            query: [text for text in ("Two teapots for mia", "A teapot from ann") if text in shown.out]
+            for query in ("teapot", "teapot from:ann", f"teapot after:{today}", f"teapot before:{today}")
+            for shown in [await invoke("search", *query.split())]
+        }
+        assert found == {
+            "teapot": ["Two teapots for mia", "A teapot from ann"],
+            "teapot from:ann": ["A teapot from ann"],
+            f"teapot after:{today}": ["Two teapots for mia", "A teapot from ann"],
+            f"teapot before:{today}": [],
+        }
+        page = json.loads((await invoke("search", "teapots", "from:@MIA", "--json")).out)
+        assert [it["content"] for it in page["messages"]] == ["Two teapots for mia"]
+        assert "Nothing was found." in (await invoke("search", "teapot", "from:nobody")).out
+        refused = await invoke("search", "teapot", "after:yesterday", code=1)
+        assert "after:yesterday has no date: write it as 2026-11-27" in refused.err
+        refused = await invoke("search", "from:ann", code=1)
+        assert "it needs 1 to 32" in refused.err
 
 
 QUERIES = [
