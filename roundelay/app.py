@@ -44,6 +44,7 @@ from roundelay.network.mod import Mod, load_mods, look_for_mods_in
 from roundelay.network.operations import list_operations
 from roundelay.network.platforms import raise_file_limit
 from roundelay.network.visibility import Visibility
+from roundelay.nodes.price_list import NodePrices
 from roundelay.web.site import PageSite
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ async def serve(
         server=server_name(),
         owner_hash=hash_token(token),
         is_read_only=is_read_only,
+        price_list=NodePrices(),
         clock=system_clock,
         new_id=random_id,
     )
@@ -323,6 +325,7 @@ class Network:
             visibility=visibility,
             rights=make_rights(NodeConfig(rights=dict(rights)), loaded) if rights is not None else None,
             server=server_name(),
+            price_list=NodePrices(),
             clock=clock,
             new_id=new_id,
         )

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Annotated
 
 from pydantic import Field
@@ -159,6 +160,11 @@ class Prices(dict[str, Price]):
             return genai_prices.calc_price(asked, model_ref=model).total_price * each
         except (LookupError, ValueError):  # no such model; or figures that its price is not made for
             return None
+
+
+def has_price_table() -> bool:
+    """Return whether `genai-prices`, which knows the prices of many models, is installed."""
+    return find_spec("genai_prices") is not None
 
 
 def write_dollars(cost: Decimal) -> str:

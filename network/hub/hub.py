@@ -36,7 +36,7 @@ from roundelay.network.errors import Forbidden, LedgerError, Overloaded, Roundel
 from roundelay.network.frames import Follows, write_moved
 from roundelay.network.ledger import KeyTaken, Ledger, LogFull, LogMoved, Unstorable
 from roundelay.network.operations import list_operations
-from roundelay.network.operations.reading import AgentSupervisor
+from roundelay.network.operations.reading import AgentSupervisor, PriceList
 from roundelay.network.operations.recent import RecentHeads
 from roundelay.network.platforms import seconds_since_boot
 
@@ -115,6 +115,7 @@ class Hub:
         owner_hash: str | None = None,
         is_read_only: bool = False,
         follows: Callable[[], Follows] | None = None,
+        price_list: PriceList | None = None,
         clock: Clock,
         new_id: NewId,
     ) -> None:
@@ -127,6 +128,8 @@ class Hub:
         """Where browsers elsewhere reach the page, if the operator says so."""
         self.supervisor: AgentSupervisor | None = None
         """Of the agents' processes of the node that runs this hub, if it runs any."""
+        self.price_list = price_list
+        """The prices that the node's process knows, if it knows any."""
         self._owner_hash = owner_hash
         self.is_open = False
         """Whether the ledger is open, and no commit's outcome unknown."""

@@ -36,6 +36,7 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     operators.retry_dead_letter,
     reactions.approvals,
     reactions.approvers,
+    reactions.costs,
     reactions.decide,
     reactions.open_reactions,
     reactions.records,

@@ -3,6 +3,7 @@ the records."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +25,7 @@ from roundelay.network.errors import Forbidden, InternalError, InvalidArguments,
 from roundelay.network.frames import Seq
 
 from .listing import ListPage, take_page
-from .reading import Reading, reads, reads_as_itself, whose
+from .reading import Reading, UsedTokens, reads, reads_as_itself, whose
 from .views import PAGE, Limit, View, find_message, find_reaction, shows_cause
 
 
@@ -312,6 +313,20 @@ async def spent(reading: Reading, *, seq: Seq, reaction: str | None = None) -> d
         "of_day": _write(spent_on(day, state.get("day", agent_id))),
         "day": datetime.fromtimestamp(day * DAY_MS / 1000, UTC).date().isoformat(),
     }
+
+
+MAX_USES = 500
+"""Maximum number of uses in one question for their costs."""
+
+
+async def costs(reading: Reading, *, uses: Annotated[list[UsedTokens], Meta(max_length=MAX_USES)]) -> dict[str, Any]:
+    """What these uses of models cost by the prices that the node knows: dollars in the same order, null where no price
+    is known."""
+    price_list = reading.hub.price_list
+    if price_list is None:
+        return {"usd": [None] * len(uses), "has_prices": False}
+    usd = await asyncio.to_thread(price_list.price, uses)  # the first question reads the whole table
+    return {"usd": usd, "has_prices": price_list.has_table}
 
 
 async def usage(

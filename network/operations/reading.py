@@ -4,10 +4,10 @@ what."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import Origin
@@ -20,6 +20,7 @@ from roundelay.network.ledger import Ledger
 
 from .recent import RecentHeads
 
+TokenCount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 AgentAction: TypeAlias = Literal["start", "stop", "restart", "reload"]
 
 
@@ -29,6 +30,24 @@ class AgentSupervisor(Protocol):
     def list_agents(self) -> list[dict[str, Any]]: ...
 
     async def control(self, agent_id: str, action: AgentAction) -> dict[str, Any]: ...
+
+
+class UsedTokens(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokens of one model call, as far as prices depend on them."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    prompt_tokens: TokenCount = 0
+    completion_tokens: TokenCount = 0
+    cached_tokens: TokenCount = 0
+
+
+class PriceList(Protocol):
+    """What knows the prices of models. It is asked in a thread of its own."""
+
+    @property
+    def has_table(self) -> bool: ...
+
+    def price(self, uses: Sequence[UsedTokens]) -> list[float | None]: ...
 
 
 class ReadPlace(Protocol):
@@ -48,6 +67,7 @@ class HubView(Protocol):
     quotas: Quotas
     public_url: str | None
     supervisor: AgentSupervisor | None
+    price_list: PriceList | None
 
     @property
     def name(self) -> str: ...

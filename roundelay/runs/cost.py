@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
 from roundelay.agents.models.model import ModelUse, Usage
-from roundelay.agents.models.tokens import Prices, write_dollars
+from roundelay.agents.models.tokens import Prices, has_price_table, write_dollars
 from roundelay.network.client import NetworkClient
 from roundelay.network.extras import how_to_add
 from roundelay.runs.source import LiveSource, Source, read_few_at_once
@@ -242,7 +241,7 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
     names = ", ".join(clean(name) if name else "what no model is named for" for name in unknown)
     advice = (
         f"Prices come from genai-prices. Run: {how_to_add('prices')}"
-        if find_spec("genai_prices") is None
+        if not has_price_table()
         else "genai-prices, which tells them, knows none."
     )
     return f"{table}\nNo price is known of: {names}. {advice}"

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw
 
 from roundelay.agents.models.model import Usage
-from roundelay.agents.models.tokens import Prices
+from roundelay.agents.models.tokens import Prices, has_price_table
 from roundelay.network.core.tables import Row
 from roundelay.network.errors import Forbidden, LedgerError, UnknownOperation
 from roundelay.runs.export import Part, read_messages, read_part
@@ -125,6 +125,7 @@ async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) ->
         "readers": await _read_readers(source, rows),
         "messages": rows.messages,
         "records": rows.records,
+        "has_prices": has_price_table(),
         "usd": {name: float(it) for name, it in usd.items() if it is not None},
     }
     return make_page(msgspec.json.encode(data), nonce)
@@ -178,8 +179,8 @@ def _list_used(body: object) -> Iterator[tuple[str, Usage]]:
 
 
 def _name_usage(model: str, usage: Usage) -> str:
-    """Give what the page finds a price by (core/recording.js)."""
-    tokens = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens]
+    """Return the name by which the page finds a price: `nameUse` of core/pricing.js."""
+    tokens = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
     return json.dumps([model, *tokens], ensure_ascii=False, separators=(",", ":"))
 
 

@@ -163,6 +163,7 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.records": (always("ok"), lambda seq: {"reaction": "r"}),
     "network.spent": (for_readers(), lambda seq: {"seq": seq}),
     "network.usage": (always("ok"), lambda seq: {}),
+    "network.costs": (always("ok"), lambda seq: {"uses": [{"model": "m", "prompt_tokens": 1}]}),
     "network.receive": (always("ok"), lambda seq: {}),
     "network.acknowledge": (for_readers(), lambda seq: {"seqs": [seq]}),
     "network.nack": (for_readers(), lambda seq: {"seq": seq, "reason": "x"}),

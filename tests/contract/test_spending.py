@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from roundelay.agents.models.model import Usage
+from roundelay.agents.models.tokens import Prices
 from tests.support.node import node_process, running_node
 from tests.support.wire import WireSession, expect_error
 
@@ -157,3 +161,32 @@ async def test_resuming_a_root_is_counted_for_its_token_budget() -> None:
         await mia.call("network.resume_root", {"root": root})
         assert (await ann.call("network.spent", {"seq": root}))["resumed"] == 1
         expect_error(await ann.submit_call("network.resume_root", {"root": root}), "forbidden")
+
+
+async def test_costs_are_answered_by_the_prices_that_the_node_knows() -> None:
+    """As `roundelay cost` knows them, without any right: what others used is not asked here."""
+    pytest.importorskip("genai_prices")
+    async with running_node() as node:
+        bob = await node.agent("bob")
+        uses = [
+            {"model": "gpt-4o-mini", "prompt_tokens": 1000, "completion_tokens": 100},
+            {"model": "gpt-4o-mini", "prompt_tokens": 1000, "completion_tokens": 100, "cached_tokens": 1000},
+            {"model": "no-such-model-at-all", "prompt_tokens": 1000},
+            {"model": "scripted", "prompt_tokens": 5},
+        ]
+        answer = await bob.call("network.costs", {"uses": uses})
+        assert answer["has_prices"] is True
+        expected = [Prices().cost("gpt-4o-mini", Usage(1000, 100, cached)) for cached in (0, 1000)]
+        assert answer["usd"] == [*(float(it or 0) for it in expected), None, 0]
+        assert 0 < answer["usd"][1] < answer["usd"][0]
+        assert (await bob.call("network.costs", {"uses": []}))["usd"] == []
+        for wrong in (
+            [{"model": "", "prompt_tokens": 1}],
+            [{"model": "m" * 257}],
+            [{"model": "m", "prompt_tokens": -1}],
+            [{"model": "m", "cached_tokens": 2**53}],
+            [{"prompt_tokens": 1}],
+            [{"model": "m", "tokens": 1}],
+            [{"model": "m"}] * 501,
+        ):
+            await bob.call_refused("invalid_arguments", "network.costs", {"uses": wrong})

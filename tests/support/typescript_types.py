@@ -45,11 +45,13 @@ def write_types() -> str:
         if name == "NoticeFrame":  # protocol.md: there may be kinds that this page does not name
             members = members.replace("  kind: ", "  kind: (string & {}) | ")
         parts.append(f"export interface {name} {members}\n")
-    rows = []
+    rows, inner = [], {}
     for operation in list_operations():
         schema = operation.info().args_schema
+        inner |= schema.get("$defs", {})
         rows.append(f"  /** {operation.description.replace('*/', '* /')} */")
         rows.append(f'  "{operation.op}": {_members(schema, "  ")};')
+    parts += [f"export interface {name} {_members(inner[name], '')}\n" for name in sorted(inner)]
     parts.append(
         "/** The arguments of each operation. */\nexport interface OperationArgs {\n" + "\n".join(rows) + "\n}\n"
     )

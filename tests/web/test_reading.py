@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from roundelay.agents.journal import derived_id
+from roundelay.agents.models.model import Usage
 from roundelay.agents.models.scripted import call
 from roundelay.agents.models.tokens import Price, Prices
 from roundelay.agents.tools import tool
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage
+from roundelay.network.operations.reading import UsedTokens
 from roundelay.runs.cost import CallFilter, read_cost
 from roundelay.runs.reading import RecordedReaction
 from roundelay.runs.source import LiveSource
@@ -131,13 +133,29 @@ async def test_why_and_what_followed_read_the_same(run: Run, caller: str) -> Non
     assert told == json.loads(json.dumps(expected))
 
 
+class PricesOfTest:
+    """A node's prices, with those of the test."""
+
+    has_table = True
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+
+    def price(self, uses: Sequence[UsedTokens]) -> list[float | None]:
+        tokens = [Usage(it.prompt_tokens, it.completion_tokens, it.cached_tokens) for it in uses]
+        costs = [self._prices.cost(it.model, usage) for it, usage in zip(uses, tokens, strict=True)]
+        return [None if it is None else float(it) for it in costs]
+
+
 @pytest.mark.parametrize("by", ["agent", "model", "thread", "root", "reaction", "day"])
 async def test_cost_adds_up_the_same(run: Run, by: Any) -> None:
     boss = await run.network.join("boss", kind="human")
     prices = Prices({"scripted": Price(input=2, output=4)})  # type: ignore[arg-type]
+    run.network.hub.price_list = PricesOfTest(prices)
     expected = (await read_cost(LiveSource(boss), CallFilter(), by, prices)).to_json()
-    price = "(model, it) => (model === 'scripted' ? (2 * it.prompt_tokens + 4 * it.completion_tokens) / 1e6 : null)"
-    told = await run_module(MODULES, f"(by, call) => readCost(call, {{}}, by, {price})", by, boss.call)
+    told = await run_module(MODULES, "(by, call) => readCost(call, {}, by)", by, boss.call)
+    assert told.pop("has_prices") is True
+    assert told["total"]["usd"] > 0
     assert expected["groups"]
     heads = [name for name in expected["groups"][0] if name not in expected["total"]]
 
@@ -207,5 +225,9 @@ async def test_tokens_of_another_shape_count_for_none() -> None:
     call = {"kind": "model_reply", "reaction": "r", "at": 1, "seq": 1, "model": "m", "tools": [], "used": []}
     usages = [{"prompt_tokens": 5}, {"prompt_tokens": "x"}, {"prompt_tokens": None}]
     page = {"agent_id": "ann", "calls": [{**call, "usage": it} for it in usages], "reactions": {}, "has_more": False}
-    told = await run_module(MODULES, "(page) => readCost(async () => page, {}, 'agent')", page)
+    told = await run_module(
+        MODULES,
+        "(page) => readCost(async (op) => (op === 'network.usage' ? page : { usd: [1], has_prices: true }), {}, 'agent')",
+        page,
+    )
     assert (told["total"]["calls"], told["total"]["prompt_tokens"]) == (1, 5)

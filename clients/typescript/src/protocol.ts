@@ -102,6 +102,13 @@ export interface Follows {
   as_of: number;
 }
 
+export interface UsedTokens {
+  model: string;
+  prompt_tokens?: number;
+  completion_tokens?: number;
+  cached_tokens?: number;
+}
+
 /** The arguments of each operation. */
 export interface OperationArgs {
   /** Create a channel, own it and join it. Access "open": anybody may join; "invite": everybody sees it, only those whom you invite may join; "closed": nobody else even sees that there is one. With history "members", late joiners may read what was written before. */
@@ -208,6 +215,10 @@ export interface OperationArgs {
   "network.control_agent": {
     agent_id: string;
     action: "reload" | "restart" | "start" | "stop";
+  };
+  /** What these uses of models cost by the prices that the node knows: dollars in the same order, null where no price is known. */
+  "network.costs": {
+    uses: UsedTokens[];
   };
   /** Let the code with this hash (SHA-256, hex) log in as an id once, within `ttl_ms`: a `hello` with it ties a token to the id that the client made. */
   "network.create_login": {

@@ -1,6 +1,8 @@
 // What models used and what that cost: the twin of roundelay/runs/cost.py, which gives the JSON of `roundelay cost --json`.
-// It asks for the pages of `network.usage` by the `call` that it is given, and keeps the sums alone. No DOM, no clock.
+// It asks for the pages of `network.usage` by the `call` that it is given, for their costs, and keeps the sums alone. No
+// DOM, no clock.
 
+import { readCosts } from "#core/pricing.js";
 import { addUsage, isUsage, noUsage } from "#core/reading.js";
 
 const NAMES = {
@@ -24,41 +26,47 @@ export const HEADS = {
 };
 
 /**
- * Add up what the wanted calls used, as {by, groups, total}, the dearest first, then the largest.
+ * Add up what the wanted calls used, as {by, groups, total, has_prices}, the dearest first, then the largest. `has_prices`
+ * says whether the node has a table of prices; null if no price was asked for.
  * @param {(op: string, args: object) => Promise<any>} call
  * @param {{agent_id?: string, thread_id?: string, root?: number, since?: number}} wanted
  * @param {keyof typeof HEADS} by
- * @param {(model: string, usage: object) => number | null} [price] dollars, null where it is not known
  */
-export async function readCost(call, wanted, by, price = () => null) {
+export async function readCost(call, wanted, by) {
   const groups = new Map();
   const total = createTotal();
+  let hasPrices = null;
   const told = new Map(); // of each agent's reaction that is open: what its replies and reviews told
   for await (const page of readUsage(call, wanted.agent_id)) {
-    for (const it of listCalls(page, told)) {
+    const calls = [...listCalls(page, told)].filter((it) => {
       const isWanted = it.at >= (wanted.since ?? 0) && isOf(wanted.thread_id, it.thread_id) && isOf(wanted.root, it.root);
-      if (!isWanted || (it.kind !== "model_reply" && !it.tools.length && isNothing(it.usage))) continue;
+      return isWanted && (it.kind === "model_reply" || it.tools.length > 0 || !isNothing(it.usage));
+    });
+    const costs = await readCosts(call, calls.filter(costsSomething));
+    hasPrices = costs.has_prices ?? hasPrices;
+    let place = 0;
+    for (const it of calls) {
+      const usd = costsSomething(it) ? costs.usd[place++] : 0;
       const names = HEADS[by].map((head) => NAMES[head](it));
       const key = JSON.stringify(names);
       if (!groups.has(key)) groups.set(key, { ...Object.fromEntries(HEADS[by].map((head, place) => [head, names[place]])), ...createTotal() });
-      for (const sum of [groups.get(key), total]) addCall(sum, it, price);
+      for (const sum of [groups.get(key), total]) addCall(sum, it, usd);
     }
   }
   const tokens = (it) => it.prompt_tokens + it.completion_tokens;
   const sorted = [...groups.values()].sort((one, other) => other.usd - one.usd || tokens(other) - tokens(one));
-  return { by, groups: sorted, total };
+  return { by, groups: sorted, total, has_prices: hasPrices };
 }
 
 const isOf = (wanted, found) => wanted === undefined || wanted === found;
 const isNothing = (usage) => Object.values(usage).every((it) => it === 0);
+const costsSomething = ({ usage }) => usage.prompt_tokens > 0 || usage.completion_tokens > 0;
 const createTotal = () => ({ calls: 0, ...noUsage(), tools: 0, usd: 0, unpriced: [] });
 
-function addCall(sum, it, price) {
+function addCall(sum, it, usd) {
   sum.calls += it.kind === "model_reply" || it.kind === "used" ? 1 : 0;
   Object.assign(sum, addUsage(sum, it.usage));
   sum.tools += it.tools.length;
-  if (!it.usage.prompt_tokens && !it.usage.completion_tokens) return;
-  const usd = it.model ? price(it.model, it.usage) : null;
   if (usd !== null) sum.usd += usd;
   else if (!sum.unpriced.includes(it.model)) sum.unpriced = [...sum.unpriced, it.model].sort();
 }

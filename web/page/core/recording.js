@@ -3,6 +3,7 @@
 // what is found once is kept, the rows never change.
 
 import { isObject } from "#core/json.js";
+import { nameUse } from "#core/pricing.js";
 import { fits, listWords, readQuery } from "#core/query.js";
 import { Refused } from "#core/refused.js";
 import { conversationOf, namePlace, textOf, writeTitle } from "#core/text.js";
@@ -24,8 +25,6 @@ export function openRecording(rows) {
     is_read_only: true,
     made_at: rows.made_at,
     part: rows.part,
-    /** What a call of a model cost in dollars, where a price was known; else null. */
-    price: (model, usage) => rows.usd[nameUsage(model, usage)] ?? null,
     connect(onEvent) {
       const { agent_id, is_operator } = rows.viewer;
       const me = { agent_id, kind: "service", ...(is_operator && { is_operator }) };
@@ -39,9 +38,6 @@ export function openRecording(rows) {
     },
   };
 }
-
-const nameUsage = (model, it) =>
-  JSON.stringify([model, it.prompt_tokens ?? 0, it.completion_tokens ?? 0, it.cached_tokens ?? 0, it.reasoning_tokens ?? 0]);
 
 function indexRows({ messages, records }) {
   const bySeq = new Map(messages.map((message) => [message.seq, message]));
@@ -92,6 +88,10 @@ function createAnswers(rows, index) {
       return { records: records.sort((one, other) => one.seq - other.seq), has_more: false };
     },
     "network.usage": (args) => readUsage(index, args),
+    "network.costs": ({ uses }) => ({
+      usd: uses.map(({ model, ...usage }) => rows.usd[nameUse({ model, usage })] ?? null),
+      has_prices: rows.has_prices ?? false,
+    }),
   };
 }
 

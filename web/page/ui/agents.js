@@ -7,6 +7,7 @@ import {directThread, tellCount} from "#core/text.js";
 import {useRows} from "#ui/keys.js";
 import {makeToken} from "#ui/login.js";
 import {Age, Agent, Badge, Button, Choice, Empty, Face, Head, html, Loading, useFetched} from "#ui/parts.js";
+import {writeCost} from "#ui/prices.js";
 import {linkTo} from "#ui/router.js";
 import {actions, agents, isReadOnly, me, nameHere} from "#ui/store.js";
 
@@ -158,7 +159,7 @@ function Models({id}) {
   const {value} = useFetched(() => readCost(actions.call, {agent_id: id}, "model"), [id]);
   if (!value?.groups.length) return null;
   return html`<section class="section"><h2>Models it has asked</h2><ul class="card card-list">${value.groups.map((it) => html`<li class="row tool" key=${it.model}><b dir="auto">${it.model}</b>
-    <span class="faint">${it.calls.toLocaleString()} call${it.calls === 1 ? "" : "s"}, ${it.prompt_tokens.toLocaleString()} tokens in, ${it.completion_tokens.toLocaleString()} out</span></li>`)}</ul></section>`;
+    <span class="faint">${it.calls.toLocaleString()} call${it.calls === 1 ? "" : "s"}, ${it.prompt_tokens.toLocaleString()} tokens in, ${it.completion_tokens.toLocaleString()} out, ${writeCost(it)}</span></li>`)}</ul></section>`;
 }
 
 function Work({work}) {

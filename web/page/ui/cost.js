@@ -1,12 +1,11 @@
 /** What models used, by agent, model, thread, conversation or day, and how much of their daily quotas participants have stored. */
 import {signal} from "#vendor/signals.js";
-import {useState} from "#vendor/hooks.js";
 import {HEADS, readCost} from "#core/cost.js";
 import {writeSize} from "#core/text.js";
-import {Agent, Bar, Button, Choice, Empty, ErrorBox, Field, Head, html, Loading, now, tellSpan, useFetched} from "#ui/parts.js";
-import {needsPrice, priceOf, prices, setPrice, writeDollars} from "#ui/prices.js";
+import {Agent, Bar, Button, Choice, Empty, ErrorBox, Head, html, Loading, now, tellSpan, useFetched} from "#ui/parts.js";
+import {adviseOnPrices, writeCost} from "#ui/prices.js";
 import {go, linkTo} from "#ui/router.js";
-import {actions, nameHere} from "#ui/store.js";
+import {actions, isReadOnly, nameHere} from "#ui/store.js";
 
 const GROUPS = [["agent", "Agent"], ["model", "Model"], ["thread", "Thread"], ["root", "Conversation"], ["day", "Day"]];
 const SPANS = [["", "All"], ["1", "24 h"], ["7", "7 days"], ["30", "30 days"]];
@@ -20,7 +19,7 @@ export function Cost({query}) {
   const {days = "", agent, thread} = query;
   const by = GROUPS.some(([it]) => it === query.by) ? query.by : "agent";
   const wanted = {agent_id: agent, thread_id: thread, since: Number(days) ? Date.now() - Number(days) * DAY_MS : undefined};
-  const {value, error, isLoading, again} = useFetched(() => readCost(actions.call, wanted, by, priceOf), [by, days, agent, thread, prices.value]);
+  const {value, error, isLoading, again} = useFetched(() => readCost(actions.call, wanted, by), [by, days, agent, thread]);
   const set = (more) => go(linkTo.cost({...query, ...more}), {replace: true});
   const only = agent ?? (thread && nameHere(thread));
   return html`<div class="screen wide"><${Head} title="Cost">
@@ -28,7 +27,7 @@ export function Cost({query}) {
       <${Choice} label="Since when" value=${days} options=${SPANS} onChoose=${(it) => set({days: it})} /><//>
     ${only && html`<p class="tools"><span>Only <b dir="auto">${only}</b></span><${Button} run=${() => set({agent: "", thread: ""})}>Show all<//></p>`}
     ${error ? html`<${ErrorBox} error=${error} retry=${again} />` : !value ? isLoading && html`<${Loading} what="Adding up…" />`
-      : value.groups.length ? html`<${Sums} report=${value} /><${Prices} report=${value} />`
+      : value.groups.length ? html`<${Sums} report=${value} /><${Unpriced} report=${value} />`
       : html`<${Empty} icon="cost" title="No model was asked, as far as you may see">What agents use stands in their records, which are for themselves and for operators.<//>`}
     <${Quotas} /></div>`;
 }
@@ -51,9 +50,6 @@ function Sums({report}) {
 
 const Figures = ({of}) => FIGURES.map(([it]) => html`<td class="number">${it === "usd" ? writeCost(of) : of[it].toLocaleString()}</td>`);
 
-/** Dollars; a question mark stands for what has no known price. */
-const writeCost = ({usd, unpriced}) => (unpriced.length ? (usd ? `${writeDollars(usd)} + ?` : "?") : writeDollars(usd));
-
 function Name({head, name}) {
   if (head === "agent") return html`<${Agent} id=${name} link />`;
   if (head === "thread" && name !== "-") return html`<a dir="auto" href=${linkTo.thread(name)}>${nameHere(name)}</a>`;
@@ -61,22 +57,13 @@ function Name({head, name}) {
   return html`<bdi>${name}</bdi>`;
 }
 
-/** The models whose price this browser does not know, or was told. */
-function Prices({report}) {
-  const models = [...new Set([...report.total.unpriced.filter(needsPrice), ...Object.keys(prices.value)])].sort();
-  const nameless = report.total.unpriced.includes("");
-  if (!models.length && !nameless) return null;
-  return html`<details class="section prices"><summary>Prices: ${report.total.unpriced.length ? "some are not known here (?)" : "as you have said"}</summary>
-    <p class="faint">The page brings no prices along. Say what a million tokens cost in dollars: this browser keeps it, and nobody else sees it. <code>roundelay cost</code> knows the prices of many models.${nameless && " What names no model cannot be priced."}</p>
-    ${models.map((it) => html`<${PriceOf} key=${it} model=${it} />`)}</details>`;
-}
-
-function PriceOf({model}) {
-  const [price, setOwn] = useState({input: "", cached: "", output: "", ...prices.value[model]});
-  const field = (name, label) => html`<${Field} label=${label} isLabelSeen type="number" min="0" step="any" value=${price[name]} onInput=${(event) => setOwn({...price, [name]: event.target.value})} />`;
-  const number = (text) => (text === "" || text === undefined ? undefined : Number(text));
-  return html`<form class="price" onSubmit=${(event) => event.preventDefault()}><b dir="auto">${model}</b>${field("input", "In")}${field("cached", "Cached")}${field("output", "Out")}
-    <${Button} type="submit" run=${() => setPrice(model, {input: number(price.input), cached: number(price.cached), output: number(price.output)})}>Set<//></form>`;
+/** Which models have no known price, and what to do about it. */
+function Unpriced({report}) {
+  const {total: {unpriced}, has_prices: hasPrices} = report;
+  if (!unpriced.length) return null;
+  const names = unpriced.filter(Boolean);
+  return html`<p class="section faint">${names.length > 0 && html`No price is known for <bdi>${names.join(", ")}</bdi>. ${adviseOnPrices(hasPrices, isReadOnly.value)} `}
+    ${names.length < unpriced.length && "Some calls name no model, so they have no price."}</p>`;
 }
 
 // --- quotas

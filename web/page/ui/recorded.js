@@ -2,7 +2,6 @@
  * A page that holds a run: finds the rows that stand in it, and shows them in place of a hub. Nothing is asked of anybody.
  */
 import {openRecording} from "#core/recording.js";
-import {knowPrices} from "#ui/prices.js";
 import {useSource} from "#ui/store.js";
 
 /** Whether the page holds a run. */
@@ -14,7 +13,5 @@ export async function showRecording() {
   const bytes = Uint8Array.from(atob(element.textContent), (it) => it.charCodeAt(0));
   element.remove();
   const rows = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
-  const recording = openRecording(rows);
-  knowPrices(recording.price);
-  useSource(recording);
+  useSource(openRecording(rows));
 }

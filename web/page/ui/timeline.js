@@ -8,7 +8,7 @@ import {createScale, endOf, readTimeline} from "#core/timeline.js";
 import {Agent, Badge, Empty, ErrorBox, Head, html, Loading, tellMoment, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
 import {actions, isOver, state} from "#ui/store.js";
-import {STATUS, Step, tellTook} from "#ui/why.js";
+import {STATUS, Steps as StepList, tellTook} from "#ui/why.js";
 
 const PAGE = 60; // reactions that are drawn on one scale
 const ZOOMS = [1, 2, 4, 8, 16, 32];
@@ -80,5 +80,5 @@ function Steps({of, close}) {
   return html`<section class="section card timeline-steps" aria-label="The chosen reaction"><p class="row-line"><${Agent} id=${of.agent_id} link /> <span>on <a href=${linkTo.why(of.trigger)}>#${of.trigger}</a> in <a dir="auto" href=${linkTo.thread(of.thread_id, of.trigger)}>${of.thread_id}</a></span>
       <${Badge} kind=${STATUS[of.state]}>${of.state}<//> <${Time} at=${of.started_at} /> <button type="button" class="button" onClick=${close}>Close</button></p>
     ${of.reason && html`<p class="faint" dir="auto">${of.reason}</p>`}
-    <ol class="steps">${of.steps.map((it) => html`<${Step} key=${`${it.seq} ${it.kind}`} step=${it} />`)}</ol></section>`;
+    <${StepList} steps=${of.steps} /></section>`;
 }

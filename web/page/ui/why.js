@@ -3,12 +3,13 @@
  * prompt it had, at the right what followed from it. What is not the reader's to see is said, not left out.
  */
 import {writeArguments} from "#core/json.js";
+import {readCosts} from "#core/pricing.js";
 import {explain, follow} from "#core/why.js";
 import {textOf} from "#core/text.js";
 import {Agent, Badge, Empty, ErrorBox, Face, Head, html, Loading, tellSpan, Time, useFetched} from "#ui/parts.js";
-import {priceOf, writeDollars} from "#ui/prices.js";
+import {adviseOnPrices, writeDollars} from "#ui/prices.js";
 import {linkTo} from "#ui/router.js";
-import {actions, nameHere} from "#ui/store.js";
+import {actions, isReadOnly, nameHere} from "#ui/store.js";
 
 export const STATUS = {finished: "good", open: "accent", stopped: "warn", cancelled: "warn", failed: "bad"};
 
@@ -57,7 +58,7 @@ function Made({step, before}) {
   const {sent, manifest} = reaction;
   const how = !sent ? "The records do not say by which call." : sent.tool_call ? html`It is ${sent.how} <code dir="auto">${sent.tool_call.name}</code> in turn ${sent.turn}.` : `It is ${sent.how}, after turn ${sent.turn}.`;
   return html`<p class="made">${head} <${Badge} kind=${STATUS[reaction.status]}>${reaction.status}<//> ${how}</p>
-    <section class="section"><h2>What the reaction did</h2><ol class="card card-list steps">${step.steps.map((it) => html`<${Step} key=${`${it.seq} ${it.kind}`} step=${it} isSender=${isOf(sent, it)} />`)}</ol></section>
+    <section class="section"><h2>What the reaction did</h2><${Steps} steps=${step.steps} sent=${sent} look="card card-list" /></section>
     <section class="section"><h2>What its prompt held</h2>${manifest.length ? html`<ul class="card card-list">${manifest.map((it) => html`<li key=${it}>${step.messages[it] ? html`<${Message} message=${step.messages[it]} />`
       : html`<p class="row faint">#${it} is not yours to read, or no longer kept.</p>`}</li>`)}</ul>` : html`<p class="faint">No message.</p>`}</section>`;
 }
@@ -66,8 +67,16 @@ const isOf = (sent, step) => Boolean(sent) && step.kind === (sent.tool_call ? "t
 
 const STEP_NAMES = {model: "Asked", tool: "Called", approval: "Approval", wait: "Waited", review: "Review", handoff: "Handed over", failed: "Failed"};
 
-/** One step of a reaction. */
-export function Step({step, isSender}) {
+/** The steps of a reaction, with what each model call cost. */
+export function Steps({steps, sent, look = ""}) {
+  const asked = steps.filter(({kind}) => kind === "model");
+  const {value} = useFetched(() => readCosts(actions.call, asked), [steps]);
+  const costs = new Map(value && asked.map((it, place) => [it, value.usd[place]]));
+  return html`<ol class=${`${look} steps`}>${steps.map((it) => html`<${Step} key=${`${it.seq} ${it.kind}`} step=${it} isSender=${isOf(sent, it)} usd=${costs.get(it)} advice=${value && adviseOnPrices(value.has_prices, isReadOnly.value)} />`)}</ol>`;
+}
+
+/** One step of a reaction. `usd` is undefined while the node is asked, null if no price is known. */
+function Step({step, isSender, usd, advice}) {
   const {kind, path, turn, started_at: from, ended_at: to} = step;
   const parts = {
     model: () => [html`<b dir="auto">${step.model || "a model"}</b>`, step.text, step.calls.length && `It asked for ${step.calls.join(", ")}.`],
@@ -82,7 +91,7 @@ export function Step({step, isSender}) {
   return html`<li class=${`row step step-${kind}`}><span class="step-place faint">${path && `${path} · `}${turn}</span><div class="row-main">
     <p class="row-line"><span>${STEP_NAMES[kind] ?? kind} ${what}</span>${kind === "tool" && to !== null && !step.is_ok && html`<${Badge} kind="bad">failed<//>`}${isSender && html`<${Badge} kind="accent">said it<//>`}
       <span class="age">${to === null ? "not over" : tellTook(to - from)}</span></p>
-    ${kind === "model" && html`<${Tokens} model=${step.model} usage=${step.usage} />`}
+    ${kind === "model" && html`<${Tokens} usage=${step.usage} usd=${usd} advice=${advice} />`}
     ${told.filter(Boolean).map((it) => html`<p class="said clamp" dir="auto">${it}</p>`)}
     ${links.length > 0 && html`<p class="faint">${links.map((it) => html`<a href=${linkTo.why(it)}>#${it}</a> `)}</p>`}
     ${kind === "tool" && html`<details><summary>Arguments and result</summary><pre dir="auto">${writeArguments(step.arguments)}</pre><pre dir="auto" class="result">${step.result ?? "No result."}</pre></details>`}
@@ -100,10 +109,10 @@ function writePrompt({parts, tools, is_cut: isCut}) {
 
 export const tellTook = (ms) => (ms < 1000 ? `${ms} ms` : ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : tellSpan(ms));
 
-function Tokens({model, usage}) {
-  const usd = priceOf(model, usage);
+function Tokens({usage, usd, advice}) {
+  const isUnknown = usd === null && usage.prompt_tokens + usage.completion_tokens > 0;
   const cached = usage.cached_tokens ? ` (${usage.cached_tokens.toLocaleString()} cached)` : "";
-  return html`<p class="faint">${usage.prompt_tokens.toLocaleString()} tokens in${cached}, ${usage.completion_tokens.toLocaleString()} out${usd ? `, ${writeDollars(usd)}` : ""}</p>`;
+  return html`<p class="faint">${usage.prompt_tokens.toLocaleString()} tokens in${cached}, ${usage.completion_tokens.toLocaleString()} out${usd ? `, ${writeDollars(usd)}` : ""}${isUnknown && html`, <span title=${advice}>price unknown</span>`}</p>`;
 }
 
 // --- what followed
