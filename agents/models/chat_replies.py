@@ -460,7 +460,19 @@ def finish_calls(request: ModelRequest, drafts: Iterable[CallDraft]) -> Iterator
     for index, draft in enumerate(drafts):
         call_id = draft.id if draft.id and draft.id not in seen else derive_call_id(request, index)
         seen.add(call_id)
-        yield ToolCall(call_id, draft.name, draft.arguments.getvalue())
+        yield ToolCall(call_id, draft.name, _unwrap_arguments(draft.arguments.getvalue()))
+
+
+def _unwrap_arguments(text: str) -> str:
+    """Return arguments that are JSON inside of JSON as the object that is meant
+    (https://github.com/vllm-project/vllm/pull/54964)."""
+    if not text.lstrip().startswith('"'):
+        return text
+    try:
+        inner = json.loads(text)
+        return inner if isinstance(json.loads(inner), dict) else text
+    except (ValueError, RecursionError, TypeError):
+        return text
 
 
 def find_origin(draft: Draft, endpoint: str, learned: Mapping[str, JsonValue], *, is_required: bool) -> ReplyOrigin:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -23,7 +24,15 @@ from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.features.tracing import Tracing
 from roundelay.agents.journal import Journal
 from roundelay.agents.models.fallback import FallbackModel
-from roundelay.agents.models.model import Model, ModelRequest, UserMessage
+from roundelay.agents.models.model import (
+    AssistantMessage,
+    Model,
+    ModelRequest,
+    ToolCall,
+    ToolMessage,
+    ToolSpec,
+    UserMessage,
+)
 from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.reaction import Reaction
@@ -148,6 +157,26 @@ async def test_ten_turns_with_tools_work_on_every_server(kind: type[ModelServer]
 
 
 @both_ways
+@on_each_server
+async def test_calls_that_a_model_wrote_wrong_do_not_end_the_conversation(
+    kind: type[ModelServer], stream: bool
+) -> None:
+    written = ["{broken", "", " ", "[1]", '"text"', "NaN", '{"a": NaN}', '{"a": 1}']
+    made = tuple(ToolCall(f"callnum{at:02}", "add", it) for at, it in enumerate(written))
+    results = tuple(ToolMessage(it.id, "wrong or right") for it in made)
+    add = ToolSpec("add", "Add.", {"type": "object", "properties": {}})
+    request = ModelRequest((UserMessage("Add."), AssistantMessage(None, made), *results), (add,))
+    async with kind() as server, open_model(server, stream=stream) as model:
+        await model.complete(request)
+    assert [it for it in server.refused if "stream_options" not in it] == []
+    sent = [it["function"]["arguments"] for it in server.requests[-1]["messages"][1]["tool_calls"]]
+    assert sent == [
+        '{"invalid_arguments": "{broken"}', "{}", "{}", '{"invalid_arguments": "[1]"}', '{"invalid_arguments": "\\"text\\""}',
+        '{"invalid_arguments": "NaN"}', '{"invalid_arguments": "{\\"a\\": NaN}"}', '{"a": 1}',
+    ]  # fmt: skip
+
+
+@both_ways
 async def test_the_tokens_of_kimi_are_counted(stream: bool) -> None:
     async with KimiServer() as server, open_model(server, stream=stream) as model:
         reply = await model.complete(ModelRequest((UserMessage("Hello?"),)))
@@ -194,6 +223,53 @@ async def test_a_fallback_goes_on_with_what_another_model_began(kind: type[Model
     assert len(second.refused) == count_learned(kind, stream), second.refused
     for said in STORY[:5]:
         assert f"{THOUGHT} {said.turn}" + '"' not in json.dumps(second.requests), "thinking of another model"
+
+
+THREE: list[tuple[type[ModelServer], type[ModelServer], type[ModelServer]]] = [
+    (MistralServer, ModelServer, DeepSeekServer),
+    (GeminiServer, KimiServer, BedrockServer),
+]
+
+
+@both_ways
+@pytest.mark.parametrize("kinds", THREE, ids=lambda kinds: "-".join(it.kind for it in kinds))
+async def test_a_reaction_goes_back_and_forth_between_three_servers(
+    kinds: tuple[type[ModelServer], ...], stream: bool
+) -> None:
+    """The first two are up in some turns only. Each gets back what it thought itself, also after a restart."""
+
+    def open_models() -> FallbackModel:
+        return FallbackModel(*(open_model(it, stream=stream) for it in servers))
+
+    up: tuple[set[int], ...] = ({1, 2, 6, 7, 8, 11}, {3, 4, 9}, set(range(12)))
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(it()) for it in kinds]
+        for server, turns in zip(servers, up, strict=True):
+            server.up = turns
+        whole = TenTurns(make_agent(model := open_models()))
+        end = await whole.drive()
+        await model.close()
+        told = [list(it.requests) for it in servers]
+        assert (end.status, end.answer) == ("finished", ANSWER), [it.refused for it in servers]
+        assert results_of(whole) == WANTED
+        for server, kind, requests in zip(servers, kinds, told, strict=True):
+            assert len(server.refused) == count_learned(kind, stream), server.refused
+            for said in STORY:
+                is_own = said.turn in server._gave
+                assert is_own or f'{THOUGHT} {said.turn}"' not in json.dumps(requests), "another's thinking"
+        for last in (8, 17, 25):
+            loop = TenTurns(make_agent(model := open_models()), Records(kill_after=last))
+            with pytest.raises(Killed):
+                await loop.drive()
+            await model.close()
+            loop.records.kill_after, loop.records.killed = 0, asyncio.Event()
+            before = [len(it.requests) for it in servers]
+            resumed = TenTurns(make_agent(model := open_models()), loop.records, pending=loop.pending)
+            assert await resumed.drive() == end
+            await model.close()
+            for server, first, count in zip(servers, told, before, strict=True):
+                again = server.requests[count:]
+                assert again == first[len(first) - len(again) :], f"killed after record {last}"
 
 
 @both_ways

@@ -65,6 +65,8 @@ class ModelServer(FakeOpenAI):
         self._down_from = down_from  # the turn from which on the server is down; 0: never
         self._gave: set[int] = set()  # the turns whose calls this server made
         self.refused: list[str] = []
+        self.up: set[int] | None = None
+        """The turns in which the server is up; None means all."""
 
     # --- what it refuses
 
@@ -92,7 +94,7 @@ class ModelServer(FakeOpenAI):
 
     def _answer(self, body: Body) -> Reply:
         turn = 1 + sum(it["role"] == "assistant" for it in body["messages"])
-        if self._down_from and turn >= self._down_from:
+        if (self._down_from and turn >= self._down_from) or (self.up is not None and turn not in self.up):
             return error(503, "The server is overloaded or not ready yet.")
         if not body.get("tools") and "response_format" not in body:
             return self._send_said(Said(turn, ANSWER), body)
@@ -171,6 +173,10 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
 
 def split(text: str, size: int = 7) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def _list_calls(body: Body) -> Sequence[Body]:
+    return [call for message in body["messages"] for call in message.get("tool_calls") or ()]
 
 
 def _current_turn(messages: Sequence[Body]) -> Sequence[Body]:
@@ -488,12 +494,23 @@ class OllamaServer(ModelServer):
 
 class VllmServer(ModelServer):
     """vLLM and its relatives: streams that end with [DONE] and no reason (https://github.com/waybarrios/vllm-mlx/issues/628), the
-    index in a call's first piece only, both spellings of thinking.
+    index in a call's first piece only, both spellings of thinking. Arguments of earlier calls are read
+    (https://github.com/vllm-project/vllm/issues/43995).
     """
 
     kind = "vllm"
     model = "our-model"
     has_stream_reason = False
+
+    def check(self, body: Body) -> None:
+        for call in _list_calls(body):
+            try:
+                arguments = json.loads(call["function"]["arguments"] or "{}")
+            except ValueError as error:
+                raise Refusal(str(error), code="400") from error
+            if not isinstance(arguments, dict):
+                raise Refusal("Can only get item pairs from a mapping.", code="400")
+        super().check(body)
 
     def write_message(self, said: Said) -> Body:
         thought = f"{THOUGHT} {said.turn}"
@@ -525,6 +542,7 @@ class VllmServer(ModelServer):
 class LlamaCppServer(ModelServer):
     """llama.cpp with a chat template of Mistral's: roles alternate, which a template refuses as an error of the server
     (https://github.com/ggml-org/llama.cpp/issues/19851); no ids, arguments as an object, no [DONE], thinking between tags.
+    Arguments of earlier calls are read (https://github.com/OpenHands/software-agent-sdk/issues/2887).
     """
 
     kind = "llama.cpp"
@@ -542,6 +560,11 @@ class LlamaCppServer(ModelServer):
             raise Refusal(
                 "After the optional system message, conversation roles must alternate user/assistant/user/assistant/..."
             )
+        for call in _list_calls(body):
+            try:
+                json.loads(call["function"]["arguments"])
+            except ValueError as error:
+                raise Refusal(f"Failed to parse tool call arguments as JSON: {error}") from error
         super().check(body)
 
     def write_refusal(self, refusal: Refusal) -> Reply:

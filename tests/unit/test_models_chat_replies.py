@@ -315,6 +315,19 @@ def test_an_id_that_is_missing_or_used_becomes_nine_letters_or_digits_and_the_sa
     assert ids == [it.id for it in finish_calls(request, draft.calls)]
 
 
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        (json.dumps(json.dumps({"to": 1})), '{"to": 1}'), (json.dumps("to 1"), '"to 1"'), ('{"to": "{}"}', '{"to": "{}"}'),
+        (json.dumps(json.dumps([1])), '"[1]"'), ('"{broken"', '"{broken"'),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_json_twice_are_read_once_more(written: str, wanted: str) -> None:
+    """https://github.com/vllm-project/vllm/pull/54964"""
+    draft = read_completion({"choices": [{"message": {"tool_calls": [call("send", written)]}}]})
+    assert [it.arguments for it in finish_calls(ModelRequest(()), draft.calls)] == [wanted]
+
+
 TAGGED: list[tuple[str, str, str]] = [
     ("<think>hm</think>a", "a", "hm"),
     ("\n<think>\nhm\n</think>\n\na b", "a b", "\nhm\n"),
