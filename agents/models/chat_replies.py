@@ -318,6 +318,9 @@ MAX_ATTEMPTS = 16
 """Maximum number of lines after which an event is tried to be read before its end."""
 
 
+MAX_STRAY_CHARS = 2000
+
+
 @dataclass(slots=True)
 class EventReader:
     """Takes the bytes of a stream and gives its events: parsed JSON, or `DONE`.
@@ -325,6 +328,9 @@ class EventReader:
     More lenient than server-sent events are: servers leave out the blank line between events, or behind the last one,
     and send an error as a bare line of JSON.
     """
+
+    stray: str = ""
+    """The first lines that are no part of any stream, such as those of a web page."""
 
     _rest: bytes = b""
     _pending: list[str] = field(default_factory=list)  # the lines of an event that is no whole JSON yet
@@ -353,6 +359,8 @@ class EventReader:
             return self._take(line)
         if line.startswith("event:"):
             self._name = line.removeprefix("event:").strip()
+        elif line and not line.startswith((":", "id:", "retry:")) and len(self.stray) < MAX_STRAY_CHARS:
+            self.stray += f"{line[:MAX_STRAY_CHARS]}\n"
         return self._end_event() if not line else []  # comments, and fields that number events
 
     def _take(self, text: str) -> list[object]:

@@ -164,7 +164,12 @@ class OpenAIModel:
                 draft = await self._ask(request, step, on_delta)
         except ErrorInside as error:
             raise self._explain_failure(read_failure(200, {}, error.body)) from error
-        except (openai.OpenAIError, TimeoutError, ValueError) as error:  # ValueError: a body or chunk that is not JSON
+        except (
+            openai.OpenAIError,
+            TimeoutError,
+            ValueError,
+            RecursionError,
+        ) as error:  # a body that is no JSON, or too deep
             # Without the words of the SDK's errors: some quote the header with the key.
             raise self._explain(error) from without_words(error)
         self._check_end(draft)
@@ -537,17 +542,21 @@ class _Events(AsyncStream[object]):
     """The events of a stream as JSON: the SDK's own reading hides whether the server said that it was done."""
 
     async def read(self) -> AsyncIterator[object]:
-        reader, response = EventReader(), self.response
+        reader, response, is_empty = EventReader(), self.response, True
         try:
             async for data in response.aiter_bytes():
                 for event in reader.feed(data):
+                    is_empty = False
                     yield event
         except httpx2.TimeoutException as error:
             raise openai.APITimeoutError(request=response.request) from error
         except httpx2.RequestError as error:
             raise openai.APIConnectionError(request=response.request) from error
         for event in reader.close():
+            is_empty = False
             yield event
+        if is_empty and reader.stray:
+            raise ValueError(describe_page(reader.stray))
 
 
 async def _read_stream(stream: _Events, draft: Draft, on_delta: OnDelta | None) -> None:
@@ -563,7 +572,7 @@ async def _read_stream(stream: _Events, draft: Draft, on_delta: OnDelta | None) 
         _show(pieces, on_delta)
     _show(draft.close(), on_delta)
     # Read what is left, if that is at hand: the connection serves the next request then.
-    with suppress(TimeoutError, openai.APIConnectionError, ValueError):
+    with suppress(TimeoutError, openai.APIConnectionError, ValueError, RecursionError):
         async with asyncio.timeout(DRAIN_S):
             async for _ in events:
                 pass

@@ -140,6 +140,10 @@ _FILTER_CODES = {"content_filter", "content_policy_violation", "responsibleaipol
 _FILTER_CODES |= {"content_filter_error", "moderation_blocked", "prohibited_content"}
 _QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "exceeded_current_quota_error", "arrearage"}
 _QUOTA_CODES |= {"insufficient_balance", "billing_not_active", "insufficient_user_quota", "credits_exhausted"}
+_QUOTA_CODES |= {"budget_exceeded"}  # LiteLLM: https://github.com/BerriAI/litellm/issues/36729
+_BROKEN_CODES = {"tool_use_failed"}
+"""Groq's codes for a call that it could not read, which the next attempt may write right
+(https://github.com/pipecat-ai/pipecat/issues/1168)."""
 
 _STATUS_BY_CODE = {
     "rate_limit_exceeded": 429, "rate_limit_error": 429, "rate_limit_reached_error": 429, "resource_exhausted": 429,
@@ -199,6 +203,8 @@ def _classify(status: int, kinds: set[str], words: str, delay: int | None, is_ou
         return "context_too_long"
     if kinds & _FILTER_CODES:
         return "content_filter"
+    if kinds & _BROKEN_CODES:
+        return "broken_reply"
     # Google says "you exceeded your current quota" of a minute's quota too, and then when to come again.
     if kinds & _QUOTA_CODES or status == 402 or (_QUOTA.search(words) and delay is None and status not in (401, 404)):
         return "quota"

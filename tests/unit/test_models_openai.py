@@ -1006,3 +1006,25 @@ def test_no_text_that_is_sent_is_blank() -> None:
     assert [it["role"] for it in written] == ["user", "assistant", "tool", "user", "assistant", "user"]
     assert [it["content"] for it in written[:5]] == ["(no text)", None, "(no output)", "Look.", "(no reply)"]
     assert [it["type"] for it in written[5]["content"]] == ["image_url"]
+
+
+@both_ways
+@pytest.mark.parametrize("where", ["choices", "usage"])
+async def test_a_reply_without_end_in_its_depth_is_a_broken_one(where: str, stream: bool) -> None:
+    deep = f'{{"{where}": {"[" * 100_000}{"]" * 100_000}}}'
+    answer = Reply(
+        body=f"data: {deep}\n\n" if stream else deep, headers=EVENTS if stream else {"content-type": "application/json"}
+    )
+    async with FakeOpenAI([answer]) as server, model_for(server, stream=stream) as model:
+        with pytest.raises(ModelError, match="cannot be read") as caught:
+            await model.complete(ASK)
+    assert caught.value.reason == "broken_reply"
+
+
+@pytest.mark.parametrize("page", ["<!doctype html><title>Sign in</title>", "upstream connect error"])
+@pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream"])
+async def test_words_in_place_of_a_stream_are_shown(page: str, kind: str) -> None:
+    answer = Reply(body=page, headers={"content-type": kind})
+    async with FakeOpenAI([answer]) as server, model_for(server, stream=True) as model:
+        with pytest.raises(ModelError, match=r"no JSON: '(Sign in|upstream connect error)'; check the address"):
+            await model.complete(ASK)

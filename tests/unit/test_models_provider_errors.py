@@ -94,6 +94,10 @@ OTHERS: list[tuple[int, Any, ModelFailure]] = [
     (499, said("The operation was cancelled.", code=499, status="CANCELLED"), "server"),
     (499, "", "server"),
     (425, said("Too early"), "server"),
+    # https://github.com/pipecat-ai/pipecat/issues/1168, https://github.com/BerriAI/litellm/issues/36729
+    (400, said("Failed to call a function. Please adjust your prompt.", type="invalid_request_error", code="tool_use_failed"), "broken_reply"),
+    (400, said("ExceededBudget: User=x over budget", type="budget_exceeded", code="400"), "quota"),
+    (429, said("Budget has been exceeded!", type="budget_exceeded", code="429"), "quota"),
     (302, "", "not_found"),
     (529, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, "server"),
     (502, "<html><head><title>502 Bad Gateway</title></head></html>", "server"),
