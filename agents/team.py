@@ -203,7 +203,7 @@ class RulesChoice(Strict):
 
     provider: Literal["openai", "azure", "mistral", "deepseek", "kimi", "gemini", "bedrock", "other"] | None = None
     notes: Literal["in_results", "as_user"] | None = None
-    call_ids: Literal["own", "nine"] | None = None
+    call_ids: Literal["own", "safe", "nine"] | None = None
     reasoning: Literal["sealed", "returned", "required", "dropped"] | None = None
     signs_calls: bool | None = None
     declares_used_tools: bool | None = None

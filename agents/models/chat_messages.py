@@ -51,7 +51,8 @@ NO_PROMPT = "(no text)"
 SEEN = "I have read the results."
 """Said in the model's name between results and a message with images: a result holds text only."""
 
-_NINE_CHARS = re.compile(r"[a-zA-Z0-9]{9}")
+_ID_FORMS = {"own": re.compile(r".*", re.DOTALL), "safe": re.compile(r"[a-zA-Z0-9_-]{1,40}")}
+_ID_FORMS |= {"nine": re.compile(r"[a-zA-Z0-9]{9}")}
 _SUBSTITUTE = "skip_thought_signature_validator"
 
 
@@ -151,7 +152,7 @@ def _choose_ids(messages: Iterable[ChatMessage], rules: EndpointRules) -> dict[s
         for call in message.tool_calls:
             if call.id in chosen:
                 continue
-            is_sent = rules.call_ids == "own" or _NINE_CHARS.fullmatch(call.id) is not None
+            is_sent = _ID_FORMS[rules.call_ids].fullmatch(call.id) is not None
             sent, salt = call.id, 0
             while not is_sent or sent in used:
                 sent, salt, is_sent = derive_nine(call.id, salt), salt + 1, True

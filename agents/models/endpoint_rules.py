@@ -21,13 +21,13 @@ from roundelay.network.errors import ConfigError
 
 Provider = Literal["openai", "azure", "mistral", "deepseek", "kimi", "gemini", "bedrock", "other"]
 Notes = Literal["in_results", "as_user"]
-CallIds = Literal["own", "nine"]
+CallIds = Literal["own", "safe", "nine"]
 Reasoning = Literal["sealed", "returned", "required", "dropped"]
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointRules:
-    """The rules of one endpoint; the defaults are those of OpenAI's API.
+    """The rules of one endpoint; the defaults are those of a server that nothing is known of.
 
     ``notes``: how text that follows tool results is sent. ``as_user`` sends a user's message. ``in_results`` appends it to
     the last result as a ``<system_note>``. Mistral's API and the chat templates of its models refuse a user's message
@@ -35,8 +35,10 @@ class EndpointRules:
     calls from one user's message to the next (https://api-docs.deepseek.com/guides/thinking_mode). For Kimi and Gemini
     the same is assumed, and no source confirms it.
 
-    ``call_ids``: ``own`` sends ids as they are, ``nine`` those of another form as nine letters or digits. Mistral takes
-    nothing else (https://github.com/langchain-ai/langchain/pull/24668).
+    ``call_ids``: ``own`` sends ids as they are, which Kimi needs. The others send ids of another form as nine letters or
+    digits. ``nine``: Mistral takes nothing else (https://github.com/langchain-ai/langchain/pull/24668). ``safe``: OpenAI
+    takes at most 40 characters (https://github.com/vercel/ai/issues/5171), Anthropic letters, digits, ``_`` and ``-``
+    (https://github.com/BerriAI/litellm/pull/34523), so calls that another server made may need new ids.
 
     ``reasoning``: which thinking goes back that came with a reply that called tools. ``sealed``: what is signed or
     encrypted, which servers check (https://github.com/BerriAI/litellm/issues/15601). ``returned``: all of it.
@@ -79,13 +81,13 @@ class RuleChanges(TypedDict, total=False):
 
 
 BY_PROVIDER: dict[Provider, EndpointRules] = {
-    "openai": EndpointRules(),
-    "azure": EndpointRules(),
+    "openai": EndpointRules(call_ids="safe"),
+    "azure": EndpointRules(call_ids="safe"),
     "mistral": EndpointRules(notes="in_results", call_ids="nine", reasoning="dropped", stream_usage=False),
     "deepseek": EndpointRules(notes="in_results", reasoning="required"),
     "kimi": EndpointRules(notes="in_results", reasoning="required"),
     "gemini": EndpointRules(notes="in_results", signs_calls=True),
-    "bedrock": EndpointRules(declares_used_tools=True),
+    "bedrock": EndpointRules(call_ids="safe", declares_used_tools=True),
     "other": EndpointRules(),
 }
 
@@ -158,6 +160,10 @@ _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
         r"unexpected role|(message|role)[_ ]order|roles? (must|should) alternate|alternat\w* (between )?.?user"
         r"|after (a )?tool message",
         {"notes": "in_results"},
+    ),
+    (
+        r"tool_calls\W{0,4}\d*\W{0,4}id\b.{0,20}too long|tool_use\.id\b.{0,40}pattern|tooluseid.{0,80}(pattern|length)",
+        {"call_ids": "safe"},
     ),
     (r"tool.?call.?id.{0,80}(length of 9|9 characters|nine)", {"call_ids": "nine"}),
     (r"stream_options", {"stream_usage": False}),

@@ -43,6 +43,7 @@ from tests.support.model_servers import (
     SERVERS,
     STORY,
     THOUGHT,
+    AzureServer,
     BedrockServer,
     DeepSeekServer,
     GeminiServer,
@@ -50,6 +51,7 @@ from tests.support.model_servers import (
     MistralServer,
     ModelServer,
     ThinkingServer,
+    VllmServer,
 )
 from tests.support.openai_rules import Refusal
 
@@ -228,6 +230,7 @@ async def test_a_fallback_goes_on_with_what_another_model_began(kind: type[Model
 THREE: list[tuple[type[ModelServer], type[ModelServer], type[ModelServer]]] = [
     (MistralServer, ModelServer, DeepSeekServer),
     (GeminiServer, KimiServer, BedrockServer),
+    (KimiServer, VllmServer, AzureServer),
 ]
 
 
@@ -253,7 +256,8 @@ async def test_a_reaction_goes_back_and_forth_between_three_servers(
         assert (end.status, end.answer) == ("finished", ANSWER), [it.refused for it in servers]
         assert results_of(whole) == WANTED
         for server, kind, requests in zip(servers, kinds, told, strict=True):
-            assert len(server.refused) == count_learned(kind, stream), server.refused
+            # Nothing names an Azure server on loopback, so it teaches that the ids of vLLM's calls are too long.
+            assert len(server.refused) == count_learned(kind, stream) + (kind is AzureServer), server.refused
             for said in STORY:
                 is_own = said.turn in server._gave
                 assert is_own or f'{THOUGHT} {said.turn}"' not in json.dumps(requests), "another's thinking"
@@ -303,6 +307,20 @@ async def test_the_last_turn_without_tools_is_taken(kind: type[ModelServer], str
         end = await Loop(make_agent(model, policy=AgentPolicy(max_turns=3))).drive()
     assert (end.status, end.turns) == ("stopped", 3)
     assert len(server.refused) == count_learned(kind, stream), server.refused
+
+
+@pytest.mark.parametrize("kind", [ModelServer, BedrockServer], ids=lambda it: it.kind)
+async def test_ids_that_a_server_does_not_take_are_learned(kind: type[ModelServer]) -> None:
+    """A gateway that calls the model by a name of its own, after a fallback from vLLM or Kimi."""
+    made = (ToolCall("chatcmpl-tool-" + "0" * 32, "add", "{}"), ToolCall("functions.add:1", "add", "{}"))
+    results = tuple(ToolMessage(it.id, "3") for it in made)
+    add = ToolSpec("add", "Add.", {"type": "object", "properties": {}})
+    request = ModelRequest((UserMessage("Add."), AssistantMessage(None, made), *results), (add,))
+    async with kind() as server, open_model(server, name="our-model") as model:
+        await model.complete(request)
+        await model.complete(request)
+    assert len(server.refused) == 1
+    assert model.rules.call_ids == "safe"
 
 
 UNKNOWN = [(MistralServer, 2), (DeepSeekServer, 1), (KimiServer, 1), (GeminiServer, 0), (BedrockServer, 0)]

@@ -50,7 +50,8 @@ STORY: Sequence[Said] = (
 
 
 class ModelServer(FakeOpenAI):
-    """OpenAI's API: https://platform.openai.com/docs/api-reference/chat/create"""
+    """OpenAI's API: https://platform.openai.com/docs/api-reference/chat/create, with a bound for ids of calls
+    (https://github.com/vercel/ai/issues/5171)."""
 
     kind = "openai"
     model = "gpt-4o-mini"
@@ -72,6 +73,13 @@ class ModelServer(FakeOpenAI):
 
     def check(self, body: Body) -> None:
         """Raise `Refusal` for what the server does not take."""
+        ids = [it["id"] for it in _list_calls(body)] if self.kind in ("openai", "azure") else []
+        if too_long := next((it for it in ids if len(it) > 40), ""):
+            raise Refusal(
+                "Invalid 'messages[2].tool_calls[0].id': string too long. Expected a string with maximum length 40, but got "
+                f"a string with length {len(too_long)} instead.",
+                code="string_above_max_length",
+            )
         refusal = find_refusal(body)
         if refusal is not None:
             raise refusal
@@ -447,6 +455,8 @@ class BedrockServer(ThinkingServer):
                 "Pass `tools=` param OR set `litellm.modify_params = True`"
             )
             raise Refusal(sentence)
+        if any(not re.fullmatch("[a-zA-Z0-9_-]{1,64}", it["id"]) for it in _list_calls(body)):
+            raise Refusal("messages.1.content.0.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'")
         said = [it for it in messages if it["role"] != "system"]
         if said[0]["role"] != "user":
             raise Refusal("A conversation must start with a user message.")
