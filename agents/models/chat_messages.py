@@ -75,7 +75,7 @@ def write_messages(
     heads = [it.content for it in messages if isinstance(it, SystemMessage)][: _count_heads(messages)]
     head = "\n\n".join(it for it in heads if it.strip())
     ids = _choose_ids(messages, rules)
-    written: list[ChatCompletionMessageParam] = [{"role": "system", "content": head}] if head else []
+    written: list[ChatCompletionMessageParam] = [{"role": "system", "content": head}] if heads else []
     written += [_write(it, rules, endpoint, ids) for it in _arrange(messages[len(heads) :], rules)]
     return written
 

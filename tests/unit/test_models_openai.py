@@ -1002,7 +1002,7 @@ def test_no_text_that_is_sent_is_blank() -> None:
     call = ToolCall("c1", "send", "{}")
     image = "data:image/png;base64,QQ=="
     messages = (
-        SystemMessage(" "), UserMessage("\n"), AssistantMessage("\n\n", (call,)), ToolMessage("c1", " \t\n"),
+        UserMessage("\n"), AssistantMessage("\n\n", (call,)), ToolMessage("c1", " \t\n"),
         UserMessage("Look."), AssistantMessage(" "), UserMessage(" ", images=(image,)),
     )  # fmt: skip
     written: list[Any] = list(write_messages(messages))
