@@ -373,6 +373,8 @@ class Deciding:
             await self._tell(message, problem, {STILL_WAITS: find_request(message)})
             return wait
         request = 0 if is_told_by_network(message) else message.reply_to or 0
+        if decision.is_approved and wait.votes:
+            wait = await self._drop_votes_of_removed(wait)
         at, said = message.sent_at, find_said(message)
         vote = Vote(by=by, seq=message.seq, at=at, said=said, scope=decision.scope, request=request)
         votes = [*wait.votes, vote]
@@ -396,6 +398,16 @@ class Deciding:
             said=vote.said,
             votes=votes if wait.needed > 1 or not request or len(wait.questions) > 1 else [],
         )
+
+    async def _drop_votes_of_removed(self, wait: Wait) -> Wait:
+        """Leave out approvals of people who were removed from the network since: whoever removed them trusts none."""
+        args = {"names": sorted({it.by for it in wait.votes}), "seqs": [self._trigger.seq]}
+        try:
+            told = await retry_later(partial(self.journal.client.call, "network.approvers", args))
+        except RequestError:
+            return wait  # an older hub, or the trigger is not kept any more
+        votes = [it for it in wait.votes if it.by not in told["unknown"]]
+        return wait if len(votes) == len(wait.votes) else wait.model_copy(update={"votes": votes})
 
     def _find_problem(self, wait: Wait, decision: Decision, by: str, *, is_checked: bool) -> str:
         """Say why a decision does not count; empty if it does. ``is_checked``: the hub has checked who decides."""

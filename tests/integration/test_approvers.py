@@ -586,6 +586,24 @@ async def test_no_argument_is_hidden_behind_a_long_one(network: Network) -> None
     assert '"amount": 1000000' in (shown.metadata or {})["approval"]["arguments"]
 
 
+async def test_the_approval_of_somebody_who_was_removed_since_counts_no_more(network: Network) -> None:
+    tom, mia, zoe, eve = await join(network, "tom", "mia", "zoe", "eve")
+    till = Till(approvers=["mia", "zoe", "eve"], approvals_needed=2)
+    async with running(network, till.make_runner()):
+        await tom.ask("desk", "my money back")
+        requests = [await it.hear() for it in (mia, zoe, eve)]
+        await decide(mia, requests[0], "/approve")
+        assert "1 of 2" in (await mia.hear()).text
+        await zoe.client.call("network.remove", {"agent_id": "mia"})
+        await decide(zoe, requests[1], "/approve")
+        assert (await zoe.hear()).text.startswith("zoe approved refund(order=17): 1 of 2 approvals.")
+        assert till.refunded == []
+        await decide(eve, requests[2], "/approve")
+        assert (await tom.hear()).text == "zoe and eve approved refund(order=17)."
+        assert (await tom.hear()).text == "order 17 is paid back"
+    assert till.refunded == [17]
+
+
 async def test_another_agent_cannot_say_that_people_have_decided(network: Network) -> None:
     """Else an approver's command sends nothing, since somebody was faster."""
     tom, eve = await join(network, "tom", "eve")
