@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,11 @@ async def test_costs_are_answered_by_the_prices_that_the_node_knows() -> None:
             [{"model": "m"}] * 501,
         ):
             await bob.call_refused("invalid_arguments", "network.costs", {"uses": wrong})
+
+
+async def test_a_node_without_a_price_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "genai_prices", None)  # as where it is not installed
+    async with running_node() as node:
+        bob = await node.agent("bob")
+        uses = [{"model": "gpt-4o-mini", "prompt_tokens": 1000}, {"model": "rules", "prompt_tokens": 5}]
+        assert await bob.call("network.costs", {"uses": uses}) == {"usd": [None, 0], "has_prices": False}

@@ -30,6 +30,7 @@ from tests.support.refund import LAST, Run, by_turn, look, pay, refund
 MODULES = """
 import { derivedId } from "#core/hash.js";
 import { readCost } from "#core/cost.js";
+import { readCosts } from "#core/pricing.js";
 import { readReaction, tellWork, traceMessage } from "#core/reading.js";
 import { explain, follow } from "#core/why.js";
 const facts = (it) => ({
@@ -165,6 +166,33 @@ async def test_cost_adds_up_the_same(run: Run, by: Any) -> None:
 
     assert by_name(told) == by_name(expected)
     assert {**told["total"], "usd": 0} == {**expected["total"], "usd": 0}
+
+
+async def test_equal_uses_are_asked_once_and_many_in_parts() -> None:
+    """Without asking for what the node would refuse: no model, a name too long, negative tokens."""
+    work = """async () => {
+      const sizes = [];
+      const call = async (op, { uses }) => {
+        sizes.push(uses.length);
+        return { usd: uses.map((it) => it.prompt_tokens), has_prices: true };
+      };
+      const uses = Array.from({ length: 501 }, (_, at) => ({ model: "m", usage: { prompt_tokens: at } }));
+      const odd = [["", 1], ["m".repeat(257), 1], ["m", -1], [undefined, 1]];
+      const more = odd.map(([model, prompt_tokens]) => ({ model, usage: { prompt_tokens } }));
+      const { usd } = await readCosts(call, [...uses, ...uses, ...more]);
+      return [sizes, usd];
+    }"""
+    sizes, usd = await run_module(MODULES, work)
+    assert sizes == [500, 1]
+    assert usd == [*range(501), *range(501), None, None, None, None]
+
+
+@pytest.mark.parametrize(("code", "expected"), [("forbidden", None), ("unknown_operation", None), ("busy", "busy")])
+async def test_tokens_are_shown_where_a_node_gives_no_prices(code: str, expected: str | None) -> None:
+    work = """(code) => readCosts(async () => { throw Object.assign(new Error(), { code }); }, [{ model: "m", usage: {} }])
+      .catch((error) => error.code)"""
+    told = await run_module(MODULES, work, code)
+    assert told == (expected or {"usd": [None], "has_prices": None})
 
 
 async def test_steps_say_when_a_reaction_did_what(run: Run) -> None:

@@ -27,7 +27,7 @@ export const HEADS = {
 
 /**
  * Add up what the wanted calls used, as {by, groups, total, has_prices}, the dearest first, then the largest. `has_prices`
- * says whether the node has a table of prices; null if no price was asked for.
+ * says whether the node has a table of prices; null without an answer.
  * @param {(op: string, args: object) => Promise<any>} call
  * @param {{agent_id?: string, thread_id?: string, root?: number, since?: number}} wanted
  * @param {keyof typeof HEADS} by

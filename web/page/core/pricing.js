@@ -7,7 +7,7 @@ const MAX_NAME = 256;
  * Return the dollars for each use, null where no price is known, and whether the node has a table of prices.
  * @param {(op: string, args: object) => Promise<any>} call
  * @param {{model: string, usage: object}[]} uses
- * @returns {Promise<{usd: (number | null)[], has_prices: boolean | null}>} `has_prices` is null if nothing was asked
+ * @returns {Promise<{usd: (number | null)[], has_prices: boolean | null}>} `has_prices` is null without an answer
  */
 export async function readCosts(call, uses) {
   const asked = new Map(); // the node is asked once for equal uses
@@ -17,11 +17,22 @@ export async function readCosts(call, uses) {
   let hasPrices = null;
   for (let start = 0; start < names.length; start += MAX_USES) {
     const part = names.slice(start, start + MAX_USES);
-    const answer = await call("network.costs", { uses: part.map((it) => asked.get(it)) });
+    const answer = await askNode(call, part.map((it) => asked.get(it)));
+    if (!answer) break;
     part.forEach((it, place) => found.set(it, answer.usd[place]));
     hasPrices = answer.has_prices;
   }
   return { usd: uses.map((it) => found.get(nameUse(it)) ?? null), has_prices: hasPrices };
+}
+
+/** Return null where a page of rights, or an older node, leaves this operation out: tokens are shown without it. */
+async function askNode(call, uses) {
+  try {
+    return await call("network.costs", { uses });
+  } catch (error) {
+    if (["forbidden", "unknown_operation"].includes(error.code)) return null;
+    throw error;
+  }
 }
 
 const describeUse = ({ model, usage }) => ({

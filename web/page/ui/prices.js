@@ -16,5 +16,6 @@ export function writeCost({usd, unpriced}) {
 export function adviseOnPrices(hasPrices, isRecorded) {
   if (isRecorded) return "The prices in this recording are those that were known when it was written.";
   if (hasPrices === false) return "The node has no price table. Install it where the node runs (pip install 'roundelay[prices]'), then restart the node.";
+  if (hasPrices === null) return "The node gives you no prices: its page of rights or its version lacks network.costs.";
   return "The node's price table (genai-prices) has no price for them.";
 }
