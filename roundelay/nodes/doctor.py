@@ -37,7 +37,7 @@ from roundelay.network.ledger.shared_log import LogDoubtful
 from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.log_urls import hide_password
 from roundelay.network.mod import load_mods, look_for_mods_in
-from roundelay.network.platforms import raise_file_limit, sync_descriptor
+from roundelay.network.platforms import raise_file_limit, sync_descriptor, try_record_lock
 from roundelay.nodes.hub_http import TIMEOUT_S, get_from_hub, read_readiness
 from roundelay.nodes.up import (
     FEW_FILES,
@@ -116,8 +116,10 @@ async def examine(
         if checks[-1].status != "failed" and config.durability != "memory" and config.db.exists():
             shared = check_shared_log(config)
             checks += shared
-            checks.append(await asyncio.to_thread(check_integrity, config.db, is_index=bool(shared)))
-            checks.append(check_retention(config))
+            integrity = await asyncio.to_thread(check_integrity, config.db, is_index=bool(shared))
+            checks.append(integrity)
+            if integrity.status != "failed":
+                checks.append(check_retention(config))
         if config.log is not None:
             checks.append(await ask_shared_log(config.log))
         checks += [check_files(config), check_tls(config), check_page(config)]
@@ -354,6 +356,7 @@ def _measure_sync(folder: Path, name: str) -> float:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{name}-doctor-") as file:
         file.write(b"\0" * 4096)
         file.flush()
+        try_record_lock(file.fileno())  # the database itself is read without locks
         began = time.perf_counter()
         sync_descriptor(file.fileno())
         return (time.perf_counter() - began) * 1000

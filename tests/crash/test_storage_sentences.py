@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from roundelay.network.ledger.upkeep import check_file
 from tests.crash.faulty import DB, PATIENCE_S
 from tests.crash.injected import Faults, Kind, faults_at, faults_library
 from tests.support.node import running_node
@@ -55,7 +56,10 @@ class Wrong:
     writing: str
     reading: str
     backup: str = ""
-    """What is said of it by `backup`, which reads as SQLite does beside a node: with locks, and files beside it."""
+    """What is said of it by `backup`, which reads a file with a write-ahead log beside it as SQLite does: with locks."""
+
+    is_copied: bool = False
+    """`backup` copies the ledger all the same, and puts nothing beside it."""
 
 
 def _refuse(number: int, *kinds: Kind) -> Prepare:
@@ -128,7 +132,7 @@ TABLE = (
         _refuse(errno.EROFS, "open", "write", "truncate"),
         "its file system is read-only",
         "",
-        "its file system is read-only",
+        is_copied=True,
     ),
     Wrong(
         "no_space",
@@ -215,7 +219,14 @@ async def test_each_command_says_what_is_wrong_with_a_database_in_the_same_words
                 for command in (*WRITING, *READING):
                     words = wrong.writing if command in WRITING else wrong.reading
                     words = wrong.backup or words if command == "backup" else words
-                    if words:
+                    if command == "backup" and wrong.is_copied:
+                        before = sorted(home.iterdir())
+                        code, said = await commands.run(*_arguments(command, home / DB, tmp_path / "copy"))
+                        assert code == 0, (wrong.name, said)
+                        assert sorted(home.iterdir()) == before, wrong.name
+                        assert check_file(tmp_path / "copy") == []
+                        (tmp_path / "copy").unlink()
+                    elif words:
                         code, said = await commands.run(*_arguments(command, home / DB, tmp_path / "copy"))
                         assert code in (1, 2), (wrong.name, command, said)
                         _assert_one_sentence(said, home / DB, words)
