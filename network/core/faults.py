@@ -92,6 +92,7 @@ def note_failure(
     participant = change.state.participant(agent_id)
     if participant is None or participant.kind != "agent":
         return
+    failure = failure if failure in _WHAT else ""  # an agent may write anything there, of any length
     known = participant.fault
     is_same = known is not UNSET and (known.cause, known.failure) == (cause, failure)
     if known is not UNSET and reaction and known.reaction == reaction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,20 @@ async def test_every_failure_of_a_model_says_what_to_do(node: Node, failure: str
     [item] = await faults(host)
     assert item["failure"] == failure
     assert item["to_do"]
+
+
+async def test_a_failure_that_nobody_knows_fills_no_list_and_is_counted_with_the_others(node: Node) -> None:
+    """An agent writes what it likes into its records; everybody reads the list of agents."""
+    host, bot = await node.person("host"), await node.agent("bot", role="reactor")
+    for number, failure in enumerate(["x" * 100_000, "\x1b[2J{agent_id}", "another"]):
+        await fail(bot, host, f"r{number}", failure, "y" * 10_000)
+    told = await shown(host)
+    assert told is not None
+    assert (told["cause"], told["count"], "failure" in told) == ("model", 3, False)
+    assert told["text"] == "cannot answer: its model fails (3 times)"
+    assert len(json.dumps(told)) < 1500
+    [item] = await faults(host)
+    assert item["text"].startswith("bot cannot answer: its model fails (3 times)")
 
 
 @pytest.mark.parametrize("failure", ["budget", "content_filter", "context_too_long", "answer_refused"])
