@@ -145,15 +145,23 @@ def leave_out(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> lis
 
 
 def well_formed(call: ToolCall) -> ToolCall:
-    """Give the call as the history shows it: servers parse the arguments again, and check names, also in what was."""
+    """Return the call as the history shows it: with a valid name, and arguments that are a JSON object.
+
+    Servers read the arguments of earlier calls, and refuse the whole conversation for one that the model wrote wrong
+    (https://github.com/vllm-project/vllm/issues/43995, https://github.com/OpenHands/software-agent-sdk/issues/2887).
+    """
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unnamed"
     arguments = call.arguments if call.arguments.strip() else "{}"
     try:
-        if not isinstance(json.loads(arguments), dict):
+        if not isinstance(json.loads(arguments, parse_constant=_refuse_constant), dict):
             arguments = json.dumps({"invalid": arguments})
     except (ValueError, RecursionError):
         arguments = json.dumps({"invalid": arguments})
     return ToolCall(call.id, name, arguments)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")  # Python reads NaN and Infinity, other servers do not
 
 
 def read_argument(call: ToolCall, name: str) -> str:

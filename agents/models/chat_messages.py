@@ -13,7 +13,6 @@ request and rules give the same messages.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -214,35 +213,12 @@ def _write_assistant(
     return turn
 
 
-INVALID = "invalid_arguments"
-"""The name under which arguments that are no JSON object are sent back."""
-
-
-def write_arguments(text: str) -> str:
-    """Return a call's arguments as a JSON object.
-
-    Servers read the arguments of earlier calls, and refuse the whole conversation for one that the model wrote wrong
-    (https://github.com/vllm-project/vllm/issues/43995, https://github.com/OpenHands/software-agent-sdk/issues/2887).
-    """
-    if not text.strip():
-        return "{}"
-    try:
-        is_object = isinstance(json.loads(text, parse_constant=_refuse_constant), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    return text if is_object else json.dumps({INVALID: text}, ensure_ascii=False)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
 def _leave_blank_out(content: str | None) -> str | None:
     return content if content and content.strip() else None
 
 
 def _write_call(call: ToolCall, ids: dict[str, str]) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": write_arguments(call.arguments)}
+    function = {"name": call.name, "arguments": call.arguments}
     return {"id": ids.get(call.id, call.id), "type": "function", "function": function}
 
 

@@ -22,6 +22,7 @@ from roundelay.agents.driver import Driver
 from roundelay.agents.events import Event, ModelOutput, ModelRetry
 from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.features.tracing import Tracing
+from roundelay.agents.history import well_formed
 from roundelay.agents.journal import Journal
 from roundelay.agents.models.fallback import FallbackModel
 from roundelay.agents.models.model import (
@@ -164,7 +165,7 @@ async def test_calls_that_a_model_wrote_wrong_do_not_end_the_conversation(
     kind: type[ModelServer], stream: bool
 ) -> None:
     written = ["{broken", "", " ", "[1]", '"text"', "NaN", '{"a": NaN}', '{"a": 1}']
-    made = tuple(ToolCall(f"callnum{at:02}", "add", it) for at, it in enumerate(written))
+    made = tuple(well_formed(ToolCall(f"callnum{at:02}", "add", it)) for at, it in enumerate(written))
     results = tuple(ToolMessage(it.id, "wrong or right") for it in made)
     add = ToolSpec("add", "Add.", {"type": "object", "properties": {}})
     request = ModelRequest((UserMessage("Add."), AssistantMessage(None, made), *results), (add,))
@@ -173,8 +174,8 @@ async def test_calls_that_a_model_wrote_wrong_do_not_end_the_conversation(
     assert [it for it in server.refused if "stream_options" not in it] == []
     sent = [it["function"]["arguments"] for it in server.requests[-1]["messages"][1]["tool_calls"]]
     assert sent == [
-        '{"invalid_arguments": "{broken"}', "{}", "{}", '{"invalid_arguments": "[1]"}', '{"invalid_arguments": "\\"text\\""}',
-        '{"invalid_arguments": "NaN"}', '{"invalid_arguments": "{\\"a\\": NaN}"}', '{"a": 1}',
+        '{"invalid": "{broken"}', "{}", "{}", '{"invalid": "[1]"}', '{"invalid": "\\"text\\""}',
+        '{"invalid": "NaN"}', '{"invalid": "{\\"a\\": NaN}"}', '{"a": 1}',
     ]  # fmt: skip
 
 
