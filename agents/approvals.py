@@ -42,7 +42,7 @@ MAX_SHOWN_CHARS, MAX_WHY_CHARS = 32_000, 1000
 """Of the arguments that a person is asked to approve, and of what the model says beside its call. A call with longer
 arguments is not made: nobody approves what is not shown."""
 MAX_CALL_CHARS = 200
-"""Of the arguments in a sentence about a call."""
+"""Maximum characters of the arguments in a sentence about a call."""
 
 
 class Standing(BaseModel):
@@ -59,7 +59,7 @@ class Standing(BaseModel):
     is_withdrawn: bool = False
 
     with_others: list[str] = []
-    """Who approved beside ``by``, where one approval was not enough."""
+    """People who approved besides ``by``, if one approval was not enough."""
 
     @property
     def people(self) -> set[str]:
@@ -87,12 +87,12 @@ class Replier(Protocol):
 
 
 class RequestedCall(NamedTuple):
-    """What people are asked to approve: a call, and how they do that."""
+    """Call that people are asked to approve, and how they do that."""
 
     tool: str
     arguments: str
     reason: str
-    """What the model says beside its call."""
+    """Text that the model wrote beside its call."""
 
     rule: EffectiveRule
     deciders: tuple[str, ...] | None = None

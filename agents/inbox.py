@@ -90,7 +90,7 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
 
 
 def is_addressed(message: BaseMessage, agent_id: str) -> bool:
-    """Tell whether the message asks this agent for a response, or mentions it."""
+    """Return whether the message asks this agent for a response, or mentions it."""
     return requires_response_from(message, agent_id) or mentions(message.text, agent_id)
 
 
@@ -385,7 +385,7 @@ def find_request(message: BaseMessage) -> int | None:
 
 
 def find_decider(message: BaseMessage) -> str:
-    """Give who decided by a message: its sender, or whom the network names."""
+    """Return who decided by a message: its sender, or the person that the network names."""
     told = _read_told(message)
     return message.sender_id if told is None else told["by"]
 

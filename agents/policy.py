@@ -24,7 +24,7 @@ from .values import FAILURE, AfterTool, End, NoCallsReason, ToolResult, TurnStat
 
 T = TypeVar("T")
 Given: TypeAlias = T | Awaitable[T]
-"""What a hook gives, at once or awaited."""
+"""Result of a hook, returned directly or awaited."""
 
 MAX_PER_THREAD = 499
 """The hub gives 500 of a thread at most, and one of them may be the incoming message."""
@@ -185,17 +185,17 @@ class AgentPolicy:
     """For tools that name no time of their own."""
 
     approval_timeout_s: Seconds = 604_800.0
-    """How long a call waits for a person's approval; then ``escalate_to`` is asked, or it is not made."""
+    """Time that a call waits for a person's approval, in seconds. Then ``escalate_to`` is asked, or the call is not made."""
 
     approvers: Approvers = ()
-    """Who may approve the calls of tools that need approval: ids of people, and ``role:NAME``. They alone decide, but
+    """People who may approve calls of tools that need approval: ids, and ``role:NAME``. They alone decide, but
     for whoever led to the call. Empty: whoever reads the thread, and operators."""
 
     approvals_needed: ApprovalsNeeded = 1
-    """How many different people have to approve a call."""
+    """Number of different people who have to approve a call."""
 
     escalate_to: Approvers = ()
-    """Who may decide too once ``approval_timeout_s`` is over; the call then waits as long again."""
+    """People who may decide too after ``approval_timeout_s``. The call then waits for the same time again."""
 
     requester_may_approve: bool = False
     """Whether an approver may approve a call that the approver's own message led to."""
@@ -222,7 +222,7 @@ class AgentPolicy:
     be read."""
 
     max_messages_per_recipient: Count = 5
-    """How many messages the calls of one reaction send to one participant or channel; further ones are refused. The
+    """Maximum messages that the calls of one reaction send to one participant or channel. More are refused. The
     answer and questions of ``ask`` do not count."""
 
     max_result_chars: Count = 16_000

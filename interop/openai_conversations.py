@@ -58,7 +58,7 @@ class ConversationItem(NamedTuple):
 
 @dataclass(frozen=True)
 class ConversationRecord:
-    """What a caller has said of one conversation, in the order of the ledger."""
+    """Notes of a caller about one conversation, in the order of the ledger."""
 
     messages: Sequence[AnyMessage]
 
@@ -76,7 +76,7 @@ class ConversationRecord:
         return {str(key): str(value) for key, value in given[-1].items()} if given else {}
 
     def said_after(self, seq: int) -> tuple[SaidItem, ...]:
-        """Return the added items that an agent was not told, which was asked last by the message ``seq``."""
+        """Return the items added since the message ``seq``, which asked the agent last."""
         return tuple(said for it in self.messages if it.seq > seq for said in read_added(it))
 
 
@@ -126,14 +126,14 @@ async def update_conversation(client: NetworkClient, name: str, body: object, me
 
 
 async def delete_conversation(client: NetworkClient, name: str, message_id: str) -> dict[str, Any]:
-    """End a conversation for this endpoint. What was said in it stays in the ledger, as items stay at OpenAI."""
+    """End a conversation for this endpoint. Its messages stay in the ledger, as items stay at OpenAI."""
     await show_conversation(client, name)
     await _note(client, name, (), {"deleted": True}, message_id)
     return {"id": name, "object": "conversation.deleted", "deleted": True}
 
 
 async def add_items(client: NetworkClient, name: str, body: object, message_id: str) -> dict[str, Any]:
-    """Add items to a conversation: the next agent that is asked in it is told them."""
+    """Add items to a conversation. The next agent that is asked in it gets them."""
     given = _read_body(body, {"items"})
     items = _read_added(given.get("items"), may_be_empty=False)
     await show_conversation(client, name)

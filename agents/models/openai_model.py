@@ -347,7 +347,7 @@ _STREAM = re.compile(r"(?<![a-z])stream(?!_)", re.IGNORECASE)  # not "upstream",
 
 
 def _refuses_streams(error: openai.APIStatusError) -> bool:
-    """Tell whether a server says that it does not stream. There is no code for it: OpenAI refuses to stream some models
+    """Return whether a server says that it does not stream. There is no code for it: OpenAI refuses to stream some models
     to organizations that are not verified (400, also inside of a gateway's error:
     https://github.com/BeehiveInnovations/pal-mcp-server/issues/134), others know no field ``stream``."""
     return error.status_code in (400, 404, 405, 415, 422, 501) and _STREAM.search(error.response.text) is not None
@@ -585,4 +585,4 @@ def _show(pieces: Sequence[ModelDelta], on_delta: OnDelta | None) -> None:
 
 
 DRAIN_S = 0.5
-"""How long the end of a stream is waited for, once the server has said that it is done."""
+"""Maximum time to wait for the end of a stream after the server says that it is done."""

@@ -25,7 +25,7 @@ OF_ONE_CONVERSATION = frozenset({"answer_refused", "budget", "content_filter", "
 """Failures that say nothing about the next message: no fault of the agent."""
 
 _TO_DO: Mapping[str, str] = {
-    "unauthorized": "Check the model's key and its rights at the provider, then reload the agent.",
+    "unauthorized": "Check the model's key and its rights at the provider. Restart the node to read a new key from the environment.",
     "quota": "Add credit or raise the quota at the model's provider.",
     "rate_limited": "Lower the agent's load, or raise the rate limit at the model's provider.",
     "not_found": "Check the model's name and base_url in the agent's file, then reload the agent.",

@@ -125,7 +125,7 @@ class Hub:
         self.limits = limits
         self.quotas = Quotas(limits, quotas)
         self.public_url: str | None = None
-        """Where browsers elsewhere reach the page, if the operator says so."""
+        """Address at which browsers elsewhere reach the page, if the operator sets one."""
         self.supervisor: AgentSupervisor | None = None
         """Of the agents' processes of the node that runs this hub, if it runs any."""
         self.price_list = price_list
@@ -261,7 +261,7 @@ class Hub:
                 self.switchboard.refuse(session, 4403, Forbidden(f"This token of {agent_id} was revoked."))
 
     def count_sessions(self, agent_id: str, token: str) -> int:
-        """How many sessions of a participant joined with a token."""
+        """Return the number of sessions of a participant that joined with a token."""
         sessions = self.switchboard.mailboxes.sessions_of(agent_id)
         return sum(it.origin is not None and it.origin.token == token for it in sessions)
 

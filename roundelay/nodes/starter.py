@@ -148,6 +148,7 @@ def make_files(template: str, agent: str, provider: Provider | None) -> dict[str
         name = name.replace("AGENT", agent)
         if path.suffix == ".yaml" and not path.name.endswith(".scenario.yaml"):
             text = text.replace("AGENT", agent)
+            text = text.replace("DESCRIPTION", "Says back what you wrote" if provider is None else "Answers questions")
             text, rules[path.stem.replace("AGENT", agent)] = _choose_model(text, provider)
             agents.append(name)
         files[f"agents/{name}" if path.suffix != ".md" or "/" in name else name] = text

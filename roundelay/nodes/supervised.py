@@ -34,15 +34,15 @@ FIRST_DELAY_S, MAX_DELAY_S = 0.5, 60.0
 STEADY_S = 60.0
 """A process that lived for this long begins again with the first delay, and its fault is over."""
 RETURN_GRACE_S = 5.0
-"""How long a runner that lost its connection may take to come back before the node's own process takes its place."""
+"""Time for a runner that lost its connection to come back before the node's own process replaces it, in seconds."""
 WATCH_S = 2.0
-"""How often the agents' files are looked at."""
+"""Interval between checks of the agents' files, in seconds."""
 CONTROL_TIMEOUT_S = 20.0
-"""How long an operator's call waits for a process to be ready."""
+"""Maximum time that an operator's call waits for a process to be ready, in seconds."""
 WRONG_FILE = 2
 """Exit code of an agent whose file is wrong; starting it again would not help."""
 GATEWAY_READY = "Roundelay's gateway to "
-"""How the line begins by which a gateway says that it is ready."""
+"""Beginning of the line that a gateway prints when it is ready."""
 
 
 class KeptProcess(Process):
@@ -54,7 +54,7 @@ class KeptProcess(Process):
     def __init__(self, name: str, what: str, command: Sequence[str], *, ready: str, path: str, voice: Voice) -> None:
         super().__init__(name, command, ready=ready, take_line=self._hear_line)
         self.state = "starting"
-        """What the process does: starting, running, stopped, taken_over, restarting or ended."""
+        """State of the process: starting, running, stopped, taken_over, restarting or ended."""
         self._what = what
         self._path = clean(path)
         self._voice = voice
@@ -315,7 +315,7 @@ class GatewayProcess(KeptProcess):
 
 
 def webhooks_file(config: NodeConfig) -> Path:
-    """Where a node's gateway keeps the registrations of webhooks."""
+    """Return the file in which a node's gateway keeps the registrations of webhooks."""
     return Path(f"{config.db}.webhooks")
 
 
@@ -326,7 +326,7 @@ class NodeAgents:
         self._processes = {it.name: it for it in processes}
 
     def list_agents(self) -> list[dict[str, Any]]:
-        """What each process does, by id."""
+        """Return the state of each process, by id."""
         return [self._processes[agent_id].describe() for agent_id in sorted(self._processes)]
 
     async def control(self, agent_id: str, action: AgentAction) -> dict[str, Any]:
@@ -350,7 +350,7 @@ class NodeAgents:
 
 
 def _read(path: Path) -> bytes:
-    """What a file holds; nothing where it cannot be read."""
+    """Return the bytes of a file, or nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(MAX_FILE_BYTES)

@@ -36,6 +36,11 @@ async def test_a_broken_key_is_shown_to_operators_and_a_changed_file_is_reloaded
             await expect(item).to_contain_text("wrong key")
             await item.get_by_role("link", name="Agent", exact=True).click()
             await expect(page.get_by_role("main")).to_contain_text("cannot answer: its model refuses the key")
+            visitor = (await open_window(team.origin)).page
+            await log_in(visitor, await team.link("zed"))
+            await Screen(visitor).go("#/")
+            await expect(visitor.get_by_role("main")).to_contain_text("Cannot answer right now")
+            await visitor.close()
 
             process = page.get_by_role("region", name="Process")
             await expect(process).to_contain_text("running")

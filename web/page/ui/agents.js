@@ -50,7 +50,9 @@ function tellAwaited(work) {
 }
 
 /** Whether an agent can be talked to now, in words for somebody who has never heard of sessions: [dot, text]. */
-export function tellAvailability({state, activity}) {
+export function tellAvailability(agent) {
+  const {state, activity} = agent;
+  if (showsFault(agent)) return ["fault", "Cannot answer right now"];
   if (activity === "stopped") return ["stopped", "Stopped"];
   if (state !== "online") return ["gone", "Offline"];
   return activity === "works" ? ["works", "Working…"] : ["online", "Available"];

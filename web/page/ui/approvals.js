@@ -15,8 +15,7 @@ const SHOWN_CHARS = 300;
 const SHOWN_LINES = 6;
 const CALL_CHARS = 120;
 
-/**
- * What people have decided, by the seqs of the requests: {by, people, at, seq, text, scope, isApproved}. A decision that
+/** Return people's decisions, by the seqs of the requests: {by, people, at, seq, text, scope, isApproved}. A decision that
  * its agent could not use (`still_waits`) counts no more, nor does one of a person who may not decide.
  * @param {object[]} messages of a thread, ascending
  */
@@ -43,7 +42,7 @@ export function readDecisions(messages) {
   return found;
 }
 
-/** What a decision says: {by, people, at, seq, text, scope, isApproved}. */
+/** Read a decision: {by, people, at, seq, text, scope, isApproved}. */
 function readDecision(message) {
   const text = saidOf(message).trim();
   const scope = /^\/approve\s+(thread|always)\s*$/i.exec(text)?.[1].toLowerCase() ?? "once";
@@ -115,7 +114,7 @@ export function tellLine(text) {
 const YES = new Set(["yes", "y", "yep", "ok", "okay", "sure", "approve", "approved"]);
 const NO = new Set(["no", "n", "nope", "deny", "denied"]);
 
-/** What a plain yes, ok or no means where a call waits: "approve" or "deny"; null for a text like any other. */
+/** Return the meaning of a plain yes, ok or no while a call waits: "approve" or "deny"; null for a text like any other. */
 export function readYesOrNo(text) {
   const word = text.trim().replace(/[.!]+$/, "").toLowerCase();
   return YES.has(word) ? "approve" : NO.has(word) ? "deny" : null;
@@ -168,7 +167,7 @@ export function Approval({message, asked, decision, isAwaited = true, isNamed = 
   </section>`;
 }
 
-/** The arguments of a call: a table, or the text where they are no object. What is long is cut. */
+/** The arguments of a call: a table, or the text where they are no object. Long values are cut. */
 function Arguments({text}) {
   const read = readArguments(text);
   if (!isObject(read)) return html`<pre tabindex="0" dir="ltr" aria-label="Arguments">${writeArguments(text)}</pre>`;
@@ -202,7 +201,7 @@ function Longer({asked, agent, decide}) {
   </details>`;
 }
 
-/** Who decided, when, and with what words. */
+/** Show who decided, when, and with what words. */
 function Decided({decision}) {
   const [, word, rest] = /^\/(\w+)\s*([^]*)$/.exec(decision.text) ?? [];
   const scope = {thread: " for this thread", always: " for always"}[decision.scope] ?? "";
@@ -225,7 +224,7 @@ export function DecisionLine({message, request, sender = message.sender_id}) {
   return html`<p class=${`decision-line ${decision.isApproved ? "good" : "bad"}`}><${Icon} name=${decision.isApproved ? "check" : "close"} /> <${Agent} id=${sender} /> ${decision.isApproved ? "approved" : "denied"} <code dir="auto">${call}</code>${isEdit && " with other arguments"}${scope}${reason && html`<span class="as-is" dir="auto">: ${reason}</span>`}</p>`;
 }
 
-/** What a plain yes, ok or no is asked to mean, before anything is sent.
+/** Ask what a plain yes, ok or no means, before anything is sent.
  * @param {{how: string, text: string, requests: {message: object, asked: object}[], decide: function, send: function, cancel: function}} props */
 export function Meant({how, text, requests, decide, send, cancel}) {
   const does = how === "approve" ? "Approve" : "Deny";

@@ -204,7 +204,7 @@ function Notes({message, me}) {
     ${isForMe ? html`<${Badge} kind="accent">asks you for an answer<//>` : asks === true ? html`<${Badge}>asks for an answer<//>`
     : names.length > 0 && html`<${Badge}>asks ${names.slice(0, 8).join(", ")} for an answer<//>`}
     ${metadata?.declined === true && html`<${Badge}>has no answer<//>`}
-    ${failure && html`<${Badge} kind="warn">no answer: ${failure.replaceAll("_", " ")}<//>`}
+    ${failure && html`<span title=${`Reason: ${failure.replaceAll("_", " ")}`}><${Badge} kind="warn">No answer<//></span>`}
     ${checks.map((it) => html`<${Badge} kind="warn">did not pass: ${it}<//>`)}
     ${passed.map((it) => html`<${Badge}>✓ passed: ${it}<//>`)}
     ${sources.map((it) => html`<span class="source">[${String(it.n ?? "")}] ${renderLink(it.url, String(it.title ?? it.id ?? it.url ?? ""), "")} </span>`)}</div>`;
