@@ -127,7 +127,7 @@ class Hub:
         self.public_url: str | None = None
         """Address at which browsers elsewhere reach the page, if the operator sets one."""
         self.supervisor: AgentSupervisor | None = None
-        """Of the agents' processes of the node that runs this hub, if it runs any."""
+        """Controls the agents' processes of the node that runs this hub, if it runs any."""
         self.price_list = price_list
         """The prices that the node's process knows, if it knows any."""
         self._owner_hash = owner_hash
