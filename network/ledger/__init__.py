@@ -273,6 +273,19 @@ class Ledger(Protocol):
         those that `inbox` would give, or of all without spans; of one thread, or of all. Of many that have these terms
         and are not within the spans it looks at a part, and gives the ``end`` of it."""
 
+    async def search_seqs(
+        self,
+        terms: Sequence[str],
+        spans: Sequence[Span],
+        sender: str,
+        *,
+        stream: str | None = None,
+        before: int,
+        limit: int,
+    ) -> list[int]:
+        """Return the seqs of the newest ``limit`` messages below ``before`` that `search` would look at, descending. No
+        row is read: whoever shows one checks it (`search.is_within`, `search.holds`)."""
+
     async def forget_dropped(self) -> None:
         """Take what `trim` has dropped out of what is kept beside the log for searches."""
 

@@ -29,6 +29,7 @@ class IndexReads:
         self.first_seqs = index.first_seqs
         self.threads = index.threads
         self.search = index.search
+        self.search_seqs = index.search_seqs
         self.all_threads = index.all_threads
         self.messages = index.messages
         self.heads = index.heads

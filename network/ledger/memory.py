@@ -232,9 +232,25 @@ class MemoryLedger:
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Found:
         until = self._head if before is None else before - 1
+        return Found(*take_page(self._search(terms, spans, sender, stream, until), limit, max_bytes, newest=True))
+
+    async def search_seqs(
+        self,
+        terms: Sequence[str],
+        spans: Sequence[Span],
+        sender: str,
+        *,
+        stream: str | None = None,
+        before: int,
+        limit: int,
+    ) -> list[int]:
+        return [row.seq for row in islice(self._search(terms, spans, sender, stream, before - 1), limit)]
+
+    def _search(
+        self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, stream: str | None, until: int
+    ) -> Iterator[Row]:
         newest_first = (self._rows[seq] for seq in reversed(self._order[: bisect_right(self._order, until)]))
-        found = (row for row in newest_first if is_within(row, spans, sender, stream) and holds(row, terms))
-        return Found(*take_page(found, limit, max_bytes, newest=True))
+        return (row for row in newest_first if is_within(row, spans, sender, stream) and holds(row, terms))
 
     async def forget_dropped(self) -> None:
         """Nothing is kept beside the log."""

@@ -502,15 +502,12 @@ class SQLiteLedger:
         limit: int,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Found:
-        index = self._index
-        if index is None:
-            raise LedgerError(f"The ledger {self.path} is closed.")
+        index = await self._index_all()
 
         def choose(rows: Iterator[Row]) -> Page:
             admitted = (it for it in rows if is_within(it, spans, sender, stream) and holds(it, terms))
             return take_page(admitted, limit + 1, max_bytes, newest=True)
 
-        await index.catch_up(f"{self._epoch}/{self._boot}", self._first, self._head, self._list_messages)
         end, found, size = before if before is not None else 2**62, list[Row](), 0
         looked, step = 0, limit + 1
         while len(found) <= limit and size <= max_bytes:
@@ -526,6 +523,26 @@ class SQLiteLedger:
             # each `find` looks through all that match anew, and what is not within the spans is found in vain
             looked, step = looked + len(seqs), min(step * 4, SEARCH_STEP)
         return Found(*take_page(found, limit, max_bytes, newest=True))
+
+    async def search_seqs(
+        self,
+        terms: Sequence[str],
+        spans: Sequence[Span],
+        sender: str,
+        *,
+        stream: str | None = None,
+        before: int,
+        limit: int,
+    ) -> list[int]:
+        return await (await self._index_all()).find(terms, spans, sender, stream, before, limit)
+
+    async def _index_all(self) -> SearchIndex:
+        """Return the index of words, with every message in it."""
+        if self._index is None:
+            raise LedgerError(f"The ledger {self.path} is closed.")
+        index = self._index
+        await index.catch_up(f"{self._epoch}/{self._boot}", self._first, self._head, self._list_messages)
+        return index
 
     async def _list_messages(self, after: int) -> list[Row]:
         sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq > ? AND type = 'message' ORDER BY seq LIMIT ?"

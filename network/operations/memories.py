@@ -8,25 +8,34 @@ more. Reads, changes nothing.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
 from roundelay.network.addresses import memory_of
-from roundelay.network.core.tables import Row
+from roundelay.network.core.tables import MessageHead, Row
 from roundelay.network.core.visibility import Visibility
 from roundelay.network.frames import Seq
+from roundelay.network.ledger.search import PRIVATE
 
 from .listing import ListPage
 from .reading import Reading
+from .recent import Grouping, HeadGroup, IsPerson
 from .views import PAGE, View, open_view
 
 MAX_THREADS = 100
 MAX_SEQS = 1000
 """Messages that one record sums up; of more it is no memory."""
 MAX_KNOWN = 4096
-"""Memories of a thread that a later one can go on from: of those that may be shown, the newest."""
+"""Memories of a thread that are known: the newest."""
+MAX_GROUPS = 65_536
+"""Messages of channels and broadcasts of which the memories of one thread are made; of more, the next one is none."""
+MAX_GROUPS_AT_ONCE = 32
+"""Groups of messages up to which a memory has those of the one that it goes on from in its own set."""
+_MEMORY_BYTES = 400
 MEMORY = "memory"
 """The kind of the record."""
 
@@ -59,43 +68,128 @@ async def memory(
 
 
 async def _find_newest(reading: Reading, view: View, thread_id: str) -> dict[str, Any] | None:
-    """The newest memory of a thread that may be shown.
+    """The newest memory of a thread that may be shown."""
+    while True:
+        known = await _read_memories(reading, thread_id)
+        found = known.find_newest(view)
+        if found is None:
+            return None
+        rows = await reading.hub.ledger.rows(found.seq - 1, 1)
+        body = _read(rows[0]) if rows and rows[0].seq == found.seq else None
+        if body is not None:
+            entry = {"thread_id": thread_id, "seq": found.seq, "upto": found.upto, "messages": found.messages}
+            return {**entry, "text": body.text}
+        # dropped or damaged since it was read: without it, all that go on from it are none either
+        reading.hub.recent.forget(_key(reading, thread_id))
 
-    A memory goes on from an earlier one, so in the order of the log each is judged by its own messages alone, and of
-    what was read before only the sums are kept: an agent may write as many and as long ones as it likes.
-    """
-    known: dict[int, _Sum] = {}
-    newest: dict[str, Any] | None = None
-    stream, after, has_more = memory_of(thread_id), 0, True
+
+def _key(reading: Reading, thread_id: str) -> Hashable:
+    return "memory", reading.origin.agent_id, thread_id
+
+
+class _Memory:
+    """A memory, and what decides whether it may be shown; without its text."""
+
+    __slots__ = ("earlier", "groups", "messages", "seq", "upto")
+
+    def __init__(self, seq: int, seqs: Sequence[int], groups: frozenset[HeadGroup], earlier: _Memory | None) -> None:
+        self.seq = seq
+        self.upto: int = max([0 if earlier is None else earlier.upto, *seqs])
+        """The newest message that it was made of."""
+        self.messages: int = len(seqs) + (0 if earlier is None else earlier.messages)
+        self.groups = groups
+        """The groups of the messages that it was made of, but for those of ``earlier``."""
+        self.earlier = earlier
+        if earlier is not None and len(groups | earlier.groups) <= MAX_GROUPS_AT_ONCE:
+            # one set for a chain: in a thread of two, thousands of messages are of a few groups
+            self.groups = earlier.groups if groups <= earlier.groups else groups | earlier.groups
+            self.earlier = earlier.earlier
+
+
+class _Memories:
+    """The memories that an agent wrote of a thread, as they were read: each once, however often they are asked for."""
+
+    def __init__(self, is_person: IsPerson) -> None:
+        self.upto = 0
+        """Every record up to this seq was read."""
+        self._grouping = Grouping(is_person)
+        self._known: OrderedDict[int, _Memory] = OrderedDict()
+        self._shared: dict[int, HeadGroup] = {}
+        """The groups of messages of channels and broadcasts, by their seqs: each is one of its own."""
+
+    @property
+    def size(self) -> int:
+        """Estimated memory, in bytes."""
+        return _MEMORY_BYTES * (len(self._known) + 1) + self._grouping.size
+
+    def add(
+        self, seq: int, body: MemoryBody, heads: Mapping[int, MessageHead], labels: Mapping[int, MessageHead]
+    ) -> None:
+        """Add the next memory, if all that it was made of is there."""
+        earlier = None if body.earlier is None else self._known.get(body.earlier)
+        if (body.earlier is not None and earlier is None) or not all(it in heads for it in body.seqs):
+            return
+        if self._grouping.count + len(body.seqs) > MAX_GROUPS:
+            return
+        groups = frozenset(self._find_group(heads[it], labels) for it in dict.fromkeys(body.seqs))
+        made = _Memory(seq, body.seqs, groups, earlier)
+        if made.messages:
+            self._known[seq] = made
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def _find_group(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:
+        group = self._shared.get(head.seq) or self._grouping.find(head, labels)
+        if head.kind not in PRIVATE:
+            self._shared[head.seq] = group
+        return group
+
+    def find_newest(self, view: View) -> _Memory | None:
+        """Return the newest one of which everything may be shown."""
+        assert view.until is not None, "a memory is asked for with a trigger"
+        hidden: set[_Memory] = set()
+        for it in reversed(self._known.values()):
+            if it.upto > view.until:
+                continue
+            path: list[_Memory] = []
+            part: _Memory | None = it
+            while part is not None and part not in hidden and all(map(view.shows_group, part.groups)):
+                path.append(part)
+                part = part.earlier
+            if part is None:
+                return it
+            hidden.update(path)
+            hidden.add(part)
+        return None
+
+
+async def _read_memories(reading: Reading, thread_id: str) -> _Memories:
+    """Read the memories that were written since the last call."""
+    ledger, recent, key = reading.hub.ledger, reading.hub.recent, _key(reading, thread_id)
     room = reading.hub.limits.max_result_bytes
-    while has_more:
-        rows, has_more = await reading.hub.ledger.reaction(
-            stream, after, PAGE, actor=reading.origin.agent_id, max_bytes=room
+    found = recent.find(key)
+    known = found if isinstance(found, _Memories) else _Memories(recent.is_person)
+    while True:
+        after = known.upto
+        rows, has_more = await ledger.reaction(
+            memory_of(thread_id), after, PAGE, actor=reading.origin.agent_id, max_bytes=room
         )
+        read = []
         for row in rows:
-            after = row.seq
-            it = _read(row)
-            before = _NOTHING if it is None or it.earlier is None else known.get(it.earlier)
-            if it is None or before is None or not await _shows_all(reading, view, it.seqs):
-                continue
-            upto, messages = made_of = _Sum(max([before.upto, *it.seqs]), before.messages + len(it.seqs))
-            if not messages:
-                continue
-            known[row.seq] = made_of
-            if len(known) > MAX_KNOWN:
-                del known[next(iter(known))]
-            newest = {"thread_id": thread_id, "seq": row.seq, "upto": upto, "messages": messages, "text": it.text}
-    return newest
-
-
-class _Sum(NamedTuple):
-    """What a memory was made of: its newest message, and how many."""
-
-    upto: int
-    messages: int
-
-
-_NOTHING = _Sum(0, 0)
+            body = _read(row)
+            # no memory is made of what was said after it: as of now, all these are there or will never be
+            if body is not None and all(it < row.seq for it in body.seqs):
+                heads = await ledger.heads(body.seqs)
+                missing = {head.label for head in heads.values()} - heads.keys()
+                read.append((row.seq, body, heads, heads | (await ledger.heads(missing) if missing else {})))
+        if known.upto == after:  # else another call has read the same meanwhile
+            recent.forget(key)
+            for it in read:
+                known.add(*it)
+            known.upto = rows[-1].seq if rows else after
+            recent.keep(key, known)
+            if not has_more:
+                return known
 
 
 def _read(row: Row) -> MemoryBody | None:
@@ -105,13 +199,3 @@ def _read(row: Row) -> MemoryBody | None:
         return msgspec.json.decode(row.data, type=MemoryBody)
     except msgspec.ValidationError:
         return None  # anybody can write anything into a record of its own
-
-
-async def _shows_all(reading: Reading, view: View, seqs: list[int]) -> bool:
-    """Whether each of these messages may be shown."""
-    heads = await reading.hub.ledger.heads(seqs)
-    await view.load(heads.values())
-    for seq in seqs:
-        if not await view.shows(heads.get(seq)):
-            return False
-    return True

@@ -8,10 +8,10 @@ is asked of the state at each call. No rules, no clock.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence, Set
+from typing import NamedTuple, Protocol
 
 from roundelay.network.core.tables import MessageHead, Span
 from roundelay.network.core.visibility import parties
@@ -25,6 +25,14 @@ _PAIRS = frozenset({"direct", "mod"})
 
 
 IsPerson = Callable[[str], bool]
+
+
+class KeptInMemory(Protocol):
+    """What is kept in memory for one key."""
+
+    @property
+    def size(self) -> int:
+        """Return the estimated memory, in bytes."""
 
 
 class HeadGroup:
@@ -47,6 +55,45 @@ class HeadGroup:
         """Whether each message of the thread, of all times, has the same parties."""
 
 
+class Grouping:
+    """The groups of heads that are kept together."""
+
+    def __init__(self, is_person: IsPerson) -> None:
+        self._is_person = is_person
+        self._alike: dict[Hashable, HeadGroup] = {}
+        self._known: dict[Hashable, HeadGroup] = {}
+        self.count = 0
+
+    @property
+    def size(self) -> int:
+        """Estimated memory, in bytes."""
+        return _GROUP_BYTES * (self.count + 1)
+
+    def find(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:
+        """Return the group of a head, a new one if there is none; ``labels`` has the message that its label names."""
+        label = head if head.label == head.seq else labels.get(head.label, head)
+        if head.kind not in _PAIRS:  # readers of a place of many come and go: each message is judged by itself
+            self.count += 1
+            return HeadGroup(head, label, None, is_settled=False)
+        rule = (_describe(head), None if label is head else _describe(label))
+        group = self._known.get((head.thread_id, rule))
+        if group is None:
+            self.count += 1
+            # in a direct thread with a person, which takes part in it for ever, each message is its own label
+            is_settled = head.kind == "direct" and label is head and any(map(self._is_person, parties(head)))
+            group = HeadGroup(head, label, self._alike.get(rule), is_settled=is_settled)
+            self._known[head.thread_id, rule] = group
+            self._alike.setdefault(rule, group)
+        return group
+
+    def keep(self, kept: Set[HeadGroup | None]) -> None:
+        """Forget all groups but these."""
+        self._known = {key: it for key, it in self._known.items() if it in kept}
+        alike = {it.alike for it in kept if it is not None}
+        self._alike = {key: it for key, it in self._alike.items() if it in alike}
+        self.count = len(kept)
+
+
 class Heads:
     """The newest messages of one place, ascending: their seqs, and the group of each (None: the row is damaged)."""
 
@@ -60,48 +107,24 @@ class Heads:
         self.begin: int | None = None
         """The first seq of the place, where it was asked for."""
         self._at_most = at_most
-        self._is_person = is_person
-        self._alike: dict[Hashable, HeadGroup] = {}
-        self._known: dict[Hashable, HeadGroup] = {}
-        self._distinct = 0
-        """Number of groups."""
+        self._grouping = Grouping(is_person)
 
     @property
     def size(self) -> int:
         """Estimated memory, in bytes."""
-        return _SEQ_BYTES * len(self.seqs) + _GROUP_BYTES * (self._distinct + 1)
+        return _SEQ_BYTES * len(self.seqs) + self._grouping.size
 
     def add(self, newer: Iterable[HeadAt], labels: Mapping[int, MessageHead], upto: int) -> None:
         """Add ascending heads, which are newer than all that are here."""
         for seq, head in newer:
             self.seqs.append(seq)
-            self.groups.append(self._find_group(head, labels) if head is not None else None)
+            self.groups.append(self._grouping.find(head, labels) if head is not None else None)
         self.upto = upto
         if len(self.seqs) > 2 * self._at_most:  # cut now and then, not with each message
             gone = len(self.seqs) - self._at_most - self._at_most // 2
             del self.seqs[:gone], self.groups[:gone]
             self.is_cut = True
-            kept = set(self.groups)
-            self._known = {key: it for key, it in self._known.items() if it in kept}
-            alike = {it.alike for it in kept if it is not None}
-            self._alike = {key: it for key, it in self._alike.items() if it in alike}
-            self._distinct = len(kept)
-
-    def _find_group(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:
-        label = head if head.label == head.seq else labels.get(head.label, head)
-        if head.kind not in _PAIRS:  # readers of a place of many come and go: each message is judged by itself
-            self._distinct += 1
-            return HeadGroup(head, label, None, is_settled=False)
-        rule = (_describe(head), None if label is head else _describe(label))
-        group = self._known.get((head.thread_id, rule))
-        if group is None:
-            self._distinct += 1
-            # in a direct thread with a person, which takes part in it for ever, each message is its own label
-            is_settled = head.kind == "direct" and label is head and any(map(self._is_person, parties(head)))
-            group = HeadGroup(head, label, self._alike.get(rule), is_settled=is_settled)
-            self._known[head.thread_id, rule] = group
-            self._alike.setdefault(rule, group)
-        return group
+            self._grouping.keep(set(self.groups))
 
     def newest(self, until: int) -> NewestHeads | None:
         """The newest of them up to a seq; None if too few of those are kept."""
@@ -120,6 +143,11 @@ class NewestHeads(NamedTuple):
     has_older: bool
     kept: Heads
 
+    def find_group(self, seq: int) -> HeadGroup | None:
+        """Return the group of one of these messages; None for any other, and for a damaged one."""
+        place = bisect_left(self.seqs, seq)
+        return self.groups[place] if place < len(self.seqs) and self.seqs[place] == seq else None
+
 
 def _describe(head: MessageHead) -> Hashable:
     if head.kind not in _PAIRS:
@@ -132,9 +160,9 @@ class RecentHeads:
 
     def __init__(self, is_person: IsPerson, max_bytes: int = MAX_BYTES) -> None:
         """``is_person`` tells of whom it is asked whether that is a person; a kind never changes."""
-        self._is_person = is_person
+        self.is_person = is_person
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[Hashable, Heads] = OrderedDict()
+        self._kept: OrderedDict[Hashable, KeptInMemory] = OrderedDict()
         self.bytes = 0
 
     async def inbox(
@@ -156,7 +184,7 @@ class RecentHeads:
         read, as nothing is in it between that and ``until``."""
         behind: dict[str, int] = {}
         for thread_id, seq in newest.items():
-            kept = self._kept.get(thread_id)
+            kept = self._find_heads(thread_id)
             if kept is None or kept.upto < seq:
                 behind[thread_id] = 0 if kept is None else kept.upto
         read = await ledger.newest_heads(behind, at_most + 1, before=until + 1) if behind else {}
@@ -190,7 +218,7 @@ class RecentHeads:
     ) -> NewestHeads:
         until = needed if until is None else until
         while True:
-            heads = self._kept.get(key)
+            heads = self._find_heads(key)
             after = 0 if heads is None else heads.upto
             if heads is not None and needed <= after:
                 found = heads.newest(until)
@@ -205,7 +233,7 @@ class RecentHeads:
             if heads is None or len(newer) > at_most:  # nothing of what is kept would be left
                 made = await self._make(ledger, newer, at_most, until)
                 if self._kept.get(key) is heads:
-                    self._replace(key, made)
+                    self.keep(key, made)
             else:
                 labels = await _find_labels(ledger, newer)
                 # another call may have read the same meanwhile
@@ -216,15 +244,30 @@ class RecentHeads:
                     self._forget_oldest(key)
 
     async def _make(self, ledger: Ledger, newest_first: list[HeadAt], at_most: int, until: int) -> Heads:
-        made = Heads(at_most, self._is_person)
+        made = Heads(at_most, self.is_person)
         made.is_cut = len(newest_first) > at_most
         made.add(reversed(newest_first), await _find_labels(ledger, newest_first), until)
         return made
 
-    def _replace(self, key: Hashable, heads: Heads) -> None:
-        before = self._kept.pop(key, None)
-        self.bytes += heads.size - (before.size if before is not None else 0)
-        self._kept[key] = heads
+    def _find_heads(self, key: Hashable) -> Heads | None:
+        kept = self._kept.get(key)
+        return kept if isinstance(kept, Heads) else None
+
+    def find(self, key: Hashable) -> KeptInMemory | None:
+        """Return what is kept for a key."""
+        return self._kept.get(key)
+
+    def forget(self, key: Hashable) -> None:
+        """Forget what is kept for a key, if anything is. Whoever changes a value takes it out so, and keeps it again: its
+        size is counted as of then."""
+        gone = self._kept.pop(key, None)
+        self.bytes -= gone.size if gone is not None else 0
+
+    def keep(self, key: Hashable, value: KeptInMemory) -> None:
+        """Keep a value for a key, and forget what was asked for least recently if there is too much."""
+        self.forget(key)
+        self._kept[key] = value
+        self.bytes += value.size
         self._forget_oldest(key)
 
     def _forget_oldest(self, key: Hashable) -> None:

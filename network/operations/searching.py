@@ -3,20 +3,22 @@ enter the prompt of an agent's reaction (`views.View`). Reads, changes nothing."
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Raw
 
-from roundelay.network.core.queries import is_chosen, read_query
-from roundelay.network.core.tables import Row
+from roundelay.network.core.queries import Query, is_chosen, read_query
+from roundelay.network.core.tables import MessageHead, Row, Span
 from roundelay.network.core.visibility import Visibility, readable_spans
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import Seq
 from roundelay.network.ledger import Ledger, take_page
-from roundelay.network.ledger.search import list_words
+from roundelay.network.ledger.search import holds, is_within, list_words
 
 from .reading import Reading
-from .views import PAGE, Limit, open_view
+from .recent import NewestHeads
+from .views import PAGE, ROWS_AT_ONCE, SCANNED, Limit, View, open_view
 
 Milliseconds = Annotated[int, Meta(ge=0, le=2**53)]
 MAX_QUERY_CHARS = 1000
@@ -66,22 +68,119 @@ async def search(
     participant = state.participant(origin.agent_id)
     sees_all = origin.is_operator and trigger is None
     spans = None if sees_all else readable_spans(state, participant) if participant is not None else []
-    found: list[Row] = []
-    looked, has_more, size = 0, True, limit + 1
-    while has_more and looked < LOOKED_AT and len(found) <= limit and sum(len(row.data) for row in found) <= room:
-        page = await ledger.search(
-            terms, spans, origin.agent_id, stream=thread_id, before=before, limit=min(size, PAGE), max_bytes=room
-        )
-        rows = [it for it in page.rows if it.seq >= begin and is_chosen(asked, it.actor, it.at)]
-        found[:0] = await view.choose(rows)
-        looked, size, has_more = looked + len(page.rows), size * 4, page.has_more
-        before = page.end if page.end is not None else page.rows[0].seq if page.rows else before
-        looked = looked if page.end is None else LOOKED_AT
-        has_more = has_more and (before is None or before > begin)
+    search = _Search(reading, view, asked, spans, thread_id, begin, limit)
+    if view.trigger is None:
+        await search.find_readable(before)
+    else:
+        await search.find_for_prompt(view.trigger, spans or [], view.trigger.seq + 1 if before is None else before)
+    found, has_more, before = search.found, search.has_more, search.before
     shown = take_page(reversed(found), limit, room, newest=True)
     value = {"messages": [Raw(row.data) for row in shown.rows], "has_more": has_more or shown.has_more}
     following = shown.rows[0].seq if shown.has_more else before
     return {**value, "next": following} if value["has_more"] else value
+
+
+class _Search:
+    """What one call has found, oldest first, and where it goes on."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        view: View,
+        query: Query,
+        spans: Sequence[Span] | None,
+        thread_id: str | None,
+        begin: int,
+        limit: int,
+    ) -> None:
+        self.found: list[Row] = []
+        self.has_more = True
+        self.before: int | None = None
+        self._reading = reading
+        self._view = view
+        self._query = query
+        self._spans = spans
+        self._thread_id = thread_id
+        self._begin = begin
+        self._limit = limit
+        self._room = reading.hub.limits.max_result_bytes
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.found) > self._limit or sum(len(row.data) for row in self.found) > self._room
+
+    async def find_readable(self, before: int | None) -> None:
+        """Find what the caller may read."""
+        ledger, agent_id = self._reading.hub.ledger, self._reading.origin.agent_id
+        looked, size = 0, self._limit + 1
+        self.before = before
+        while self.has_more and looked < LOOKED_AT and not self._is_full:
+            page = await ledger.search(
+                self._query.terms, self._spans, agent_id, stream=self._thread_id, before=self.before,
+                limit=min(size, PAGE), max_bytes=self._room,
+            )  # fmt: skip
+            await self._take(page.rows)
+            looked, size = looked + len(page.rows), size * 4
+            self.before = page.end if page.end is not None else page.rows[0].seq if page.rows else self.before
+            looked = looked if page.end is None else LOOKED_AT
+            self.has_more = page.has_more and (self.before is None or self.before > self._begin)
+
+    async def find_for_prompt(self, trigger: MessageHead, spans: Sequence[Span], before: int) -> None:
+        """Find what may enter the prompt for ``trigger``. By heads, most of which are in memory, it is decided which
+        rows are read at all: an agent may have read thousands of messages with these words with other people."""
+        self.before = before
+        if self._view.shows_own_thread_alone and self._thread_id not in (None, trigger.thread_id):
+            self.has_more = False
+            return
+        stream = trigger.thread_id if self._view.shows_own_thread_alone else self._thread_id
+        ledger, agent_id = self._reading.hub.ledger, self._reading.origin.agent_id
+        recent = await self._reading.hub.recent.inbox(ledger, spans, agent_id, trigger.seq, SCANNED)
+        looked, size = 0, self._limit + 1
+        while self.has_more and looked < LOOKED_AT and not self._is_full:
+            size = min(size, PAGE, LOOKED_AT - looked)
+            seqs = await ledger.search_seqs(
+                self._query.terms, spans, agent_id, stream=stream, before=self.before, limit=size + 1
+            )
+            has_more, seqs = len(seqs) > size, seqs[:size]
+            looked, size = looked + len(seqs), size * 4
+            admitted = await self._admit([it for it in seqs if it >= self._begin], recent)
+            while admitted and not self._is_full:
+                chosen, admitted = admitted[:ROWS_AT_ONCE], admitted[ROWS_AT_ONCE:]
+                rows = await ledger.messages(chosen)
+                whole = (rows[it] for it in reversed(chosen) if it in rows)
+                await self._take(
+                    it
+                    for it in whole
+                    if is_within(it, spans, agent_id, self._thread_id) and holds(it, self._query.terms)
+                )
+                self.before = chosen[-1]
+            self.before = seqs[-1] if seqs and not admitted else self.before
+            self.has_more = bool(admitted) or (has_more and self.before > self._begin)
+
+    async def _admit(self, seqs: Sequence[int], recent: NewestHeads) -> list[int]:
+        """Choose those of these messages that may be shown, as far as their heads tell."""
+        oldest = recent.seqs[0] if recent.has_older else 0
+        old = [it for it in seqs if it < oldest]
+        older = await self._reading.hub.ledger.heads(old) if old else {}
+        await self._view.load(older.values())
+        sender_id = self._query.sender_id
+        admitted: list[int] = []
+        for seq in seqs:
+            if seq >= oldest:
+                group = recent.find_group(seq)
+                is_shown = group is not None and self._view.shows_group(group)
+                head = group.head if group is not None else None  # of a group, all have one sender
+            else:
+                head = older.get(seq)
+                is_shown = await self._view.shows(head)
+            if head is not None and is_shown and sender_id in (None, head.sender_id):
+                admitted.append(seq)
+        return admitted
+
+    async def _take(self, rows: Iterable[Row]) -> None:
+        """Add those of these rows, which are older than all that are here, that the call asks for."""
+        chosen = [it for it in rows if it.seq >= self._begin and is_chosen(self._query, it.actor, it.at)]
+        self.found[:0] = await self._view.choose(chosen)
 
 
 async def _find_seq(ledger: Ledger, head: int, at: int) -> int:

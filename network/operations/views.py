@@ -59,6 +59,8 @@ class View:
         self._labels: dict[int, MessageHead] = {}
         """Heads of the messages that labels name, each read once per call."""
         self._groups: dict[HeadGroup, bool] = {}
+        self._own_thread: str | None = None
+        """The trigger's thread, where nothing is shown beside it: `_groups` does not tell threads apart."""
 
     @property
     def shows_own_thread_alone(self) -> bool:
@@ -92,8 +94,9 @@ class View:
         return all(rule.admits(head, label) for rule in self.filters)
 
     def shows_group(self, group: HeadGroup | None) -> bool:
-        """Whether the messages of a group may be shown, as far as their heads say. Under ``current`` it is asked of the
-        trigger's thread alone."""
+        """Whether the messages of a group may be shown, as far as their heads say."""
+        if self._own_thread is not None and group is not None and group.thread_id != self._own_thread:
+            return False
         if group is None or (group.parties is not None and not self.required <= group.parties):
             return False
         shown = self._groups.get(group.alike)
@@ -131,6 +134,7 @@ async def open_view(
     rules = {_visibility(reading), *((visibility,) if visibility is not None else ())}
     label = await _find_label(reading, head)
     view.filters = [PromptFilter(reading.hub.state, rule, head, label, view.until) for rule in rules]
+    view._own_thread = head.thread_id if view.shows_own_thread_alone else None
     view.required = frozenset().union(*(it.required for it in view.filters))
     return view
 

@@ -67,6 +67,17 @@ class RandomNetwork:
     def call(self, agent_id: str, op: str, /, **args: Any) -> dict[str, Any]:
         return self.perform(agent_id, {"type": "call", "op": op, "args": args})
 
+    def perform_record(self, agent_id: str, frame: dict[str, Any]) -> dict[str, Any]:
+        """Store a record, and give the answer."""
+        connection, session = self._sessions[agent_id]
+        connection.take_frames()
+        self.stepped.receive(session, {"type": "record", **frame})
+        self.stepped.loop.step()
+        answer: dict[str, Any] = next(
+            it for it in connection.take_frames() if it.get("record_id") == frame["record_id"]
+        )
+        return answer
+
     def send(self, agent_id: str, to: str, /, **more: Any) -> dict[str, Any]:
         return self.perform(
             agent_id, {"type": "send", "to": to, "content": f"word{self.rng.randrange(5)} said", **more}
