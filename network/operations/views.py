@@ -308,20 +308,24 @@ def _order_threads(
         yield thread_id, trigger.seq
     if scanned is not None:
         is_damaged = None in scanned.groups  # such a row may be of any thread
-        last = dict(zip(scanned.groups, scanned.seqs, strict=True))
-        for group in dict.fromkeys(reversed(scanned.groups)):
-            if group is not None and not view.excludes_group(group):
+        known: set[HeadGroup] = set()
+        # newest first, and no further than threads are wanted
+        for seq, group in zip(reversed(scanned.seqs), reversed(scanned.groups), strict=True):
+            if group is None or group in known:
+                continue
+            known.add(group)
+            if not view.excludes_group(group):
                 # whatever is said in private to the agent, or by it, is among what was scanned
                 is_private = group.head.kind in PRIVATE and not is_damaged
-                yield group.thread_id, last[group] if is_private else trigger.seq
+                yield group.thread_id, seq if is_private else trigger.seq
 
 
 def _count_threads(view: View, scanned: NewestHeads, looked: Set[str]) -> int:
     """How many further threads there are of which something may be shown."""
-    groups = set(scanned.groups) - {None}
-    alike = {it.alike for it in groups if it is not None}  # thousands of threads may have a few rules
+    alike = {it.alike for it in scanned.groups if it is not None}  # thousands of threads may have a few rules
     shown = {it for it in alike if view.shows_group(it)}
-    return len({it.thread_id for it in groups if it is not None and it.alike in shown} - looked)
+    threads = {it.thread_id for it in scanned.groups if it is not None and it.alike in shown}
+    return len(threads) - len(threads & looked)
 
 
 class _ChosenThread:
