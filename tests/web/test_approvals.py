@@ -158,6 +158,12 @@ async def test_who_asked_sees_who_decides_and_the_approver_gets_the_words_and_a_
     await expect(thread.message("mona approved refund(order=8")).to_be_visible()
     await expect(thread.message("order 8 is paid back")).to_be_visible()
     await expect(mine).to_contain_text("approved once by mona")
+    await mona.go("#/search?q=refund")
+    found = mona.page.get_by_role("main").locator(".row .who", has_text="vault").first
+    await expect(found).to_be_visible()
+    size = await found.bounding_box()
+    assert size is not None
+    assert size["height"] < 30, "a name in search results is broken into letters"
 
 
 async def test_an_operator_decides_in_her_inbox_what_she_does_not_read(shops: WebNode, open_window: OpenWindow) -> None:
