@@ -57,6 +57,10 @@ Delivery: TypeAlias = tuple[int, bytes, bool]
 """A message's seq, its frame, and whether it is to be acknowledged. Those who are given the same share it."""
 
 
+_NOTHING_QUEUED: deque[Delivery] = deque()
+"""The queue of each session to which nothing was delivered yet, never changed: an empty deque takes 760 bytes."""
+
+
 class Outbox:
     """The deliveries of one session, in order, at most ``max_unacked`` of them unacknowledged, its queue at most
     ``max_bytes``."""
@@ -80,7 +84,7 @@ class Outbox:
         self._max_unacked = max_unacked
         self._max_bytes = max_bytes
         self._unacked: dict[int, None] = {}
-        self._queue: deque[Delivery] = deque()
+        self._queue = _NOTHING_QUEUED
         self._late: dict[int, int] = {}
         """Redeliveries: in the window or the queue, and not in the order of the rest; with the highest seq handed over
         before each."""
@@ -102,6 +106,8 @@ class Outbox:
     def push(self, delivery: Delivery) -> bool:
         """Queue one published message. False when the queue overflowed: it is dropped, and this outbox is now
         behind."""
+        if self._queue is _NOTHING_QUEUED:
+            self._queue = deque()
         self._queue.append(delivery)
         self.queued_bytes += len(delivery[1])
         self.position = delivery[0]
@@ -139,6 +145,8 @@ class Outbox:
         self._late[seq] = self.delivered
         is_new = seq > self.delivered  # an ack of it must not cover what is queued below it
         at = sum(queued < seq for queued, _, _ in self._queue) if is_new else 0
+        if self._queue is _NOTHING_QUEUED:
+            self._queue = deque()
         self._queue.insert(at, (seq, frame, True))
         self.queued_bytes += len(frame)
 

@@ -85,3 +85,13 @@ def test_a_newer_reactor_that_is_gone_before_its_welcome_supersedes_the_older(hu
     hub.loop.step()
     assert [frame["kind"] for frame in older.take_frames()] == ["superseded"]
     assert older.closed == 4409
+
+
+def test_what_is_queued_for_one_session_is_in_no_other() -> None:
+    """Sessions to which nothing was delivered share an empty queue; each gets its own with its first delivery."""
+    quiet, redelivered, pushed = (Outbox(10, 1000) for _ in range(3))
+    pushed.push((1, b"one", True))
+    redelivered.push_again(1, b"again")
+    assert [it.queued for it in (quiet, redelivered, pushed, Outbox(10, 1000))] == [0, 1, 1, 0]
+    assert (quiet.take(1000), redelivered.take(1000), pushed.take(1000)) == ([], [b"again"], [b"one"])
+    assert quiet._queue is Outbox(10, 1000)._queue  # an empty deque of its own would take 760 bytes
