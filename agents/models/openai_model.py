@@ -403,7 +403,7 @@ _BROKEN_ENDS = frozenset({"malformed_function_call", "unexpected_tool_call", "ma
 def _check_address(model: str, url: str) -> str | None:
     """Return the server's address without white space around it, and without the path of its completions, which
     documents of servers often show. Raises `ModelError` for what is none."""
-    url = url.strip()
+    url = given = url.strip()
     remember_url(url)
     path, mark, query = url.partition("#")[0].partition("?")
     url = path.rstrip("/").removesuffix(_PATH).rstrip("/") + mark + query
@@ -414,7 +414,7 @@ def _check_address(model: str, url: str) -> str | None:
         is_address = False
     if not is_address:
         raise ModelError(
-            f"Model {model} cannot be used. Its base_url is {hide_url_secrets(url)!r}, and has to be http://HOST/PATH or "
+            f"Model {model} cannot be used. Its base_url is {hide_url_secrets(given)!r}, and has to be http://HOST/PATH or "
             "https://HOST/PATH, such as https://api.openai.com/v1.",
             reason="misconfigured",
         )
