@@ -304,7 +304,7 @@ async def test_a_call_that_waits_for_a_person_is_not_decided_by_a_client() -> No
 
 async def test_a_stream_goes_on_after_the_gateway_was_killed() -> None:
     model, seen = Stepped(), list[StreamResponse]()
-    async with asyncio.timeout(15), running_node() as node, gateway_process(node.url) as gateway:
+    async with asyncio.timeout(90), running_node() as node, gateway_process(node.url) as gateway:
         token = await invite(node, "ui")
         url = f"http://127.0.0.1:{gateway.port}/a2a/bob"
         async with working(node, SimpleAgentRunner("bob", instruction="", model=model)):
