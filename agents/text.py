@@ -48,7 +48,8 @@ def write_stopped(text: str, by: str) -> str:
         return f"Stopped by {by}."
     fences = re.findall(r"^ {0,3}(`{3,}|~{3,})", text, re.MULTILINE)
     closing = f"\n{fences[-1]}" if len(fences) % 2 else ""
-    return f"{text.rstrip()}{closing}\n\nStopped by {by}."
+    kept = text.lstrip("\n").rstrip()
+    return f"{kept}{closing}\n\nStopped by {by}."
 
 
 def tool_name(text: str) -> str:

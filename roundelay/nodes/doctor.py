@@ -85,7 +85,8 @@ class Checked:
         return f"{color(f'{self.status:<6}')} {clean(self.name):<10} {clean(hide_secrets(self.detail))}{advice}"
 
     def to_json(self) -> dict[str, str]:
-        return {name: hide_secrets(text) for name, text in asdict(self).items()}
+        # Names and states are our own words: a password such as "secret" must not take them apart.
+        return asdict(self) | {"detail": hide_secrets(self.detail), "advice": hide_secrets(self.advice)}
 
 
 async def examine(

@@ -49,7 +49,7 @@ HELP = (
             ("@", "name a participant; Tab takes the one that is offered"),
             ("i", "write"),
             ("r", "reply to the selected message"),
-            ("E", "say anew what you said: the selected message is replaced"),
+            ("E", "edit your selected message: the new text replaces it"),
             ("t", "open the replies to the selected message"),
             ("w", "why it was said, or the newest message here, and what followed"),
             ("a A L", "approve a call once, in this thread, always"),

@@ -55,7 +55,7 @@ class ThreadPane(Pane):
         ("w", "why", "Why"),
         ("s", "stop", "Stop"),
         ("o", "hold", "Take over / give back"),
-        Binding("E", "say_anew", "Say anew", show=False),
+        Binding("E", "say_anew", "Edit", show=False),
         Binding("t", "replies", "Replies", show=False),
         Binding("u", "read", "All read", show=False),
         Binding("p", "mark('is_pinned')", "Pin", show=False),
@@ -368,9 +368,9 @@ class ThreadPane(Pane):
     def action_say_anew(self) -> None:
         chosen = self.chosen
         if chosen is None or chosen.sender_id != self.desk.me or self.place is None:
-            self.desk.advise("Select a message of your own by j and k: E says it anew.")
+            self.desk.advise("Select a message of your own by j and k: E edits it.")
         elif not isinstance(chosen.content, str):
-            self.desk.advise(f"#{chosen.seq} is more than a text: it cannot be said anew here.")
+            self.desk.advise(f"#{chosen.seq} is more than a text: it cannot be edited here.")
         else:
             if self._replaces is None:
                 self._set_aside = self.composer.text

@@ -58,7 +58,7 @@ async def test_operators_are_told_of_a_broken_key_once_until_the_agent_works_aga
     assert (item["agent_id"], item["cause"], item["failure"], item["count"]) == ("bot", "model", "unauthorized", 2)
     assert (item["seq"], item["thread_id"], item["reason"]) == (second, "direct:bot~tom", "401: key sk-1 refused")
     assert first < second
-    assert "reload" in item["to_do"]
+    assert "Restart the node" in item["to_do"]
     assert item["text"].startswith("bot cannot answer: its model refuses the key (2 times)")
 
     assert await faults(tom) == []

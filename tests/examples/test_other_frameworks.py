@@ -201,7 +201,11 @@ async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_o
         await mia.until(mia.has_ended)
         end = (await mia.records(reaction))[-1]["body"]
         assert (end["status"], end["reason"]) == ("cancelled", "stopped by mia")
-        assert await mia.answers() == [ANSWER]
+        # What she had read stays, with the reason why it ends there.
+        stopped = (await mia.hear()).text
+        assert stopped.endswith("\n\nStopped by mia.")
+        assert ANSWER.startswith(stopped.removesuffix("\n\nStopped by mia."))
+        assert await mia.answers() == [ANSWER, stopped]
         # Killed in the middle of the model's reply and started again it answers once.
         reaction = await mia.ask()
         await mia.until(mia.is_streaming)
@@ -211,7 +215,7 @@ async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_o
         assert (await mia.hear()).text == ANSWER
         kinds = [it["kind"] for it in await mia.records(reaction)]
         assert kinds == ["started", "model_reply", "finished"]
-        assert await mia.answers() == [ANSWER, ANSWER]
+        assert await mia.answers() == [ANSWER, stopped, ANSWER]
         assert [it.status for it in provider.received if it.status not in (0, 200)] == []
 
 

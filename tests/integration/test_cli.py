@@ -208,7 +208,7 @@ async def test_the_owner_reads_every_thread(node: Node, bob: WireSession) -> Non
     watcher = await node.service("watcher")
     await watcher.call("network.take", {"thread_id": "direct:ann~bob"})
     assert [line.split() for line in (await invoke("threads")).lines] == [
-        ["THREAD", "TITLE", "MESSAGES", "LAST", "UNREAD", "READERS", "HELD", "BY"],
+        ["THREAD", "TITLE", "MESSAGES", "LAST", "UNREAD", "READERS", "TAKEN", "OVER", "BY"],
         ["direct:ann~bob", "ann", "and", "bob", "·", "first", "2", f"#{stored['seq'] + 1}", "ann,", "bob", "watcher"],
     ]
 

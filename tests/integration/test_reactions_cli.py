@@ -239,7 +239,8 @@ async def test_a_person_decides_in_a_chat(node: Node, file: Path) -> None:
             await chat.type("pay ann")
             asked = await chat.line(r"#(\d+) desk → mia .*May I call pay")
             await chat.type(decision.format(seq=asked[1]))
-            await chat.line(rf"mia → desk \(re #{asked[1]}\): /")
+            said = "/approve" if decision.startswith("/reply") else r"mia (approved|denied) pay\(to="
+            await chat.line(rf"mia → desk \(re #{asked[1]}\): {said}")
             await chat.line(f"desk → mia .*{told}")
 
 

@@ -93,6 +93,6 @@ def test_each_kind_has_words(kind: str) -> None:
         "reply": {"text": "Hi.", "tool_calls": [], "usage": usage}, "name": "n", "value": 1, "tool": "dig", "args": "{}", "ok": True, "content": "c",
         "messages": {"ann": "m"}, "questions": {"ann": 8}, "is_approval": False, "is_approved": True, "arguments": None, "seq": 9, "by": "mia",
         "status": "finished", "turns": 1, "tool_calls": 0, "usage": usage, "answer": "Hi.", "correction": None, "is_accepted": True, "notes": [],
-        "used": [{"model": "m", "usage": usage}], "text": "Hi.", "steps": ["s"],
+        "used": [{"model": "m", "usage": usage}], "text": "Hi.", "steps": ["s"], "parts": [], "tools": ["dig"],
     }  # fmt: skip
     assert not describe_record({"kind": kind, "body": body}).startswith(f"{kind} {{")
