@@ -132,7 +132,7 @@ class Tracing(Middleware):
             _PROPAGATOR.inject(carrier)
             try:
                 yield span, {**carrier}
-            except Exception as error:
+            except Exception as error:  # of whatever is traced; it is recorded, and raised again below
                 if self._content:
                     stack = hide_secrets("".join(traceback.format_exception(error)))
                     told = {"exception.message": hide_secrets(str(error)), "exception.stacktrace": stack}

@@ -126,7 +126,7 @@ def find_rules(base_url: str | None, model: str, changes: RuleChanges | None = N
             )
     provider = made.pop("provider", None)
     rules = BY_PROVIDER[provider] if provider is not None else _choose_rules(base_url, model.lower())  # type: ignore[index]
-    return replace(rules, **made)  # type: ignore[arg-type]
+    return replace(rules, **made)  # type: ignore[arg-type]  # read from a checked file
 
 
 def _choose_rules(base_url: str | None, model: str) -> EndpointRules:
@@ -200,7 +200,7 @@ def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
     """Return the rules with the one by which a server refused a request. None means that its words name no new rule."""
     words = refusal.lower()
     for pattern, changes in _REFUSALS:
-        changed = replace(rules, **changes)  # type: ignore[arg-type]
+        changed = replace(rules, **changes)  # type: ignore[arg-type]  # of `_REFUSALS` above
         if changed != rules and re.search(pattern, words):
             return changed
     return None
@@ -210,7 +210,7 @@ def recall(rules: EndpointRules, recorded: Mapping[str, object]) -> EndpointRule
     """Return the rules with recorded ones applied. Ignore rules and values of a newer version."""
     known = {name: it for name, it in recorded.items() if isinstance(it, str | bool) and it in _VALUES.get(name, ())}
     known.pop("provider", None)
-    return replace(rules, **known)  # type: ignore[arg-type]
+    return replace(rules, **known)  # type: ignore[arg-type]  # of the types checked above
 
 
 _VALUES: Mapping[str, tuple[object, ...]] = {
