@@ -107,21 +107,24 @@ def test_right_direction_passes(folder: str, source: str, parents: int) -> None:
 
 
 def find_twice_named(sources: dict[str, str]) -> dict[str, list[str]]:
-    """The names of classes that stand more than once, nested ones too, by the files in which they stand."""
-    found: dict[str, list[str]] = {}
+    """Return the names of public classes that are defined more than once, with their files. Private names may repeat."""
+    defined: dict[str, list[str]] = {}
     for file, source in sources.items():
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(file)
-    return {name: files for name, files in found.items() if len(files) > 1}
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                defined.setdefault(node.name, []).append(file)
+    return {name: files for name, files in defined.items() if len(files) > 1}
 
 
-def test_a_name_of_a_class_has_one_meaning_in_the_product() -> None:
+def test_public_class_names_are_unique() -> None:
     assert find_twice_named({str(file): (ROOT / file).read_text(encoding="utf-8") for file in FILES}) == {}
 
 
-def test_a_name_of_two_classes_is_seen() -> None:
-    sources = {"one.py": "class Gate: ...", "other.py": "def late():\n    class Gate: ...\nclass Door: ..."}
+def test_repeated_public_class_name_is_found() -> None:
+    sources = {
+        "one.py": "class Gate: ...\nclass _Row: ...",
+        "other.py": "def late():\n    class Gate: ...\nclass Door: ...\nclass _Row: ...",
+    }
     assert find_twice_named(sources) == {"Gate": ["one.py", "other.py"]}
 
 
