@@ -27,6 +27,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import JsonValue
 
+from roundelay.network.backoff import Backoff
 from roundelay.network.client import AnyMessage
 from roundelay.network.errors import RoundelayError
 
@@ -111,13 +112,8 @@ READ_ONCE = (
 REVIEW = "review"
 _ENVELOPE_BYTES = 2048  # of a record, or a message, around the answer and its metadata
 
-
 FIRST_DELAY_S = 0.5
-"""Before the second attempt of a model call that named no delay, about; doubled for each further one, up to
-``model_timeout_s``."""
-
-MAX_DOUBLINGS = 30
-"""Keeps the delay a number, whatever ``model_attempts`` is."""
+"""Delay before the second attempt of a model call, if the provider named none. Doubles up to ``model_timeout_s``."""
 
 
 MAX_KEY_CHARS, MAX_NAMED = 200, 20
@@ -554,8 +550,7 @@ class Driver:
                 else:
                     # Not all at once: many agents may wait for one provider. Our own delay costs no attempt, so it is
                     # never longer than a call may take.
-                    growth = 2 ** min(made - 1, MAX_DOUBLINGS)
-                    delay_s = min(FIRST_DELAY_S * growth, policy.model_timeout_s)
+                    delay_s = Backoff(FIRST_DELAY_S, policy.model_timeout_s).delay_s(made)
                     delay_s *= _spread(self._id, request.turn, made)
                 if made == 1:
                     told = {

@@ -272,7 +272,7 @@ class TaskPushes:
                 self._note(push, why=posted.told, failing_since=since)
                 if at - since > self._pace.give_up_s * 1000:
                     self._note(push, state="paused")
-                return max(self._pace.find_delay_s(failures + 1), min(posted.retry_after_s, self._pace.most_s))
+                return self._pace.find_delay_s(failures + 1, posted.retry_after_s)
 
     async def _wait_for_news(self, tasks: TaskLedger, task: TaskRecord) -> None:
         """Wait until a task may be another one than it was."""

@@ -23,6 +23,7 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec import Struct
 
+from roundelay.network.backoff import Backoff
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.errors import (
@@ -47,6 +48,7 @@ MAX_WEBHOOKS = 256
 PAGE = 20
 WAIT_MS = 25_000
 NODE_RETRY_S = 5.0
+DELIVERY_BACKOFF = Backoff(5.0, 3600.0, factor=6.0)
 MAX_DEAD_IN_ROW = 3
 """So many messages one after the other that the receiver refuses for good: then it is the receiver that is broken."""
 
@@ -55,16 +57,15 @@ State = Literal["on", "paused", "gone"]
 
 @dataclass(frozen=True)
 class WebhookPace:
-    """How long a receiver is waited for. The n-th try after a failure comes ``first_s * factor ** (n - 1)`` later."""
+    """Delays between the attempts to reach a receiver."""
 
-    first_s: float = 5.0
-    factor: float = 6.0
-    most_s: float = 3600.0
+    backoff: Backoff = DELIVERY_BACKOFF
     give_up_s: float = 3 * 86_400.0
-    """A receiver that has taken nothing for so long is paused."""
+    """Time after which a receiver that has accepted nothing is paused, in seconds."""
 
-    def find_delay_s(self, failures: int) -> float:
-        return min(self.first_s * self.factor ** min(failures - 1, 20), self.most_s)
+    def find_delay_s(self, failures: int, wanted_s: float) -> float:
+        """Return the delay after ``failures`` in a row; longer if the receiver asks for more, within the maximum."""
+        return max(self.backoff.delay_s(failures), min(wanted_s, self.backoff.max_s))
 
 
 class Registration(Struct):
@@ -243,7 +244,7 @@ class Webhooks:
                 self._note(hook, why=f"#{seq}: {posted.told}", failing_since=None, dead_in_row=dead)
                 if dead >= MAX_DEAD_IN_ROW:
                     self._note(hook, state="paused", why=f"{dead} messages in a row were refused; {posted.told}")
-                return None if failed["is_dead"] else self._pace.find_delay_s(failed["attempts"])
+                return None if failed["is_dead"] else self._pace.backoff.delay_s(failed["attempts"])
             case PostAnswer.GONE:
                 self._note(hook, state="gone", why=posted.told)
                 return None
@@ -253,7 +254,7 @@ class Webhooks:
                 self._note(hook, why=posted.told, failing_since=since)
                 if now - since > self._pace.give_up_s * 1000:
                     self._note(hook, state="paused")
-                return max(self._pace.find_delay_s(failures + 1), min(posted.retry_after_s, self._pace.most_s))
+                return self._pace.find_delay_s(failures + 1, posted.retry_after_s)
 
     def _note(self, hook: Registration, **changes: Any) -> None:
         """Change what is known of a webhook, on the disk too if that takes it; nothing where it is so already."""

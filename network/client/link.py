@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from roundelay.network.backoff import Backoff
 from roundelay.network.errors import (
     Closed,
     ConnectError,
@@ -36,7 +37,7 @@ from .values import Reconnected, Reconnecting, Stored, Welcome
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
+RECONNECT_BACKOFF = Backoff(0.1, 5.0)
 STEADY_S = 2.0
 """A session that lived so long is no sign of trouble: after it the first try comes soon again."""
 BYE_TIMEOUT_S = 2.0
@@ -52,7 +53,7 @@ MAX_UNANSWERED, MAX_UNANSWERED_BYTES = 4096, 16 * 1024 * 1024
 """What a client has under way at most, in requests and in bytes: what it sends again to a hub that comes back. Further
 ones wait for an answer, in their order; one alone may be larger."""
 MADE_ROOM = 4408
-MAX_CROWD_DELAY_S = 1.0
+CROWDED_BACKOFF = Backoff(0.1, 1.0)
 COME_BACK_CODES = (1001, 1006, 1011, 4408, 4429, 4503)
 """Close codes before a welcome that another try may get past."""
 
@@ -123,7 +124,8 @@ class Link:
         self._transport = transport
         self._reconnects = reconnects
         self._jitter = jitter
-        self._delay_s = FIRST_DELAY_S
+        self._failures = 0
+        """Attempts to reconnect in a row, since the last session that lasted for `STEADY_S`."""
         self._is_unfenced = False
         """The next hello is one without the last session's fence, which a hub did not know."""
         self._wire: Wire | None = None
@@ -148,19 +150,18 @@ class Link:
         """
         if self._task is not None:
             return
-        self.loop, delay_s = asyncio.get_running_loop(), FIRST_DELAY_S
-        loop = self.loop
-        deadline = loop.time() + (self._connect_timeout_s or 0.0)
+        self.loop = loop = asyncio.get_running_loop()
+        deadline, failures = loop.time() + (self._connect_timeout_s or 0.0), 0
         while True:
             try:
                 wire = await self._connect()
                 break
             except (Closed, Crowded) as error:
-                pause_s = delay_s * (0.5 + self._jitter() / 2)
+                failures += 1
+                pause_s = self._add_jitter(CROWDED_BACKOFF.delay_s(failures))
                 is_crowded = error.code == MADE_ROOM if isinstance(error, Closed) else self._reconnects
                 if is_crowded and loop.time() + pause_s < deadline:
                     await asyncio.sleep(pause_s)
-                    delay_s = min(delay_s * 2, MAX_CROWD_DELAY_S)
                 elif isinstance(error, Closed):
                     raise ConnectError(f"The hub closed the connection before the welcome ({error}).") from error
                 else:
@@ -345,7 +346,7 @@ class Link:
                 self._wire = None
                 await wire.drop()
                 if loop.time() - joined_at >= STEADY_S:
-                    self._delay_s = FIRST_DELAY_S
+                    self._failures = 0
                 self._count_loss(closed)
                 ending = self._ending(closed)
                 if ending is not None:
@@ -437,19 +438,20 @@ class Link:
 
     async def _come_back(self, reason: str) -> Wire:
         """Try until the hub welcomes this client again. Raises the error for which no further try helps."""
+        min_s = 0.0
         while True:
-            # apart from each other, so that a restarted hub is not met by all its clients at once
-            pause_s = self._delay_s * (0.5 + self._jitter() / 2)
+            self._failures += 1
+            pause_s = self._add_jitter(max(RECONNECT_BACKOFF.delay_s(self._failures), min_s))
             self._owner.take_event(Reconnecting(reason, pause_s))
             await asyncio.sleep(pause_s)
-            self._delay_s = min(self._delay_s * 2, MAX_DELAY_S)
+            min_s = 0.0
             try:
                 wire = await self._connect()
             except ConnectError as error:
                 reason = str(error)
             except RetryLater as later:
                 reason = str(later)
-                self._delay_s = min(max(self._delay_s, self._wait_s(later)), MAX_DELAY_S)
+                min_s = min(self._wait_s(later), RECONNECT_BACKOFF.max_s)
             except Closed as closed:
                 reason = str(closed)
                 if closed.code not in COME_BACK_CODES:
@@ -458,6 +460,10 @@ class Link:
                 assert self.welcome is not None
                 self._owner.take_event(Reconnected(self.welcome))
                 return wire
+
+    def _add_jitter(self, delay_s: float) -> float:
+        """Return half to all of a delay, so that the clients of a restarted hub do not all reconnect at once."""
+        return delay_s * (0.5 + self._jitter() / 2)
 
     def _wait_s(self, later: RetryLater) -> float:
         """How long to wait for a hub that says when: a little longer, so that those who wait do not all come at

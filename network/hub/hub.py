@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 from msgspec import UNSET
 
+from roundelay.network.backoff import Backoff
 from roundelay.network.clock import Clock, NewId, SteadyClock, system_clock
 from roundelay.network.config import Limits, Quota, Registration, Retain
 from roundelay.network.core.apply import apply, wanted
@@ -59,7 +60,7 @@ second."""
 LOADED_AT_ONCE = 20_000
 """Values of tables that are taken into memory in one go: some 40 ms."""
 FULL_RETRY_MS = 5000
-FIRST_REOPEN_S, MAX_REOPEN_S = 0.1, 1.0
+REOPEN_BACKOFF = Backoff(0.1, 1.0)
 """docs/operations.md says that a hub is ready again within 5 s after a fault: to open a ledger takes its time too."""
 COMMIT_PATIENCE_S = 2.0
 """A commit that takes longer makes the hub not ready: SQLite tries for up to 10 s to get a lock that it is refused, and
@@ -774,7 +775,7 @@ class Hub:
         self.switchboard.end_all(write_moved(cause.leader) if isinstance(cause, LogMoved) else FAILED)
         self._intake.drop_batches()
         self.switchboard.forget()
-        delay_s = FIRST_REOPEN_S
+        failures = 0
         while not self.is_open and not self.is_draining:
             try:
                 async with self.writing:  # nothing is cut by a plan from before
@@ -782,8 +783,8 @@ class Hub:
                     await self._load_unless_draining()
             except Exception as error:  # noqa: BLE001 (whatever a failing storage raises, it is tried again)
                 self._outage.fail(error, is_defect=not isinstance(error, LedgerError))
-                await asyncio.sleep(delay_s)
-                delay_s = min(delay_s * 2, MAX_REOPEN_S)
+                failures += 1
+                await asyncio.sleep(REOPEN_BACKOFF.delay_s(failures))
             else:
                 if self.is_open:
                     self._outage.end()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from roundelay.network.backoff import Backoff
 from roundelay.network.config import NodeConfig, list_web_hosts
 from roundelay.network.errors import ConfigError, InvalidArguments, UnknownRecipient
 from roundelay.network.hub import Hub
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-FIRST_DELAY_S, MAX_DELAY_S = 0.5, 60.0
+RESTART_BACKOFF = Backoff(0.5, 60.0)
 STEADY_S = 60.0
 """A process that lived for this long begins again with the first delay, and its fault is over."""
 RETURN_GRACE_S = 5.0
@@ -69,7 +70,7 @@ class KeptProcess(Process):
 
         Once it has joined, or has failed at it, it counts as `settled`.
         """
-        delay_s = FIRST_DELAY_S
+        failures = 0
         while True:
             await self._wait_to_start()
             started_at = time.monotonic()
@@ -78,7 +79,7 @@ class KeptProcess(Process):
             _logger.info(self.starting, extra={"agent_id": self.name})
             code = await self._run_until_asked()
             if code is None:
-                delay_s = FIRST_DELAY_S
+                failures = 0
             elif code == WRONG_FILE and not self.settled.is_set():
                 raise ConfigError(self._error or f"{self._what} cannot start.")
             elif code == WRONG_FILE:  # as only its run finds, or since it was changed
@@ -99,8 +100,8 @@ class KeptProcess(Process):
                 self._enter("restarting")
             else:
                 self.settled.set()
-                if time.monotonic() - started_at > STEADY_S:
-                    delay_s = FIRST_DELAY_S
+                failures = 1 if time.monotonic() - started_at > STEADY_S else failures + 1
+                delay_s = RESTART_BACKOFF.delay_s(failures)
                 if self._error:
                     self._voice.pass_on(self.name, f"Error: {self._error}")
                 ending = f"exit code {code}" if code > 0 else f"signal {-code}"
@@ -108,7 +109,6 @@ class KeptProcess(Process):
                 self._enter("restarting")
                 self._report(": ".join([ending, *([self._error] if self._error else [])]))
                 await self._wait(self._asked.wait(), delay_s)
-                delay_s = min(delay_s * 2, MAX_DELAY_S)
             if self._wanted == "stop":
                 self._enter("stopped")
                 _logger.info("an operator stopped it", extra={"agent_id": self.name})

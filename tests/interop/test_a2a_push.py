@@ -40,6 +40,7 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.interop import kept_files
 from roundelay.interop.gateway import serve_gateway
 from roundelay.interop.webhooks import WebhookPace
+from roundelay.network.backoff import Backoff
 from tests.interop.test_a2a_server import BINDINGS, assemble, hears, official, say, state, tell, texts
 from tests.support.a2a_kit_agent import kit_agent
 from tests.support.asked import invite, working
@@ -49,7 +50,7 @@ from tests.support.node import Node, running_node
 from tests.support.remote_team import Stepped
 from tests.support.webhook_receiver import Receiver
 
-QUICK = WebhookPace(first_s=0.01, factor=1, most_s=0.05)
+QUICK = WebhookPace(Backoff(0.01, 0.05, factor=1))
 SIGNATURE = "x-a2a-notification-signature"
 
 

@@ -19,6 +19,7 @@ import pytest
 from roundelay.interop.gateway import serve_gateway
 from roundelay.interop.webhook_posts import WebhookUrl, is_public
 from roundelay.interop.webhooks import WebhookPace
+from roundelay.network.backoff import Backoff
 from roundelay.network.errors import ConfigError, InvalidArguments
 from tests.interop.test_http_api import Caller, join
 from tests.support.node import Node, node_process, running_node
@@ -26,7 +27,7 @@ from tests.support.payloads import PAYLOADS, find_marks
 from tests.support.webhook_receiver import SECRET, Receiver
 from tests.support.wire import WireSession
 
-QUICK = WebhookPace(first_s=0.01, factor=1, most_s=0.05)
+QUICK = WebhookPace(Backoff(0.01, 0.05, factor=1))
 
 
 @asynccontextmanager
@@ -122,7 +123,7 @@ async def test_gone_ends_it_a_redirect_is_not_followed_and_a_receiver_that_is_aw
 ) -> None:
     async with (
         running_node() as node,
-        gateway_to(node, tmp_path / "hooks", WebhookPace(0.01, 1, 0.01, give_up_s=0.3)) as http,
+        gateway_to(node, tmp_path / "hooks", WebhookPace(Backoff(0.01, 0.01), give_up_s=0.3)) as http,
     ):
         hook, mia = await join(node, http, "hook"), await node.person("mia")
         receiver.answers = lambda *_: 307
