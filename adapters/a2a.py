@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
+from roundelay.agents.loop_local import LoopLocal
 from roundelay.agents.models.model import ModelError, ModelFailure
 from roundelay.agents.outgoing_http import load_certificates
-from roundelay.agents.per_loop import PerLoop
 from roundelay.agents.runner import RunnerOptions
 from roundelay.interop.a2a_parts import escape_line_ends, make_parts, read_parts
 from roundelay.network.credentials import read_secret
@@ -100,7 +100,7 @@ class A2AAgent(AdaptedAgent):
         super().__init__(agent_id, **options)
         self.address = address.rstrip("/")
         self._headers = {name: read_secret(value, f"the header {name}") for name, value in (headers or {}).items()}
-        self._connections = PerLoop(self._make_connection)
+        self._connections = LoopLocal(self._make_connection)
         self._card: AgentCard | None = None
         self._waiting: dict[str, str] = {}
         """By context: the task that waits for an answer."""

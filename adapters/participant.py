@@ -19,9 +19,9 @@ from typing import Unpack
 
 from pydantic import JsonValue
 
-from roundelay.agents.containment import describe_error, uncounted
 from roundelay.agents.events import Event, ToolCallEnd, ToolCallStart
-from roundelay.agents.history import say
+from roundelay.agents.history import append_user_text
+from roundelay.agents.isolation import describe_error, pause_hook_timer
 from roundelay.agents.models.model import (
     AssistantMessage,
     ChatMessage,
@@ -37,9 +37,9 @@ from roundelay.agents.models.model import (
     derive_call_id,
 )
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.prompt import write_said
-from roundelay.agents.reactions import RunningReaction
+from roundelay.agents.prompt import render_element
 from roundelay.agents.runner import RunnerOptions
+from roundelay.agents.running_reaction import RunningReaction
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.text import cut
 from roundelay.agents.tools import FINISH
@@ -120,10 +120,10 @@ class IncomingTurn:
         elsewhere = [it for messages in self.others.values() for it in messages]
         said: list[ChatMessage] = [UserMessage(self.guide)]
         if elsewhere:
-            say(said, "\n".join([ELSEWHERE, *(mark(it, thread=it.thread_id) for it in elsewhere)]))
+            append_user_text(said, "\n".join([ELSEWHERE, *(mark(it, thread=it.thread_id) for it in elsewhere)]))
         for message in self.conversation:
             if message.sender_id != self.agent_id:
-                say(said, mark(message))
+                append_user_text(said, mark(message))
             elif isinstance(said[-1], AssistantMessage):
                 said[-1] = AssistantMessage(f"{said[-1].content}\n\n{strip_unseen(message.text)}")
             else:
@@ -177,7 +177,7 @@ class IncomingTurn:
 
     async def keep(self, name: str, value: JsonValue) -> None:
         """Record a value for later runs of this reaction, after a restart; the first one under a name holds."""
-        await uncounted(self._begun.journal.record_note(self._turn, name, value))
+        await pause_hook_timer(self._begun.journal.record_note(self._turn, name, value))
 
     def close(self, *, ok: bool) -> None:
         """Tell nothing more; calls that are not over end here."""
@@ -301,4 +301,4 @@ def name_failure(error: BaseException) -> ModelFailure | None:
 
 def mark(message: BaseMessage, **more: str) -> str:
     """Give a message as text that no word in it can leave, with its sender."""
-    return write_said("message", message.text, sender=message.sender_id, **more)
+    return render_element("message", message.text, sender=message.sender_id, **more)

@@ -15,15 +15,15 @@ from roundelay.lazy import load_when_used
 
 if TYPE_CHECKING:
     from .agent import Agent, Handoff, Returns
-    from .compose import agent_tool, remote_agent_tool, remote_handoff, template_instruction
+    from .agent_tools import agent_tool, remote_agent_tool, remote_handoff, template_instruction
     from .events import Event, OnEvent, event_to_json
     from .inbox import ReactTo
     from .middleware import Answer, Around, Correction, Instruction, Middleware
     from .models.fallback import FallbackModel
     from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, NamedTool
     from .policy import AgentPolicy, OnText
-    from .reactions import ReactionResult
     from .runner import AgentRunner
+    from .running_reaction import ReactionResult
     from .simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
     from .tools import Output, Tool, ToolContext, tool
     from .values import AfterTool, End, ToolResult, TurnState
@@ -70,14 +70,14 @@ __all__ = [
 
 _NAMES = {
     "agent": ("Agent", "Handoff", "Returns"),
-    "compose": ("agent_tool", "remote_agent_tool", "remote_handoff", "template_instruction"),
+    "agent_tools": ("agent_tool", "remote_agent_tool", "remote_handoff", "template_instruction"),
     "events": ("Event", "OnEvent", "event_to_json"),
     "inbox": ("ReactTo",),
     "middleware": ("Answer", "Around", "Correction", "Instruction", "Middleware"),
     "models.fallback": ("FallbackModel",),
     "models.model": ("Model", "ModelDelta", "ModelError", "ModelReply", "ModelRequest", "NamedTool"),
     "policy": ("AgentPolicy", "OnText"),
-    "reactions": ("ReactionResult",),
+    "running_reaction": ("ReactionResult",),
     "runner": ("AgentRunner",),
     "simple": ("SimpleAgentRunner", "SimpleOpenAIAgentRunner"),
     "tools": ("Output", "Tool", "ToolContext", "tool"),

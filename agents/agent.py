@@ -1,7 +1,7 @@
 """An agent of a reaction as one value: who it is, what it is told, its model, tools, policy and middleware, and to whom
 it may hand over.
 
-A runner's own agent is one, and so is each that it hands over to or calls as a tool (`compose`). Plain data; it holds
+A runner's own agent is one, and so is each that it hands over to or calls as a tool (`agent_tools`). Plain data; it holds
 no state of a run. `limit_run` gives it within the limits that a message carries.
 """
 
@@ -25,8 +25,8 @@ from typing import Literal
 
 from roundelay.network.errors import ConfigError
 
-from .containment import check_plain
-from .history import HistoryFilter, filter_history, say
+from .history import HistoryFilter, append_user_text, filter_history
+from .isolation import check_plain
 from .middleware import AgentView, Chain, Middleware
 from .models.model import ChatMessage, ToolSpec
 from .text import handoff_name
@@ -134,7 +134,7 @@ class Handoff:
     def take_over(self, caller: str, history: Sequence[ChatMessage], note: str) -> list[ChatMessage]:
         """Give the history with which the agent goes on; ``caller`` had it before."""
         taken = [*history[:2], *filter_history(history[2:], self.history)]
-        say(taken, f"{caller} handed this conversation over to you{f': {note}' if note else '.'}")
+        append_user_text(taken, f"{caller} handed this conversation over to you{f': {note}' if note else '.'}")
         return taken
 
     @property
@@ -219,7 +219,7 @@ def limit_run(agent: Agent, message: BaseMessage) -> Agent:
     ``{"limits": {"max_turns": 4, "max_tool_calls": 2}}``.
 
     A message may only lower what the agent's author allows: it cannot buy its sender more. What is no limit is passed
-    over. Agents that are called as tools have limits of their own (`compose.agent_tool`). Pure: a resumed reaction is
+    over. Agents that are called as tools have limits of their own (`agent_tools.agent_tool`). Pure: a resumed reaction is
     limited again by the same message.
     """
     given = (message.metadata or {}).get(LIMITS)

@@ -1,6 +1,6 @@
 """A person's approval of a call: who can give it, how it is asked for, and what was approved for more than one call.
 
-`deciding` asks and waits, `inbox` reads a decision. What was approved for a thread, or for every call that its person may
+`call_approval` asks and waits, `inbox` reads a decision. What was approved for a thread, or for every call that its person may
 decide, is a record of the agent's own (``standing``): it holds over restarts, until the person who gave it takes it
 back.
 """
@@ -30,8 +30,8 @@ from roundelay.network.errors import (
 from roundelay.network.messages import BaseMessage, message_from_wire
 
 from .approval_rule import EffectiveRule
-from .containment import retry_later
 from .inbox import Decision, find_decider, find_request, is_told_by_network, read_decision
+from .isolation import retry_later
 from .journal import Approval, RecordClient, digest, fetch_fates, fetch_records, open_journal
 from .text import cut
 from .values import Scope, Vote
@@ -296,10 +296,10 @@ async def _answer_late(client: NetworkClient, decision: AnyMessage) -> None:
                 await keep_standing(client, it.model_copy(update={"is_withdrawn": True}))
                 text = f"From now on I ask again before I call {it.tool}."
     if text is not None:
-        await tell_decider(client, decision, text)
+        await reply_to_decider(client, decision, text)
 
 
-async def tell_decider(
+async def reply_to_decider(
     client: Replier, decision: AnyMessage, text: str, metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Answer a decision: once, however often it is delivered, and wherever that has got to."""

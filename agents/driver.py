@@ -32,18 +32,7 @@ from roundelay.network.client import AnyMessage
 from roundelay.network.errors import RoundelayError
 
 from .agent import Agent
-from .containment import (
-    Broken,
-    Overdue,
-    describe_error,
-    first_error,
-    is_told_to_end,
-    retry_later,
-    run_contained,
-    uncounted,
-    without_words,
-)
-from .deciding import Deciding, NotApproved
+from .call_approval import CallApproval, NotApproved
 from .events import (
     AnswerReviewed,
     Finished,
@@ -60,7 +49,19 @@ from .events import (
     TurnEnd,
     TurnStart,
 )
+from .isolation import (
+    CallCrashed,
+    CallTimedOut,
+    describe_error,
+    first_error,
+    is_cancelled_by_caller,
+    pause_hook_timer,
+    redact_error,
+    retry_later,
+    run_isolated,
+)
 from .journal import Journal, Recorded, drop_largest, find_reporter
+from .live_activity import WaitingCall
 from .middleware import AgentView, Around, CallModel, Guard
 from .models.model import (
     OF_ONE_CONVERSATION,
@@ -78,6 +79,7 @@ from .models.tape import print_request
 from .models.tokens import count_request, estimate_tokens
 from .policy import AgentPolicy, find_rule
 from .reaction import AnsweredCall, CallTools, LoopState, Reaction, Step
+from .replies import Replies, Waiter
 from .text import cut, replace_all_surrogates, replace_surrogates
 from .tools import PlannedCall, Tool, ToolContext
 from .values import (
@@ -101,8 +103,6 @@ from .values import (
     Trigger,
     Wait,
 )
-from .waiting import Replies, Waiter
-from .watching import WaitingCall
 
 _logger = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class Driver:
             used = tuple(self._used_beside)
             return replace(finish, usage=_add_up(used, finish.usage), used=used) if used else finish
         except SystemExit as error:  # of middleware: out of a task it would end the event loop
-            raise Broken(error) from error
+            raise CallCrashed(error) from error
 
     def find_stopped(self, by: str) -> StopTrace | None:
         """Give what is left of a run that ``by`` has stopped; None where a replay knows that nothing was kept then."""
@@ -461,12 +461,12 @@ class Driver:
         one is."""
 
         async def complete(model: Model, request: ModelRequest) -> ModelReply:
-            reply = await uncounted(self._complete(model, request, is_own=False))
+            reply = await pause_hook_timer(self._complete(model, request, is_own=False))
             spent.append(ModelUse(reply.model or model.name, reply.usage))
             return reply
 
         async def keep(name: str, value: JsonValue, *, of: Collection[str] = ()) -> None:
-            await uncounted(self._journal.record_note(turn, name, value, of))
+            await pause_hook_timer(self._journal.record_note(turn, name, value, of))
             self._reaction.note({name: value})
 
         def find_replayed(name: str) -> JsonValue:
@@ -523,7 +523,7 @@ class Driver:
             return ModelFailed(replace_surrogates(str(error)), error.reason)
         except Exception as error:  # of a model or of middleware: this call's end, never the runner's
             told = {"reaction": self._id, "agent_id": agent.id}
-            _logger.error("model failed", extra=told, exc_info=without_words(error))
+            _logger.error("model failed", extra=told, exc_info=redact_error(error))
             self._used_beside += spent
             return ModelFailed(replace_surrogates(describe_error(error)))
         self._used_around = tuple(spent)
@@ -596,8 +596,8 @@ class Driver:
         if self._playback is not None:
             ask = partial(self._playback.complete, model, request, self._path, is_own=is_own)
         try:
-            return await run_contained(ask, name=f"model-{model.name}", timeout_s=timeout_s)
-        except Overdue:
+            return await run_isolated(ask, name=f"model-{model.name}", timeout_s=timeout_s)
+        except CallTimedOut:
             text = f"The model {model.name} gave no reply within {timeout_s:g} s."
             raise ModelError(text, reason="timeout") from None
         except asyncio.CancelledError:
@@ -652,10 +652,10 @@ class Driver:
             if not isinstance(result, ToolResult):
                 raise TypeError(f"it gave a {type(result).__name__} for the result")
         except BaseException as error:  # of middleware: this call's result, as a tool's own error is
-            if is_told_to_end(error):
+            if is_cancelled_by_caller(error):
                 raise
             place_told = {"tool": tool.name, "reaction": self._id, "turn": turn}
-            _logger.error("middleware around a tool failed", extra=place_told, exc_info=without_words(error))
+            _logger.error("middleware around a tool failed", extra=place_told, exc_info=redact_error(error))
             text = f"Something around {tool.name} failed ({describe_error(error)}). Whether it took effect is unknown."
             result = ToolResult(replace_surrogates(cut(text, self._reaction.agent.policy.max_result_chars)), ok=False)
         if spent:
@@ -752,14 +752,14 @@ class Driver:
         attempts = policy.hub_attempts if tool.effect == "idempotent" else 1
         ok = False
         try:
-            content = await run_contained(
+            content = await run_isolated(
                 partial(retry_later, attempt, attempts=attempts), name=f"tool-{tool.name}", timeout_s=timeout_s
             )
             ok = DISABLED not in data
             if ok and data.get(SAVE) is False and not self._reaction.agent.chain.reduces_results:
                 ok, content = False, f"{READ_ONCE} (It was {tool.name}'s.)"
                 _logger.error("a result is to be read once: add context to the middleware", extra={"tool": tool.name})
-        except Overdue:
+        except CallTimedOut:
             content = (
                 f"{tool.name} took longer than {timeout_s:g} s and was stopped. Whether it took effect is unknown."
             )
@@ -767,7 +767,7 @@ class Driver:
             content = f"{error.code}: {error}"
         except Exception as error:  # whatever the tool's code raises is its call's result
             told = {"tool": tool.name, "reaction": self._id, "turn": turn}
-            _logger.error("tool failed", extra=told, exc_info=without_words(error))
+            _logger.error("tool failed", extra=told, exc_info=redact_error(error))
             content = describe_error(error)
         finally:
             is_heard = False  # a call that was given up may go on for a while
@@ -829,10 +829,10 @@ class Driver:
 
     # --- a person's approval of a call
 
-    def _make_deciding(self, turn: int, planned: PlannedCall, why: str, replies: list[int]) -> Deciding:
+    def _make_deciding(self, turn: int, planned: PlannedCall, why: str, replies: list[int]) -> CallApproval:
         """``why``: what the model says beside its calls, which is left out where its words are reviewed before anybody
         reads them. The arguments are what is decided on."""
-        return Deciding(
+        return CallApproval(
             turn,
             planned,
             find_rule(planned.tool.approval, self._list_policies()),

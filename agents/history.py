@@ -23,7 +23,7 @@ messages, or what a callable makes of them."""
 COMPACT_RESULT_CHARS = 400
 
 
-def say(messages: list[ChatMessage], text: str) -> None:
+def append_user_text(messages: list[ChatMessage], text: str) -> None:
     """Append a user message, or to it: many chat templates refuse two in a row."""
     last = messages[-1] if messages else None
     if isinstance(last, UserMessage):
@@ -75,18 +75,18 @@ def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list
             case AssistantMessage(content) if not content:
                 continue
             case UserMessage(content, images, files):
-                say(repaired, content)
+                append_user_text(repaired, content)
                 said = repaired[-1]
                 if isinstance(said, UserMessage) and (images or files):
                     repaired[-1] = replace(said, images=(*said.images, *images), files=(*said.files, *files))
             case _:
                 repaired.append(message)
     if trailing is not None:
-        say(repaired, trailing)
+        append_user_text(repaired, trailing)
     return repaired
 
 
-def say_instead(messages: Sequence[ChatMessage], trailing: str, other: str) -> tuple[ChatMessage, ...]:
+def replace_trailing_text(messages: Sequence[ChatMessage], trailing: str, other: str) -> tuple[ChatMessage, ...]:
     """Give a request with another end of what is said last in it, if it ends so."""
     *before, last = messages
     if not isinstance(last, UserMessage) or not last.content.endswith(trailing):
@@ -132,7 +132,7 @@ def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> li
     return repair(kept)
 
 
-def leave_out(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> list[ChatMessage]:
+def drop_turn(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> list[ChatMessage]:
     """Give the messages without system messages, and without the turn that made these calls."""
     ids = {call.id for call in calls}
     return [
@@ -144,7 +144,7 @@ def leave_out(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> lis
     ]
 
 
-def well_formed(call: ToolCall) -> ToolCall:
+def sanitize_call(call: ToolCall) -> ToolCall:
     """Return the call as the history shows it: with a valid name, and arguments that are a JSON object.
 
     Servers read the arguments of earlier calls, and refuse the whole conversation for one that the model wrote wrong

@@ -390,7 +390,7 @@ def find_decider(message: BaseMessage) -> str:
     return message.sender_id if told is None else told["by"]
 
 
-def find_said(message: BaseMessage) -> str:
+def read_decision_text(message: BaseMessage) -> str:
     """Give the words of a decision."""
     told = _read_told(message)
     return (message.said if told is None else told["decision"]).strip()

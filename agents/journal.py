@@ -46,7 +46,7 @@ from pydantic import BaseModel, JsonValue, TypeAdapter
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import IdConflict, RequestError, RetryLater
 
-from .containment import retry_later, wait_out, without_words
+from .isolation import redact_error, retry_later, wait_retry_delay
 from .models.model import (
     AssistantMessage,
     ModelReply,
@@ -637,7 +637,7 @@ class Journal:
                     raise
                 told = {"reaction": self.reaction}
                 _logger.error(
-                    "the end of a reaction is recorded without its reason", extra=told, exc_info=without_words(error)
+                    "the end of a reaction is recorded without its reason", extra=told, exc_info=redact_error(error)
                 )
                 body = {**body, "reason": "not kept: what decides on it failed"}  # a reaction must be able to end
         placed = {**body, "path": self.path} if self.path else body
@@ -647,7 +647,7 @@ class Journal:
                 return stored.duplicate
             except RetryLater as error:
                 busy = error
-            await wait_out(busy)
+            await wait_retry_delay(busy)
 
 
 def _leave_out_empty(approval: Approval) -> dict[str, Any]:

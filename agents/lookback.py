@@ -14,7 +14,7 @@ from pydantic import Field
 
 from roundelay.network.messages import BaseMessage, message_from_wire
 
-from .prompt import write_said
+from .prompt import render_element
 from .text import cut
 from .tools import ToolContext, tool
 
@@ -67,4 +67,4 @@ async def search_history(
 
 def _write(message: BaseMessage, **more: object) -> str:
     places = {"number": message.seq, "sender": message.sender_id, "to": message.to.removeprefix("agent:"), **more}
-    return write_said("message", cut(message.text, MAX_MESSAGE_CHARS), **places)
+    return render_element("message", cut(message.text, MAX_MESSAGE_CHARS), **places)

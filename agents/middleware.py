@@ -22,9 +22,9 @@ from pydantic import BaseModel, JsonValue, ValidationError
 
 from roundelay.network.frames import encode
 
-from .containment import check_hook, run_hook
 from .events import Progress
-from .history import add_to_prompt, repair, say
+from .history import add_to_prompt, append_user_text, repair
+from .isolation import check_hook, run_hook
 from .models.model import (
     ChatMessage,
     Model,
@@ -40,7 +40,7 @@ from .models.model import (
     UserMessage,
 )
 from .policy import AgentPolicy, Given
-from .text import replace_surrogates, take_fence_away
+from .text import replace_surrogates, strip_code_fence
 from .tools import PlannedCall, Tool, ToolContext, tidy_schema
 from .values import AfterTool, End, Finish, NoCallsReason, PromptPart, Reviewed, ToolResult, TurnState
 
@@ -142,7 +142,7 @@ class CallModel:
     def tell(self, text: str) -> CallModel:
         """Give it with a text at its very end, which is not kept."""
         messages = list(self.messages)
-        say(messages, text)
+        append_user_text(messages, text)
         return replace(self, messages=tuple(messages))
 
     def instruct(self, text: str) -> CallModel:
@@ -234,7 +234,7 @@ class Around:
             reply = await self.complete(asked, request)
             calls = sorted(reply.tool_calls, key=lambda call: call.name != tool)  # it may have made another one up
             try:
-                return kind.model_validate_json(calls[0].arguments if calls else take_fence_away(reply.text or ""))
+                return kind.model_validate_json(calls[0].arguments if calls else strip_code_fence(reply.text or ""))
             except ValidationError:
                 continue
         raise ModelError(f"The model {asked.name} did not call {tool} as it was asked to.", reason="broken_reply")

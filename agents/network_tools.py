@@ -34,7 +34,7 @@ from pydantic import Field
 
 from .models.json_schema import read_properties
 from .models.model import JsonSchema
-from .prompt import write_said
+from .prompt import render_element
 from .text import MAX_NAME_CHARS, tool_name
 from .tool_client import JUDGED
 from .tools import (
@@ -237,7 +237,7 @@ def describe_replies(
         elif reply is None:
             told.append(f"{agent_id} has not answered within {timeout_s:g} s. A later answer comes as a message.")
         elif is_declined(reply):
-            told.append(write_said("declined", reply.text, sender=agent_id))
+            told.append(render_element("declined", reply.text, sender=agent_id))
         else:
-            told.append(write_said("answer", reply.text, sender=agent_id))
+            told.append(render_element("answer", reply.text, sender=agent_id))
     return "\n\n".join(told)

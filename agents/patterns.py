@@ -23,7 +23,7 @@ in a long text a search may take two seconds more."""
 _FLAGS = {re.ASCII: regex.ASCII, re.I: regex.I, re.M: regex.M, re.S: regex.S, re.X: regex.X}
 
 
-class PatternOverdue(RoundelayError):
+class PatternTimedOut(RoundelayError):
     """A search took too long and was stopped. ``source`` is its pattern."""
 
     code = "pattern"
@@ -55,19 +55,19 @@ class BoundedPattern:
         return cls(pattern.pattern, pattern.flags)
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Find the first place. Raises `PatternOverdue`."""
+        """Find the first place. Raises `PatternTimedOut`."""
         try:
             found: re.Match[str] | None = self._compiled.search(text, timeout=SEARCH_S)
         except TimeoutError:
-            raise PatternOverdue(self.source, len(text)) from None
+            raise PatternTimedOut(self.source, len(text)) from None
         return found
 
     def replace(self, text: str, replacement: str) -> str:
-        """Put a text, as it is, in place of all that is found. Raises `PatternOverdue`."""
+        """Put a text, as it is, in place of all that is found. Raises `PatternTimedOut`."""
         try:
             replaced: str = self._compiled.sub(lambda _: replacement, text, timeout=SEARCH_S)
         except TimeoutError:
-            raise PatternOverdue(self.source, len(text)) from None
+            raise PatternTimedOut(self.source, len(text)) from None
         return replaced
 
 

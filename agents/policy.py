@@ -17,7 +17,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from roundelay.network.messages import BaseMessage
 
 from .approval_rule import ApprovalRule, ApprovalsNeeded, Approvers, EffectiveRule, check_enough
-from .containment import check_hook
+from .isolation import check_hook
 from .models.model import Model, ModelReply, ToolCall, Usage
 from .options import IN_CODE, MAX_COUNT, Count, InFile, Seconds, Text, check_fields, list_in_code, optional_form
 from .values import FAILURE, AfterTool, End, NoCallsReason, ToolResult, TurnState
@@ -208,7 +208,7 @@ class AgentPolicy:
 
     hook_timeout_s: Seconds = 600.0
     """For one hook of middleware, by itself: what it awaits of the run (``proceed``, ``around.complete``, the hub) has
-    limits of its own and is not counted (`containment.run_hook`)."""
+    limits of its own and is not counted (`isolation.run_hook`)."""
 
     hub_attempts: Count = 4
     """How often a tool's request to the hub is tried while it answers ``rate_limited`` or ``overloaded``."""

@@ -27,8 +27,8 @@ from roundelay.network.safe_text import strip_unseen
 from roundelay.templates import CONVERSATION, read_template
 
 from .bounded_templates import BoundedEnvironment
-from .containment import retry_later
 from .inbox import Visibility
+from .isolation import retry_later
 from .policy import ALL, AgentPolicy, GrowingWindow, MessageFilter, PerThread, count_most
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def render_new_messages(messages: Iterable[BaseMessage], heading: str = ARRIVED)
     return f"{heading}\n<new_messages>\n{shown}</new_messages>"
 
 
-def write_said(tag: str, text: str, **attributes: object) -> str:
+def render_element(tag: str, text: str, **attributes: object) -> str:
     """Give what somebody said as an element, which no text in it ends: the form of what tools tell of messages."""
     named = "".join(f' {name}="{_output(value)}"' for name, value in attributes.items())
     return f"<{tag}{named}>{_element_text(text)}</{tag}>"

@@ -26,7 +26,7 @@ from pydantic import JsonValue
 from roundelay.network.errors import REFUSAL_CODES, RoundelayError
 
 from .agent import KEEPER, Agent, Handoff
-from .history import compact, leave_out, read_argument, repair, say, say_instead, well_formed
+from .history import append_user_text, compact, drop_turn, read_argument, repair, replace_trailing_text, sanitize_call
 from .middleware import FAILED_CHECKS, CallModel, Guard
 from .models.model import (
     FAILURE_SENTENCES,
@@ -389,7 +389,7 @@ class Reaction:
             case NewMessages(), LoopState.ASKING:
                 self._read_meanwhile += outcome.seqs
                 self._answers |= outcome.answers
-                say(self.history, outcome.text)
+                append_user_text(self.history, outcome.text)
                 return await self._ask(again=True)
             case ModelReply(), LoopState.ASKING:
                 self._replay = None
@@ -441,7 +441,7 @@ class Reaction:
         if self._is_last and not again:
             match await chain.on_no_tool_calls(state, "limit_reached"):
                 case str(text):
-                    say(self.history, text)
+                    append_user_text(self.history, text)
                 case End() as end:
                     return await self._end_by(end)
         if agent is not self._instructed or callable(agent.instruction):
@@ -458,7 +458,7 @@ class Reaction:
         if step.tools is specs:
             return step
         other = f"{about}\n{self._say_how_to_answer(step.tools)}".rstrip()
-        return replace(step, messages=say_instead(step.messages, trailing, other))
+        return replace(step, messages=replace_trailing_text(step.messages, trailing, other))
 
     def _say_how_to_answer(self, specs: Collection[ToolSpec]) -> str:
         """Say which text is the answer in this turn, and how it is given, with the tools that there are; nothing where
@@ -494,7 +494,7 @@ class Reaction:
             return await self._take_text(reply)
         self._is_withheld = False
         self._reply = replace(reply, tool_calls=tuple(self._planner.name_uniquely(self.turn, reply.tool_calls)))
-        calls = tuple(map(well_formed, self._reply.tool_calls))
+        calls = tuple(map(sanitize_call, self._reply.tool_calls))
         self.history.append(AssistantMessage(reply.text, calls, reply.origin))
         self.state = LoopState.CALLING
         state = self.describe()
@@ -519,7 +519,7 @@ class Reaction:
             return self._fail("the provider withheld the reply twice", "content_filter")
         if text and self._is_text_lost:
             self.history.append(AssistantMessage(text))
-            say(self.history, NOT_KEPT)
+            append_user_text(self.history, NOT_KEPT)
             return await self._ask()
         if self._is_last and not goes_on:
             text = "" if self._is_text_altered else text
@@ -529,18 +529,18 @@ class Reaction:
             self._idle_turns += 1
             self.history.append(AssistantMessage(NO_TEXT))  # so that each turn stands in the history
             empty = REPLY_TOO_LARGE if reply.finish_reason == TOO_LARGE else CUT_EMPTY if is_cut else EMPTY_REPLY
-            say(self.history, WITHHELD if self._is_withheld else empty)
+            append_user_text(self.history, WITHHELD if self._is_withheld else empty)
             return await self._ask()
         self.history.append(AssistantMessage(text))
         match await self.agent.chain.on_no_tool_calls(self.describe(), "no_calls"):
             case str(told):
-                say(self.history, told)
+                append_user_text(self.history, told)
                 return await self._ask()
             case End() as end:
                 return await self._end_by(end)
         if is_cut or (goes_on and not self._callers) or self.agent.policy.on_text == "nudge":
             self._idle_turns += 1
-            say(self.history, CUT if is_cut else NUDGE)
+            append_user_text(self.history, CUT if is_cut else NUDGE)
             return await self._ask()
         return await self._end("answered in plain text", text)
 
@@ -586,7 +586,7 @@ class Reaction:
             self.keeper = keeper if isinstance(keeper, str) else self.keeper
             return await self._end("a tool gave the answer", given.content, is_new=True)
         if ending is not None and self._is_text_lost and not self.has_spoken:
-            say(self.history, NOT_KEPT)
+            append_user_text(self.history, NOT_KEPT)
             return await self._ask()
         if ending is not None and not (goes_on and not self._callers):
             # Text beside the `finish` that holds is what the model wants to say, unless it has said it here by a tool.
@@ -594,7 +594,7 @@ class Reaction:
         if any(DISABLED in it.data for it in answers.values()):
             match await self.agent.chain.on_no_tool_calls(self.describe(), "tools_disabled"):
                 case str(told):
-                    say(self.history, told)
+                    append_user_text(self.history, told)
                 case End() as end:
                     return await self._end_by(end)
         return self._close(text) if self._is_last and not goes_on else await self._ask()
@@ -622,7 +622,7 @@ class Reaction:
             self._next_tool = wanted.next_tool or self._next_tool
             if wanted.messages is not None:
                 # What a hook gives may hold the turn itself, which stands behind it: no call may be there twice.
-                self.history[1:before] = leave_out(wanted.messages, self._reply.tool_calls)
+                self.history[1:before] = drop_turn(wanted.messages, self._reply.tool_calls)
                 before = len(self.history) - 1
         self._corrections += is_corrected
         return left
@@ -657,7 +657,7 @@ class Reaction:
         self._began = 0  # its first turn was before it handed over
         self._idle_turns = 0
         said = f"It said: {text}" if text else f"It finished: {reason}"
-        say(self.history, f"{returning.id} has handed the conversation back to you. {said}")
+        append_user_text(self.history, f"{returning.id} has handed the conversation back to you. {said}")
         return await self._ask()
 
     async def _end(self, reason: str, text: str | None, *, is_new: bool = False) -> Step:
@@ -719,7 +719,7 @@ class Reaction:
             marked = {**metadata, FAILURE: "blocked"}
             return replace(done, status="stopped", reason=reason, answer=BLOCKED, metadata=marked)
         self._corrections += 1
-        say(self.history, f"Your answer was not given. {reviewed.correction}")
+        append_user_text(self.history, f"Your answer was not given. {reviewed.correction}")
         return await self._ask()
 
     def sends_text(self) -> bool:

@@ -22,7 +22,6 @@ from roundelay.network.messages import BaseMessage, MessageThread
 
 from .agent import check_list
 from .approvals import answer_late_decision
-from .containment import check_plain, first_error, is_told_to_end, retry_later, settle
 from .driver import Playback
 from .events import OnEvent
 from .inbox import (
@@ -35,11 +34,14 @@ from .inbox import (
     read_decision,
     requires_response_from,
 )
+from .isolation import await_result, check_plain, first_error, is_cancelled_by_caller, retry_later
 from .journal import Recorded, open_journal, reaction_id
+from .live_activity import ActivityReporter, ActivitySender
 from .policy import AgentPolicy
 from .prompt import build_context
-from .reactions import (
-    MessagesMeanwhile,
+from .replies import Replies
+from .running_reaction import (
+    InboxMessages,
     ReactionResult,
     RunningReaction,
     expect_replies,
@@ -47,9 +49,7 @@ from .reactions import (
     read_open_reaction,
     record_as_read,
 )
-from .taken_over import TakenOver, list_answer_threads
-from .waiting import Replies
-from .watching import Display, Shown
+from .takeovers import Takeovers, list_answer_threads
 
 _logger = logging.getLogger(__name__)
 
@@ -113,13 +113,13 @@ class AgentRunner(ABC):
         self._client: NetworkClient | None = None
         self._inbox = Inbox(agent_id)
         self._replies: Replies | None = None  # while it runs
-        self._taken_over: TakenOver | None = None  # likewise
+        self._taken_over: Takeovers | None = None  # likewise
         self._deliveries: dict[int, Delivery] = {}  # of messages that wait in the inbox, by seq
         self._resumed: dict[int, tuple[str, Recorded, list[int]]] = {}  # likewise, of reactions begun earlier
         self._under_way: dict[int, RunningReaction] = {}  # by the trigger's seq
         self._stopped_early: dict[str, str] = {}  # who stopped a reaction, by its id, before this runner came to it
         self._head = 0  # of the ledger when it began: what was asked after that, it asked itself
-        self._display = Display(agent_id, on_event)
+        self._display = ActivitySender(agent_id, on_event)
         self._carried: Delivery | None = None  # the first of a new ledger, taken in where that is served
         self._readiness = _Readiness()
         self._stopping = asyncio.Event()
@@ -244,10 +244,10 @@ class AgentRunner(ABC):
     async def _serve(self, client: NetworkClient) -> None:
         self._client, self._carried = client, None
         try:
-            await settle(self.setup())
+            await await_result(self.setup())
             await self._serve_epochs(client)
         finally:
-            await settle(self.teardown())
+            await await_result(self.teardown())
 
     async def _serve_epochs(self, client: NetworkClient) -> None:
         while True:
@@ -281,7 +281,7 @@ class AgentRunner(ABC):
             client, pause=partial(self._pause, group), resume=self._inbox.resume, clock=client.clock
         )
         self._deliveries, self._resumed, self._under_way, self._stopped_early = {}, {}, {}, {}
-        taken_over = self._taken_over = TakenOver(client, self._inbox, self._acknowledge)
+        taken_over = self._taken_over = Takeovers(client, self._inbox, self._acknowledge)
         self.check_network(client)
         group.create_task(self._end_when_asked())
         group.create_task(self._display.send(client))
@@ -344,7 +344,7 @@ class AgentRunner(ABC):
         begun = self._under_way.get(seq)
         return seq in self._resumed or (begun is not None and begun.delivery is None)
 
-    async def _take_open_reactions(self, client: NetworkClient, replies: Replies, taken_over: TakenOver) -> None:
+    async def _take_open_reactions(self, client: NetworkClient, replies: Replies, taken_over: Takeovers) -> None:
         """Queue what was begun and not finished, before anything new."""
         begun = {it.reaction for it in client.welcome.open_reactions}
         for opened in sorted(client.welcome.open_reactions, key=lambda it: it.seq):
@@ -417,11 +417,11 @@ class AgentRunner(ABC):
         # What an agent asks for a person goes to that one, who is no reader of the question's thread: the prompt must
         # hold nothing but what the people of the conversation may read.
         is_seen = message.sender_kind == "human" or (self.visibility != "all" and is_watched(message))
-        shown = Shown(self._display, reaction, message.thread_id, message.seq, is_watched=is_seen)
+        shown = ActivityReporter(self._display, reaction, message.thread_id, message.seq, is_watched=is_seen)
         begun = RunningReaction(reaction, self.client, message, open_journal(self.client, reaction), shown)
         begun.is_awaited = self.should_answer(message)
         if self.policy.on_new_message == "inject":
-            begun.new_messages = MessagesMeanwhile(
+            begun.new_messages = InboxMessages(
                 begun,
                 self._inbox,
                 visibility=self.visibility,
@@ -446,7 +446,7 @@ class AgentRunner(ABC):
             if begun.delivery is not None:
                 await begun.delivery.ack()  # handled, if `react` kept no journal; else nothing new
         except BaseException as error:
-            if is_told_to_end(error) or self.client.failure is not None:
+            if is_cancelled_by_caller(error) or self.client.failure is not None:
                 raise  # the runner ends, or nothing can be recorded any more: the reaction stays open
             if isinstance(error, ThreadHeld):
                 return None

@@ -17,7 +17,7 @@ from roundelay.network.client import NetworkClient, Welcome
 from roundelay.network.messages import BaseMessage, MessageThread
 
 from .agent import KEEPER, Agent, Handoff, check_list, find_agent, limit_run, list_agents
-from .compose import relay
+from .agent_tools import relay
 from .config_hash import describe_middleware, hash_config, hash_text
 from .driver import Driver
 from .inbox import read_waiting
@@ -28,8 +28,8 @@ from .models.model import Model
 from .network_tools import check_wanted, choose_tools, communication_tools, mod_tools
 from .prompt import ConversationPrompt, drop_empty, keep_recorded, list_manifest, render_system_prompt, select_threads
 from .reaction import Reaction
-from .reactions import ReactionResult, RunningReaction
 from .runner import AgentRunner, RunnerOptions
+from .running_reaction import ReactionResult, RunningReaction
 from .tool_client import ToolClient
 from .tools import FINISH, Tool, ToolContext, index_tools
 from .values import Trigger

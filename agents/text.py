@@ -25,7 +25,7 @@ def replace_all_surrogates(texts: Iterable[str]) -> list[str]:
     return [replace_surrogates(it) for it in texts]
 
 
-def take_fence_away(text: str) -> str:
+def strip_code_fence(text: str) -> str:
     """Give a text without the fence that models like to put around JSON, if there is one."""
     text = text.strip()
     if text.startswith("```") and text.endswith("```") and len(text) >= 6:

@@ -20,7 +20,7 @@ from roundelay.network.addresses import agent_address, channel_address, memory_o
 from roundelay.network.errors import Forbidden
 from roundelay.network.messages import message_from_wire
 
-from .containment import uncounted
+from .isolation import pause_hook_timer
 from .journal import reaction_id
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ class ToolClient:
         if self.admit is not None and not filled.get("requires_response"):  # a question is answered, or times out
             self.admit(to)
         if self.review is not None and self._may_reach_asker(to):
-            content, filled = await uncounted(self._have_reviewed(self.review, content, filled))
-        return self._note(await uncounted(self._client.send(to, content, **filled)))
+            content, filled = await pause_hook_timer(self._have_reviewed(self.review, content, filled))
+        return self._note(await pause_hook_timer(self._client.send(to, content, **filled)))
 
     async def send_text(self, agent_id: str, text: str, **options: Any) -> Stored:
         return await self.send(agent_address(agent_id), text, **options)
@@ -129,11 +129,11 @@ class ToolClient:
         if op in JUDGED:
             args = {**(args or {}), "trigger": self.cause}
         if self.review is not None and isinstance(text := (args or {}).get("text"), str) and self._is_change(op):
-            args = {**(args or {}), "text": (await uncounted(self.review(text)))[0]}
+            args = {**(args or {}), "text": (await pause_hook_timer(self.review(text)))[0]}
         if self.admit is not None and op == "channels.post" and isinstance(name := (args or {}).get("name"), str):
             self.admit(channel_address(name))
         call = self._client.call(op, args, call_id=call_id if call_id is not None else self._next_id())
-        value = await uncounted(call)
+        value = await pause_hook_timer(call)
         match value:  # of a mod's operation that posted
             case {"seq": int(), "thread_id": str(thread_id)} if self._is_change(op):
                 self.threads.append(thread_id)
@@ -148,7 +148,7 @@ class ToolClient:
         await self.call("network.why", {"seq": seq})
         client = self._client
         reaction = reaction_id(client.agent_id, seq, client.welcome.network.epoch)
-        value = await uncounted(client.call("network.records", {"reaction": reaction}))
+        value = await pause_hook_timer(client.call("network.records", {"reaction": reaction}))
         return list(value["records"])
 
     def _is_change(self, op: str) -> bool:
@@ -190,19 +190,19 @@ class ToolClient:
         args: dict[str, Any] = {"thread_id": thread_id, "limit": limit, **self._view()}
         if before is not None:
             args["before"] = before
-        value = await uncounted(self._client.call("network.history", args))
+        value = await pause_hook_timer(self._client.call("network.history", args))
         return History([message_from_wire(message) for message in value["messages"]], value["has_more"])
 
     async def window(self, *, threads: int | Sequence[str] | None = None, per_thread: int | None = None) -> Window:
         """The conversation that may enter the prompt of this reaction."""
         named = threads if threads is None or isinstance(threads, int) else list(threads)
-        return await uncounted(
+        return await pause_hook_timer(
             self._client.window(self.cause, threads=named, per_thread=per_thread, visibility=self.visibility)
         )
 
     async def remember(self, body: Mapping[str, Any], *, record_id: str) -> None:
         """Write down a summary of some messages of a thread, as ``network.memory`` gives it back."""
-        await uncounted(self._client.record(memory_of(body["thread_id"]), "memory", body, record_id=record_id))
+        await pause_hook_timer(self._client.record(memory_of(body["thread_id"]), "memory", body, record_id=record_id))
 
     def _view(self) -> dict[str, Any]:
         """The arguments that say for whom the hub has to judge, whatever a tool's own arguments were."""

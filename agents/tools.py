@@ -40,13 +40,13 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.frames import to_plain
 
 from .approval_rule import ApprovalRule
-from .containment import describe_error, run_in_thread, without_words
 from .import_path import import_named
+from .isolation import describe_error, redact_error, run_in_thread
 from .models.json_schema import describe_type, read_properties
 from .models.model import MAX_TOKENS, JsonSchema, ToolCall, ToolSpec, Usage
+from .replies import Waiter
 from .text import MAX_NAME_CHARS, replace_surrogates
 from .values import ToolArgumentsError, ToolError, ToolResult
-from .waiting import Waiter
 
 if TYPE_CHECKING:
     from roundelay.network.messages import BaseMessage
@@ -103,7 +103,7 @@ class ToolContext:
 
     ``call_id`` is the same when the call is repeated after a restart: use it as the key of an effect that must happen
     once. What is sent by ``client`` has ids derived from it. ``run_agent`` runs another agent on a text, as part of
-    this call (`compose.agent_tool`), ``waiter`` waits for replies (`ask`); both are there inside of a reaction only.
+    this call (`agent_tools.agent_tool`), ``waiter`` waits for replies (`ask`); both are there inside of a reaction only.
     ``state`` is what the runner was made with for its tools, in a scenario its ``state``.
     """
 
@@ -565,7 +565,7 @@ async def _collect(context: ToolContext, pieces: AsyncGenerator[object, None]) -
         if result is None:
             raise
         told = {"reaction": context.reaction}
-        _logger.warning("a tool failed after its result", extra=told, exc_info=without_words(error))
+        _logger.warning("a tool failed after its result", extra=told, exc_info=redact_error(error))
     return "".join(texts) if result is None else result
 
 

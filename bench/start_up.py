@@ -80,7 +80,7 @@ class Cost:
 
 
 def measure(runs: int, subjects: Sequence[Subject] = SUBJECTS) -> list[Cost]:
-    """Run each subject once uncounted, then ``runs`` times; the subjects take turns, so that a slow minute hits all of them."""
+    """Run each subject once pause_hook_timer, then ``runs`` times; the subjects take turns, so that a slow minute hits all of them."""
     costs = [Cost(subject.name, subject.has_target, [], []) for subject in subjects]
     with tempfile.TemporaryDirectory() as folder:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.agents import AgentPolicy, SimpleAgentRunner
-from roundelay.agents.compose import remote_handoff
+from roundelay.agents.agent_tools import remote_handoff
 from roundelay.agents.events import Event, Finished
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt

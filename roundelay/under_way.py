@@ -22,7 +22,7 @@ from roundelay.agents.approvals import STILL_WAITS, read_decided, read_deciders,
 from roundelay.agents.events import PieceKind
 from roundelay.agents.inbox import read_decision
 from roundelay.agents.journal import is_inside, outer_paths, path_of_call
-from roundelay.agents.watching import SeenCall, SeenPiece, read_call, read_pieces
+from roundelay.agents.live_activity import CallSignal, PieceSignal, read_call, read_pieces
 from roundelay.network.client import Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage
 
@@ -115,7 +115,7 @@ class Work:
             if not any(other != path and is_inside(other, path) for other in self.calls)
         ]
 
-    def take_call(self, seen: SeenCall) -> News | None:
+    def take_call(self, seen: CallSignal) -> News | None:
         """A call begins, or waits for agents now; or it is done, and what was at work inside of it too."""
         path = path_of_call(seen.path, seen.turn, seen.call)
         if seen.is_active:
@@ -136,7 +136,7 @@ class Work:
         self._said = max([self._said, *(turn for _, turn, _, _ in said)])
         self.streams = {key: it for key, it in self.streams.items() if key not in said}
 
-    def take_piece(self, piece: SeenPiece) -> News | None:
+    def take_piece(self, piece: PieceSignal) -> News | None:
         """A text grows by a piece; what came before it in the same run has then come to its end."""
         path, kind = piece.path, piece.kind
         key: _StreamKey = (path, piece.turn, kind, piece.call)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from roundelay.agents.containment import retry_later
+from roundelay.agents.isolation import retry_later
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.fallback import list_names
 from roundelay.agents.models.model import AssistantMessage, ModelError, ModelReply, ModelRequest, Usage

@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from roundelay.agents.history import compact, say
+from roundelay.agents.history import append_user_text, compact
 from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import (
     AssistantMessage,
@@ -307,7 +307,7 @@ def apply_summary(parted: Split, summary: Summary, *, beyond: int = 0) -> Split:
     head = list(parted.head)
     if beyond and head and isinstance(head[-1], UserMessage):
         head[-1] = replace(head[-1], content=head[-1].content.rpartition(f"\n\n{_OPEN}")[0])
-    say(head, write_summary(summary))
+    append_user_text(head, write_summary(summary))
     return Split(tuple(head), parted.blocks[summary.turns - beyond :])
 
 

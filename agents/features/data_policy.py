@@ -24,10 +24,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from roundelay.agents.agent import KEEPER
-from roundelay.agents.containment import check_plain
+from roundelay.agents.isolation import check_plain
 from roundelay.agents.middleware import Middleware
 from roundelay.agents.options import checks
-from roundelay.agents.patterns import BoundedPattern, PatternOverdue, compile_pattern
+from roundelay.agents.patterns import BoundedPattern, PatternTimedOut, compile_pattern
 from roundelay.agents.values import ALTERED, DISABLED, NOT_RUN
 from roundelay.network.errors import ConfigError
 
@@ -254,7 +254,7 @@ def _as_redaction(given: Redaction) -> Callable[[str], str]:
     def redact(text: str) -> str:
         try:
             return pattern.replace(text, REDACTED)
-        except PatternOverdue:  # what could not be searched may hold what is to be kept out
+        except PatternTimedOut:  # what could not be searched may hold what is to be kept out
             _logger.exception("a pattern of the data policy takes too long; the text is not kept")
             return NOT_KEPT
 

@@ -20,12 +20,12 @@ from typing import Annotated, Protocol, Self
 
 from pydantic import BaseModel, Field, JsonValue, model_validator
 
-from roundelay.agents.containment import describe_error, run_contained, without_words
 from roundelay.agents.import_path import import_callable
+from roundelay.agents.isolation import describe_error, redact_error, run_isolated
 from roundelay.agents.middleware import PASSED_CHECKS, Answer, Around, Correction, Middleware
 from roundelay.agents.models.model import AssistantMessage, Model, ModelError, ToolMessage, UserMessage
 from roundelay.agents.options import Strict
-from roundelay.agents.patterns import PatternOverdue, compile_pattern
+from roundelay.agents.patterns import PatternTimedOut, compile_pattern
 from roundelay.agents.text import cut, replace_surrogates
 from roundelay.network.errors import ConfigError
 
@@ -132,13 +132,13 @@ class Evaluations(Middleware):
             return replace_surrogates(said) if said is not None and said.strip() else None
 
         try:
-            return await run_contained(perform, name=f"check-{name_check(check)}", timeout_s=self._timeout_s), ""
+            return await run_isolated(perform, name=f"check-{name_check(check)}", timeout_s=self._timeout_s), ""
         except Exception as error:  # whatever a check's code or model raises is its own end
             said = describe_error(error) if isinstance(error, ModelError) else type(error).__name__
             _logger.warning(
                 "check not made",
                 extra={"check": name_check(check), "reaction": around.reaction, "error": said},
-                exc_info=None if isinstance(error, ModelError) else without_words(error),
+                exc_info=None if isinstance(error, ModelError) else redact_error(error),
             )
             return None, f"could not be made ({describe_error(error)})"
 
@@ -182,7 +182,7 @@ class Rule:
     def __call__(self, answer: str, evidence: Evidence, around: Around, /) -> str | None:
         try:
             is_found = self._regex.search(answer) is not None
-        except PatternOverdue:
+        except PatternTimedOut:
             _logger.exception("a check's pattern takes too long", extra={"check": self.name})
             return (
                 f"The check {self.name} could not search it in time. Write it shorter and plainer. {self._instruction}"

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from roundelay.agents.containment import first_error
+from roundelay.agents.isolation import first_error
 from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, NamedTool, Usage, join_origins
 from roundelay.agents.models.tokens import SEVERAL_REQUESTS

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from roundelay.agents.containment import check_plain
+from roundelay.agents.isolation import check_plain
 from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.options import IN_CODE, checked

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
-from roundelay.agents.containment import retry_later
 from roundelay.agents.history import add_to_prompt
+from roundelay.agents.isolation import retry_later
 from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.options import checked
-from roundelay.agents.prompt import write_said
+from roundelay.agents.prompt import render_element
 from roundelay.agents.text import cut
 from roundelay.agents.values import ALTERED, DISABLED, NOT_RUN, TurnState
 from roundelay.network.errors import ConnectError, RoundelayError
@@ -126,7 +126,9 @@ def _write(kept: object) -> str:
     if not isinstance(kept, list):
         return ""
     shown = [
-        write_said("result", str(it["content"]), tool=it["tool"], arguments=it["arguments"], message=f"#{it['for']}")
+        render_element(
+            "result", str(it["content"]), tool=it["tool"], arguments=it["arguments"], message=f"#{it['for']}"
+        )
         for it in kept
         if isinstance(it, Mapping)
     ]

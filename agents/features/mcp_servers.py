@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from roundelay.agents.containment import describe_error, first_error
 from roundelay.agents.features.mcp_schemas import (
     MAX_NAME_CHARS,
     MAX_PARAMETER_CHARS,
@@ -39,6 +38,7 @@ from roundelay.agents.features.mcp_schemas import (
     write_line,
     write_text,
 )
+from roundelay.agents.isolation import describe_error, first_error
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.options import InFile, Strict, VariableName, checked
 from roundelay.agents.outgoing_http import check_environment, load_certificates

@@ -21,14 +21,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
-from roundelay.agents.containment import retry_later
 from roundelay.agents.history import add_to_prompt
+from roundelay.agents.isolation import retry_later
 from roundelay.agents.journal import digest
 from roundelay.agents.lookback import read_history, search_history
 from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import Model, ModelError, ModelReply, ModelRequest, SystemMessage, UserMessage
 from roundelay.agents.options import IN_CODE, checked
-from roundelay.agents.prompt import write_said
+from roundelay.agents.prompt import render_element
 from roundelay.agents.text import cut, replace_surrogates
 from roundelay.agents.tools import Tool
 from roundelay.agents.values import TurnState
@@ -187,7 +187,9 @@ def write_memory(kept: object) -> str:
     """Give what was recalled as it stands in the prompt; empty for nothing."""
     if not isinstance(kept, list) or not kept:
         return ""
-    told = [write_said("summary", it["text"], thread=it["thread_id"], of=f"{it['messages']} messages") for it in kept]
+    told = [
+        render_element("summary", it["text"], thread=it["thread_id"], of=f"{it['messages']} messages") for it in kept
+    ]
     about = (
         "What was said in these threads before what they show above, summed up. It comes of what their senders said."
     )

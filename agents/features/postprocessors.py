@@ -17,8 +17,8 @@ from typing import Annotated, Protocol
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter
 from pydantic_core import to_json
 
-from roundelay.agents.containment import describe_error, run_contained, without_words
 from roundelay.agents.import_path import import_callable
+from roundelay.agents.isolation import describe_error, redact_error, run_isolated
 from roundelay.agents.middleware import Answer, Around, Middleware
 from roundelay.agents.models.model import Model
 from roundelay.agents.text import cut, replace_surrogates
@@ -72,10 +72,10 @@ class Postprocessors(Middleware):
             name = str(getattr(processor, "__name__", type(processor).__name__))
             try:
                 work = partial(_apply, processor, answer, around)
-                made = _read(await run_contained(work, name=name, timeout_s=self._timeout_s))
+                made = _read(await run_isolated(work, name=name, timeout_s=self._timeout_s))
             except Exception as error:  # whatever its code or model raises is its own end
                 told = {"postprocessor": name, "reaction": around.reaction}
-                _logger.warning("postprocessor failed", extra=told, exc_info=without_words(error))
+                _logger.warning("postprocessor failed", extra=told, exc_info=redact_error(error))
                 notes.append(f"{name} failed ({describe_error(error)})")
                 continue
             answer, metadata = made.text, {**metadata, **made.metadata}

@@ -15,10 +15,10 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from roundelay.agents.containment import describe_error
 from roundelay.agents.import_path import import_named
+from roundelay.agents.isolation import describe_error
 from roundelay.agents.middleware import AgentView, Answer, Around, CallModel, Correction, Middleware
-from roundelay.agents.text import take_fence_away
+from roundelay.agents.text import strip_code_fence
 from roundelay.agents.tools import PlannedCall, Tool, tool
 from roundelay.agents.values import ToolResult, TurnState
 from roundelay.network.errors import ConfigError
@@ -99,7 +99,7 @@ class StructuredAnswer(Middleware, Generic[T]):
 
     async def review(self, around: Around, answer: str) -> str | Correction:
         try:
-            value = self._parse(take_fence_away(answer))
+            value = self._parse(strip_code_fence(answer))
         except ValidationError as error:
             problems = [
                 f"{'.'.join(map(str, it['loc'])) or 'the answer'}: {it['msg']}" for it in error.errors()[:MAX_PROBLEMS]

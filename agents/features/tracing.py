@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 
 from pydantic import JsonValue
 
-from roundelay.agents.containment import describe_error
+from roundelay.agents.isolation import describe_error
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ChatMessage, ModelReply, ModelRequest, UserMessage
 from roundelay.agents.tool_client import SENT_METADATA

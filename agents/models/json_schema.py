@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import assert_never
 
-from roundelay.agents.text import take_fence_away
+from roundelay.agents.text import strip_code_fence
 
 from .model import (
     AssistantMessage,
@@ -69,7 +69,7 @@ def encode_steps(request: ModelRequest) -> StepRequest:
 def decode_step(request: ModelRequest, text: str) -> tuple[str | None, tuple[ToolCall, ...]]:
     """Read a reply as (text, calls). What is no step is text; a step with broken arguments is a call with these, for
     the loop to answer."""
-    written = take_fence_away(text)
+    written = strip_code_fence(text)
     try:
         return _decode_step(request, text, json.loads(written))
     except (ValueError, RecursionError):  # no JSON, or nested deeper than anything that is meant

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roundelay.agents.per_loop import PerLoop
+from roundelay.agents.loop_local import LoopLocal
 
 from .model import AssistantMessage, ModelError, ModelReply, ModelRequest, OnDelta, Usage
 from .openai_model import OpenAIModel
@@ -125,7 +125,7 @@ class LocalModel:
         self.name = name
         self._server = LocalServer(weights, context_tokens=context_tokens, max_tokens=max_tokens)
         self._tools = tools
-        self._switching = PerLoop(asyncio.Lock)
+        self._switching = LoopLocal(asyncio.Lock)
         self._models: dict[str, OpenAIModel] = {}  # by what they are asked for; all on the one server
 
     async def __aenter__(self) -> LocalModel:

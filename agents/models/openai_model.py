@@ -26,9 +26,9 @@ from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionToolChoiceOptionParam
 from openai.types.shared_params import ResponseFormatJSONSchema
 
-from roundelay.agents.containment import describe_error, without_words
+from roundelay.agents.isolation import describe_error, redact_error
+from roundelay.agents.loop_local import LoopLocal
 from roundelay.agents.outgoing_http import check_environment, describe_proxy, load_certificates
-from roundelay.agents.per_loop import PerLoop
 from roundelay.network.credentials import describe_variable, hide_url_secrets, read_secret, remember_url
 from roundelay.network.errors import ConfigError
 from roundelay.network.home import is_loopback
@@ -121,7 +121,7 @@ class OpenAIModel:
         self.settings: Mapping[str, object] = dict(settings or {})
         """What goes into each request's body beside messages and tools."""
 
-        self._clients = PerLoop(self._make_client)
+        self._clients = LoopLocal(self._make_client)
         host = urlsplit(self._base_url or "").hostname or ""
         self._is_own = is_loopback(host) or host.endswith(".localhost")  # on this machine
         if not self._api_key and not self._is_own:
@@ -171,7 +171,7 @@ class OpenAIModel:
             RecursionError,
         ) as error:  # a body that is no JSON, or too deep
             # Without the words of the SDK's errors: some quote the header with the key.
-            raise self._explain(error) from without_words(error)
+            raise self._explain(error) from redact_error(error)
         self._check_end(draft)
         refusal = draft.refusal.getvalue()
         text = draft.text.getvalue() or refusal or None

@@ -36,7 +36,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 from roundelay.agents.bounded_templates import BoundedEnvironment
 from roundelay.agents.import_path import import_callable
 from roundelay.agents.options import Strict
-from roundelay.agents.patterns import PatternOverdue, compile_pattern
+from roundelay.agents.patterns import PatternTimedOut, compile_pattern
 from roundelay.network.config import bind, load_yaml
 from roundelay.network.errors import ConfigError
 
@@ -248,7 +248,7 @@ class When(Strict):
     """Found in a result of the turn before; its groups are ``match`` if there is no ``regex``."""
 
     def find(self, view: PromptView) -> Mapping[str | int, str] | None:
-        """Give the captured groups if every condition holds, else None. Raises `PatternOverdue`."""
+        """Give the captured groups if every condition holds, else None. Raises `PatternTimedOut`."""
         last = [result for result in view.tool_results if result.turn == view.turn - 1]
         senders = [self.sender] if isinstance(self.sender, str) else self.sender
         if senders is not None and view.incoming_sender not in senders:
@@ -341,7 +341,7 @@ class RuleSet(Strict):
         for number, rule in enumerate(self.rules, 1):
             try:
                 groups = rule.when.find(view)
-            except PatternOverdue as error:
+            except PatternTimedOut as error:
                 sentence = f"Rule {number} of the script cannot be looked at: {error}"
                 raise ModelError(sentence, reason="misconfigured") from error
             if groups is None:

@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator
 from functools import cache, partial
 from pathlib import Path
 
-from roundelay.agents.containment import first_error
 from roundelay.agents.events import Event, Finished, Resumed, ToolCallEnd, ToolCallStart, TurnStart, event_to_json
+from roundelay.agents.isolation import first_error
 from roundelay.agents.models.model import Model
 from roundelay.agents.team import AgentSpec, build_runner, load_agents
 from roundelay.garbage import collect_seldom

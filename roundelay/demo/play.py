@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import roundelay
-from roundelay.agents.containment import first_error
 from roundelay.agents.inbox import wakes
+from roundelay.agents.isolation import first_error
 from roundelay.agents.journal import fetch_records, reaction_id
 from roundelay.app import Node
 from roundelay.app import serve as serve_node

@@ -519,7 +519,7 @@ async def check_model(name: str, model: Model, timeout_s: float) -> Checked:
 
 
 async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
-    from roundelay.agents.history import repair, well_formed
+    from roundelay.agents.history import repair, sanitize_call
     from roundelay.agents.models.model import (
         AssistantMessage,
         ModelRequest,
@@ -552,7 +552,7 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
     except ValueError:
         given = None
     messages += [
-        AssistantMessage(reply.text, tuple(map(well_formed, reply.tool_calls)), reply.origin),
+        AssistantMessage(reply.text, tuple(map(sanitize_call, reply.tool_calls)), reply.origin),
         *(ToolMessage(it.id, answer) for it in reply.tool_calls),
     ]
     request = ModelRequest(repair(messages, describe_turn(2, 3)), [tool], agent_id="doctor", turn=2)

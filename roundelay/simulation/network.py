@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
-from roundelay.agents import containment
+from roundelay.agents import isolation
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import OWN_MODS, Network, make_rights, server_name
@@ -143,7 +143,7 @@ class Simulation:
 
     async def __aenter__(self) -> Self:
         if self.setting.is_virtual:
-            containment.run_inline.set(True)
+            isolation.run_inline.set(True)
         await self.restart_hub()
         return self
 

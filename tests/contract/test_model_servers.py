@@ -22,7 +22,7 @@ from roundelay.agents.driver import Driver
 from roundelay.agents.events import Event, ModelOutput, ModelRetry
 from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.features.tracing import Tracing
-from roundelay.agents.history import well_formed
+from roundelay.agents.history import sanitize_call
 from roundelay.agents.journal import Journal
 from roundelay.agents.models.fallback import FallbackModel
 from roundelay.agents.models.model import (
@@ -165,7 +165,7 @@ async def test_calls_that_a_model_wrote_wrong_do_not_end_the_conversation(
     kind: type[ModelServer], stream: bool
 ) -> None:
     written = ["{broken", "", " ", "[1]", '"text"', "NaN", '{"a": NaN}', '{"a": 1}']
-    made = tuple(well_formed(ToolCall(f"callnum{at:02}", "add", it)) for at, it in enumerate(written))
+    made = tuple(sanitize_call(ToolCall(f"callnum{at:02}", "add", it)) for at, it in enumerate(written))
     results = tuple(ToolMessage(it.id, "wrong or right") for it in made)
     add = ToolSpec("add", "Add.", {"type": "object", "properties": {}})
     request = ModelRequest((UserMessage("Add."), AssistantMessage(None, made), *results), (add,))

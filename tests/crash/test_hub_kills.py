@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents import AgentPolicy
-from roundelay.agents.compose import remote_handoff
+from roundelay.agents.agent_tools import remote_handoff
 from roundelay.agents.models.model import ModelDelta, ModelReply, ModelRequest, OnDelta
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import ScriptedModel, call, send

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.features.budget import Budget, MoneyLimits, TokenLimits
 from roundelay.agents.models.fallback import FallbackModel
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage

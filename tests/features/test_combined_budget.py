@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.features.budget import Budget, MoneyLimits, TokenLimits
 from roundelay.agents.features.evaluations import Evaluations, Grounding
 from roundelay.agents.features.forced_tools import ForcedTools

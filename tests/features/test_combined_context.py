@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.features.context_engine import ContextEngine
 from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.features.evaluations import Evaluations, Grounding, Rule

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, JsonValue
 
 from roundelay.agents.agent import Agent, Handoff
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.features.evaluations import Evaluations, Rule
 from roundelay.agents.features.long_results import LongResults
 from roundelay.agents.features.references import (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents.agent import Agent, Handoff
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.simple import SimpleAgentRunner

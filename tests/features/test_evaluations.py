@@ -185,7 +185,7 @@ async def test_a_check_that_hangs_is_noted_too() -> None:
         loop = Loop(Agent("bob", "", provider.model(), [CLOCK], middleware=layers))
         end = await loop.drive()
     assert end.answer == "Noon."
-    assert loop.records.bodies("review")[0]["notes"][0].startswith("hangs: could not be made (Overdue")
+    assert loop.records.bodies("review")[0]["notes"][0].startswith("hangs: could not be made (CallTimedOut")
 
 
 def answered(records: Records) -> int:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.features.attachments import Attachments
 from roundelay.agents.features.few_shot import Example, ExampleCall, FewShot
 from roundelay.agents.features.prompts import Prompts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents import AgentPolicy, Around, Middleware
-from roundelay.agents.containment import HookOverdue, run_hook, uncounted
+from roundelay.agents.isolation import HookTimedOut, pause_hook_timer, run_hook
 from roundelay.agents.middleware import Answer
 from roundelay.agents.models.model import ModelReply, ModelRequest
 from roundelay.agents.models.scripted import call
@@ -96,11 +96,11 @@ def test_a_hook_that_hangs_ends_what_it_is_around_and_the_agent_lives_on(place: 
     assert second == "a cat"
     why = f"Hanging.{place} took longer than 0.05 s by itself (hook_timeout_s)."
     if place == "around_tool":
-        assert told == f"Something around look failed (HookOverdue: {why}). Whether it took effect is unknown."
+        assert told == f"Something around look failed (HookTimedOut: {why}). Whether it took effect is unknown."
         assert finished["status"] == "finished"
     else:
         assert told.startswith("I could not answer: ")
-        assert (finished["status"], finished["reason"]) == ("failed", f"HookOverdue: {why}")
+        assert (finished["status"], finished["reason"]) == ("failed", f"HookTimedOut: {why}")
 
 
 def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
@@ -165,13 +165,13 @@ def test_the_time_of_a_hook_goes_on_where_it_stood_still() -> None:
 
     async def twice(own_s: float, go_on: Callable[[], Awaitable[None]]) -> str:
         await asyncio.sleep(own_s)
-        await asyncio.gather(go_on(), uncounted(asyncio.sleep(LONG_S / 2)))
+        await asyncio.gather(go_on(), pause_hook_timer(asyncio.sleep(LONG_S / 2)))
         await asyncio.sleep(own_s)
         return "done"
 
     async def try_limits() -> None:
         assert await run_hook(LIMIT_S, twice, LIMIT_S * 0.2, proceed=proceed) == "done"
-        with pytest.raises(HookOverdue, match=r"twice took longer than 0.05 s by itself \(hook_timeout_s\)"):
+        with pytest.raises(HookTimedOut, match=r"twice took longer than 0.05 s by itself \(hook_timeout_s\)"):
             await run_hook(LIMIT_S, twice, LIMIT_S * 0.7, proceed=proceed)
         assert await run_hook(math.inf, twice, LIMIT_S * 0.7, proceed=proceed) == "done"
 
@@ -189,7 +189,7 @@ async def test_a_hooks_own_timeout_and_a_cancellation_stay_what_they_are() -> No
     entered = asyncio.Event()
     with pytest.raises(TimeoutError, match=r"^mine$") as caught:
         await run_hook(LIMIT_S, impatient)
-    assert not isinstance(caught.value, HookOverdue)
+    assert not isinstance(caught.value, HookTimedOut)
     task = asyncio.create_task(run_hook(20, hang))
     await entered.wait()
     task.cancel()
@@ -204,7 +204,7 @@ def test_what_a_hook_leaves_running_has_no_time_of_its_own() -> None:
     async def leave(go_on: Callable[[], Awaitable[None]]) -> None:
         async def later() -> None:
             await go_on()
-            await uncounted(asyncio.sleep(0))
+            await pause_hook_timer(asyncio.sleep(0))
 
         left.append(asyncio.create_task(later()))
         await asyncio.sleep(0)

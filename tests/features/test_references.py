@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.features.fragments import Fragments
 from roundelay.agents.features.references import HOW_TO_CITE, References, find_citations
 from roundelay.agents.models.model import Model

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from roundelay.agents import watching as live
-from roundelay.agents.compose import remote_handoff
+from roundelay.agents import live_activity as live
+from roundelay.agents.agent_tools import remote_handoff
 from roundelay.agents.events import RemoteCall, RemoteOutput, event_to_json
 from roundelay.agents.journal import reaction_id
 from roundelay.agents.middleware import Around, Middleware

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from roundelay.agents import watching
-from roundelay.agents.compose import remote_agent_tool, remote_handoff
+from roundelay.agents import live_activity
+from roundelay.agents.agent_tools import remote_agent_tool, remote_handoff
 from roundelay.agents.events import Event, RemoteCall, RemoteOutput
 from roundelay.agents.inbox import Visibility
 from roundelay.agents.journal import Journal, reaction_id
@@ -40,7 +40,7 @@ class Withholding(Middleware):
 async def write() -> AsyncIterator[str]:
     """Write the answer."""
     yield "Under the oak."
-    await asyncio.sleep(3 * watching.INTERVAL_S)
+    await asyncio.sleep(3 * live_activity.INTERVAL_S)
 
 
 async def watch(network: Network, agent_id: str) -> Person:
@@ -93,7 +93,7 @@ async def test_an_agent_that_is_asked_streams_only_what_the_person_may_read(visi
         await model.asked.get()
         tell = await model.asked.get()
         tell(ModelDelta(reasoning="Bob's code is 7.", text="Well."))
-        await asyncio.sleep(3 * watching.INTERVAL_S)
+        await asyncio.sleep(3 * live_activity.INTERVAL_S)
         model.reply.put_nowait(ModelReply("Hello."))
         assert (await mia.hear()).text == "Hello."
         seen = await until_idle(mia.client)
@@ -105,7 +105,7 @@ async def test_what_is_only_recorded_is_not_streamed_by_those_that_were_asked_fo
     async with team(policy=AgentPolicy(on_text="record")) as it:
         await it.mia.client.send_text("guide", "Where is gold?")
         (await it.model.asked.get())(ModelDelta(reasoning="In the hills.", text="There."))
-        await asyncio.sleep(3 * watching.INTERVAL_S)
+        await asyncio.sleep(3 * live_activity.INTERVAL_S)
         it.model.reply.put_nowait(ModelReply("There."))
         assert kinds_of(await until_idle(it.mia.client)) == set()
 
@@ -147,7 +147,7 @@ async def test_whoever_reviews_along_the_way_nothing_is_shown_before(reviewer: s
         mia = await watch(network, "mia")
         await mia.client.send_text("guide", "Where is gold?")
         (await model.asked.get())(ModelDelta(reasoning="In the hills.", text="Under the oak."))
-        await asyncio.sleep(3 * watching.INTERVAL_S)
+        await asyncio.sleep(3 * live_activity.INTERVAL_S)
         model.reply.put_nowait(ModelReply("Under the oak."))
         assert (await mia.hear()).text == "(withheld)"
         assert kinds_of(await until_idle(mia.client)) == set()
@@ -163,7 +163,7 @@ async def test_in_a_channel_its_readers_see_it_and_nobody_else() -> None:
             await person.client.call("channels.join", {"name": "dev"})
         await mia.client.send("channel:dev", "Where is gold?")
         (await model.asked.get())(ModelDelta(reasoning="In the hills."))
-        await asyncio.sleep(3 * watching.INTERVAL_S)
+        await asyncio.sleep(3 * live_activity.INTERVAL_S)
         model.reply.put_nowait(ModelReply("There."))
         for person in (mia, bob):
             assert kinds_of(await until_idle(person.client)) == {"reasoning"}
@@ -201,7 +201,7 @@ async def test_a_flood_of_one_that_was_asked_is_not_passed_on_and_drowns_nobody(
         assert (await it.mia.hear()).text == "Under the oak."
         seen = await until_idle(it.mia.client)
         passed = [event for event in seen if event.kind == "tool" and event.body.get("path") == "1.0"]
-        assert 1 <= len(passed) <= 10 * watching.MAX_SIGNALS_A_SECOND
+        assert 1 <= len(passed) <= 10 * live_activity.MAX_SIGNALS_A_SECOND
 
 
 @pytest.mark.parametrize("restarted", CHAIN)
@@ -229,7 +229,7 @@ async def test_streams_go_on_whoever_of_them_is_started_anew(restarted: str) -> 
             seen = asyncio.create_task(it.pieces(1))
             while not seen.done():
                 tell(ModelDelta(text="more "))
-                await asyncio.wait([seen], timeout=watching.INTERVAL_S)
+                await asyncio.wait([seen], timeout=live_activity.INTERVAL_S)
             assert {piece["path"] for piece in seen.result()} == {"1.0/1.0"}
             model.reply.put_nowait(ModelReply("Under the oak."))
             assert (await it.mia.hear()).text == "Under the oak."
@@ -256,7 +256,7 @@ async def test_what_is_streamed_as_soon_as_the_question_is_there_is_heard(monkey
         heard = asyncio.create_task(it.signal("tool", path="1.0"))
         while not heard.done():  # guide may still be told that its question is stored
             await supervisor.signal("tool", body, thread_id=question.thread_id)
-            await asyncio.wait([heard], timeout=watching.INTERVAL_S)
+            await asyncio.wait([heard], timeout=live_activity.INTERVAL_S)
         assert heard.result()["tool"] == "dig"
         may_wait.set()
         await supervisor.reply(question, "Under the oak.")
@@ -269,8 +269,8 @@ def test_signals_of_one_agent_are_bounded_by_the_second() -> None:
         client: Any = SimpleNamespace(
             agent_id="guide", welcome=SimpleNamespace(network=SimpleNamespace(epoch="e"), session_id="s")
         )
-        listening = watching.Relays(client)
-        waiting = watching.WaitingCall("r", "", 1, 0, "ask", lambda: False, iter(range(10**6)), passed.append)
+        listening = live_activity.RemoteActivity(client)
+        waiting = live_activity.WaitingCall("r", "", 1, 0, "ask", lambda: False, iter(range(10**6)), passed.append)
         with listening.listen({"ann": 5, "bob": 6}, waiting):
             for number in range(5000):
                 body = {"reaction": reaction_id("ann", 5, "e"), "turn": number, "call": 0, "tool": "x", "active": True}
@@ -283,7 +283,7 @@ def test_signals_of_one_agent_are_bounded_by_the_second() -> None:
         assert len(passed) == before + 1, "nobody listens any more"
         return before
 
-    assert 1 <= asyncio.run(run()) <= 2 * watching.MAX_SIGNALS_A_SECOND
+    assert 1 <= asyncio.run(run()) <= 2 * live_activity.MAX_SIGNALS_A_SECOND
 
 
 async def test_what_waits_to_be_shown_is_bounded_however_much_comes() -> None:
@@ -292,8 +292,8 @@ async def test_what_waits_to_be_shown_is_bounded_however_much_comes() -> None:
             sent.append(body)
 
     sent: list[dict[str, object]] = []
-    display = watching.Display("guide", None)
-    shown = watching.Shown(display, "r", "t", 1, is_watched=True)
+    display = live_activity.ActivitySender("guide", None)
+    shown = live_activity.ActivityReporter(display, "r", "t", 1, is_watched=True)
     sending = asyncio.create_task(display.send(cast("Any", Client())))
     tracemalloc.start()
     for number in range(5000):
@@ -302,7 +302,7 @@ async def test_what_waits_to_be_shown_is_bounded_however_much_comes() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000
-    await asyncio.sleep(3 * watching.INTERVAL_S)
+    await asyncio.sleep(3 * live_activity.INTERVAL_S)
     sending.cancel()
     [body] = sent
     assert body["pieces"][-1]["text"] == "4999" * 1000  # type: ignore[index]
@@ -338,7 +338,7 @@ async def test_signals_are_asked_for_again_while_the_question_is_on_its_way() ->
         calls.append(client.welcome.session_id)
 
     client.call = note
-    listening = watching.Relays(client)
+    listening = live_activity.RemoteActivity(client)
     await listening.watch_again()
     await listening.watch()
     await listening.watch()

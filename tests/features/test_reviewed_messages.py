@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from roundelay.agents.agent import Agent, Handoff
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.features.evaluations import Evaluations, Grounding, Rule
 from roundelay.agents.features.postprocessors import Postprocessors
 from roundelay.agents.features.references import References

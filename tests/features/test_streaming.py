@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents import watching as live
+from roundelay.agents import live_activity as live
 from roundelay.agents.agent import Agent, Handoff
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.events import Event, ModelOutput, Progress, ToolCallEnd, ToolCallStart, ToolOutput
 from roundelay.agents.features.references import References
 from roundelay.agents.middleware import Around, Middleware

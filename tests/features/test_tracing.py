@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.features.forced_tools import ForcedTools
 from roundelay.agents.features.tracing import Tracing
 from roundelay.agents.middleware import Around, Middleware

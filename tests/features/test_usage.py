@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.journal import reaction_id
 from roundelay.agents.middleware import Correction, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage

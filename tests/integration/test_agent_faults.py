@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AfterValidator
 
-from roundelay.agents import containment as foreign
+from roundelay.agents import isolation as foreign
 from roundelay.agents.events import Finished
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, OnDelta

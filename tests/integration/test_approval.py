@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents.compose import remote_agent_tool
+from roundelay.agents.agent_tools import remote_agent_tool
 from roundelay.agents.events import Waiting
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt

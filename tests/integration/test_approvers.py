@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.events import ToolCallStart
 from roundelay.agents.models.model import ModelRequest, ToolMessage
 from roundelay.agents.models.prompt_view import read_prompt

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents import waiting
-from roundelay.agents.compose import remote_agent_tool, remote_handoff
+from roundelay.agents import replies
+from roundelay.agents.agent_tools import remote_agent_tool, remote_handoff
 from roundelay.agents.events import Waiting
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
@@ -268,30 +268,30 @@ async def test_a_reply_that_came_before_it_was_expected_ends_the_wait(
 ) -> None:
     """The answer to a send and the reply to it may be read from the socket at once."""
     mia, ann = await Person.join(network, "mia"), await network.join("ann")
-    monkeypatch.setattr(waiting, "FIRST_LOOK_S", 3600.0)
+    monkeypatch.setattr(replies, "FIRST_LOOK_S", 3600.0)
     came = asyncio.Event()
-    take, expect = waiting.Replies.take, waiting.Replies.expect
+    take, expect = replies.Replies.take, replies.Replies.expect
 
-    def take_and_tell(self: waiting.Replies, message: BaseMessage) -> bool:
+    def take_and_tell(self: replies.Replies, message: BaseMessage) -> bool:
         taken = take(self, message)
         if message.sender_id == "ann":
             came.set()
         return taken
 
-    def expect_late(self: waiting.Replies, question: int, *, is_approval: bool = False) -> None:
+    def expect_late(self: replies.Replies, question: int, *, is_approval: bool = False) -> None:
         if came.is_set():
             expect(self, question, is_approval=is_approval)
 
-    prepared = waiting.Waiter.wait
+    prepared = replies.Waiter.wait
 
-    async def wait_late(self: waiting.Waiter, *args: Any, **options: Any) -> Any:
+    async def wait_late(self: replies.Waiter, *args: Any, **options: Any) -> Any:
         await ann.reply(await anext(ann.__aiter__()), "three")
         await came.wait()
         return await prepared(self, *args, **options)
 
-    monkeypatch.setattr(waiting.Replies, "take", take_and_tell)
-    monkeypatch.setattr(waiting.Replies, "expect", expect_late)
-    monkeypatch.setattr(waiting.Waiter, "wait", wait_late)
+    monkeypatch.setattr(replies.Replies, "take", take_and_tell)
+    monkeypatch.setattr(replies.Replies, "expect", expect_late)
+    monkeypatch.setattr(replies.Waiter, "wait", wait_late)
 
     def script(request: ModelRequest) -> Any:
         return asker("ann")(request) if read_prompt(request).incoming_text == "go" else finish()

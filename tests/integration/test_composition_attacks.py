@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from roundelay.agents import Agent, AgentPolicy, Handoff, Middleware
-from roundelay.agents import waiting as awaited
+from roundelay.agents import replies as awaited
 from roundelay.agents.agent import Returns
-from roundelay.agents.compose import agent_tool, remote_agent_tool, remote_handoff
+from roundelay.agents.agent_tools import agent_tool, remote_agent_tool, remote_handoff
 from roundelay.agents.events import Event, ToolCallEnd, ToolCallStart, TurnStart, Waiting
 from roundelay.agents.features.budget import Budget, MoneyLimits
 from roundelay.agents.features.forced_tools import ForcedTools
@@ -341,7 +341,7 @@ async def test_a_wait_goes_on_while_a_person_holds_the_thread_and_ends_with_what
     """The work that was broken off counts as cancelled, and another one takes its place."""
     monkeypatch.setattr(awaited, "FIRST_LOOK_S", 0.02)
     looks, begins = asyncio.Semaphore(0), asyncio.Semaphore(0)
-    find = awaited.find_hopeless
+    find = awaited.find_unanswerable
 
     async def look(client: NetworkClient, questions: Mapping[str, int]) -> dict[str, str]:
         found = await find(client, questions)
@@ -352,7 +352,7 @@ async def test_a_wait_goes_on_while_a_person_holds_the_thread_and_ends_with_what
         begins.release()
         return await asyncio.Future() if not is_given else "law"
 
-    monkeypatch.setattr(awaited, "find_hopeless", look)
+    monkeypatch.setattr(awaited, "find_unanswerable", look)
     mia, is_given = await Person.join(network, "mia"), False
     desk = make_runner("desk", hand_over_first, tools=[remote_handoff("lawyer", returns="never")])
     async with (

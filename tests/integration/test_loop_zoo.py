@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from roundelay.agents.compose import remote_agent_tool, remote_handoff
+from roundelay.agents.agent_tools import remote_agent_tool, remote_handoff
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Script, call, finish, send

@@ -14,7 +14,7 @@ import pytest
 from msgspec import Raw
 
 from roundelay.agents.agent import Agent, Handoff
-from roundelay.agents.compose import agent_tool, remote_handoff
+from roundelay.agents.agent_tools import agent_tool, remote_handoff
 from roundelay.agents.middleware import Middleware
 from roundelay.agents.models.model import (
     ModelDelta,

@@ -16,8 +16,8 @@ from roundelay.agents.models.model import ModelDelta, ModelReply, ModelRequest, 
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Script, broadcast, call, finish, say, send
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.reactions import ReactionResult
 from roundelay.agents.runner import AgentRunner
+from roundelay.agents.running_reaction import ReactionResult
 from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
 from roundelay.agents.tools import Tool, ToolContext, tool
 from roundelay.agents.values import StopTrace, ToolError

@@ -13,7 +13,7 @@ import pytest
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.scripted import call
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.taken_over import TakenOver
+from roundelay.agents.takeovers import Takeovers
 from roundelay.agents.tools import tool
 from roundelay.app import Network
 from roundelay.network.config import Limits
@@ -240,13 +240,13 @@ async def test_who_is_at_a_later_message_of_the_thread_answers_once(
 ) -> None:
     """It is given back, and the later one in work, before what was broken off has looked whether it is held."""
     mia, bob = await Person.join(network, "mia"), Bob()
-    find = TakenOver._find_held
+    find = Takeovers._find_held
 
-    async def find_late(self: TakenOver, message: BaseMessage) -> str | None:
+    async def find_late(self: Takeovers, message: BaseMessage) -> str | None:
         await bob.begun.wait()
         return await find(self, message)
 
-    monkeypatch.setattr(TakenOver, "_find_held", find_late)
+    monkeypatch.setattr(Takeovers, "_find_held", find_late)
     async with running(network, bob.runner):
         asked = await mia.client.broadcast("a question")
         await bob.begun.wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.agents.agent import Agent, Handoff
-from roundelay.agents.compose import agent_tool
+from roundelay.agents.agent_tools import agent_tool
 from roundelay.agents.features.evaluations import Evaluations
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt

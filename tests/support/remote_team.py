@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from roundelay.agents.compose import remote_agent_tool, remote_handoff
+from roundelay.agents.agent_tools import remote_agent_tool, remote_handoff
 from roundelay.agents.events import Event
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta
 from roundelay.agents.models.scripted import call

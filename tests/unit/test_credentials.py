@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roundelay.agents.containment import describe_error
+from roundelay.agents.isolation import describe_error
 from roundelay.agents.models.model import ModelError
 from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.team import build_runner, load_agents

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from roundelay.agents import containment as foreign
-from roundelay.agents import containment as threads
-from roundelay.agents.containment import Broken, Overdue, describe_error, run_contained
+from roundelay.agents import isolation as foreign
+from roundelay.agents import isolation as threads
+from roundelay.agents.isolation import CallCrashed, CallTimedOut, describe_error, run_isolated
 
 
 async def test_what_it_gives_and_raises_comes_through() -> None:
@@ -22,11 +22,11 @@ async def test_what_it_gives_and_raises_comes_through() -> None:
     async def leave() -> int:
         raise SystemExit(3)
 
-    assert await run_contained(give, name="give") == 3
+    assert await run_isolated(give, name="give") == 3
     with pytest.raises(KeyError):
-        await run_contained(fail, name="fail")
-    with pytest.raises(Broken) as broken:
-        await run_contained(leave, name="leave")
+        await run_isolated(fail, name="fail")
+    with pytest.raises(CallCrashed) as broken:
+        await run_isolated(leave, name="leave")
     assert describe_error(broken.value) == "SystemExit: 3"
 
 
@@ -39,9 +39,9 @@ async def test_it_is_cancelled_when_its_time_is_over_or_its_caller_is_cancelled(
         finally:
             ended.append("hang")
 
-    with pytest.raises(Overdue):
-        await run_contained(hang, name="hang", timeout_s=0.01)
-    task = asyncio.create_task(run_contained(hang, name="hang"))
+    with pytest.raises(CallTimedOut):
+        await run_isolated(hang, name="hang", timeout_s=0.01)
+    task = asyncio.create_task(run_isolated(hang, name="hang"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()
@@ -64,8 +64,8 @@ async def test_what_swallows_its_cancellation_is_left_alone(
                 continue
 
     async with asyncio.timeout(5):
-        with pytest.raises(Overdue):
-            await run_contained(cling, name="cling", timeout_s=0.01)
+        with pytest.raises(CallTimedOut):
+            await run_isolated(cling, name="cling", timeout_s=0.01)
     assert caplog.messages == ["work goes on after its cancellation"]
     release.set()
     await asyncio.wait(foreign._abandoned, timeout=5)

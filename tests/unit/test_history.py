@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundelay.agents.history import compact, filter_history, repair, say
+from roundelay.agents.history import append_user_text, compact, filter_history, repair
 from roundelay.agents.models.model import AssistantMessage, ChatMessage, ToolCall, ToolMessage, UserMessage
 
 A, B = ToolCall("a", "add", "{}"), ToolCall("b", "add", "{}")
@@ -79,6 +79,6 @@ def test_whatever_is_repaired_is_paired(messages: Sequence[ChatMessage]) -> None
 
 def test_say_joins_what_the_user_says() -> None:
     messages: list[ChatMessage] = []
-    say(messages, "one")
-    say(messages, "two")
+    append_user_text(messages, "one")
+    append_user_text(messages, "two")
     assert messages == [UserMessage("one\n\ntwo")]

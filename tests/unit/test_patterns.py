@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from roundelay.agents.patterns import BoundedPattern, PatternOverdue, compile_pattern
+from roundelay.agents.patterns import BoundedPattern, PatternTimedOut, compile_pattern
 
 ALMOST = "a" * 5000 + "!"
 ENDLESS = [
@@ -20,11 +20,11 @@ ENDLESS = [
 
 @pytest.mark.parametrize(("source", "text"), ENDLESS)
 def test_a_search_that_would_not_end_is_stopped_and_names_its_pattern(source: str, text: str) -> None:
-    with pytest.raises(PatternOverdue, match="was stopped after") as caught:
+    with pytest.raises(PatternTimedOut, match="was stopped after") as caught:
         compile_pattern(source).search(text)
     assert repr(source) in str(caught.value)
     assert text not in str(caught.value)
-    with pytest.raises(PatternOverdue):
+    with pytest.raises(PatternTimedOut):
         compile_pattern(source).replace(text, "x")
 
 

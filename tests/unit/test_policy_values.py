@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents import Agent, AgentPolicy, Middleware
-from roundelay.agents.compose import remote_agent_tool, remote_handoff
+from roundelay.agents.agent_tools import remote_agent_tool, remote_handoff
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.policy import AgentLimits, MessageFilter
 from roundelay.agents.simple import SimpleAgentRunner

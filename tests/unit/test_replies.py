@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from roundelay.agents import waiting as replies
+from roundelay.agents import replies
+from roundelay.agents.replies import Replies
 from roundelay.agents.values import Wait
-from roundelay.agents.waiting import Replies
 from roundelay.network.client import History
 from roundelay.network.messages import BaseMessage, message_from_wire
 

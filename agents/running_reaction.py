@@ -33,18 +33,18 @@ from roundelay.network.frames import OpenReactionInfo
 from roundelay.network.messages import BaseMessage
 
 from .agent import KEEPER
-from .containment import Broken, abandon, describe_error, retry_later, without_words
 from .driver import Driver, NewMessagesSource
 from .events import Finished
 from .inbox import ASK, DECLINED, STOPPED, Inbox, Visibility, is_addressed, is_question
+from .isolation import CallCrashed, abandon, describe_error, redact_error, retry_later
 from .journal import Journal, Recorded, Started, derived_id, find_reporter, open_journal, reaction_id
+from .live_activity import ActivityReporter
 from .models.model import Usage
 from .prompt import render_new_messages
 from .reaction import REPORTED, LoopState, Reaction
+from .replies import Replies
 from .text import replace_surrogates, write_stopped
 from .values import FAILURE, Finish, NewMessages, Status, StopTrace
-from .waiting import Replies
-from .watching import Shown
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class RunningReaction:
     client: NetworkClient
     message: AnyMessage
     journal: Journal
-    shown: Shown
+    shown: ActivityReporter
     recorded: Recorded | None = None
     """What it had done before, when it is resumed."""
 
@@ -156,7 +156,7 @@ class RunningReaction:
         if self.stopped_by is not None:
             self._log_failure(work)
             return await self._stop(driver)
-        raise Broken(failure) if work.cancelled() else failure  # cancelled by what runs in it: nobody stopped it
+        raise CallCrashed(failure) if work.cancelled() else failure  # cancelled by what runs in it: nobody stopped it
 
     async def _stop(self, driver: Driver) -> Finish:
         """End what a person has stopped. What was streamed is recorded before it is said again as a message."""
@@ -230,7 +230,7 @@ class RunningReaction:
             _logger.warning("failed reaction stays open", extra={"reaction": self.id, "code": refused.code})
         except Exception as broken:  # of middleware that decides on the records: the other threads go on
             told = {"reaction": self.id}
-            _logger.error("failed reaction stays open", extra=told, exc_info=without_words(broken))
+            _logger.error("failed reaction stays open", extra=told, exc_info=redact_error(broken))
         return True
 
     async def _tell_stop(self, stopped: StopTrace) -> None:
@@ -262,7 +262,7 @@ class RunningReaction:
         )
 
 
-class MessagesMeanwhile:
+class InboxMessages:
     """Messages that arrive in a thread while a reaction runs there, when the model is to read them in it
     (``on_new_message="inject"``); `driver` takes them before each turn.
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 
-class PerLoop(Generic[T]):
+class LoopLocal(Generic[T]):
     """One object for each event loop, made where it is first used. That of a closed loop is dropped: it cannot be used
     or closed any more."""
 

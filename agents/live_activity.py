@@ -1,12 +1,12 @@
 """What people see of reactions while they are under way, by signals that may be lost: nothing here is recorded, and
 nobody waits for it.
 
-`Display` sends the signals of one agent; a `Shown` reaction turns its events into them: that the agent thinks, that a
+`ActivitySender` sends the signals of one agent; a `ActivityReporter` reaction turns its events into them: that the agent thinks, that a
 call begins or is over, and what streams. Pieces of text, reasoning, tool output and progress wait a tenth of a second
 for more, and an agent sends at most ten signals of them a second, one for each reaction that has some; what ends sooner
 is not worth showing and is dropped. Each piece says where in its stream it stands.
 
-`Relays` hears the same signals of agents elsewhere, as long as a call waits for their answers, and hands them on as
+`RemoteActivity` hears the same signals of agents elsewhere, as long as a call waits for their answers, and hands them on as
 events of the call's own reaction (`RemoteOutput`, `RemoteCall`): so they pass from agent to agent to the person who
 began. Whoever asks while a person watches says so in the question, and only then does the asked one send what streams.
 Anybody may send signals: only those of the very reaction to a question are heard, and what is not well formed is passed
@@ -25,7 +25,6 @@ from typing import Literal, TypeGuard
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.errors import RoundelayError
 
-from .containment import without_words
 from .events import (
     CallEvent,
     Event,
@@ -42,6 +41,7 @@ from .events import (
     ToolOutput,
     Waiting,
 )
+from .isolation import redact_error
 from .journal import MAX_PATH_CHARS, is_inside, is_path, path_of_call, reaction_id
 from .text import replace_surrogates
 
@@ -61,15 +61,15 @@ SignalKind = Literal["thinking", "tool", "delta"]
 _Stream = tuple[str, int, str, int | None]  # path, turn, kind, call
 
 
-class Display:
+class ActivitySender:
     """What is seen of an agent's reactions while they run: by ``on_event``, and by signals in their threads. It never
     waits: a full queue of signals drops the newest, since it must never hold up a reaction."""
 
     def __init__(self, agent_id: str, on_event: OnEvent | None) -> None:
         self.agent_id = agent_id
         self.on_event = on_event
-        self._queue: asyncio.Queue[tuple[SignalKind, dict[str, object], Shown]] = asyncio.Queue(MAX_SIGNALS)
-        self._streaming: dict[Shown, None] = {}  # with pieces that wait
+        self._queue: asyncio.Queue[tuple[SignalKind, dict[str, object], ActivityReporter]] = asyncio.Queue(MAX_SIGNALS)
+        self._streaming: dict[ActivityReporter, None] = {}  # with pieces that wait
         self._timer: asyncio.TimerHandle | None = None
 
     async def send(self, client: NetworkClient) -> None:
@@ -86,7 +86,7 @@ class Display:
                 _logger.debug("signal refused", extra={"kind": kind, "code": error.code})
             except Exception as error:  # of a value that cannot be encoded: a lost signal must not end the agent
                 told = {"agent_id": self.agent_id, "kind": kind}
-                _logger.error("a signal could not be sent", extra=told, exc_info=without_words(error))
+                _logger.error("a signal could not be sent", extra=told, exc_info=redact_error(error))
 
     def close(self) -> None:
         """Forget what streams: nobody will send it."""
@@ -95,18 +95,18 @@ class Display:
             self._timer.cancel()
             self._timer = None
 
-    def put(self, kind: SignalKind, body: dict[str, object], shown: Shown, *, is_own: bool = True) -> None:
+    def put(self, kind: SignalKind, body: dict[str, object], shown: ActivityReporter, *, is_own: bool = True) -> None:
         """``is_own`` is False of what is only passed on, for which half of the queue is enough."""
         if self._queue.qsize() < (MAX_SIGNALS if is_own else MAX_SIGNALS // 2):
             self._queue.put_nowait((kind, {"reaction": shown.reaction, **body}, shown))
 
-    def note_pieces(self, shown: Shown) -> None:
+    def note_pieces(self, shown: ActivityReporter) -> None:
         """A reaction has pieces to be sent, together with those that come within the interval."""
         self._streaming[shown] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._flush)
 
-    def drop_pieces(self, shown: Shown) -> None:
+    def drop_pieces(self, shown: ActivityReporter) -> None:
         self._streaming.pop(shown, None)
 
     def _flush(self) -> None:
@@ -120,11 +120,11 @@ class Display:
 
 
 @dataclass(slots=True, eq=False)
-class Shown:
+class ActivityReporter:
     """One reaction as people see it. It is for those alone who may know of its ``trigger``. ``is_watched``: a person
     wants to see more than that the agent is at work."""
 
-    _display: Display
+    _display: ActivitySender
     reaction: str
     thread_id: str
     trigger: int
@@ -150,13 +150,13 @@ class Shown:
             self._show(event)
         except Exception as error:  # of a value of another type than events have: it must not end the reaction
             told = {"agent_id": self._display.agent_id, "event": type(event).__name__}
-            _logger.error("an event could not be shown", extra=told, exc_info=without_words(error))
+            _logger.error("an event could not be shown", extra=told, exc_info=redact_error(error))
         if self._display.on_event is not None:
             try:
                 self._display.on_event(event)
             except Exception as error:  # of who listens: it must not end what it listens to
                 told = {"agent_id": self._display.agent_id}
-                _logger.error("on_event failed", extra=told, exc_info=without_words(error))
+                _logger.error("on_event failed", extra=told, exc_info=redact_error(error))
 
     def _show(self, event: Event) -> None:
         body = describe_call(event, is_watched=self.is_watched) if isinstance(event, CallEvent) else None
@@ -332,7 +332,7 @@ class _Heard:
         return self.count <= MAX_SIGNALS_A_SECOND
 
 
-class Relays:
+class RemoteActivity:
     """The reactions that calls of one agent wait for, on one connection."""
 
     def __init__(self, client: NetworkClient) -> None:
@@ -389,7 +389,7 @@ class Relays:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenCall:
+class CallSignal:
     """What a signal tells of a call; ``asked`` are those for whose answers it waits."""
 
     path: str
@@ -402,7 +402,7 @@ class SeenCall:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenPiece:
+class PieceSignal:
     """A piece of a text that grows, as a signal has it; ``at`` is where in the whole text it begins."""
 
     path: str
@@ -415,7 +415,7 @@ class SeenPiece:
     is_done: bool
 
 
-def read_call(body: Mapping[str, object]) -> SeenCall | None:
+def read_call(body: Mapping[str, object]) -> CallSignal | None:
     """Read what a signal of kind ``tool`` tells; None for what is not well formed."""
     place, tool, is_active = _read_place(body), body.get("tool", "a tool"), body.get("active")
     if place is None or not isinstance(tool, str) or not isinstance(is_active, bool):
@@ -424,10 +424,10 @@ def read_call(body: Mapping[str, object]) -> SeenCall | None:
     asked = body.get("asked")
     names = [it for it in asked if isinstance(it, str)] if isinstance(asked, list) else []
     told = (_read_name(tool), is_active, body.get("ok") is True, tuple(map(_read_name, names[:MAX_ASKED])))
-    return SeenCall(path, turn, call or 0, *told)
+    return CallSignal(path, turn, call or 0, *told)
 
 
-def read_pieces(body: Mapping[str, object]) -> Iterator[SeenPiece]:
+def read_pieces(body: Mapping[str, object]) -> Iterator[PieceSignal]:
     """Read what a signal of kind ``delta`` brings; a piece that is not well formed is passed over."""
     given = body.get("pieces")
     for piece in given[:MAX_PIECES] if isinstance(given, list) else ():
@@ -442,7 +442,7 @@ def read_pieces(body: Mapping[str, object]) -> Iterator[SeenPiece]:
                 if place is not None and _is_number(at):
                     path, turn, call = place
                     is_done = piece.get("is_done") is True
-                    yield SeenPiece(path, turn, kind, call, at, text, _read_name(piece.get("tool", "")), is_done)
+                    yield PieceSignal(path, turn, kind, call, at, text, _read_name(piece.get("tool", "")), is_done)
 
 
 def _read_place(body: Mapping[str, object]) -> tuple[str, int, int | None] | None:

@@ -1,9 +1,9 @@
 """Code that is not ours, a tool's, a model's or a hook's: whatever it does ends its own call and nothing else.
 
-`run_contained` gives each call a task of its own and lets go of it after a grace: one that exits, panics, is cancelled
+`run_isolated` gives each call a task of its own and lets go of it after a grace: one that exits, panics, is cancelled
 by itself or swallows its cancellation reaches neither the reaction nor the runner. `run_in_thread` gives a sync tool a
 thread, of a bounded number. `run_hook` bounds the time that a hook of middleware takes by itself; what it awaits of the
-run (``proceed``, `Around.complete`, the hub: `uncounted`) has limits of its own and is not counted. `retry_later`
+run (``proceed``, `Around.complete`, the hub: `pause_hook_timer`) has limits of its own and is not counted. `retry_later`
 repeats what a busy hub puts off.
 """
 
@@ -28,7 +28,7 @@ from roundelay.network.errors import RetryLater
 T = TypeVar("T")
 
 
-class HookOverdue(TimeoutError):
+class HookTimedOut(TimeoutError):
     """A hook took longer than ``hook_timeout_s`` by itself, and was stopped."""
 
 
@@ -108,7 +108,7 @@ async def run_hook(
     named: object = None,
 ) -> T:
     """Await a hook, whose last argument is ``proceed`` if there is one; one that is a plain function is called.
-    ``named`` stands for it in what is told. Raises `HookOverdue` when its time is over."""
+    ``named`` stands for it in what is told. Raises `HookTimedOut` when its time is over."""
     try:
         async with asyncio.timeout(None if math.isinf(limit_s) else limit_s) as timeout:
             meter = _Meter(limit_s, timeout)
@@ -124,20 +124,20 @@ async def run_hook(
             raise  # the hook's own
         shown = named or hook
         name = getattr(shown, "__qualname__", type(shown).__qualname__)
-        raise HookOverdue(f"{name} took longer than {limit_s:g} s by itself (hook_timeout_s).") from error
+        raise HookTimedOut(f"{name} took longer than {limit_s:g} s by itself (hook_timeout_s).") from error
 
 
 def _skip(meter: _Meter, proceed: Callable[..., Awaitable[T]], *changed: object) -> Awaitable[T]:
     return meter.skip(proceed(*changed))
 
 
-async def settle(given: object) -> None:
+async def await_result(given: object) -> None:
     """Await what a function of a user gave, if it is to be awaited: it may be a plain one."""
     if inspect.isawaitable(given):
         await given
 
 
-async def uncounted(work: Awaitable[T]) -> T:
+async def pause_hook_timer(work: Awaitable[T]) -> T:
     """Await what takes no time of the hook that asks for it, if one does."""
     meter = _METER.get()
     return await (work if meter is None else meter.skip(work))
@@ -149,11 +149,11 @@ GRACE_S = 2.0
 """How long code that was cancelled may take to end; then it is left alone, and goes on unheard if it must."""
 
 
-class Overdue(Exception):
+class CallTimedOut(Exception):
     """The code had no end within its time."""
 
 
-class Broken(Exception):
+class CallCrashed(Exception):
     """The code ended with what is no `Exception`: it exited, was cancelled by itself, or panicked. ``error`` is
     that."""
 
@@ -162,8 +162,8 @@ class Broken(Exception):
         self.error = error
 
 
-async def run_contained(work: Callable[[], Awaitable[T]], *, name: str, timeout_s: float = math.inf) -> T:
-    """Await ``work()`` apart. Raises its `Exception` as it is, `Broken` for anything else, `Overdue` when its time is
+async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s: float = math.inf) -> T:
+    """Await ``work()`` apart. Raises its `Exception` as it is, `CallCrashed` for anything else, `CallTimedOut` when its time is
     over.
 
     Cancelling the caller cancels the work and waits for it, for `GRACE_S` at most.
@@ -176,9 +176,9 @@ async def run_contained(work: Callable[[], Awaitable[T]], *, name: str, timeout_
         raise
     if not task.done():
         await abandon(task)
-        raise Overdue(f"no end within {timeout_s:g} s")
+        raise CallTimedOut(f"no end within {timeout_s:g} s")
     if task.cancelled():
-        raise Broken(asyncio.CancelledError())
+        raise CallCrashed(asyncio.CancelledError())
     outcome = task.result()
     if isinstance(outcome, _Failure):
         raise outcome.error
@@ -199,7 +199,7 @@ async def abandon(task: asyncio.Task[Any]) -> None:
             task.add_done_callback(_forget)
 
 
-def is_told_to_end(error: BaseException) -> bool:
+def is_cancelled_by_caller(error: BaseException) -> bool:
     """Whether an error ends this task because somebody wants that, rather than because of the code in it."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
@@ -217,7 +217,7 @@ def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def describe_error(error: BaseException) -> str:
     """Give kind and words of an error, without a traceback and without secrets."""
-    if isinstance(error, Broken):
+    if isinstance(error, CallCrashed):
         error = error.error
     try:
         text = str(error)
@@ -226,14 +226,14 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {hide_secrets(text)}" if text else type(error).__name__
 
 
-def without_words(error: BaseException, causes: int = 8) -> BaseException:
+def redact_error(error: BaseException, causes: int = 8) -> BaseException:
     """Give an error of the same name, raised at the same places, that says nothing, with so many of its causes: for a
     log, since what such code raises may quote what was said."""
     kind = type(error)
     named = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
     told: BaseException = named().with_traceback(error.__traceback__)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    told.__cause__ = without_words(cause, causes - 1) if cause is not None and causes else None
+    told.__cause__ = redact_error(cause, causes - 1) if cause is not None and causes else None
     return told
 
 
@@ -251,7 +251,7 @@ async def _contain(work: Callable[[], Awaitable[T]]) -> T | _Failure:
     except Exception as error:  # noqa: BLE001 (the boundary: it is raised again in the caller's task)
         return _Failure(error)
     except BaseException as error:  # noqa: BLE001 (likewise)
-        return _Failure(Broken(error))
+        return _Failure(CallCrashed(error))
 
 
 def _forget(task: asyncio.Task[object]) -> None:
@@ -297,7 +297,7 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
         except StopIteration as error:  # a future does not take this one
             failure = RuntimeError(f"StopIteration: {error}")
         except KeyboardInterrupt as error:  # its own: one of a person's reaches the main thread only
-            failure = Broken(error)
+            failure = CallCrashed(error)
         except BaseException as error:  # noqa: BLE001 (the thread's boundary: whatever it is goes to the awaiting task)
             failure = error
         _places.give_back()
@@ -373,9 +373,9 @@ async def retry_later(attempt: Callable[[], Awaitable[T]], *, attempts: int | No
             if made == attempts:
                 raise
             busy = error
-        await wait_out(busy)
+        await wait_retry_delay(busy)
 
 
-async def wait_out(busy: RetryLater) -> None:
+async def wait_retry_delay(busy: RetryLater) -> None:
     """Wait as long as the hub asked for."""
-    await uncounted(asyncio.sleep(busy.retry_after_ms / 1000))
+    await pause_hook_timer(asyncio.sleep(busy.retry_after_ms / 1000))

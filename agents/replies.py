@@ -5,7 +5,7 @@ runner's deliveries, of which it takes the replies before the wake rule is asked
 Waits are durable: what is waited for, and until when, is recorded (``waiting``), so that a restarted agent goes on
 waiting; a reply that came meanwhile, or that the hub holds back behind others, is looked up in its thread.
 
-Whether an answer can still come is asked of the hub now and then (`find_hopeless`). Only what is certain ends a wait
+Whether an answer can still come is asked of the hub now and then (`find_unanswerable`). Only what is certain ends a wait
 early: whoever was asked is no participant any more, the question is a dead letter, or the very reaction to it has
 ended. A reply is stored before its reaction ends, so who then looks for it and finds none waits in vain: the hub has
 refused it, at the limit of the conversation for example, or it was never made. Of programs that keep no records
@@ -28,18 +28,18 @@ from roundelay.network.clock import Clock, system_clock
 from roundelay.network.errors import ConnectError, RequestError, RoundelayError
 from roundelay.network.messages import BaseMessage
 
-from .containment import retry_later
 from .events import Waiting
 from .inbox import find_request, read_decision
+from .isolation import retry_later
 from .journal import Journal, reaction_id
+from .live_activity import RemoteActivity, WaitingCall
 from .values import Wait
-from .watching import Relays, WaitingCall
 
 FIRST_LOOK_S, LAST_LOOK_S = 2.0, 300.0
 """How long to wait before the first look, and between two at most; each is twice as long as the one before."""
 
 
-async def find_hopeless(client: NetworkClient, questions: Mapping[str, int]) -> dict[str, str]:
+async def find_unanswerable(client: NetworkClient, questions: Mapping[str, int]) -> dict[str, str]:
     """Give who will send no answer but what is stored by now, and why: of those to whom these questions (seqs) were
     put."""
     found: dict[str, str] = {}
@@ -94,7 +94,7 @@ class Replies:
         clock: Clock = system_clock,
     ) -> None:
         self.clock = clock
-        self.relays = Relays(client)
+        self.relays = RemoteActivity(client)
         self._client = client
         self._pause = pause
         self._resume = resume
@@ -189,7 +189,7 @@ class Replies:
             late = {to: wait.questions[to] for to, reply in missing.items() if not reply.done()}
             if late and is_due and not wait.is_approval and loop.time() < ends_at:
                 look_s = min(2 * look_s, LAST_LOOK_S)
-                found = await find_hopeless(self._client, late)
+                found = await find_unanswerable(self._client, late)
                 if found:
                     await self._look_up(wait)  # what came before that was known
                 hopeless |= {to: why for to, why in found.items() if not replies[to].done()}

@@ -45,14 +45,14 @@ from .approvals import (
     has_operators,
     join_names,
     keep_standing,
-    tell_decider,
+    reply_to_decider,
 )
-from .containment import retry_later
-from .inbox import Decision, find_decider, find_request, find_said, is_told_by_network, read_decision
+from .inbox import Decision, find_decider, find_request, is_told_by_network, read_decision, read_decision_text
+from .isolation import retry_later
 from .journal import Approval, Journal, Recorded
+from .replies import Waiter
 from .tools import PlannedCall, ToolContext
 from .values import ToolArgumentsError, Vote, Wait
-from .waiting import Waiter
 
 if TYPE_CHECKING:
     from .tool_client import ToolClient
@@ -86,7 +86,7 @@ class NotApproved(Exception):
 
 
 @dataclass(slots=True)
-class Deciding:
+class CallApproval:
     """The approval of one planned call. ``run`` gives the call as people let it be made."""
 
     turn: int
@@ -375,7 +375,7 @@ class Deciding:
         request = 0 if is_told_by_network(message) else message.reply_to or 0
         if decision.is_approved and wait.votes:
             wait = await self._drop_votes_of_removed(wait)
-        at, said = message.sent_at, find_said(message)
+        at, said = message.sent_at, read_decision_text(message)
         vote = Vote(by=by, seq=message.seq, at=at, said=said, scope=decision.scope, request=request)
         votes = [*wait.votes, vote]
         if decision.is_approved and len({it.by for it in votes}) < wait.needed:
@@ -455,7 +455,7 @@ class Deciding:
     async def _tell(self, message: BaseMessage, text: str, metadata: dict[str, Any]) -> None:
         """Answer whoever decided by a message."""
         assert isinstance(message, AnyMessage)
-        await tell_decider(self.context.client, message, text, metadata)
+        await reply_to_decider(self.context.client, message, text, metadata)
 
     async def _tell_outcome(self, approval: Approval) -> None:
         """Report the decision to every request that it is no reply to. Repeats store nothing."""

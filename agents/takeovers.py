@@ -21,12 +21,12 @@ from roundelay.network.errors import ConnectError, RoundelayError, Superseded, U
 from roundelay.network.frames import SEQ_LIMIT
 from roundelay.network.messages import BaseMessage, message_from_wire
 
-from .containment import retry_later
 from .driver import NewMessagesSource
 from .inbox import Inbox, wakes
+from .isolation import retry_later
 from .journal import digest, open_journal
 from .prompt import render_new_messages
-from .reactions import RunningReaction
+from .running_reaction import RunningReaction
 from .values import Finish, NewMessages
 
 _logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def list_answer_threads(message: BaseMessage) -> tuple[str, ...]:
     return answer_threads(message.kind, message.thread_id, message.seq)
 
 
-class TakenOver:
+class Takeovers:
     """What a person has taken over of one agent's, on one ledger. ``ack`` acknowledges what waits in the inbox, by its
     seq."""
 
@@ -139,7 +139,7 @@ class TakenOver:
     def follow_up(self, begun: RunningReaction) -> None:
         """Let a reaction to what was `held_back` read, before its first turn, what was said in its thread since."""
         self.held_back.discard(begun.message.seq)
-        begun.new_messages = SaidSince(begun, self._inbox, begun.new_messages)
+        begun.new_messages = MessagesDuringTakeover(begun, self._inbox, begun.new_messages)
 
     async def pass_over(self) -> None:
         """What a later message of a held thread has made context needs no reaction of its own."""
@@ -169,7 +169,7 @@ class TakenOver:
         return None
 
 
-class SaidSince:
+class MessagesDuringTakeover:
     """What was said in a thread since the message that a reaction is to, read before its first turn; then what arrives
     while it runs, if that is read in it (``then``)."""
 
