@@ -20,6 +20,7 @@ from roundelay.mods.reservations import Reservations
 from roundelay.network.client import NetworkClient
 from roundelay.network.client.transport import Transport
 from roundelay.network.clock import Clock, NewId, ordered_id, random_id, system_clock
+from roundelay.network.cluster.shared_log import LogUnavailable
 from roundelay.network.config import Limits, NodeConfig, Quota, Role, list_web_hosts
 from roundelay.network.core.joining import hash_token
 from roundelay.network.core.rights import Rights, WrongRuleError, compile_rights
@@ -35,9 +36,8 @@ from roundelay.network.hub.hub import NO_QUOTAS
 from roundelay.network.hub.local import LocalTransport
 from roundelay.network.hub.metrics import list_log_figures
 from roundelay.network.hub.server import WebSocketServer
-from roundelay.network.ledger import Ledger, LogMoved
+from roundelay.network.ledger import LeadershipLost, Ledger
 from roundelay.network.ledger.memory import MemoryLedger
-from roundelay.network.ledger.shared_log import LogAway
 from roundelay.network.ledger.sqlite import Durability, SQLiteLedger
 from roundelay.network.log_urls import PostgresAddress, read_log_url
 from roundelay.network.mod import Mod, load_mods, look_for_mods_in
@@ -48,8 +48,8 @@ from roundelay.nodes.price_list import NodePrices
 from roundelay.web.site import PageSite
 
 if TYPE_CHECKING:
-    from roundelay.network.ledger.replicated import ReplicatedLedger
-    from roundelay.network.ledger.shared_log import SharedLog
+    from roundelay.network.cluster.replicated import ReplicatedLedger
+    from roundelay.network.cluster.shared_log import SharedLog
 
 Card = Mapping[str, Any] | None
 OWN_MODS: dict[str, type[Mod]] = {it.id: it for it in (Channels, Discovery, NotifyWhen, Reservations)}
@@ -79,10 +79,10 @@ def make_shared_log(url: str) -> SharedLog:
     address = read_log_url(url)
     try:
         if isinstance(address, PostgresAddress):
-            from roundelay.network.ledger.postgres import PostgresLog
+            from roundelay.network.cluster.postgres import PostgresLog
 
             return PostgresLog(address)
-        from roundelay.network.ledger.jetstream import JetStreamLog
+        from roundelay.network.cluster.jetstream import JetStreamLog
 
         return JetStreamLog(address)
     except ImportError as error:
@@ -92,7 +92,7 @@ def make_shared_log(url: str) -> SharedLog:
 def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> ReplicatedLedger:
     """The ledger of a node that shares its log with others. Raises `ConfigError` for an address that is none, for what
     does not go with such a log, or where the client of its engine is not installed."""
-    from roundelay.network.ledger.replicated import ReplicatedLedger
+    from roundelay.network.cluster.replicated import ReplicatedLedger
 
     assert config.log is not None
     shared = make_shared_log(config.log)
@@ -258,7 +258,7 @@ async def _prepare(hub: Hub, prepare: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             return await prepare()
-        except (LogMoved, LogAway) as error:
+        except (LeadershipLost, LogUnavailable) as error:
             hub.mend(error)
             await hub.opened.wait()
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from roundelay.garbage import OBJECTS_UNTIL_COLLECTED
-from roundelay.network.ledger import unplaced
+from roundelay.network.ledger import memtable as unplaced
 from tests.support import forks
 from tests.support.counts import note, pytest_terminal_summary
 

@@ -23,7 +23,7 @@ FAILED = "What this node has of the network can't be shown for the moment; recon
 
 
 class Readers:
-    """A `followed.Follower`: ``make_hub`` gives the hub for readers of this ledger."""
+    """A `followed.ReadReplica`: ``make_hub`` gives the hub for readers of this ledger."""
 
     def __init__(self, make_hub: Callable[[Ledger], Hub]) -> None:
         self._make_hub = make_hub

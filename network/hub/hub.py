@@ -35,7 +35,7 @@ from roundelay.network.core.takeovers import list_overdue
 from roundelay.network.core.visibility import Visibility
 from roundelay.network.errors import Forbidden, LedgerError, Overloaded, RoundelayError
 from roundelay.network.frames import Follows, write_moved
-from roundelay.network.ledger import KeyTaken, Ledger, LogFull, LogMoved, Unstorable
+from roundelay.network.ledger import KeyTaken, LeadershipLost, Ledger, LogFull, Unstorable
 from roundelay.network.operations import list_operations
 from roundelay.network.operations.reading import AgentSupervisor, PriceList
 from roundelay.network.operations.recent import RecentHeads
@@ -769,10 +769,10 @@ class Hub:
         self.opened.clear()
         self._trouble = None
         self._committing_since_s = None
-        if not isinstance(cause, LogMoved):  # which is no failure, and was said
+        if not isinstance(cause, LeadershipLost):  # which is no failure, and was said
             self._outage.fail(cause)
         self.counts["recoveries"] += 1
-        self.switchboard.end_all(write_moved(cause.leader) if isinstance(cause, LogMoved) else FAILED)
+        self.switchboard.end_all(write_moved(cause.leader) if isinstance(cause, LeadershipLost) else FAILED)
         self._intake.drop_batches()
         self.switchboard.forget()
         failures = 0

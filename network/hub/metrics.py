@@ -15,7 +15,7 @@ from roundelay.network.operations.operators import count_near
 from .publisher import Switchboard
 
 if TYPE_CHECKING:
-    from roundelay.network.ledger.shared_log import LogStanding
+    from roundelay.network.cluster.shared_log import LogStanding
 
 RECENT_COMMITS = 1024
 """Of so many the figures tell the sizes and times."""

@@ -1,7 +1,7 @@
 """The ledger's seam: the append-only log with its tables, and what the hub asks of it.
 
 Three implementations, `sqlite.SQLiteLedger`, `memory.MemoryLedger` and `replicated.ReplicatedLedger`, pass one contract
-suite (tests/contract/test_ledger.py); `followed.FollowedIndex` reads alone. The hub is the only writer and calls `append` from one task at a time.
+suite (tests/contract/test_ledger.py); `followed.ReadOnlyIndex` reads alone. The hub is the only writer and calls `append` from one task at a time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = [
     "Cut",
     "HeadAt",
     "KeyTaken",
+    "LeadershipLost",
     "Ledger",
     "LogFull",
-    "LogMoved",
     "Meta",
     "Page",
     "Row",
@@ -47,7 +47,7 @@ class Unstorable(Exception):
     sound."""
 
 
-class LogMoved(LedgerError):
+class LeadershipLost(LedgerError):
     """Nothing was appended: another record is where this one was to be. Somebody else writes. ``leader`` is the node
     that leads now, as HOST:PORT, where that is known."""
 

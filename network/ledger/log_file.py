@@ -21,7 +21,7 @@ from msgspec import Raw, Struct
 from roundelay.network.core.tables import Followed, MessageHead, Row, RowType
 from roundelay.network.errors import LedgerError
 
-from .files import explain, is_held
+from .database_lock import explain, is_held
 from .queries import FAILURES, Damage, find_row, load_meta, walk_log
 from .schema import CHECKED_FROM, CHECKSUMS_SINCE, COPIED_EPOCH, LOG_COLUMNS, ROW_COLUMNS, open_to_read, refuse_schema
 

@@ -31,9 +31,9 @@ from roundelay.network.core.tables import (
 from roundelay.network.errors import LedgerError
 
 from . import MAX_PAGE_BYTES, HeadAt, KeyTaken, Page, Unstorable, take_page
+from .memtable import PLACED_TO, Newest, Portion, Unplaced
 from .rows import hash_key, make_head, make_row, note_places, write_columns
 from .schema import CHECKED_FROM, ROW_COLUMNS, checksum
-from .unplaced import PLACED_TO, Newest, Portion, Unplaced
 
 MAX_KEPT = 10_000
 """How many damaged rows one ledger remembers: each of them is told once, those beyond are not told."""

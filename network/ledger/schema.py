@@ -22,8 +22,8 @@ import msgspec
 
 from roundelay.network.errors import LedgerError
 
+from .memtable import PLACED_TO
 from .rows import hash_bytes
-from .unplaced import PLACED_TO
 
 LOG_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
 ROW_COLUMNS = f"{LOG_COLUMNS}, crc"

@@ -26,7 +26,8 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.platforms import boot_id
 
 from . import MAX_PAGE_BYTES, Cut, Found, HeadAt, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
-from .files import HeadFile, HeldFiles, explain
+from .database_lock import DatabaseLock, HeadFile, explain
+from .memtable import PLACED_TO, Unplaced, load_unplaced
 from .queries import (
     ALL_THREADS,
     BY_SEQ,
@@ -59,7 +60,6 @@ from .queries import (
 )
 from .schema import CHECKED_FROM, ROW_COLUMNS, SCHEMA_VERSION, migrate, refuse_schema
 from .search import SearchIndex, holds, is_within
-from .unplaced import PLACED_TO, Unplaced, load_unplaced
 from .upkeep import CutMade, Marks, find_cut, make_cut, read_beginning, read_head, read_marks, read_stamp, rescue
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
@@ -135,7 +135,7 @@ class SQLiteLedger:
         self._name = name
         self._durability = durability
         self._boot = boot_id() if boot is None else boot
-        self._files = HeldFiles(self.path)
+        self._files = DatabaseLock(self.path)
         self._writer: SqliteConnection | None = None
         self._reader: SqliteConnection | None = None
         """For what is to be delivered."""

@@ -22,7 +22,8 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.platforms import CLOSE_ON_EXEC
 
 from . import KEPT_WITH, KEYED_BY_SEQ, Cut, Trim
-from .files import explain, find_errno
+from .database_lock import explain, find_errno
+from .memtable import PLACED_TO, Unplaced
 from .queries import KEYED, UNREADABLE, Damage, integer_in, pass_once, put_meta, read_rows, reading_any_text, walk_log
 from .rows import hash_key, list_places
 from .schema import (
@@ -39,7 +40,6 @@ from .schema import (
     open_to_read,
     refuse_schema,
 )
-from .unplaced import PLACED_TO, Unplaced
 
 log = logging.getLogger(__name__)
 

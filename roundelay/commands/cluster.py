@@ -14,7 +14,7 @@ from roundelay.commands.options import debug_option, json_option, run
 from roundelay.commands.output import show
 
 if TYPE_CHECKING:
-    from roundelay.network.ledger.shared_log import SharedLog
+    from roundelay.network.cluster.shared_log import SharedLog
 
 T = TypeVar("T")
 DIFFERENT = 1
@@ -64,12 +64,12 @@ async def _refuse_missing(log: SharedLog) -> None:
 
 async def _open(log: SharedLog) -> None:
     """Open a log that has to be there already. Raises `LedgerError`."""
+    from roundelay.network.cluster.shared_log import LogIncomplete
     from roundelay.network.errors import LedgerError
-    from roundelay.network.ledger.shared_log import LogDoubtful
 
     try:
         await log.open(is_made=False)
-    except LogDoubtful as error:
+    except LogIncomplete as error:
         raise LedgerError(
             f"There is no log {log.name}: check the address. The first node that is started with it makes one."
         ) from error
@@ -155,8 +155,8 @@ def status(log_url: str, as_json: bool) -> None:
     import time
 
     from roundelay.app import make_shared_log
-    from roundelay.network.ledger.log_copies import hear_nodes
-    from roundelay.network.ledger.shared_log import LogChoosing
+    from roundelay.network.cluster.log_copies import hear_nodes
+    from roundelay.network.cluster.shared_log import LogElectionPending
 
     async def look(log: SharedLog) -> dict[str, Any]:
         await _open(log)
@@ -174,10 +174,10 @@ def status(log_url: str, as_json: bool) -> None:
         while True:
             try:
                 return await look(make_shared_log(log_url))
-            except LogChoosing as error:
+            except LogElectionPending as error:
                 choosing = f"{error} They may be choosing a leader, which takes up to ten seconds"
                 if time.monotonic() > until:
-                    raise LogChoosing(f"{choosing}: ask again.") from error
+                    raise LogElectionPending(f"{choosing}: ask again.") from error
                 if not is_told:
                     click.echo(f"* {choosing}; they are asked again.", err=True)
                     is_told = True
@@ -219,7 +219,7 @@ def verify(log_url: str, db: Path, as_json: bool) -> None:
     """
 
     async def look(log: SharedLog) -> Any:
-        from roundelay.network.ledger.log_copies import compare
+        from roundelay.network.cluster.log_copies import compare
 
         await _refuse_missing(log)
         return await compare(log, db, _tell_progress)
@@ -253,7 +253,7 @@ def rebuild(log_url: str, db: Path, as_json: bool) -> None:
     import time
 
     async def work(log: SharedLog) -> Any:
-        from roundelay.network.ledger.log_copies import rebuild as make
+        from roundelay.network.cluster.log_copies import rebuild as make
 
         await _refuse_missing(log)
         return await make(log, db)
@@ -283,7 +283,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
         _refuse_index(Path(source))
 
         async def fill_log(log: SharedLog) -> Any:
-            from roundelay.network.ledger.log_copies import fill
+            from roundelay.network.cluster.log_copies import fill
 
             return await fill(Path(source), log, _tell_progress)
 
@@ -294,14 +294,14 @@ def migrate(source: str, target: str, as_json: bool) -> None:
     else:
 
         async def make_database(log: SharedLog) -> Any:
-            from roundelay.network.ledger.log_copies import take_out
-            from roundelay.network.ledger.shared_log import WrongLog
+            from roundelay.network.cluster.log_copies import take_out
+            from roundelay.network.cluster.shared_log import UnusableLog
 
             await _refuse_missing(log)
             try:
                 return await take_out(log, Path(target), _tell_progress)
-            except WrongLog as error:  # who opens an index knows it as a node's --db
-                raise WrongLog(str(error).replace("--db", "--to")) from error
+            except UnusableLog as error:  # who opens an index knows it as a node's --db
+                raise UnusableLog(str(error).replace("--db", "--to")) from error
 
         done = _use(source, make_database)
         owner = Path(f"{target}.owner")

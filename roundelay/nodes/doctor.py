@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Literal
 
 from roundelay.app import OWN_MODS, make_rights, make_shared_log
 from roundelay.network.client import NetworkClient
+from roundelay.network.cluster.shared_log import LogIncomplete
 from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
 from roundelay.network.credentials import hide_secrets
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.extras import how_to_add
 from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
-from roundelay.network.ledger.files import explain
+from roundelay.network.ledger.database_lock import explain
 from roundelay.network.ledger.log_file import open_database
 from roundelay.network.ledger.schema import open_to_read
-from roundelay.network.ledger.shared_log import LogDoubtful
 from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.log_urls import hide_password
 from roundelay.network.mod import load_mods, look_for_mods_in
@@ -246,7 +246,7 @@ async def ask_shared_log(url: str) -> Checked:
                 told = await log.describe()
         finally:
             await log.close()
-    except LogDoubtful:
+    except LogIncomplete:
         return Checked(
             "log", "note", f"The servers of {name} answer; the log is not there yet: the first node makes it."
         )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
+from roundelay.network.cluster.shared_log import LogStanding
 from roundelay.network.errors import ConnectError
-from roundelay.network.ledger.shared_log import LogStanding
 from roundelay.network.tls import client_context, explain_failure
 
 TIMEOUT_S = 3.0

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from roundelay.app import Node, StoppedWaiting, serve
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import make_token
+from roundelay.network.cluster.shared_log import LogUnavailable
 from roundelay.network.config import NodeConfig, load_yaml
 from roundelay.network.core.ids import describe_reserved
 from roundelay.network.core.joining import describe_look_alike, hash_token
@@ -39,8 +40,7 @@ from roundelay.network.home import (
 from roundelay.network.hub import Hub
 from roundelay.network.hub.memory import keep_what_is_there
 from roundelay.network.ledger import LogFull
-from roundelay.network.ledger.files import explain
-from roundelay.network.ledger.shared_log import LogAway
+from roundelay.network.ledger.database_lock import explain
 from roundelay.network.log_urls import hide_password
 from roundelay.network.platforms import is_read_only, raise_file_limit
 from roundelay.network.tls import read_certificate, server_context
@@ -169,7 +169,7 @@ async def _listening(
             node = await stack.enter_async_context(
                 serve(config, tls=tls, prepare=prepare, stopping=stopping, listens=listens, say=say)
             )
-        except LogAway:  # whoever gets so far has the database for itself
+        except LogUnavailable:  # whoever gets so far has the database for itself
             for path in new:
                 path.unlink(missing_ok=True)
             raise

@@ -11,6 +11,7 @@ import pytest
 
 from roundelay.app import serve
 from roundelay.network.clock import random_id, system_clock
+from roundelay.network.cluster.shared_log import LogUnavailable
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.core.tables import Put
 from roundelay.network.errors import Closed
@@ -20,7 +21,6 @@ from roundelay.network.hub.following import Readers
 from roundelay.network.hub.local import LocalConnection
 from roundelay.network.ledger import Ledger
 from roundelay.network.ledger.memory import MemoryLedger
-from roundelay.network.ledger.shared_log import LogAway
 from tests.contract.test_ledger import message
 from tests.support.nats import nats_server
 from tests.support.wire import WireSession
@@ -122,7 +122,7 @@ async def test_a_node_whose_log_goes_away_as_it_begins_to_lead_prepares_again(tm
         assert hub.is_open
         told.append(url)
         if len(told) == 1:
-            raise LogAway("It went away.")
+            raise LogUnavailable("It went away.")
 
     async with nats_server(tmp_path / "nats") as server:
         config = NodeConfig(host="127.0.0.1", port=0, db=tmp_path / "a.db", log=server.url("lab"), web=False)

@@ -18,6 +18,8 @@ from msgspec import Raw
 
 from roundelay.app import make_shared_log
 from roundelay.network import platforms
+from roundelay.network.cluster import replicated
+from roundelay.network.cluster.replicated import ReplicatedLedger
 from roundelay.network.core.tables import (
     CallResult,
     Floor,
@@ -31,10 +33,9 @@ from roundelay.network.core.tables import (
     damaged_row,
 )
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Found, KeyTaken, Ledger, Page, Trim, Trimmed, replicated
+from roundelay.network.ledger import Found, KeyTaken, Ledger, Page, Trim, Trimmed
 from roundelay.network.ledger import sqlite as ledger_sqlite
 from roundelay.network.ledger.memory import MemoryLedger
-from roundelay.network.ledger.replicated import ReplicatedLedger
 from roundelay.network.ledger.search import read_terms
 from roundelay.network.ledger.sqlite import SqliteConnection, SQLiteLedger
 from tests.support.nats import nats_server

@@ -11,9 +11,10 @@ import nats
 import pytest
 
 from roundelay.app import make_shared_log
+from roundelay.network.cluster import jetstream, postgres
+from roundelay.network.cluster.shared_log import LogRecord, LogTruncated, SharedLog
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import LogFull, LogMoved, jetstream, postgres
-from roundelay.network.ledger.shared_log import LogCut, LogRecord, SharedLog
+from roundelay.network.ledger import LeadershipLost, LogFull
 from tests.support.nats import NatsServer, nats_server
 from tests.support.postgres import postgres_server
 
@@ -74,10 +75,10 @@ async def test_a_record_stands_only_behind_the_one_that_its_writer_names(logs: L
     log, other = await logs.open(), await logs.open()
     await log.append(b"1", 0)
     for guard in (0, 2, 7):
-        with pytest.raises(LogMoved):
+        with pytest.raises(LeadershipLost):
             await other.append(b"mine", guard)
     await other.append(b"2", 1)
-    with pytest.raises(LogMoved):
+    with pytest.raises(LeadershipLost):
         await log.append(b"too late", 1)
     assert await read(log, 2) == [(1, b"1"), (2, b"2")]
 
@@ -102,7 +103,7 @@ async def test_of_many_who_write_at_once_one_is_taken(logs: Logs) -> None:
     async def write(number: int, guard: int) -> int | None:
         try:
             await writers[number].append(f"{number} at {guard}".encode(), guard)
-        except LogMoved:
+        except LeadershipLost:
             return None
         return number
 
@@ -211,10 +212,10 @@ async def test_the_oldest_records_are_dropped_and_count_no_longer(logs: Logs, mo
     assert await log.end() == 5
     assert await log.append(b"x" * 200_000, 5) == 6
     assert await other.append(b"y", 6) == 7
-    with pytest.raises(LogMoved):
+    with pytest.raises(LeadershipLost):
         await log.append(b"late", 6)
     assert [len(data) for _, data in await read(other, 7, after=4)] == [200_000, 200_000, 1]
-    with pytest.raises(LogCut, match="begins at 5 by now"):
+    with pytest.raises(LogTruncated, match="begins at 5 by now"):
         await read(log, 7, after=0)
     told = await log.describe()
     assert told["records"] == 3

@@ -14,13 +14,13 @@ import pytest
 from msgspec import Raw
 
 from roundelay.network.clock import random_id, system_clock
+from roundelay.network.cluster.read_replica import ReadOnlyIndex
 from roundelay.network.config import Limits
 from roundelay.network.core.tables import MessageHead, Row
 from roundelay.network.core.visibility import VISIBILITIES, readable_spans
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import Follows
 from roundelay.network.hub import Hub
-from roundelay.network.ledger.followed import FollowedIndex
 from roundelay.network.operations import recent, views
 from roundelay.network.operations.reading import Reading
 from tests.support.counting_ledger import count_reads
@@ -187,7 +187,7 @@ def test_a_window_is_what_reading_every_message_anew_gives(
 
 
 async def compare_at_a_reader(network: RandomNetwork, counts: Counter[str], rng: Random) -> None:
-    index = FollowedIndex(network.stepped.ledger._ledger, epoch="e1", name="lab")
+    index = ReadOnlyIndex(network.stepped.ledger._ledger, epoch="e1", name="lab")
     network.stepped.loop.in_threads += 1
     hub = Hub(index, limits=Limits(), clock=system_clock, new_id=random_id, follows=lambda: Follows("a:8700", 1))
     await hub.start()

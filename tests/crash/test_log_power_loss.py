@@ -21,8 +21,8 @@ from typing import Any, cast
 import pytest
 
 from roundelay.app import make_shared_log
+from roundelay.network.cluster.shared_log import SharedLog
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger.shared_log import SharedLog
 from tests.crash.power import LOSSES, Mark, Sync, Write
 from tests.crash.traced import NamedDisk, Timed, read_files, read_trace, trace_command
 from tests.support.counts import Note

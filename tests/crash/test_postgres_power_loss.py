@@ -20,7 +20,7 @@ from typing import Any, cast
 import pytest
 
 from roundelay.app import make_shared_log
-from roundelay.network.ledger import postgres
+from roundelay.network.cluster import postgres
 from tests.crash.power import LOSSES, Disk, Event, Mark, Sync, Truncate, Write
 from tests.support.counts import Note
 from tests.support.postgres import PostgresServer, postgres_server

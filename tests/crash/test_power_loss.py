@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.client.values import Stored
-from roundelay.network.ledger.files import HeadFile, HeldFiles
+from roundelay.network.ledger.database_lock import DatabaseLock, HeadFile
 from roundelay.network.ledger.sqlite import Durability
 from tests.crash.lives import Answered, Found, Key, look, open_network, say_all
 from tests.crash.power import LOSSES, Disk, Event, Journal, Mark, Sync, Write, write_files
@@ -67,21 +67,21 @@ class Tally:
 @contextmanager
 def _watched_head(journal: Journal) -> Iterator[None]:
     """Write down what is done to the file beside the database, which SQLite knows nothing of."""
-    begin, write = HeldFiles.begin_head, HeldFiles.write_head
+    begin, write = DatabaseLock.begin_head, DatabaseLock.write_head
     name = f"{DB}.head"
 
-    def begin_head(files: HeldFiles, known: HeadFile) -> None:
+    def begin_head(files: DatabaseLock, known: HeadFile) -> None:
         begin(files, known)
         journal.write(name, 0, files.path.with_name(name).read_bytes())
         journal.sync(name)
 
-    def write_head(files: HeldFiles, epoch: str, head: int) -> None:
+    def write_head(files: DatabaseLock, epoch: str, head: int) -> None:
         write(files, epoch, head)
         journal.write(name, 0, files.path.with_name(name).read_bytes())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HeldFiles, "begin_head", begin_head)
-        patch.setattr(HeldFiles, "write_head", write_head)
+        patch.setattr(DatabaseLock, "begin_head", begin_head)
+        patch.setattr(DatabaseLock, "write_head", write_head)
         yield
 
 

@@ -17,7 +17,8 @@ import msgspec
 import pytest
 
 from roundelay.network.core.tables import MessageHead, Row
-from roundelay.network.ledger import KeyTaken, Ledger, Span, Trim, Wanted, unplaced
+from roundelay.network.ledger import KeyTaken, Ledger, Span, Trim, Wanted
+from roundelay.network.ledger import memtable as unplaced
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.ledger.upkeep import check_file
@@ -122,7 +123,7 @@ _LIFE = """
 import asyncio, sys
 from pathlib import Path
 from random import Random
-from roundelay.network.ledger import unplaced
+from roundelay.network.ledger import memtable as unplaced
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.crash.test_unplaced_rows import make_row
 

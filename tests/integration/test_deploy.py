@@ -23,7 +23,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from roundelay.network.ledger.postgres import OLDEST
+from roundelay.network.cluster.postgres import OLDEST
 from roundelay.network.log_urls import PostgresAddress, read_log_url
 from tests.support.command import command, run
 from tests.support.nats import SERVER, free_port, wait_until_chosen

@@ -20,9 +20,9 @@ import nats
 import pytest
 
 from roundelay.app import make_shared_log
+from roundelay.network.cluster.shared_log import LogElectionPending
 from roundelay.network.core.tables import DeadLetter, Put, Token
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger.shared_log import LogChoosing
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.integration.test_shared_log import fill, ledger
@@ -188,7 +188,7 @@ async def test_status_asks_again_while_servers_choose_a_leader(
 
     class Choosing:
         async def open(self, *, is_made: bool) -> None:
-            raise LogChoosing("The servers are there, and do not answer (nats: timeout).")
+            raise LogElectionPending("The servers are there, and do not answer (nats: timeout).")
 
     def make(url: str) -> Any:
         asked.append(url)

@@ -12,11 +12,12 @@ import asyncpg
 import pytest
 
 from roundelay.app import make_shared_log
+from roundelay.network.cluster import postgres
+from roundelay.network.cluster.postgres import PostgresLog
+from roundelay.network.cluster.shared_log import LogElectionPending, LogUnavailable, UnusableLog
 from roundelay.network.config import resolve_config
 from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.ledger import LogFull, LogMoved, postgres
-from roundelay.network.ledger.postgres import PostgresLog
-from roundelay.network.ledger.shared_log import LogAway, LogChoosing, WrongLog
+from roundelay.network.ledger import LeadershipLost, LogFull
 from roundelay.network.log_urls import PostgresAddress, read_log_url
 from tests.support.certificates import make_certificate
 from tests.support.command import command, invoke, run
@@ -103,7 +104,7 @@ async def test_a_server_is_reached_through_a_socket_and_with_a_password_from_els
 
 @pytest.mark.full
 async def test_a_server_that_is_away_or_is_none_is_told() -> None:
-    assert "can be reached" in await refused(f"postgres://127.0.0.1:{free_port()}/lab?network=lab", LogAway)
+    assert "can be reached" in await refused(f"postgres://127.0.0.1:{free_port()}/lab?network=lab", LogUnavailable)
     up = ("up", "--port", "0", "--log", f"postgres://127.0.0.1:{free_port()}/lab?network=lab")
     assert "is one running?" in (await run(*up, code=1)).err
 
@@ -111,7 +112,7 @@ async def test_a_server_that_is_away_or_is_none_is_told() -> None:
 @pytest.mark.full
 async def test_what_is_no_postgresql_server_is_told(tmp_path: Path) -> None:
     async with nats_server(tmp_path / "nats") as other:
-        told = await refused(f"postgres://{other.hosts}/lab?network=lab&sslmode=disable", LogAway)
+        told = await refused(f"postgres://{other.hosts}/lab?network=lab&sslmode=disable", LogUnavailable)
         assert "is one running?" in told
 
 
@@ -148,7 +149,7 @@ async def test_who_may_not_is_told_what_would_let_him(server: PostgresServer) ->
 )
 async def test_a_table_that_does_not_keep_what_a_log_has_to_is_refused(server: PostgresServer, sql: str) -> None:
     await server.execute(sql)
-    assert "is no log of a Roundelay network" in await refused(server.url("lab"), WrongLog)
+    assert "is no log of a Roundelay network" in await refused(server.url("lab"), UnusableLog)
 
 
 @pytest.mark.full
@@ -192,7 +193,7 @@ async def test_a_standby_is_refused_and_found_behind_it_is_the_primary(server: P
     await server.copy_to(standby)
     await standby.start(is_ready=b"ready to accept read-only")
     try:
-        assert "it is a standby" in await refused(standby.url("lab"), LogAway)
+        assert "it is a standby" in await refused(standby.url("lab"), LogUnavailable)
         both = server.url("lab").replace(
             f"127.0.0.1:{server.port}", f"127.0.0.1:{standby.port},127.0.0.1:{server.port}"
         )
@@ -226,7 +227,7 @@ async def test_a_server_that_begins_to_serve_is_waited_for(server: PostgresServe
     starting = asyncpg.CannotConnectNowError("the database system is starting up")
     log = make_shared_log(server.url("lab"))
     assert isinstance(log, PostgresLog)
-    assert type(log._not_opened(starting)) is LogChoosing
+    assert type(log._not_opened(starting)) is LogElectionPending
     await connection.close()
 
 
@@ -290,7 +291,7 @@ async def test_a_table_that_was_made_anew_takes_nothing_of_who_knew_the_old_one(
     other = make_shared_log(server.url("lab"))
     await other.open()
     await other.append(b"another 1", 0)
-    with pytest.raises(LogMoved):
+    with pytest.raises(LeadershipLost):
         await log.append(b"2", 1)
     with pytest.raises(LedgerError, match="made anew"):
         await log.end()
@@ -356,7 +357,7 @@ async def test_a_network_is_spoken_to_through_tls(tmp_path: Path) -> None:
         other = server.url(f"lab?sslmode=verify-full&sslrootcert={quote(str(stranger), safe='')}")
         assert "name who issued it with sslrootcert" in await refused(other)
     async with postgres_server() as server:
-        assert "SSL" in await refused(server.url("lab?sslmode=require"), LogAway)
+        assert "SSL" in await refused(server.url("lab?sslmode=require"), LogUnavailable)
 
 
 @pytest.mark.full
@@ -380,13 +381,13 @@ async def test_what_a_standby_has_to_confirm_is_acknowledged_once_it_has(
     monkeypatch.setattr(postgres, "PATIENCE_S", 1.0)
     short = make_shared_log(server.url("lab"))
     await short.open()
-    with pytest.raises(LogAway):
+    with pytest.raises(LogUnavailable):
         await short.append(b"2", 1)
     await server.execute("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
     async with asyncio.timeout(20):
         while await short.end() < 2:  # noqa: ASYNC110 (now the server has it, and the standby has not)
             await asyncio.sleep(0.05)
-    with pytest.raises(LogAway):
+    with pytest.raises(LogUnavailable):
         await short.append(b"2", 1)
     await standby.start(is_ready=b"ready to accept read-only")
     assert await log.append(b"2", 1) == 2

@@ -22,22 +22,23 @@ from nats.js.errors import NotFoundError
 from websockets.exceptions import InvalidStatus
 
 from roundelay.app import make_shared_log, serve
-from roundelay.network.config import NodeConfig
-from roundelay.network.core.tables import CallResult, Put, Row
-from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.ledger import Cut, KeyTaken, Ledger, LogFull, LogMoved, Trim, jetstream, postgres, replicated
-from roundelay.network.ledger.log_copies import compare
-from roundelay.network.ledger.replicated import ReplicatedLedger
-from roundelay.network.ledger.shared_log import (
+from roundelay.network.cluster import jetstream, postgres, replicated
+from roundelay.network.cluster.log_copies import compare
+from roundelay.network.cluster.replicated import ReplicatedLedger
+from roundelay.network.cluster.shared_log import (
     Claim,
     Header,
     Heartbeat,
-    WrongLog,
+    UnusableLog,
     digest,
     read_record,
     write_commit,
     write_record,
 )
+from roundelay.network.config import NodeConfig
+from roundelay.network.core.tables import CallResult, Put, Row
+from roundelay.network.errors import ConfigError, LedgerError
+from roundelay.network.ledger import Cut, KeyTaken, LeadershipLost, Ledger, LogFull, Trim
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.log_urls import NatsAddress, read_log_url
 from roundelay.nodes.hub_http import get_from_hub
@@ -441,16 +442,16 @@ async def test_what_is_written_in_the_leaders_name_and_cannot_be_is_taken_by_no_
     reader = leader._reader
     forged = Header(writer=leader._writer, previous=reader.last, **header)
     await server.write("lab", write_record(forged, body))
-    with pytest.raises(LogMoved):
+    with pytest.raises(LeadershipLost):
         await leader.append([message(4, "ann", "agent:bob")], [])
     await leader.close()
     for name in ("a", "b"):
         made = ledger(log, tmp_path / f"{name}.db")
-        with pytest.raises(WrongLog, match=f"The record {reader.end + 1} of the shared log"):
+        with pytest.raises(UnusableLog, match=f"The record {reader.end + 1} of the shared log"):
             await made.open()
     assert {it.seq for it in await rows_of(tmp_path / "b.db")} <= {1, 2, 3}
     assert [it.seq for it in await rows_of(tmp_path / "a.db")] == [1, 2, 3]
-    with pytest.raises(WrongLog, match=f"The record {reader.end + 1} of the shared log"):
+    with pytest.raises(UnusableLog, match=f"The record {reader.end + 1} of the shared log"):
         await compare(make_shared_log(log), tmp_path / "a.db")
 
 
@@ -556,7 +557,7 @@ async def test_a_leader_to_whom_nobody_writes_learns_that_another_one_leads(serv
     sleep(old)
     new = ledger(server.url("lab"), tmp_path / "b.db")
     await new.open()
-    with pytest.raises(LogMoved):
+    with pytest.raises(LeadershipLost):
         await old.verify()
     await new.verify()
     await asyncio.gather(old.close(), new.close())
@@ -573,14 +574,14 @@ async def test_who_leads_no_longer_knows_by_the_log_who_does(
     await new.open()
     await new.append([message(1, "ann", "agent:bob")], [])
     for attempt in (old.append([message(1, "mia", "agent:bob")], []), old.append([message(2, "mia", "agent:bob")], [])):
-        with pytest.raises(LogMoved) as moved:
+        with pytest.raises(LeadershipLost) as moved:
             await attempt
         assert moved.value.leader == "b:8700"
     monkeypatch.setattr(replicated, "NAMING_S", 0.0)  # the log does not say it in time
     sleep(new)
     await old.close()
     await old.open()
-    with pytest.raises(LogMoved) as moved:
+    with pytest.raises(LeadershipLost) as moved:
         await new.verify()
     assert moved.value.leader == ""
     await asyncio.gather(old.close(), new.close())
@@ -896,12 +897,12 @@ async def test_of_a_log_that_has_lost_its_newest_records_nobody_says_that_he_fol
         shutil.copytree(tmp_path / "before", server.folder / "store")
         await server.start()
         async with asyncio.timeout(20):
-            with pytest.raises(WrongLog, match="has lost some"):
+            with pytest.raises(UnusableLog, match="has lost some"):
                 await opening
             with pytest.raises(LedgerError, match="has lost some"):
                 await verify_on(leader)
         await leader.close()
-        with pytest.raises(WrongLog, match="has fewer"):
+        with pytest.raises(UnusableLog, match="has fewer"):
             await leader.open()
         assert (await make_and_count(log)) < 6, "and nobody has written to it"
 
@@ -1001,7 +1002,7 @@ async def test_who_led_takes_its_own_heartbeats_for_nobody_elses(server: LogServ
             await asyncio.sleep(0.01)
     foreign = Header(kind="commit", writer="somebody", previous=leader._reader.last)
     await server.write("lab", write_record(foreign, write_commit([], [])))
-    with pytest.raises(LogMoved):
+    with pytest.raises(LeadershipLost):
         await leader.append([message(2, "ann", "agent:bob")], [])
     said.clear()
     await leader.close()
@@ -1220,7 +1221,7 @@ async def test_a_leader_that_could_not_drop_what_the_log_says_goes_on_only_when_
 def test_a_heartbeat_that_nobody_could_have_meant_says_nothing(said: str) -> None:
     assert Heartbeat.read(said) == Heartbeat()
     assert Claim.read(said.encode()) == Claim() or "nnn" in said
-    with pytest.raises(WrongLog):
+    with pytest.raises(UnusableLog):
         read_record(said.encode())
 
 

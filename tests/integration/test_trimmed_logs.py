@@ -16,12 +16,13 @@ from msgspec import Raw
 
 from roundelay.app import make_shared_log
 from roundelay.network.clock import system_clock
+from roundelay.network.cluster import replicated
+from roundelay.network.cluster.log_copies import compare, rebuild
+from roundelay.network.cluster.replicated import ReplicatedLedger
+from roundelay.network.cluster.shared_log import UnusableLog, write_trim
 from roundelay.network.core.tables import DAY_MS, CallResult, DeadLetter, Put, Row, Token
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import LogFull, LogMoved, Trim, replicated, sqlite, upkeep
-from roundelay.network.ledger.log_copies import compare, rebuild
-from roundelay.network.ledger.replicated import ReplicatedLedger
-from roundelay.network.ledger.shared_log import WrongLog, write_trim
+from roundelay.network.ledger import LeadershipLost, LogFull, Trim, sqlite, upkeep
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.integration.test_shared_log import LogServer, ledger, make_and_count, server, sleep
@@ -80,7 +81,7 @@ async def test_what_the_leader_drops_goes_from_each_node(
         ], db
         assert await difference(log, db) == "", db
     assert await follower.lookup_cold("dead", f"bob/{10:016d}") is None
-    with pytest.raises(LogMoved):
+    with pytest.raises(LeadershipLost):
         await leader.trim(Trim(messages_before=1021, pinned=31))
     assert told(a) == kept, "who leads no longer drops nothing"
     await asyncio.gather(leader.close(), follower.close())
@@ -136,7 +137,7 @@ async def test_results_of_calls_go_from_each_node_when_the_leader_says_so(
     for db in (a, b, c):
         assert told(db, "SELECT key FROM state WHERE tbl = 'call' ORDER BY key") == kept, db
         assert await difference(log, db) == "", db
-    with pytest.raises(LogMoved):
+    with pytest.raises(LeadershipLost):
         await leader.expire_calls(99)
     assert told(a, "SELECT key FROM state WHERE tbl = 'call' ORDER BY key") == kept
     await asyncio.gather(leader.close(), follower.close())
@@ -313,7 +314,7 @@ async def test_a_log_begins_later_when_nothing_before_is_needed_and_nodes_are_ma
         assert [value_of(db, table) for table in ("token", "dead")] == [value_of(a, it) for it in ("token", "dead")]
         assert told(db) == [15, 16, 17, 18, 19, 20]
     refused = ledger(log, d)
-    with pytest.raises(WrongLog, match=r"begins at .* by now: move .*d.db away"):
+    with pytest.raises(UnusableLog, match=r"begins at .* by now: move .*d.db away"):
         await refused.open()
     assert "begins at" in await difference(log, d)
     sleep(leader)
@@ -392,7 +393,7 @@ async def open_or_make(log: str, db: Path) -> ReplicatedLedger:
     made = ledger(log, db)
     try:
         await made.open()
-    except WrongLog:
+    except UnusableLog:
         for file in db.parent.glob(f"{db.name}*"):
             file.unlink()
         made = ledger(log, db)
@@ -474,7 +475,7 @@ async def test_what_a_drop_that_was_killed_left_before_a_base_is_passed_over(
     await leader.forget_dropped()
     await server.drop("lab", 1, 2, 3)  # as if it were the beginning of a drop
     async with asyncio.timeout(20):
-        with pytest.raises(WrongLog, match="records are missing"):
+        with pytest.raises(UnusableLog, match="records are missing"):
             await ledger(log, tmp_path / "early.db").open()
     await leader.trim(Trim(messages_before=9999, records_before=9999, pinned=12))
     await leader.close()
@@ -538,7 +539,7 @@ async def test_a_node_that_is_behind_is_compared_with_what_the_log_still_has_and
     assert await difference(log, b) == ""
     assert await difference(log, a) == ""
     assert "the log begins at" in await difference(log, c)
-    with pytest.raises(WrongLog, match=r"move .*c.db away"):
+    with pytest.raises(UnusableLog, match=r"move .*c.db away"):
         await rebuild(make_shared_log(log), c)
     await leader.close()
 

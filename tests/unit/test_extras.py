@@ -48,7 +48,7 @@ GROUPS = {
     "agent-framework": ("agent_framework", ("roundelay.adapters.agent_framework",)),
     "autogen": ("autogen_agentchat", ("roundelay.adapters.autogen",)),
     "agentscope": ("agentscope", ("roundelay.adapters.agentscope",)),
-    "cluster": ("nats,asyncpg", ("roundelay.network.ledger.jetstream", "roundelay.network.ledger.postgres")),
+    "cluster": ("nats,asyncpg", ("roundelay.network.cluster.jetstream", "roundelay.network.cluster.postgres")),
     "tui": ("textual", ("roundelay.tui.app", "roundelay.tui.desk")),
     "otel": ("opentelemetry", ("roundelay.agents.features.tracing",)),
 }  # fmt: skip
@@ -88,7 +88,7 @@ def test_no_adapter_and_no_module_of_interop_imports_an_extra_bare() -> None:
     for path in [
         *(ROOT / "adapters").glob("*.py"),
         *(ROOT / "interop").glob("*.py"),
-        *(ROOT / "network/ledger").glob("*.py"),
+        *(ROOT / "network/cluster").glob("*.py"),
     ]:
         for node in ast.parse(path.read_text("utf-8")).body:
             names = [it.name for it in node.names] if isinstance(node, ast.Import) else []

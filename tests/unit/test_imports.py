@@ -150,7 +150,7 @@ def test_its_row_of_a_package_names_just_its_modules(package: str) -> None:
 
 
 # Inside the network each wing stands on those before it; the client on the contract alone.
-WINGS = ("contract", "core", "ledger", "operations", "hub")
+WINGS = ("contract", "core", "ledger", "cluster", "operations", "hub")
 FACES = {"roundelay.network.mod", "roundelay.network.visibility"}
 """Public import paths that stand in the contract's place and show names of the core."""
 
@@ -252,6 +252,7 @@ def test_each_wing_of_the_network_stands_on_those_before_it(imports: dict[str, s
         ("core", "from roundelay.network.ledger import Ledger"),
         ("core", "def late():\n    from roundelay.network.hub.session import Session"),
         ("ledger", "from roundelay.network.operations.listing import Page"),
+        ("ledger", "from roundelay.network.cluster.shared_log import SharedLog"),
         ("operations", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roundelay.network.hub.hub import Hub"),
         ("client", "from roundelay.network.core.tables import Row"),
         ("hub", "from roundelay.network.client import NetworkClient"),

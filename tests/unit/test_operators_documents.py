@@ -12,9 +12,9 @@ import pytest
 
 from roundelay.app import Network
 from roundelay.cli import cli
+from roundelay.network.cluster.shared_log import LogStanding
 from roundelay.network.config import Limits, NodeConfig, flat_values, resolve_config
 from roundelay.network.hub.metrics import list_log_figures
-from roundelay.network.ledger.shared_log import LogStanding
 
 ROOT = Path(__file__).parents[2]
 CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")

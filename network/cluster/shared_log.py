@@ -20,10 +20,9 @@ from msgspec import Raw, Struct
 from roundelay.network.core.tables import VOLATILE_TABLES, Put, Row, Table, decode_value, encode_value
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import SEQ_LIMIT
-
-from . import Cut, LogFull, SeqBound, Unstorable
-from .log_file import decode_row, encode_row
-from .queries import UNENCODABLE
+from roundelay.network.ledger import Cut, LogFull, SeqBound, Unstorable
+from roundelay.network.ledger.log_file import decode_row, encode_row
+from roundelay.network.ledger.queries import UNENCODABLE
 
 FORMAT = 1
 WAITING = re.compile(r"waiting, (?P<waits>.+), log (?P<log>\S+)")
@@ -39,22 +38,22 @@ HEADER_ROOM = 1024
 """Bytes of a record that its header may take."""
 
 
-class LogAway(LedgerError):
+class LogUnavailable(LedgerError):
     """The engine does not answer; it may in a while."""
 
 
-class LogChoosing(LogAway):
+class LogElectionPending(LogUnavailable):
     """The engine is there, and will answer when its servers have chosen who of them leads."""
 
 
-class LogDoubtful(LogAway):
+class LogIncomplete(LogUnavailable):
     """The engine says what it would say if it had lost records. Just after its servers have chosen who of them leads it
     may be wrong; if it goes on saying so, it is true."""
 
 
-def find_no_log(name: str) -> LogDoubtful:
+def find_no_log(name: str) -> LogIncomplete:
     """What an engine says that was asked for a log that has to be there."""
-    return LogDoubtful(
+    return LogIncomplete(
         f"There is no log {name}. Nobody makes it who knows of one already, for that would be another history: check "
         "the name, or restore it; a node with a new file for --db makes one."
     )
@@ -65,19 +64,19 @@ def tell_wait(error: LedgerError) -> str:
     match error:
         case LogFull():
             return "the log has no room"
-        case LogDoubtful():
+        case LogIncomplete():
             return "the log seems to lack records"
-        case LogAway():
+        case LogUnavailable():
             return "the log does not answer"
         case _:
             return "it has said why"
 
 
-class LogCut(LedgerError):
+class LogTruncated(LedgerError):
     """What is to be read was dropped: the log begins later by now."""
 
 
-class WrongLog(LedgerError):
+class UnusableLog(LedgerError):
     """It is not the log that this node knows, or none that it can read: nothing is to be waited for."""
 
 
@@ -92,7 +91,7 @@ class LogRecord(NamedTuple):
 
 class SharedLog(Protocol):
     """What is asked of an engine. Every method raises `LedgerError` where it fails, in a sentence for an operator:
-    `LogAway` where it may work in a while."""
+    `LogUnavailable` where it may work in a while."""
 
     name: str
     """What an operator calls it: its address without what is secret."""
@@ -100,7 +99,7 @@ class SharedLog(Protocol):
     """Its name alone, which says nothing of where it is."""
 
     async def open(self, *, is_made: bool = True) -> None:
-        """Connect, and make the log where there is none, unless it has to be there (`LogDoubtful`)."""
+        """Connect, and make the log where there is none, unless it has to be there (`LogIncomplete`)."""
 
     async def close(self) -> None:
         """Idempotent."""
@@ -122,7 +121,7 @@ class SharedLog(Protocol):
         """How many bytes it still takes, and how many it may hold."""
 
     async def append(self, data: bytes, after: int) -> int:
-        """Append behind the record at ``after``; gives the new position, once the engine keeps it. Raises `LogMoved` or
+        """Append behind the record at ``after``; gives the new position, once the engine keeps it. Raises `LeadershipLost` or
         `LogFull`; after any other error its outcome is unknown."""
 
     def follow(self, after: int) -> AsyncIterator[LogRecord]:
@@ -279,19 +278,19 @@ def placing(position: int) -> Iterator[None]:
     """What is wrong with a record is said of that one."""
     try:
         yield
-    except WrongLog as error:
-        raise WrongLog(f"The record {position} of the shared log: {error}") from error
+    except UnusableLog as error:
+        raise UnusableLog(f"The record {position} of the shared log: {error}") from error
 
 
 def read_record(record: bytes) -> tuple[Header, bytes]:
-    """Raises `WrongLog` for what is no record, or one of a newer format."""
+    """Raises `UnusableLog` for what is no record, or one of a newer format."""
     head, _, body = record.partition(b"\n")
     try:
         header = msgspec.json.decode(head, type=Header)
     except UNREADABLE as error:
-        raise WrongLog(f"This is no record of a Roundelay network: {error}.") from error
+        raise UnusableLog(f"This is no record of a Roundelay network: {error}.") from error
     if header.format != FORMAT:
-        raise WrongLog(f"Its format is {header.format}; this Roundelay reads {FORMAT}. Upgrade it.")
+        raise UnusableLog(f"Its format is {header.format}; this Roundelay reads {FORMAT}. Upgrade it.")
     return header, body
 
 
@@ -309,7 +308,7 @@ def write_commit(rows: Sequence[Row], puts: Sequence[Put]) -> bytes:
 
 
 def read_commit(body: bytes) -> Commit:
-    """Raises `WrongLog`: the log holds what no writer of this release writes."""
+    """Raises `UnusableLog`: the log holds what no writer of this release writes."""
     try:
         decoded = msgspec.json.decode(body, type=_Body)
         puts = [
@@ -318,7 +317,7 @@ def read_commit(body: bytes) -> Commit:
         ]
         return Commit([decode_row(bytes(row)) for row in decoded.rows], puts)
     except (*UNREADABLE, ValueError, KeyError) as error:
-        raise WrongLog(f"This Roundelay cannot read that commit ({error}): {UPGRADE}") from error
+        raise UnusableLog(f"This Roundelay cannot read that commit ({error}): {UPGRADE}") from error
 
 
 def write_trim(cut: Cut, writer: str, previous: str) -> bytes:
@@ -327,11 +326,11 @@ def write_trim(cut: Cut, writer: str, previous: str) -> bytes:
 
 
 def read_cut(body: bytes) -> Cut:
-    """Raises `WrongLog`, as `read_commit` does."""
+    """Raises `UnusableLog`, as `read_commit` does."""
     try:
         return msgspec.json.decode(body, type=Cut)
     except UNREADABLE as error:
-        raise WrongLog(f"This Roundelay cannot read that trim ({error}): {UPGRADE}") from error
+        raise UnusableLog(f"This Roundelay cannot read that trim ({error}): {UPGRADE}") from error
 
 
 def split(body: bytes, room: int) -> list[bytes]:
@@ -402,10 +401,10 @@ class Reader:
 
     def take(self, stored: LogRecord) -> bytes | Cut | None:
         """Read the next record; gives the body of a commit once it is whole, or what is to be dropped. Raises
-        `WrongLog` where the log is not the one that was read so far."""
+        `UnusableLog` where the log is not the one that was read so far."""
         position, last = self._end
         if stored.position != position + 1:
-            raise WrongLog(
+            raise UnusableLog(
                 f"The shared log goes on at {stored.position} where {position + 1} was to come: records are missing. "
                 "Restore it, or begin with a new one."
             )
@@ -415,12 +414,12 @@ class Reader:
             self.epoch, self.name, self.leader = header.epoch, header.name, header.writer
             self.begins_after = self.head = header.head
         elif self._is_cut:
-            raise WrongLog(
+            raise UnusableLog(
                 f"The shared log begins at {stored.position}, and not with what nodes leave there: records are "
                 "missing. Restore it, or begin with a new one."
             )
         elif (header.previous, header.kind == "begin") != (last, stored.position == 1):
-            raise WrongLog(
+            raise UnusableLog(
                 f"The record {stored.position} of the shared log does not follow from the one before it: this is not "
                 "the log that this node knows, or it was changed."
             )
@@ -450,7 +449,7 @@ class Reader:
             self.begun, self.begun_head = stored.position, header.head
         elif header.kind == "based" and is_leaders:
             if self.begun is not None and (header.base, header.head) != (self.begun, self.begun_head):
-                raise WrongLog(
+                raise UnusableLog(
                     f"The record {stored.position} of the shared log ends a base at {header.base} that its writer has "
                     "not begun: somebody else has written it. Restore the log."
                 )
@@ -463,11 +462,11 @@ class Reader:
 
     def check(self, taken: bytes | Cut) -> Commit | Cut:
         """Read the body of a commit, or compare what is to be dropped with what there is: whoever writes to the log's
-        server may have written it. Raises `WrongLog`."""
+        server may have written it. Raises `UnusableLog`."""
         with placing(self.position):
             if isinstance(taken, Cut):
                 if self.head is not None and max(taken.messages, taken.records) > self.head + 1:
-                    raise WrongLog(f"It drops more than there is up to #{self.head}. {RESTORE}")
+                    raise UnusableLog(f"It drops more than there is up to #{self.head}. {RESTORE}")
                 return taken
             commit = read_commit(taken)
             if commit.rows:
@@ -478,6 +477,6 @@ class Reader:
                 else:
                     is_next = seqs == list(range(least, least + len(seqs)))
                 if not is_next or seqs[-1] >= SEQ_LIMIT:
-                    raise WrongLog(f"Its rows begin with #{seqs[0]}, and #{least} was to come. {RESTORE}")
+                    raise UnusableLog(f"Its rows begin with #{seqs[0]}, and #{least} was to come. {RESTORE}")
                 self.head = seqs[-1]
             return commit

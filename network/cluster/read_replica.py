@@ -1,5 +1,5 @@
 """A node's index of a shared log, as others read it: `IndexReads`, what a ledger asks of its index, and
-`FollowedIndex`, the `Ledger` of a hub that only reads while the node follows."""
+`ReadOnlyIndex`, the `Ledger` of a hub that only reads while the node follows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import msgspec
 
 from roundelay.network.core.tables import Facts, Put, Row, Wanted
 from roundelay.network.errors import LedgerError
-
-from . import Ledger, Meta, Trim, Trimmed
-from .sqlite import SQLiteLedger
+from roundelay.network.ledger import Ledger, Meta, Trim, Trimmed
+from roundelay.network.ledger.sqlite import SQLiteLedger
 
 
 class IndexReads:
@@ -44,7 +43,7 @@ class IndexReads:
         return self._index.damaged
 
 
-class FollowedIndex(IndexReads):
+class ReadOnlyIndex(IndexReads):
     """A `Ledger` over an index that is open, and that somebody else writes to. It stores nothing, and closes
     nothing."""
 
@@ -82,7 +81,7 @@ class FollowedIndex(IndexReads):
         raise LedgerError("This node follows, and drops nothing.")
 
 
-class Follower(Protocol):
+class ReadReplica(Protocol):
     """Who is shown what a node takes in while it follows. It raises nothing: who cannot be shown it is shown it no
     more."""
 
@@ -103,8 +102,8 @@ class Follower(Protocol):
         """The node follows no longer. Idempotent."""
 
 
-class NobodyReads:
-    """A `Follower` that does nothing."""
+class NoReadReplica:
+    """A `ReadReplica` that does nothing."""
 
     is_showing = False
 

@@ -21,23 +21,24 @@ from roundelay.network.clock import Clock, system_clock
 from roundelay.network.core.tables import COLD_TABLES, LOADED_TABLES, VOLATILE_TABLES, Followed, Put, Row, Table
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import Follows
+from roundelay.network.ledger import Cut, KeyTaken, LeadershipLost, LogFull, Meta, Trim, Trimmed, Unstorable
+from roundelay.network.ledger.sqlite import SQLiteLedger
 
-from . import Cut, KeyTaken, LogFull, LogMoved, Meta, Trim, Trimmed, Unstorable
-from .followed import FollowedIndex, Follower, IndexReads, NobodyReads
+from .read_replica import IndexReads, NoReadReplica, ReadOnlyIndex, ReadReplica
 from .shared_log import (
     Claim,
     Commit,
     Header,
     Heartbeat,
-    LogAway,
-    LogChoosing,
-    LogCut,
-    LogDoubtful,
+    LogElectionPending,
+    LogIncomplete,
     LogRecord,
     LogStanding,
+    LogTruncated,
+    LogUnavailable,
     Reader,
     SharedLog,
-    WrongLog,
+    UnusableLog,
     digest,
     placing,
     read_record,
@@ -47,7 +48,6 @@ from .shared_log import (
     write_records,
     write_trim,
 )
-from .sqlite import SQLiteLedger
 
 ALIVE_S = 0.25
 """How often a leader says that it leads."""
@@ -206,7 +206,7 @@ class ReplicatedLedger(IndexReads):
         self.leader_node = ""
         """What the leader calls itself, as far as it was heard."""
         self.lookup = index.lookup
-        self.follower: Follower = NobodyReads()
+        self.follower: ReadReplica = NoReadReplica()
         """Who is shown what this node takes in while it follows."""
         self._shown_at = -SHOW_AGAIN_S
         self._trimmed_at = -TRIM_EVERY_S
@@ -257,7 +257,7 @@ class ReplicatedLedger(IndexReads):
             await self._take_into_index(self._place())
             await self._check_beginning()
             return self._reader
-        except LogCut as error:
+        except LogTruncated as error:
             raise LedgerError(f"{error} Move {self.path} away, and begin again.") from error
         finally:
             await self.close()
@@ -274,7 +274,10 @@ class ReplicatedLedger(IndexReads):
             patience = loop.call_later(PATIENT_S, self._say, f"The shared log {self._shared.name} does not answer yet.")
             try:
                 await self._open_log()
-            except (LogChoosing, LogDoubtful) as error:  # one that was never there is a wrong address, and is told
+            except (
+                LogElectionPending,
+                LogIncomplete,
+            ) as error:  # one that was never there is a wrong address, and is told
                 trouble = self._judge(error)
             finally:
                 patience.cancel()
@@ -351,7 +354,7 @@ class ReplicatedLedger(IndexReads):
         await self._index.verify()
         now = asyncio.get_running_loop().time
         if now() - self._doubted_at >= SYNC_S:  # also of a leader that appends all the time
-            with suppress(LogAway):
+            with suppress(LogUnavailable):
                 await self._look_at_disks()
                 await self._check_first()
                 await self._look_at_room()
@@ -360,7 +363,7 @@ class ReplicatedLedger(IndexReads):
         self._is_asking = True
         try:
             end = await self._shared.end()
-        except LogAway:
+        except LogUnavailable:
             if now() - self._reached_at < UNREACHED_S:
                 return
             raise
@@ -369,17 +372,19 @@ class ReplicatedLedger(IndexReads):
             return
         self._note_end(end)
         if end > self._reader.end:
-            raise await self._step_down(LogMoved(f"Somebody else has written to the shared log {self._shared.name}."))
+            raise await self._step_down(
+                LeadershipLost(f"Somebody else has written to the shared log {self._shared.name}.")
+            )
 
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         if self._failed is not None:
             raise self._failed
         if not self._writer:
-            raise await self._step_down(LogMoved("This node does not lead; it has to be opened again."))
+            raise await self._step_down(LeadershipLost("This node does not lead; it has to be opened again."))
         try:
             async with self._appending:
                 await self._append_commit(rows, puts)
-        except LogMoved as error:
+        except LeadershipLost as error:
             await self._step_down(error)
             raise
         except (LedgerError, KeyTaken, Unstorable):
@@ -461,9 +466,9 @@ class ReplicatedLedger(IndexReads):
         try:
             async with self._appending:
                 if not self._writer:
-                    raise LogMoved("This node does not lead; it has to be opened again.")
+                    raise LeadershipLost("This node does not lead; it has to be opened again.")
                 yield
-        except LogMoved as error:
+        except LeadershipLost as error:
             await self._step_down(error)
             raise
         except LedgerError as error:
@@ -560,7 +565,7 @@ class ReplicatedLedger(IndexReads):
         await self._index.append([], [self._place()])  # a kill before this does all of it again
         return dropped
 
-    async def _step_down(self, error: LogMoved) -> LogMoved:
+    async def _step_down(self, error: LeadershipLost) -> LeadershipLost:
         """Lead no longer; gives the error, with who does."""
         self._writer = ""
         error.leader = await self._find_leader()
@@ -603,19 +608,19 @@ class ReplicatedLedger(IndexReads):
         known: Followed | None = await self._index.lookup_cold("followed", "log")
         if known is None:
             if await self._index.rows(0, 1):
-                raise WrongLog(
+                raise UnusableLog(
                     f"{self.path} has a history of its own, which the log {self._shared.name} does not hold; name a "
                     "new file with --db."
                 )
             return await find_beginning(self._shared)
         if await self._shared.end() < known.position:
-            raise LogDoubtful(
+            raise LogIncomplete(
                 f"{self.path} was made from a log of at least {known.position} records, and {self._shared.name} has "
                 "fewer: it is another log, or has lost some. Name a new file with --db to go on with what it has."
             )
         if known.position < await self._shared.first():
             begins = await find_beginning(self._shared)
-            raise WrongLog(
+            raise UnusableLog(
                 f"{self.path} has followed {self._shared.name} up to record {known.position}, and that begins at "
                 f"{begins.end + 1} by now: move {self.path} away (not {self.path}.owner), and start this node again."
             )
@@ -626,7 +631,7 @@ class ReplicatedLedger(IndexReads):
         async with self._follow(known.position - 1) as records:
             stored = await anext(records)
         if digest(stored.data) != known.digest:
-            raise WrongLog(
+            raise UnusableLog(
                 f"{self.path} was made from another log than {self._shared.name}; name a new file with --db, or that "
                 "log."
             )
@@ -666,9 +671,9 @@ class ReplicatedLedger(IndexReads):
                 await self._claim()
                 self._end_trouble()
                 return
-            except LogMoved:
+            except LeadershipLost:
                 continue  # somebody else was faster: follow it
-            except LogCut:
+            except LogTruncated:
                 is_placed = False  # then it is told what that means here
             except LedgerError as error:
                 trouble = self._judge(error)
@@ -679,19 +684,19 @@ class ReplicatedLedger(IndexReads):
         return marks.first_seq, marks.first_record_seq
 
     async def _check_beginning(self) -> None:
-        """Raises `WrongLog` where the log lacks rows that nobody has dropped."""
+        """Raises `UnusableLog` where the log lacks rows that nobody has dropped."""
         if min(await self._read_marks()) <= self._reader.begins_after:
-            raise WrongLog(
+            raise UnusableLog(
                 f"The shared log {self._shared.name} lacks what stood before its first base: records are missing. "
                 "Restore it, or begin with a new one."
             )
 
     async def _check_first(self) -> None:
-        """Raises `WrongLog` where the log begins with what nobody can begin with. Whoever has not read its end yet may
+        """Raises `UnusableLog` where the log begins with what nobody can begin with. Whoever has not read its end yet may
         not know of a base."""
         first = await self._shared.first()
         if first > max(1, self._reader.base) and await self._shared.end() == self._reader.end:
-            raise WrongLog(
+            raise UnusableLog(
                 f"The shared log {self._shared.name} begins at {first} by now, and holds nothing to begin with there: "
                 "records are missing, as somebody has deleted them. Restore it, or go on with another one: what this "
                 "node has, `roundelay view` and `roundelay export` read."
@@ -699,7 +704,7 @@ class ReplicatedLedger(IndexReads):
 
     async def _claim(self) -> None:
         if self._reader.is_filling:
-            raise WrongLog(
+            raise UnusableLog(
                 f"The shared log {self._shared.name} is to be filled from a database, and is not whole yet: let "
                 "`roundelay cluster migrate` go on with it, until it says that it is done."
             )
@@ -723,17 +728,17 @@ class ReplicatedLedger(IndexReads):
         """Gives the error if what failed is to be tried again; says so once, until this node leads or follows a node
         that does. Raises it otherwise."""
         now = asyncio.get_running_loop().time()
-        if isinstance(error, LogDoubtful):
+        if isinstance(error, LogIncomplete):
             self._doubted_since = now if self._doubted_since is None else self._doubted_since
             if now - self._doubted_since > DOUBT_S:
-                raise WrongLog(str(error)) from error
-        elif isinstance(error, WrongLog) or not (isinstance(error, LogAway) or self._has_followed):
+                raise UnusableLog(str(error)) from error
+        elif isinstance(error, UnusableLog) or not (isinstance(error, LogUnavailable) or self._has_followed):
             raise error
         self._waits = tell_wait(error)
         if str(error) != self._trouble:
             self._trouble = str(error)
             log.warning("this node waits, and tries again: %s", error)
-            if not isinstance(error, LogAway) or isinstance(error, LogDoubtful):
+            if not isinstance(error, LogUnavailable) or isinstance(error, LogIncomplete):
                 self._say(f"{error} This node waits, and tries again.")
         return error
 
@@ -746,7 +751,7 @@ class ReplicatedLedger(IndexReads):
             await self._show()
             return
         await self._shared.close()
-        if not isinstance(trouble, LogAway):
+        if not isinstance(trouble, LogUnavailable):
             await self._stop_showing()
             await self._index.close()
             await self._index.open()
@@ -864,7 +869,7 @@ class ReplicatedLedger(IndexReads):
             )
 
     def _note_end(self, end: int) -> None:
-        """Raises `LogDoubtful` where the log goes on ending before what this node has read of it."""
+        """Raises `LogIncomplete` where the log goes on ending before what this node has read of it."""
         now = asyncio.get_running_loop().time()
         if end >= self._reader.end:
             self._short_since = None
@@ -872,7 +877,7 @@ class ReplicatedLedger(IndexReads):
             self._short_since = now
         elif now - self._short_since > SHORT_S:
             self._short_since = None
-            raise LogDoubtful(
+            raise LogIncomplete(
                 f"The shared log {self._shared.name} ends at {end}, and this node has read its record "
                 f"{self._reader.end}: it has lost some."
             )
@@ -918,7 +923,7 @@ class ReplicatedLedger(IndexReads):
         now = asyncio.get_running_loop().time()
         if not self.follower.is_showing and now - self._shown_at >= SHOW_AGAIN_S:
             self._shown_at = now
-            await self.follower.begin(FollowedIndex(self._index, epoch=self._reader.epoch, name=self._reader.name))
+            await self.follower.begin(ReadOnlyIndex(self._index, epoch=self._reader.epoch, name=self._reader.name))
 
     async def _stop_showing(self) -> None:
         self._shown_at = -SHOW_AGAIN_S
@@ -974,7 +979,7 @@ def following(shared: SharedLog, after: int) -> aclosing[AsyncGenerator[LogRecor
 
 async def find_beginning(shared: SharedLog) -> Reader:
     """Reads the log from the first record on from which it can be read: its first, or where that was dropped the oldest
-    base. Before that a drop that was killed may have left records. Raises `WrongLog` where there is no base."""
+    base. Before that a drop that was killed may have left records. Raises `UnusableLog` where there is no base."""
     first, end = await shared.first(), await shared.end()
     if first == 1:
         return Reader()
@@ -987,7 +992,7 @@ async def find_beginning(shared: SharedLog) -> Reader:
                     return Reader.at(stored.position)
                 if stored.position >= end:
                     break
-    raise WrongLog(
+    raise UnusableLog(
         f"The shared log {shared.name} begins at {first}, and holds nothing to begin with there: records are missing. "
         "Restore it, or begin with a new one."
     )

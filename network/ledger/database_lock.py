@@ -1,7 +1,7 @@
 """The files of a SQLite ledger: held by the one node that writes them, locked, and watched; and what is wrong with
 them, in a sentence.
 
-`HeldFiles` keeps a descriptor of the database open from before SQLite opens the file until after SQLite has closed it.
+`DatabaseLock` keeps a descriptor of the database open from before SQLite opens the file until after SQLite has closed it.
 Two rules depend on it. Closing *any* descriptor of a file drops every POSIX lock that the process has on it, SQLite's
 own included (sqlite.org/howtocorrupt.html, 2.2); the next program that closes the database then takes itself for the
 last one and deletes the live log. So nothing in a node's process opens the database but SQLite and this module
@@ -49,7 +49,7 @@ Inode = tuple[int, int]
 """A file's device and number."""
 
 held: set[Inode] = set()
-"""The databases that ledgers of this process hold. Kept by `HeldFiles`."""
+"""The databases that ledgers of this process hold. Kept by `DatabaseLock`."""
 
 
 def is_held(path: Path) -> bool:
@@ -187,7 +187,7 @@ class HeadFile(NamedTuple):
     where that was not certain."""
 
 
-class HeldFiles:
+class DatabaseLock:
     """One database's files, from `take` to `release`. Every method but `release` raises `LedgerError`."""
 
     def __init__(self, path: Path) -> None:

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from roundelay.network.errors import LedgerError
 from roundelay.network.extras import needs
+from roundelay.network.ledger import LeadershipLost, LogFull
 from roundelay.network.log_urls import NatsAddress
 
-from . import LogFull, LogMoved
-from .shared_log import LogAway, LogChoosing, LogCut, LogRecord, WrongLog, digest, find_no_log
+from .shared_log import LogElectionPending, LogRecord, LogTruncated, LogUnavailable, UnusableLog, digest, find_no_log
 
 with needs("cluster"):
     from nats.aio.client import Client
@@ -133,12 +133,12 @@ class JetStreamLog:
                     f"{self._subject}.said."
                 ) from error
             if _is_without_jetstream(error):
-                raise LogAway(
+                raise LogUnavailable(
                     f"The server of {self.name} has no JetStream for this user, and a shared log is a stream of it: "
                     "configure `jetstream` at the server, and of the user's account."
                 ) from error
             if isinstance(error, asyncio.TimeoutError) or (isinstance(error, APIError) and error.err_code == NO_LEADER):
-                raise LogChoosing(
+                raise LogElectionPending(
                     f"The servers of {self.name} are there, and do not answer ({_tell(error)})."
                 ) from error
             raise self._failed(error) from error
@@ -175,7 +175,7 @@ class JetStreamLog:
         except FAILURES as error:
             await _close(client)
             if isinstance(error, ssl.SSLError | _InTheClear):
-                raise LogAway(
+                raise LogUnavailable(
                     f"A NATS server of {self.name} cannot be trusted ({_tell(error)}): let it show a certificate of "
                     "its host, from an authority that this machine trusts (SSL_CERT_FILE names another one)."
                 ) from error
@@ -185,7 +185,7 @@ class JetStreamLog:
                     "that they know, as in nats://USER:PASSWORD@HOST:PORT/STREAM."
                 ) from error
             why = f"nothing that speaks NATS answered within {CONNECT_ALL_S:.0f} s" if not str(error) else _tell(error)
-            raise LogAway(f"No NATS server of {self.name} can be reached ({why}); is one running?") from error
+            raise LogUnavailable(f"No NATS server of {self.name} can be reached ({why}); is one running?") from error
         return client
 
     async def close(self) -> None:
@@ -203,7 +203,7 @@ class JetStreamLog:
     async def first(self) -> int:
         state = (await self._get_info()).state
         if state.num_deleted:
-            raise WrongLog(
+            raise UnusableLog(
                 f"The shared log {self.name} lacks {state.num_deleted} between its first and its last: records are "
                 "missing, as somebody has deleted them. Restore it."
             )
@@ -234,7 +234,7 @@ class JetStreamLog:
                 if error.err_code in WRONG_LAST_SEQUENCE:
                     if await self._is_ours(data, after + 1):  # an earlier try has arrived after all
                         return after + 1
-                    raise LogMoved(f"Somebody else has written to the shared log {self.name}.") from error
+                    raise LeadershipLost(f"Somebody else has written to the shared log {self.name}.") from error
                 if not _is_passing(error) or asyncio.get_running_loop().time() > until:
                     raise self._failed(error) from error
             except FAILURES as error:
@@ -260,7 +260,7 @@ class JetStreamLog:
             try:
                 first = (await _heed(self._context().stream_info(self._address.stream))).state.first_seq
                 if after + 1 < first:
-                    raise LogCut(
+                    raise LogTruncated(
                         f"The shared log {self.name} begins at {first} by now, and {after + 1} was to be read."
                     )
                 while True:
@@ -286,7 +286,7 @@ class JetStreamLog:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                raise LogAway(f"The shared log {self.name} failed: the connection was given up.") from error
+                raise LogUnavailable(f"The shared log {self.name} failed: the connection was given up.") from error
             finally:
                 with suppress(*FAILURES):
                     await subscription.unsubscribe()
@@ -407,7 +407,7 @@ class JetStreamLog:
             with suppress(LedgerError):
                 cluster = (await self._get_info()).cluster
                 name = (cluster.leader if cluster is not None else None) or "that leads it"
-                return LogAway(
+                return LogUnavailable(
                     f"The shared log {self.name} takes no record: its server {name} answers, and stores nothing. Its "
                     "disk may be full (its log says); make room, and start that server again."
                 )
@@ -442,7 +442,7 @@ class JetStreamLog:
                 "servers have to run in one cluster, or name fewer with ?replicas=."
             )
         # while servers choose a new one to lead, a stream or a consumer may not even be found
-        return LogAway(f"The shared log {self.name} failed: {_tell(error)}.")
+        return LogUnavailable(f"The shared log {self.name} failed: {_tell(error)}.")
 
 
 async def _close(client: Client) -> None:

@@ -20,10 +20,10 @@ from typing import Any
 from roundelay.network.clock import random_id
 from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.extras import needs
+from roundelay.network.ledger import LeadershipLost, LogFull
 from roundelay.network.log_urls import TLS_FILES, PostgresAddress
 
-from . import LogFull, LogMoved
-from .shared_log import LogAway, LogChoosing, LogCut, LogRecord, WrongLog, find_no_log
+from .shared_log import LogElectionPending, LogRecord, LogTruncated, LogUnavailable, UnusableLog, find_no_log
 
 with needs("cluster"):
     import asyncpg
@@ -220,13 +220,13 @@ class PostgresLog:
             oid = await connection.fetchval("SELECT to_regclass($1)::oid", table)
         shape = await connection.fetchrow(SHAPE, oid)
         if shape is None or (shape["is_guarded"], shape["rows"]) != (True, ROWS):
-            raise WrongLog(
+            raise UnusableLog(
                 f"The table {table} of {self.name} is there, and is no log of a Roundelay network; name another "
                 "network."
             )
         found = await connection.fetchval(f"SELECT data FROM {table} WHERE position = 0")
         if found is None:
-            raise WrongLog(
+            raise UnusableLog(
                 f"The table {table} of {self.name} has lost its first row: records are missing. Restore it, or begin "
                 "with a new one."
             )
@@ -241,7 +241,7 @@ class PostgresLog:
         except FAILURES as error:
             raise self._failed(error) from error
         if row is None or row["id"] != self._id:
-            raise WrongLog(f"The table of {self.name} was made anew, or has lost its first row: restore it.")
+            raise UnusableLog(f"The table of {self.name} was made anew, or has lost its first row: restore it.")
         return int(row["max"])
 
     async def first(self) -> int:
@@ -274,7 +274,7 @@ class PostgresLog:
         while True:
             try:
                 if not await self._is_taken(data, after):
-                    raise LogMoved(f"Somebody else has written to the shared log {self.name}.")
+                    raise LeadershipLost(f"Somebody else has written to the shared log {self.name}.")
                 self._hint()
                 return after + 1
             except FAILURES as error:
@@ -301,10 +301,10 @@ class PostgresLog:
             for left, (position, data) in zip(range(len(page) - 1, -1, -1), page, strict=True):
                 if position != after + 1:
                     if position == await self.first():  # dropped, and not lost
-                        raise LogCut(
+                        raise LogTruncated(
                             f"The shared log {self.name} begins at {position} by now, and {after + 1} was to be read."
                         )
-                    raise WrongLog(
+                    raise UnusableLog(
                         f"The shared log {self.name} goes on at {position}, and {after + 1} is to be read: records are "
                         "missing. Restore it, or begin with a new one."
                     )
@@ -445,9 +445,9 @@ class PostgresLog:
         told, address = _tell(error), self._address
         match error:
             case asyncpg.CannotConnectNowError():
-                return LogChoosing(f"The server of {self.name} is there, and does not serve yet ({told}).")
+                return LogElectionPending(f"The server of {self.name} is there, and does not serve yet ({told}).")
             case asyncpg.TargetServerAttributeNotMatched():
-                return LogAway(
+                return LogUnavailable(
                     f"No server of {self.name} takes what is written: it is a standby, or read-only. Name the primary; "
                     "several hosts may stand with commas between them."
                 )
@@ -475,7 +475,7 @@ class PostgresLog:
             case ValueError():  # also asyncpg.ClientConfigurationError
                 return LedgerError(f"The address of {self.name} cannot be used: {told}.")
             case OSError() | asyncpg.InterfaceError() | asyncpg.PostgresConnectionError():
-                return LogAway(f"No PostgreSQL server of {self.name} can be reached ({told}); is one running?")
+                return LogUnavailable(f"No PostgreSQL server of {self.name} can be reached ({told}); is one running?")
             case _:
                 return self._failed(error)
 
@@ -485,7 +485,7 @@ class PostgresLog:
                 f"The shared log {self.name} is full: its table has a constraint max_bytes. Widen it, as "
                 "docs/cluster.md says."
             )
-        kind = LogAway if isinstance(error, PASSING) else LedgerError
+        kind = LogUnavailable if isinstance(error, PASSING) else LedgerError
         return kind(f"The shared log {self.name} failed: {_tell(error)}.")
 
 

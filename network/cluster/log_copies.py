@@ -29,17 +29,18 @@ from roundelay.network.core.tables import (
     encode_value,
 )
 from roundelay.network.errors import LedgerError
+from roundelay.network.ledger import KEPT_WITH, KEYED_BY_SEQ, Cut, seq_of
+from roundelay.network.ledger.log_file import DatabaseLog, encode_row, open_database
+from roundelay.network.ledger.sqlite import SQLiteLedger
 
-from . import KEPT_WITH, KEYED_BY_SEQ, Cut, seq_of
-from .log_file import DatabaseLog, encode_row, open_database
 from .replicated import LEADERLESS_S, PRESENT_S, ReplicatedLedger, find_beginning
 from .shared_log import (
     HEADER_ROOM,
     Commit,
     Header,
     Heartbeat,
-    LogCut,
     LogRecord,
+    LogTruncated,
     Reader,
     SharedLog,
     write_commit,
@@ -47,7 +48,6 @@ from .shared_log import (
     write_records,
     write_trim,
 )
-from .sqlite import SQLiteLedger
 
 TRIES = 3
 """So often a comparison begins again whose log has lost its oldest records meanwhile."""
@@ -131,7 +131,7 @@ async def compare(shared: SharedLog, db: Path, progress: Progress = lambda done,
             with open_database(db) as kept:
                 try:
                     return await _compare(shared, kept, db, progress)
-                except LogCut:  # it begins later by now: read it from there
+                except LogTruncated:  # it begins later by now: read it from there
                     if not left:
                         raise
         raise AssertionError

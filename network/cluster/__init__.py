@@ -1,0 +1,1 @@
+"""Several nodes that share one log: the leader appends records, the others follow."""
