@@ -1,0 +1,65 @@
+"""The limits of tools/size.py that a later change could break without a sign."""
+
+from __future__ import annotations
+
+from tools.size import count_python, count_script, find_large_classes, find_large_files, list_classes
+
+LARGE_CLASSES = {"State", "NetworkClient", "SQLiteLedger"}
+"""The state's tables, the client's operations and the database's queries: many small methods of one kind each."""
+CLASSES_TO_SPLIT = {
+    "AgentRunner",
+    "Chat",
+    "Driver",
+    "Hub",
+    "HubConnection",
+    "Link",
+    "MemoryLedger",
+    "Reaction",
+    "Recorded",
+    "ReplicatedLedger",
+    "RoundelayTerminal",
+    "Session",
+    "Simulation",
+    "Switchboard",
+    "ThreadPane",
+}
+LARGE_FILES = {
+    "network/ledger/replicated.py",
+    "agents/driver.py",
+    "agents/reaction.py",
+    "interop/openai_api.py",
+    "network/hub/hub.py",
+    "agents/journal.py",
+    "network/hub/publisher.py",
+    "agents/middleware.py",
+    "network/core/tables.py",
+    "interop/a2a_server.py",
+    "network/ledger/sqlite.py",
+    "agents/models/chat_replies.py",
+    "agents/team.py",
+    "network/ledger/queries.py",
+    "network/core/reactions.py",
+    "agents/features/mcp_servers.py",
+    "agents/tools.py",
+}
+
+
+def test_no_other_class_is_large() -> None:
+    assert {size.name for size in find_large_classes()} <= LARGE_CLASSES | CLASSES_TO_SPLIT
+
+
+def test_no_other_file_is_large() -> None:
+    assert {file for file, _ in find_large_files()} <= LARGE_FILES
+
+
+def test_methods_and_assigned_attributes_are_counted() -> None:
+    source = "class A:\n    kept: int\n    def f(self):\n        self.a = self.b = 1\n    async def g(self):\n        self.a += 1\n"
+    [size] = list_classes(source, "a.py")
+    assert (size.methods, size.attributes, size.is_large) == (2, 3, False)
+    [large] = list_classes("class B:\n" + "".join(f"    def m{n}(self): ...\n" for n in range(31)), "b.py")
+    assert large.is_large
+
+
+def test_docstrings_and_blank_lines_are_no_code() -> None:
+    assert count_python('"""Text\nover two lines."""\n\n# Why.\nx = """a\nb"""  # Beside.\n') == (2, 2)
+    assert count_script("/* one\n two */\n\n// three\nlet a = 1;\n") == 1
