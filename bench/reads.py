@@ -21,7 +21,7 @@ from pathlib import Path
 from msgspec import Raw
 
 from roundelay.network.core.sending import message_row
-from roundelay.network.core.tables import MessageHead, Row, Span, Wanted
+from roundelay.network.core.tables import LookupRequest, MessageHead, Row, Span
 from roundelay.network.frames import SendFrame
 from roundelay.network.ledger.sqlite import SQLiteLedger
 
@@ -83,9 +83,9 @@ def list_reads(ledger: SQLiteLedger, kept: list[Row], rows: int) -> dict[str, Ca
         "what waits for a reader, 100 from a place": lambda it: ledger.inbox(spans(it), reader(it), it.seq, rows, 100),
         "a reader's newest 50, own ones too": lambda it: ledger.inbox(spans(it), reader(it), 0, rows, 50, newest=True),
         "a message by its id, and 9 ids that are new": lambda it: ledger.lookup(
-            Wanted({(it.actor, it.key), *((it.actor, f"m:{random.getrandbits(128):032x}") for _ in range(9))}, set(), set())
+            LookupRequest({(it.actor, it.key), *((it.actor, f"m:{random.getrandbits(128):032x}") for _ in range(9))}, set(), set())
         ),
-        "the head of a cause": lambda it: ledger.lookup(Wanted(set(), {it.seq}, set())),
+        "the head of a cause": lambda it: ledger.lookup(LookupRequest(set(), {it.seq}, set())),
         "an agent's records of one kind, 50": lambda it: ledger.records(it.actor, "result", it.seq, 50),
         "a reaction's records": lambda it: ledger.reaction(f"reaction-{it.seq // 100}", 0, 50),
         "the newest heads of a thread": lambda it: ledger.newest_heads({it.stream: 0}, 20),

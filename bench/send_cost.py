@@ -21,7 +21,7 @@ from pathlib import Path
 from roundelay.network.clock import ordered_id, random_id, system_clock
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import Peer
-from roundelay.network.core.tables import Put, Row
+from roundelay.network.core.tables import Row, TableWrite
 from roundelay.network.hub import Hub
 from roundelay.network.ledger.memory import MemoryLedger
 
@@ -56,9 +56,9 @@ class _Recorded(MemoryLedger):
 
     def __init__(self) -> None:
         super().__init__(epoch="e")
-        self.batches: list[tuple[Sequence[Row], Sequence[Put]]] = []
+        self.batches: list[tuple[Sequence[Row], Sequence[TableWrite]]] = []
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         if len(rows) == UNDER_WAY:
             self.batches.append((rows, puts))
         await super().append(rows, puts)

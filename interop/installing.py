@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from roundelay.network.durable_files import describe_os_error, give_name
+from roundelay.network.durable_files import describe_os_error, publish_file
 from roundelay.network.errors import ConfigError
 from roundelay.network.home import home
 from roundelay.network.platforms import set_mode
@@ -233,7 +233,7 @@ def _write(path: Path, content: bytes) -> None:
             if mode is not None:
                 set_mode(file.fileno(), mode)
             file.write(content)
-        give_name(draft, target, replaces=True)
+        publish_file(draft, target, replaces=True)
     finally:
         draft.unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from roundelay.network.durable_files import describe_os_error, give_name, make_folder
+from roundelay.network.durable_files import describe_os_error, make_folder, publish_file
 from roundelay.network.errors import ConfigError, ConnectError
 from roundelay.network.home import find_url, find_user_folder, home, running_nodes
 from roundelay.network.platforms import CLOSE_ON_EXEC, is_reader_gone, lock_descriptor, read_process
@@ -168,7 +168,7 @@ def write_private(path: Path, value: Any) -> None:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | CLOSE_ON_EXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(value))
-    give_name(draft, path, replaces=True)
+    publish_file(draft, path, replaces=True)
 
 
 def _make_name(host: Host, project: Path, names: dict[str, NameHolder]) -> str:

@@ -12,13 +12,13 @@ from msgspec import Meta
 
 from roundelay.network.addresses import channel_address
 from roundelay.network.core.access import (
+    check_member,
+    check_owner,
     check_right,
     find_channel,
     has_right_to_read,
     is_found,
     is_found_by,
-    need_member,
-    need_owner,
     owner_of,
 )
 from roundelay.network.core.tables import Access, History
@@ -26,7 +26,7 @@ from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import ID_PATTERN, Seq
 from roundelay.network.mod import Change, Mod, Reading, operation
 from roundelay.network.operations.listing import take_page
-from roundelay.network.operations.views import find_listeners
+from roundelay.network.operations.views import find_audience
 
 ChannelName = Annotated[str, Meta(pattern=ID_PATTERN, description="The channel's name, without 'channel:'.")]
 Topic = Annotated[str, Meta(max_length=1000, description="What the channel is about.")]
@@ -112,7 +112,7 @@ class Channels(Mod):
     @operation("change")
     def set_topic(self, change: Change, *, name: ChannelName, topic: Topic) -> dict[str, Any]:
         """Say what a channel is about; its members may."""
-        need_member(change.state, change.origin, find_channel(change.state, change.origin, name))
+        check_member(change.state, change.origin, find_channel(change.state, change.origin, name))
         change.set_channel(name, topic=topic)
         return {"channel": name, "topic": topic}
 
@@ -129,7 +129,7 @@ class Channels(Mod):
         channel = find_channel(change.state, change.origin, name)
         # who made it before there were owners may
         if channel.owner is not None or channel.created_by != change.origin.agent_id:
-            need_owner(change.state, change.origin, channel, "changes what late joiners read")
+            check_owner(change.state, change.origin, channel, "changes what late joiners read")
         change.set_channel(name, history=history)
         return {"channel": name, "history": history}
 
@@ -155,7 +155,7 @@ class Channels(Mod):
         """List the channels that you may see: name, topic, who may join, who owns it, how many members, and
         whether you are one or are invited. By name; those above `after`."""
         state, origin = reading.hub.state, reading.origin
-        listeners = await find_listeners(reading, trigger)
+        listeners = await find_audience(reading, trigger)
         counted, is_cut = 0, False
 
         def describe() -> Iterator[dict[str, Any]]:
@@ -203,13 +203,13 @@ class Channels(Mod):
         """List who is in a channel, by id, those above `after`; its members and operators may ask."""
         state, origin = reading.hub.state, reading.origin
         check_right(state, origin, "read", name)
-        need_member(state, origin, find_channel(state, origin, name))
-        for agent_id in sorted(await find_listeners(reading, trigger)):  # as if each asked, in one order everywhere
+        check_member(state, origin, find_channel(state, origin, name))
+        for agent_id in sorted(await find_audience(reading, trigger)):  # as if each asked, in one order everywhere
             listener = state.participant(agent_id)
             kind = listener.kind if listener is not None else origin.kind
             asking = msgspec.structs.replace(origin, agent_id=agent_id, kind=kind, is_operator=False)
             check_right(state, asking, "read", name)
-            need_member(state, asking, find_channel(state, asking, name))
+            check_member(state, asking, find_channel(state, asking, name))
         inside = (agent_id for agent_id, member in state.members(name).items() if member.is_in and agent_id > after)
         members, has_more = take_page(nsmallest(limit + 1, inside), limit, reading.hub.limits.max_result_bytes)
         return {"channel": name, "members": members, "has_more": has_more}
@@ -217,7 +217,7 @@ class Channels(Mod):
 
 def _own(change: Change, name: str, doing: str) -> None:
     """Make sure that the caller owns a channel, of which the owner alone does this."""
-    need_owner(change.state, change.origin, find_channel(change.state, change.origin, name), doing)
+    check_owner(change.state, change.origin, find_channel(change.state, change.origin, name), doing)
 
 
 def _reads(reading: Reading, name: str) -> bool:

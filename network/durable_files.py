@@ -28,7 +28,7 @@ def save_new(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        give_name(draft, path)
+        publish_file(draft, path)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -50,7 +50,7 @@ def replace_file(path: Path) -> Iterator[TextIO]:
     try:
         with open(draft, "x", encoding="utf-8", newline="\n", opener=open_private) as file:
             yield file
-        give_name(draft, target, replaces=True)
+        publish_file(draft, target, replaces=True)
     except BaseException as error:
         with suppress(OSError):
             draft.unlink()
@@ -64,7 +64,7 @@ def open_private(path: str, flags: int) -> int:
     return os.open(path, flags | CLOSE_ON_EXEC, 0o600)
 
 
-def give_name(draft: Path, path: Path, *, replaces: bool = False) -> None:
+def publish_file(draft: Path, path: Path, *, replaces: bool = False) -> None:
     """Let a file that is written get its name, in the same folder: a new one, or that of a file which it ``replaces``.
 
     The draft keeps its own name too unless it replaces. Raises `FileExistsError`, `OSError`.
@@ -94,10 +94,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-Doing = Literal["read", "write"]
+FileAction = Literal["read", "write"]
 
 
-SAYINGS = {
+ERRNO_ADVICE = {
     errno.ENOTDIR: ("part of its path is no folder", "name another place for it"),
     errno.EISDIR: ("it is a folder", "name a file in it"),
     errno.ELOOP: ("its link leads back to itself", "name the file itself"),
@@ -119,15 +119,15 @@ SAYINGS = {
 }
 
 
-SAME_ERRNO = {errno.EAGAIN: errno.EBUSY, errno.ETXTBSY: errno.EBUSY, errno.EPERM: errno.EACCES}
+ERRNO_ALIASES = {errno.EAGAIN: errno.EBUSY, errno.ETXTBSY: errno.EBUSY, errno.EPERM: errno.EACCES}
 
 
-def describe_os_error(error: OSError, path: Path, doing: Doing = "write") -> str:
+def describe_os_error(error: OSError, path: Path, doing: FileAction = "write") -> str:
     """What is wrong with any file of a node, and what to do about it, without the subject and the full stop."""
-    return "; ".join(say_errno(SAME_ERRNO.get(error.errno or 0, error.errno or 0), error, path, doing))
+    return "; ".join(explain_errno(ERRNO_ALIASES.get(error.errno or 0, error.errno or 0), error, path, doing))
 
 
-def say_errno(number: int, error: Exception, path: Path, doing: Doing) -> tuple[str, str]:
+def explain_errno(number: int, error: Exception, path: Path, doing: FileAction) -> tuple[str, str]:
     """What is wrong, and what to do."""
     if number == errno.ENOENT and doing == "read":
         return "there is no such file", "check its path"
@@ -135,13 +135,13 @@ def say_errno(number: int, error: Exception, path: Path, doing: Doing) -> tuple[
         return f"there is no folder {path.resolve().parent}", "make it, or choose another place for it"
     if number == errno.EACCES:
         return _describe_rights(path, doing), "give its user that right, or choose another place for it"
-    if number in SAYINGS:
-        return SAYINGS[number]
+    if number in ERRNO_ADVICE:
+        return ERRNO_ADVICE[number]
     reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
     return reason, "`roundelay doctor` checks it"
 
 
-def _describe_rights(path: Path, doing: Doing) -> str:
+def _describe_rights(path: Path, doing: FileAction) -> str:
     """Which right is missing, as far as it shows from here."""
     with suppress(OSError):
         file = path.resolve()

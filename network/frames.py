@@ -39,7 +39,7 @@ def is_address(text: str) -> bool:
     return re.fullmatch(_ADDRESS, text) is not None
 
 
-def write_moved(leader: str) -> str:
+def format_lost_leadership(leader: str) -> str:
     """The reason of the 4503 by which a node that no longer leads ends a session; it names the one that does, where
     that is known and has room."""
     sentence = "Another node leads now."
@@ -47,7 +47,7 @@ def write_moved(leader: str) -> str:
     return named if is_address(leader) and len(named) <= MAX_REASON_BYTES else sentence
 
 
-def read_moved(reason: str) -> str:
+def parse_leader(reason: str) -> str:
     """Whom such a reason names; nothing of another one."""
     found = _LEADER_AT_THE_END.search(reason)
     return found[1] if found else ""
@@ -167,7 +167,7 @@ class ModInfo(Struct, frozen=True):
     operations: list[OperationInfo]
 
 
-READING = "read_only=1"
+READ_ONLY_QUERY = "read_only=1"
 """In the query of a hub's address: a session that only reads is enough, and a node that follows grants it."""
 
 

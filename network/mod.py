@@ -1,6 +1,6 @@
 """The public path of the plugin seam, for authors of mods; the seam itself is `core.mod`."""
 
-from .core.mod import AfterContext, Change, Incoming, Mod, Operation, load_mods, look_for_mods_in, operation
+from .core.mod import AfterContext, Change, Incoming, Mod, Operation, add_mod_folder, load_mods, operation
 from .operations.reading import Reading
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "Mod",
     "Operation",
     "Reading",
+    "add_mod_folder",
     "load_mods",
-    "look_for_mods_in",
     "operation",
 ]

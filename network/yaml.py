@@ -274,7 +274,7 @@ def _read_bounded(path: Path) -> bytes:
 _AS_LOADED: dict[Path, bytes] = {}
 
 
-def keep_as_loaded(path: Path, data: bytes) -> None:
+def override_file(path: Path, data: bytes) -> None:
     """Have `load_yaml` read this in place of a file, which has changed since a node loaded it."""
     _AS_LOADED[path] = data
 

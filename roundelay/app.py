@@ -40,7 +40,7 @@ from roundelay.network.ledger import LeadershipLost, Ledger
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import Durability, SQLiteLedger
 from roundelay.network.log_urls import PostgresAddress, read_log_url
-from roundelay.network.mod import Mod, load_mods, look_for_mods_in
+from roundelay.network.mod import Mod, add_mod_folder, load_mods
 from roundelay.network.operations import list_operations
 from roundelay.network.platforms import raise_file_limit
 from roundelay.network.visibility import Visibility
@@ -171,7 +171,7 @@ async def serve(
     owner's token cannot be kept) or `ConnectError` (the address cannot be bound), and leaves nothing half open.
     """
     raise_file_limit()
-    look_for_mods_in(config.folder)
+    add_mod_folder(config.folder)
     loaded = load_mods([*config.mods, *mods], OWN_MODS)
     rights = make_rights(config, loaded)
     await _check_address(config.host, config.port)

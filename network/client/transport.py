@@ -14,7 +14,7 @@ from websockets.frames import CloseCode
 from websockets.typing import Subprotocol
 
 from roundelay.network.errors import Closed, ConnectError
-from roundelay.network.frames import LEADER, SUBPROTOCOL, is_address, read_moved
+from roundelay.network.frames import LEADER, SUBPROTOCOL, is_address, parse_leader
 from roundelay.network.home import CONNECT_TIMEOUT_S
 from roundelay.network.tls import client_context, explain_failure
 
@@ -125,7 +125,7 @@ class WebSocketTransport:
 
     def _hear_close(self, url: str, closed: Closed) -> None:
         """A session at this URL was closed; one by a node that leads no longer goes on where another one does."""
-        if closed.code == COME_BACK and (leader := read_moved(closed.reason)) and self._goes_to_leader:
+        if closed.code == COME_BACK and (leader := parse_leader(closed.reason)) and self._goes_to_leader:
             self.url = self._named = _at(leader, url)
 
     async def _connect(self) -> WebSocketWire:

@@ -22,9 +22,9 @@ from roundelay.network.core.tables import (
     COLD_TABLES,
     VOLATILE_TABLES,
     Followed,
-    Put,
     Row,
     Table,
+    TableWrite,
     decode_value,
     encode_value,
 )
@@ -212,7 +212,7 @@ class _Known:
         self._kept_until: list[tuple[int, tuple[str, str]]] = []
         """A heap: the seq of the message with which a value goes, as it was when it was noted."""
 
-    def note(self, puts: list[Put]) -> None:
+    def note(self, puts: list[TableWrite]) -> None:
         for put in puts:
             place = put.table, put.key
             if put.value is None:
@@ -277,14 +277,14 @@ async def fill(db: Path, shared: SharedLog, progress: Progress = lambda done, of
     return await compare(shared, db, progress)
 
 
-async def _list_values(ledger: SQLiteLedger, loaded: list[Put]) -> AsyncIterator[Put]:
+async def _list_values(ledger: SQLiteLedger, loaded: list[TableWrite]) -> AsyncIterator[TableWrite]:
     for put in loaded:
         yield put
     for table in sorted(COLD_TABLES - VOLATILE_TABLES):
         after = ""
         while page := await ledger.cold(cast(Table, table), "", PAGE_ROWS, after=after):
             for key, value in page:
-                yield Put(cast(Table, table), key, value)
+                yield TableWrite(cast(Table, table), key, value)
             after = page[-1][0]
 
 
@@ -360,16 +360,16 @@ class _Filling:
         if (dropped.messages, dropped.records) not in (begun, (1, 1)):
             await self._append(write_trim(dropped, self.writer, self.reader.last))
 
-    async def add_values(self, values: list[Put]) -> None:
+    async def add_values(self, values: list[TableWrite]) -> None:
         """Let the tables be these."""
         wanted = {(it.table, it.key): it for it in values if it.table not in VOLATILE_TABLES}
         known = self._known.values
         news = [it for place, it in wanted.items() if known.get(place) != encode_value(it.value).decode()]
-        news += [Put(cast(Table, table), key, None) for table, key in known.keys() - wanted.keys()]
+        news += [TableWrite(cast(Table, table), key, None) for table, key in known.keys() - wanted.keys()]
         for start in range(0, len(news), PAGE_ROWS):
             await self._commit([], news[start : start + PAGE_ROWS])
 
-    async def _commit(self, rows: list[Row], puts: list[Put]) -> None:
+    async def _commit(self, rows: list[Row], puts: list[TableWrite]) -> None:
         body = write_commit(rows, puts)
         for record in write_records(body, self.writer, self.reader.last, self._shared.max_bytes):
             await self._append(record)
@@ -417,6 +417,6 @@ async def take_out(shared: SharedLog, db: Path, progress: Progress = lambda done
     if not compared.difference:
         made = SQLiteLedger(db, new_epoch=lambda: first.epoch, name=first.name, durability="full", is_index=True)
         await made.open()
-        await made.append([], [Put("followed", "log", None)])  # from here on it has a history of its own
+        await made.append([], [TableWrite("followed", "log", None)])  # from here on it has a history of its own
         await made.close()
     return compared

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from roundelay.network.core.tables import Facts, Put, Row, Wanted
+from roundelay.network.core.tables import Facts, LookupRequest, Row, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Ledger, Meta, Trim, Trimmed
 from roundelay.network.ledger.sqlite import SQLiteLedger
@@ -54,7 +54,7 @@ class ReadOnlyIndex(IndexReads):
         self._epoch = epoch
         self._name = name
 
-    async def open(self) -> tuple[Meta, list[Put]]:
+    async def open(self) -> tuple[Meta, list[TableWrite]]:
         meta, puts = await self._index.look_again()
         return msgspec.structs.replace(meta, epoch=self._epoch, name=self._name), puts
 
@@ -64,11 +64,11 @@ class ReadOnlyIndex(IndexReads):
     async def verify(self) -> None:
         """Whoever follows the log finds out."""
 
-    async def lookup(self, _wanted: Wanted) -> Facts:
+    async def lookup(self, _wanted: LookupRequest) -> Facts:
         """Nothing: it is asked for what is to be stored."""
         return Facts()
 
-    async def append(self, _rows: Sequence[Row], _puts: Sequence[Put]) -> None:
+    async def append(self, _rows: Sequence[Row], _puts: Sequence[TableWrite]) -> None:
         raise LedgerError("This node follows, and stores nothing.")
 
     async def expire_calls(self, _before: int) -> None:
@@ -92,7 +92,7 @@ class ReadReplica(Protocol):
     async def begin(self, ledger: Ledger) -> None:
         """The index holds what the log held a moment ago."""
 
-    async def take(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def take(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         """This has come into the index."""
 
     async def drop(self, first_seq: int) -> None:
@@ -109,7 +109,7 @@ class NoReadReplica:
 
     async def begin(self, ledger: Ledger) -> None: ...
 
-    async def take(self, rows: Sequence[Row], puts: Sequence[Put]) -> None: ...
+    async def take(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None: ...
 
     async def drop(self, first_seq: int) -> None: ...
 

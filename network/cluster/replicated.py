@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from roundelay.network.clock import Clock, system_clock
-from roundelay.network.core.tables import COLD_TABLES, LOADED_TABLES, VOLATILE_TABLES, Followed, Put, Row, Table
+from roundelay.network.core.tables import COLD_TABLES, LOADED_TABLES, VOLATILE_TABLES, Followed, Row, Table, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import Follows
 from roundelay.network.ledger import Cut, KeyTaken, LeadershipLost, LogFull, Meta, Trim, Trimmed, Unstorable
@@ -264,7 +264,7 @@ class ReplicatedLedger(IndexReads):
 
     # --- lifetime
 
-    async def open(self) -> tuple[Meta, list[Put]]:
+    async def open(self) -> tuple[Meta, list[TableWrite]]:
         """Follow the log until nobody leads, claim it, and give what the index then holds."""
         try:
             self._failed = None
@@ -376,7 +376,7 @@ class ReplicatedLedger(IndexReads):
                 LeadershipLost(f"Somebody else has written to the shared log {self._shared.name}.")
             )
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         if self._failed is not None:
             raise self._failed
         if not self._writer:
@@ -393,7 +393,7 @@ class ReplicatedLedger(IndexReads):
             self._failed = LedgerError(f"Storing failed: {type(error).__name__}: {error}")
             raise self._failed from error
 
-    async def _append_commit(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def _append_commit(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         records, place = self._write(rows, puts)
         await self._refuse_beyond(sum(map(len, records)) + RECORD_MORE * len(records))
         loop = asyncio.get_running_loop()
@@ -485,7 +485,7 @@ class ReplicatedLedger(IndexReads):
                 async with self._leading():
                     old, _ = await self._index.find_old_calls(before, after)  # one may have been done again since
                     with suppress(LogFull):
-                        await self._append_commit([], [Put("call", key, None) for key in old])
+                        await self._append_commit([], [TableWrite("call", key, None) for key in old])
             after = then
 
     async def forget_dropped(self) -> None:
@@ -554,7 +554,7 @@ class ReplicatedLedger(IndexReads):
                 page = await self._index.cold(table, "", BASE_PAGE, after=after)
                 if not page:
                     return
-                body = write_commit([], [Put(table, key, value) for key, value in page])
+                body = write_commit([], [TableWrite(table, key, value) for key, value in page])
                 for record in write_records(body, self._writer, it.last, self._shared.max_bytes, "values"):
                     await self._append_record(record)
             after = page[-1][0]
@@ -590,7 +590,7 @@ class ReplicatedLedger(IndexReads):
                         break
         return reader.leader_node if reader.leader_node != self.node else ""
 
-    def _write(self, rows: Sequence[Row], puts: Sequence[Put]) -> tuple[list[bytes], Put]:
+    def _write(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> tuple[list[bytes], TableWrite]:
         """The records of a commit, and what the index then says of its place. Raises `Unstorable`."""
         it = self._reader
         records = write_records(write_commit(rows, puts), self._writer, it.last, self._shared.max_bytes)
@@ -598,7 +598,7 @@ class ReplicatedLedger(IndexReads):
             it.end + len(records), digest(records[-1]), self._writer, it.epoch, it.name, False, it.base, it.base_head,
             it.begun, it.begun_head,
         )  # fmt: skip
-        return records, Put("followed", "log", place)
+        return records, TableWrite("followed", "log", place)
 
     # --- following
 
@@ -905,7 +905,7 @@ class ReplicatedLedger(IndexReads):
         if is_new and (is_much or not stored.has_more):
             await self._take_into_index(self._place())
 
-    async def _take_into_index(self, place: Put) -> None:
+    async def _take_into_index(self, place: TableWrite) -> None:
         """Let the index have what was read, and be at that place."""
         taken, self._unindexed, self._unindexed_bytes = self._unindexed, Commit([], []), 0
         puts = _last_of_each(taken.puts)
@@ -929,10 +929,10 @@ class ReplicatedLedger(IndexReads):
         self._shown_at = -SHOW_AGAIN_S
         await self.follower.end()
 
-    def _place(self) -> Put:
+    def _place(self) -> TableWrite:
         """Where the index is, stored with what brought it there."""
         it = self._reader
-        return Put(
+        return TableWrite(
             "followed",
             "log",
             Followed(
@@ -998,7 +998,7 @@ async def find_beginning(shared: SharedLog) -> Reader:
     )
 
 
-def _last_of_each(puts: Sequence[Put]) -> list[Put]:
+def _last_of_each(puts: Sequence[TableWrite]) -> list[TableWrite]:
     return list({(put.table, put.key): put for put in puts}.values())
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from roundelay.network.core.tables import VOLATILE_TABLES, Put, Row, Table, decode_value, encode_value
+from roundelay.network.core.tables import VOLATILE_TABLES, Row, Table, TableWrite, decode_value, encode_value
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import SEQ_LIMIT
 from roundelay.network.ledger import Cut, LogFull, SeqBound, Unstorable
@@ -256,7 +256,7 @@ class Commit(NamedTuple):
     """What the nodes do in their index for one commit."""
 
     rows: list[Row]
-    puts: list[Put]
+    puts: list[TableWrite]
 
 
 class _Body(Struct, frozen=True):
@@ -294,7 +294,7 @@ def read_record(record: bytes) -> tuple[Header, bytes]:
     return header, body
 
 
-def write_commit(rows: Sequence[Row], puts: Sequence[Put]) -> bytes:
+def write_commit(rows: Sequence[Row], puts: Sequence[TableWrite]) -> bytes:
     """The body of a commit. Raises `Unstorable`."""
     try:
         written = [
@@ -312,7 +312,7 @@ def read_commit(body: bytes) -> Commit:
     try:
         decoded = msgspec.json.decode(body, type=_Body)
         puts = [
-            Put(table, key, None if bytes(value) == b"null" else decode_value(table, bytes(value).decode()))
+            TableWrite(table, key, None if bytes(value) == b"null" else decode_value(table, bytes(value).decode()))
             for table, key, value in decoded.puts
         ]
         return Commit([decode_row(bytes(row)) for row in decoded.rows], puts)

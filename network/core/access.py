@@ -1,7 +1,7 @@
 """What a node's page of rights and the channels let somebody do, asked with the state.
 
 `check_right` asks the page (`rights`). A channel is found, entered and run by whom `find_channel`, `check_admission`
-and `need_owner` say: a closed one is there for its members, for those it has invited, for its owner and for operators;
+and `check_owner` say: a closed one is there for its members, for those it has invited, for its owner and for operators;
 to everybody else its name is one of a channel that does not exist. Who may *read* is `visibility`'s to say. No IO, no
 clock.
 """
@@ -93,7 +93,7 @@ def check_admission(state: State, origin: Origin, channel: Channel) -> None:
         raise Forbidden(f"The channel {name!r} takes only those who are invited; {ask}")
 
 
-def need_owner(state: State, origin: Origin, channel: Channel, doing: str) -> None:
+def check_owner(state: State, origin: Origin, channel: Channel, doing: str) -> None:
     """Raises `Forbidden` unless this is the channel's owner, or an operator. ``doing`` is what the owner alone
     does, as a verb."""
     owner = owner_of(state, channel)
@@ -107,7 +107,7 @@ def need_owner(state: State, origin: Origin, channel: Channel, doing: str) -> No
     raise Forbidden(f"Only {owner}, who owns the channel {channel.name!r}, or an operator {doing}.")
 
 
-def need_member(state: State, origin: Origin, channel: Channel) -> None:
+def check_member(state: State, origin: Origin, channel: Channel) -> None:
     """Raises `Forbidden` unless this is a member of the channel, or an operator."""
     if not (origin.is_operator or state.member(channel.name, origin.agent_id).is_in):
         raise Forbidden(f"{origin.agent_id} is not a member of the channel {channel.name!r}; join it first.")

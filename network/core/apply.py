@@ -16,40 +16,40 @@ from roundelay.network.addresses import thread_start
 from roundelay.network.errors import Forbidden, RoundelayError
 
 from .calls import apply_mod_entry, apply_operate, call_keys
-from .change import ChangeSet, answer_error, stop_loop
+from .change import ChangeSet, refuse_entry, refuse_over_budget
 from .entries import (
-    Answered,
-    Bind,
-    Ended,
+    AnsweredEntry,
+    BindCredentials,
     EndTakeover,
     Entry,
-    Handled,
     Join,
     Leave,
-    Lost,
     ModEntry,
     Nack,
     Operate,
     Outcome,
+    ProcessEnded,
     Record,
-    Refuse,
-    Refused,
+    RefusedFrame,
+    RefuseSession,
+    SaveAckCursors,
     Send,
+    SessionLost,
 )
 from .faults import apply_ended
 from .joining import CLOSE_CODES, apply_join, bind
-from .mod import named_seqs
-from .reactions import apply_lost, apply_nack, apply_record, keep_handled
+from .mod import list_named_seqs
+from .reactions import apply_lost, apply_nack, apply_record, merge_ack_cursor
 from .sending import Rules, apply_send
-from .shares import Stopping
+from .shares import BudgetExceeded
 from .state import State
-from .tables import Facts, Wanted
+from .tables import Facts, LookupRequest
 from .takeovers import end_takeover
 
 
-def wanted(entries: list[Entry]) -> Wanted:
+def wanted(entries: list[Entry]) -> LookupRequest:
     """Step 5's question: what `apply` will need to know from the ledger."""
-    want = Wanted(set(), set(), set())
+    want = LookupRequest(set(), set(), set())
     for entry in entries:
         if isinstance(entry, Send):  # before the match, whose class patterns cost: nearly every entry is one
             frame = entry.frame
@@ -74,7 +74,7 @@ def wanted(entries: list[Entry]) -> Wanted:
                 if entry.op in ("network.retry_dead_letter", "network.drop_dead_letter"):
                     owner = entry.args.agent_id or entry.origin.agent_id
                     want.cold.add(("dead", f"{owner}/{entry.args.seq:016d}"))
-                want.seqs.update(named_seqs(entry.args))
+                want.seqs.update(list_named_seqs(entry.args))
                 if entry.op in ("network.take", "network.give", "network.mark") and (
                     start := thread_start(entry.args.thread_id)
                 ):
@@ -95,8 +95,8 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
         return outcome
     error = Forbidden(describe_follower(rules.follows()))
     if isinstance(entry, Join):
-        return Outcome(effects=(Refuse(entry.session_id, CLOSE_CODES[Forbidden], error),))
-    return answer_error(rules, state, entry, error) if isinstance(entry, Record | Operate | Send) else Outcome()
+        return Outcome(effects=(RefuseSession(entry.session_id, CLOSE_CODES[Forbidden], error),))
+    return refuse_entry(rules, state, entry, error) if isinstance(entry, Record | Operate | Send) else Outcome()
 
 
 def describe_follower(leader: str) -> str:
@@ -118,36 +118,36 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
                 return apply_record(rules, state, facts, entry)
             case Operate():
                 return apply_operate(rules, state, facts, entry)
-            case Refused():
-                return answer_error(rules, state, entry, entry.error)
+            case RefusedFrame():
+                return refuse_entry(rules, state, entry, entry.error)
             case ModEntry():
                 return apply_mod_entry(rules, state, facts, entry)
             case Join():
                 return apply_join(rules, state, facts, entry)
             case Nack():
                 return apply_nack(rules, state, facts, entry)
-            case Lost():
+            case SessionLost():
                 return apply_lost(rules, state, entry)
-            case Ended():
+            case ProcessEnded():
                 return apply_ended(rules, state, entry)
             case Leave():
-                return Outcome(effects=(Refuse(entry.origin.session_id, 1000, None),))
-            case Handled():
-                return Outcome(puts=tuple(keep_handled(state, put) for put in entry.puts))
+                return Outcome(effects=(RefuseSession(entry.origin.session_id, 1000, None),))
+            case SaveAckCursors():
+                return Outcome(puts=tuple(merge_ack_cursor(state, put) for put in entry.puts))
             case EndTakeover():
                 return end_takeover(rules, state, facts, entry)
-            case Bind():
+            case BindCredentials():
                 return Outcome(puts=bind(state, entry))
             case _:
                 assert_never(entry)
-    except Stopping as error:
-        if not isinstance(entry, Answered):
+    except BudgetExceeded as error:
+        if not isinstance(entry, AnsweredEntry):
             raise
-        return stop_loop(rules, state, facts, entry, error)
+        return refuse_over_budget(rules, state, facts, entry, error)
     except RoundelayError as error:
-        if isinstance(entry, ModEntry) or not isinstance(entry, Answered):
+        if isinstance(entry, ModEntry) or not isinstance(entry, AnsweredEntry):
             raise  # a defect of the mod's, or ours: nobody is there who could mend it by another frame
-        return answer_error(rules, state, entry, error)
+        return refuse_entry(rules, state, entry, error)
 
 
 def _run_hooks(rules: Rules, state: State, facts: Facts, entry: Send, sent: Outcome) -> Outcome:

@@ -13,7 +13,7 @@ from roundelay.network.frames import ResultFrame, encode
 
 from .access import check_right
 from .change import ChangeSet
-from .entries import NOTHING, ModEntry, Operate, Outcome, SessionAnswer
+from .entries import NOTHING, ModEntry, Operate, Outcome, SessionReply
 from .limits import ROW_BYTES
 from .sending import Rules, check_session, repeat_error
 from .state import State
@@ -53,7 +53,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
     is_bounded = not (origin.is_operator and change.mod_id == "network")
     change.count_stored(len(bytes(result)) + ROW_BYTES, is_bounded=is_bounded)
     change.sign(call_keys(entry), entry.digest)
-    change.put_row("call", key, CallResult(entry.digest, state.stamp, result))
+    change.set_value("call", key, CallResult(entry.digest, state.stamp, result))
     return change.outcome(_result(entry, result))
 
 
@@ -70,8 +70,8 @@ def call_keys(entry: Operate) -> list[tuple[str, str]]:
     ]
 
 
-def _result(entry: Operate, value: Raw) -> SessionAnswer:
-    return SessionAnswer(entry.origin.session_id, encode(ResultFrame(call_id=entry.call_id, value=value)))
+def _result(entry: Operate, value: Raw) -> SessionReply:
+    return SessionReply(entry.origin.session_id, encode(ResultFrame(call_id=entry.call_id, value=value)))
 
 
 def apply_mod_entry(rules: Rules, state: State, facts: Facts, entry: ModEntry) -> Outcome:

@@ -2,8 +2,8 @@
 refused.
 
 `ChangeSet` gathers rows, puts and effects on a draft of its own, so that one refusal throws all of it away, and each
-step sees what those before it changed. It implements `mod.Change`, which is what mods know of it. `answer_error` and
-`stop_loop` are what `apply` makes of a refusal: it leaves nothing under its id, but counts in its sender's rate. Pure.
+step sees what those before it changed. It implements `mod.Change`, which is what mods know of it. `refuse_entry` and
+`refuse_over_budget` are what `apply` makes of a refusal: it leaves nothing under its id, but counts in its sender's rate. Pure.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from roundelay.network.frames import SendFrame, encode, is_id
 
 from .access import check_admission, check_right, find_channel, is_found
 from .entries import (
-    Answered,
+    AnsweredEntry,
     Effect,
     Entry,
     Join,
-    Notify,
+    NotifyMembership,
     Operate,
     Origin,
     Outcome,
     Record,
-    Refuse,
+    RefuseSession,
     Send,
-    SessionAnswer,
-    TellOfMembers,
+    SendNotice,
+    SessionReply,
     error_bytes,
 )
 from .ids import NETWORK
 from .limits import ROW_BYTES, count_entry, count_stored
 from .mod import Incoming, ask_before
 from .sending import Rules, charge_message, find_budget, find_readable, mod_message, write_message
-from .shares import Stopping
+from .shares import BudgetExceeded
 from .state import State
 from .tables import (
+    MAX_NOTIFIED_THREADS,
     MAX_SPANS,
-    MAX_STOPPED_IN,
     Access,
     Bucket,
     Channel,
@@ -63,12 +63,12 @@ from .tables import (
     Member,
     MessageHead,
     OpenReaction,
-    Put,
     Row,
     RowType,
-    Stopped,
+    StoppedConversation,
     Table,
-    newest_first,
+    TableWrite,
+    descending_key,
 )
 from .visibility import parties, thread_readers
 
@@ -104,7 +104,7 @@ class ChangeSet:
         self._call_id = call_id
         self._posts = 0
         self._rows: list[Row] = []
-        self._puts: list[Put] = []
+        self._puts: list[TableWrite] = []
 
     def outcome(self, *effects: Effect) -> Outcome:
         """Everything gathered; ``effects`` come before those that its steps added."""
@@ -112,7 +112,7 @@ class ChangeSet:
 
     # --- for apply
 
-    def take(self, row: Row, puts: Sequence[Put]) -> None:
+    def take(self, row: Row, puts: Sequence[TableWrite]) -> None:
         """Add a row made elsewhere, with its puts."""
         self._rows.append(row)
         if row.head is not None:
@@ -120,7 +120,7 @@ class ChangeSet:
         self.state.head = row.seq
         self.keep(puts)
 
-    def keep(self, puts: Sequence[Put]) -> None:
+    def keep(self, puts: Sequence[TableWrite]) -> None:
         """Change tables of the network's."""
         self._puts += puts
         self.state.change(puts)
@@ -190,9 +190,9 @@ class ChangeSet:
         self._unpaid_bytes += len(data) + ROW_BYTES
         return row
 
-    def put_row(self, table: Table, key: str, value: Any) -> None:
+    def set_value(self, table: Table, key: str, value: Any) -> None:
         """Change a table of the network's."""
-        self.keep((Put(table, key, value),))
+        self.keep((TableWrite(table, key, value),))
 
     def find_cold(self, table: Table, key: str) -> Any:
         """A value of a table that is not loaded; `apply.wanted` must have asked for it."""
@@ -229,7 +229,7 @@ class ChangeSet:
         raw = Raw(encode(value)) if value is not None else None
         if raw is not None:
             self._unpaid_bytes += len(bytes(raw)) + len(key.encode()) + ROW_BYTES
-        self.put_row("mod", f"{self.mod_id}/{key}", raw)
+        self.set_value("mod", f"{self.mod_id}/{key}", raw)
 
     def head(self, seq: int) -> MessageHead:
         return find_readable(self.state, self.facts, self.origin.agent_id, seq, "seq")
@@ -259,7 +259,7 @@ class ChangeSet:
             self._refusal = taken
         body = {"channel": name, "event": "created", "topic": topic, "history": history, "access": access}
         row = self.write_row("channel", data=encode(body))
-        self.put_row("channel", name, Channel(name, row.seq, creator, topic, history, access, creator))
+        self.set_value("channel", name, Channel(name, row.seq, creator, topic, history, access, creator))
 
     def set_channel(
         self,
@@ -279,9 +279,9 @@ class ChangeSet:
         if channel.title or changed.title:
             body["title"] = changed.title
         self.write_row("channel", data=encode({**body, "access": changed.access, "owner": changed.owner}))
-        self.put_row("channel", name, changed)
+        self.set_value("channel", name, changed)
         if (changed.history, changed.access, changed.title) != (channel.history, channel.access, channel.title):
-            self.effects.append(TellOfMembers(name, None))
+            self.effects.append(NotifyMembership(name, None))
 
     def invite_to_channel(self, name: str, agent_id: str) -> None:
         """Let a participant join. Nothing changes for a member, or who is invited. Raises `UnknownRecipient`."""
@@ -292,7 +292,7 @@ class ChangeSet:
         if self.state.present(agent_id) is None:
             raise UnknownRecipient(f"Nobody is registered as {agent_id!r}; network.list_agents lists who is.")
         self.write_row("channel", data=encode({"channel": name, "event": "invited", "agent_id": agent_id}))
-        self.put_row("member", f"{name}/{agent_id}", Member(member.spans, "invited"))
+        self.set_value("member", f"{name}/{agent_id}", Member(member.spans, "invited"))
 
     def remove_from_channel(self, name: str, agent_id: str) -> None:
         channel = self._channel(name)
@@ -303,11 +303,11 @@ class ChangeSet:
             "left" if member.is_in else "channel",
             data=encode({"channel": name, "agent_id": agent_id, "event": "removed"}),
         )
-        self.effects.append(TellOfMembers(name, agent_id))
+        self.effects.append(NotifyMembership(name, agent_id))
         spans = member.left(row.seq).spans if member.is_in else member.spans
-        self.put_row("member", f"{name}/{agent_id}", Member(spans, "removed"))
+        self.set_value("member", f"{name}/{agent_id}", Member(spans, "removed"))
         if agent_id == (channel.created_by if channel.owner is None else channel.owner):
-            self.put_row("channel", name, msgspec.structs.replace(channel, owner=""))  # not None: nobody's any more
+            self.set_value("channel", name, msgspec.structs.replace(channel, owner=""))  # not None: nobody's any more
 
     def join_channel(self, name: str, agent_id: str) -> None:
         is_own = agent_id == self.origin.agent_id  # a mod that brings in somebody else has decided so
@@ -326,8 +326,8 @@ class ChangeSet:
                 "is kept; talk in another channel, and stay in it."
             )
         self.write_row("joined", data=encode({"channel": name, "agent_id": agent_id}))
-        self.put_row("member", f"{name}/{agent_id}", joined)
-        self.effects.append(TellOfMembers(name, agent_id))
+        self.set_value("member", f"{name}/{agent_id}", joined)
+        self.effects.append(NotifyMembership(name, agent_id))
 
     def leave_channel(self, name: str, agent_id: str) -> None:
         """End a membership; of nobody's nothing changes."""
@@ -336,8 +336,8 @@ class ChangeSet:
         if not member.is_in:
             return
         row = self.write_row("left", data=encode({"channel": name, "agent_id": agent_id}))
-        self.put_row("member", f"{name}/{agent_id}", member.left(row.seq))
-        self.effects.append(TellOfMembers(name, agent_id))
+        self.set_value("member", f"{name}/{agent_id}", member.left(row.seq))
+        self.effects.append(NotifyMembership(name, agent_id))
 
     def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
         self._posts += 1
@@ -386,26 +386,28 @@ class ChangeSet:
         return find_channel(self.state, self.origin, name)
 
 
-def answer_error(rules: Rules, state: State, entry: Answered, error: RoundelayError) -> Outcome:
+def refuse_entry(rules: Rules, state: State, entry: AnsweredEntry, error: RoundelayError) -> Outcome:
     """Tell the sender. A refusal changes nothing but its sender's rate: what is wrong costs the hub as much as what is
     right.
 
     Beyond the rate the answer is `RateLimited`, whatever else is wrong.
     """
     origin = entry.origin
-    puts: list[Put] = []
+    puts: list[TableWrite] = []
     if not isinstance(error, RetryLater):
         try:
             puts = [count_entry(rules.limits, state, origin.agent_id)]
         except RateLimited as limited:
             error = limited
-    return Outcome(puts=puts, effects=(SessionAnswer(origin.session_id, error_bytes(error, entry.keys)),))
+    return Outcome(puts=puts, effects=(SessionReply(origin.session_id, error_bytes(error, entry.keys)),))
 
 
-def stop_loop(rules: Rules, state: State, facts: Facts, entry: Answered, error: Stopping) -> Outcome:
+def refuse_over_budget(
+    rules: Rules, state: State, facts: Facts, entry: AnsweredEntry, error: BudgetExceeded
+) -> Outcome:
     """The sender gets the error, which is counted. Once for each bound who began the conversation gets a message,
     and operators a notice; once for each thread its readers get one."""
-    refused = answer_error(rules, state, entry, error)
+    refused = refuse_entry(rules, state, entry, error)
     if error.bound == "uncaused":
         return _stop_agent(state, entry.origin, error, refused)
     head = error.head
@@ -415,29 +417,29 @@ def stop_loop(rules: Rules, state: State, facts: Facts, entry: Answered, error: 
     budget = find_budget(state, facts, head.root, facts.heads.get(head.root))
     is_news = error.bound not in budget.told
     # of the further ones none is told: its members are in the conversation's own threads, and those came first
-    is_new_here = head.thread_id not in budget.stopped_in and len(budget.stopped_in) < MAX_STOPPED_IN
+    is_new_here = head.thread_id not in budget.stopped_in and len(budget.stopped_in) < MAX_NOTIFIED_THREADS
     if not (is_news or is_new_here):
         return refused
     rows, puts, effects = list(refused.rows), list(refused.puts), list(refused.effects)
     body: dict[str, Any] = {"root": head.root, "seq": budget.last_seq, **_why(error), "began_by": budget.began_by}
     if is_news:
-        puts.append(Put("stopped", stopped_key(head.root), Stopped(at=state.stamp, **body)))
+        puts.append(TableWrite("stopped", stopped_key(head.root), StoppedConversation(at=state.stamp, **body)))
         if state.present(budget.began_by) is not None:
             rows.append(_tell(state, state.head + 1, budget.began_by, body, error.told, root=head.root))
     readers = thread_readers(state, head) if is_new_here else set()
-    effects.append(Notify(frozenset(readers), "loop_stopped", head.thread_id, body, operators=is_news))
+    effects.append(SendNotice(frozenset(readers), "loop_stopped", head.thread_id, body, operators=is_news))
     told = (*budget.told, error.bound) if is_news else budget.told
     stopped_in = (*budget.stopped_in, head.thread_id) if is_new_here else budget.stopped_in
-    puts.append(Put("root", str(head.root), msgspec.structs.replace(budget, told=told, stopped_in=stopped_in)))
+    puts.append(TableWrite("root", str(head.root), msgspec.structs.replace(budget, told=told, stopped_in=stopped_in)))
     return Outcome(rows, puts, effects)
 
 
 def stopped_key(root: int) -> str:
     """Where a conversation stands among those that have stopped: the newest first."""
-    return newest_first(root)
+    return descending_key(root)
 
 
-def _stop_agent(state: State, origin: Origin, error: Stopping, refused: Outcome) -> Outcome:
+def _stop_agent(state: State, origin: Origin, error: BudgetExceeded, refused: Outcome) -> Outcome:
     """An agent has to stop that answers without causes: it gets a message, and so does the person who wrote to it
     last."""
     head = error.head
@@ -449,11 +451,11 @@ def _stop_agent(state: State, origin: Origin, error: Stopping, refused: Outcome)
     person = state.heard.people.get(agent_address(origin.agent_id), (0, ""))[1]
     names = [name for name in dict.fromkeys((origin.agent_id, person)) if state.present(name) is not None]
     rows = [_tell(state, state.head + 1 + place, name, body, error.told) for place, name in enumerate(names)]
-    notice = Notify(frozenset(thread_readers(state, head)), "loop_stopped", head.thread_id, body, operators=True)
-    return Outcome(rows, (Put("bucket", origin.agent_id, told),), (*refused.effects, notice))
+    notice = SendNotice(frozenset(thread_readers(state, head)), "loop_stopped", head.thread_id, body, operators=True)
+    return Outcome(rows, (TableWrite("bucket", origin.agent_id, told),), (*refused.effects, notice))
 
 
-def _why(error: Stopping) -> dict[str, Any]:
+def _why(error: BudgetExceeded) -> dict[str, Any]:
     """What everybody is told who hears of it."""
     return {"reason": str(error), "limit": f"limits.{error.limit}", "used_by": error.used_by, "used": error.used}
 
@@ -465,19 +467,19 @@ def _tell(state: State, seq: int, agent_id: str, body: dict[str, Any], text: str
     return mod_message(NETWORK, agent_id, content, seq=seq, stamp=state.stamp, about=root, text=text)
 
 
-def answer_defect(entry: Entry, quote: str) -> Outcome:
+def refuse_after_defect(entry: Entry, quote: str) -> Outcome:
     """What becomes of an entry that a defect of the hub met: nothing, and its sender is told what to quote."""
     error = InternalError(f"The hub failed on this frame and changed nothing; quote {quote} to its operator.")
-    return answer_unstored(entry, error, 1011)
+    return refuse_unstored(entry, error, 1011)
 
 
-def answer_unstored(entry: Entry, error: RoundelayError, code: int) -> Outcome:
+def refuse_unstored(entry: Entry, error: RoundelayError, code: int) -> Outcome:
     """What becomes of an entry of which nothing is stored: its sender is told why, and who joins is closed with this
     code."""
     match entry:
         case Send() | Record() | Operate():
-            return Outcome(effects=(SessionAnswer(entry.origin.session_id, error_bytes(error, entry.keys)),))
+            return Outcome(effects=(SessionReply(entry.origin.session_id, error_bytes(error, entry.keys)),))
         case Join():
-            return Outcome(effects=(Refuse(entry.session_id, code, error),))
+            return Outcome(effects=(RefuseSession(entry.session_id, code, error),))
         case _:
             return Outcome()

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct
 from roundelay.network.errors import RoundelayError
 from roundelay.network.frames import ErrorFrame, HelloFrame, Kind, RecordFrame, SendFrame, encode
 
-from .tables import VOLATILE_TABLES, Awaited, Login, Participant, Put, Row, Spent
+from .tables import VOLATILE_TABLES, CallWait, Login, Participant, Row, TableWrite, TokenUsage
 
 
 class Origin(Struct, frozen=True):
@@ -88,11 +88,11 @@ class Record(Struct, frozen=True):
     trigger: int | None = None
     oldest: int | None = None
     refusal: RoundelayError | None = None
-    spent: Mapping[str, Spent] | None = None
+    spent: Mapping[str, TokenUsage] | None = None
     """The model and the tokens that the body tells of."""
     call: str = ""
     """Which call it is about (`reactions.follow`)."""
-    awaited: Awaited | None = None
+    awaited: CallWait | None = None
     """What that waits for, by a ``waiting`` record."""
     may_withdraw: bool = False
     """It ends a reaction that is not open: perhaps one that was given up."""
@@ -125,27 +125,27 @@ class Nack(Struct, frozen=True):
     retry_after_ms: int | None
 
 
-class Lost(Struct, frozen=True):
+class SessionLost(Struct, frozen=True):
     """A reactor session ended without a goodbye: its process may be gone, or come back. The next ``hello`` tells
     which."""
 
     origin: Origin
 
 
-class Ended(Struct, frozen=True):
+class ProcessEnded(Struct, frozen=True):
     """The process of an agent that the node runs has ended by itself. ``reason`` is None where it works again."""
 
     agent_id: str
     reason: str | None
 
 
-class Handled(Struct, frozen=True):
+class SaveAckCursors(Struct, frozen=True):
     """Floors to be kept; changes nothing but them."""
 
-    puts: tuple[Put, ...]
+    puts: tuple[TableWrite, ...]
 
 
-class Bind(Struct, frozen=True):
+class BindCredentials(Struct, frozen=True):
     """What the node itself lets in: tokens of agents, their hashes by id, that are bound before anybody could use the
     ids first, and logins by the hashes of their codes."""
 
@@ -176,7 +176,7 @@ class ModEntry(Struct, frozen=True):
         return {}
 
 
-class Refused(Struct, frozen=True):
+class RefusedFrame(Struct, frozen=True):
     """A frame that was refused before the batch; it stands here to be answered in its order, and counted.
 
     It may wait long, so it forgets how its error came about: a traceback holds the frame's own bytes, which nothing
@@ -197,31 +197,33 @@ class Leave(Struct, frozen=True):
     origin: Origin
 
 
-Answered: TypeAlias = Send | Record | Operate | ModEntry | Refused
+AnsweredEntry: TypeAlias = Send | Record | Operate | ModEntry | RefusedFrame
 """What is answered with an error where it is refused; nobody hears what a mod's own entry is answered."""
-Entry: TypeAlias = Join | Answered | Nack | Lost | Leave | Ended | Handled | Bind | EndTakeover
+Entry: TypeAlias = (
+    Join | AnsweredEntry | Nack | SessionLost | Leave | ProcessEnded | SaveAckCursors | BindCredentials | EndTakeover
+)
 
 # --- effects ----------------------------------------------------------------------------------------------------------
 
 
-class SessionAnswer(Struct, frozen=True, gc=False):
+class SessionReply(Struct, frozen=True, gc=False):
     """A frame for one session, encoded."""
 
     session_id: str
     data: bytes
 
 
-class Accepted(Struct, frozen=True):
+class AcceptSession(Struct, frozen=True):
     """A session is accepted: it lives from this point of the log on."""
 
     origin: Origin
     hello: HelloFrame
     participant: Participant
     is_new: bool
-    cancelled: tuple[AskToStop, ...] = ()
+    cancelled: tuple[RequestCancel, ...] = ()
 
 
-class Refuse(Struct, frozen=True):
+class RefuseSession(Struct, frozen=True):
     """A session is not accepted: ``error`` first, if there is one, then the close code."""
 
     session_id: str
@@ -229,7 +231,7 @@ class Refuse(Struct, frozen=True):
     error: RoundelayError | None
 
 
-class Notify(Struct, frozen=True):
+class SendNotice(Struct, frozen=True):
     """A notice for every session of these participants; operators' sessions too, if asked. ``asker`` is told all
     but the reason; the session ``but`` is told nothing: it knows."""
 
@@ -244,7 +246,7 @@ class Notify(Struct, frozen=True):
     but: str = ""
 
 
-class TellOfMembers(Struct, frozen=True):
+class NotifyMembership(Struct, frozen=True):
     """Notice `members` to those who watch presence: who is in a channel, or what its members may read, has changed;
     or, without a channel, somebody was removed from the network. ``agent_id``: whom it is about, if one is."""
 
@@ -252,14 +254,14 @@ class TellOfMembers(Struct, frozen=True):
     agent_id: str | None
 
 
-class Settle(Struct, frozen=True):
+class MarkHandled(Struct, frozen=True):
     """One message is handled by one participant."""
 
     agent_id: str
     seq: int
 
 
-class Retry(Struct, frozen=True):
+class ScheduleRetry(Struct, frozen=True):
     """One message goes to one participant again, not before ``due_at``."""
 
     agent_id: str
@@ -268,7 +270,7 @@ class Retry(Struct, frozen=True):
     due_at: int
 
 
-class Disconnect(Struct, frozen=True):
+class DisconnectParticipant(Struct, frozen=True):
     """Close a participant's sessions with 4403: all, or those of one token (its hash)."""
 
     agent_id: str
@@ -276,7 +278,7 @@ class Disconnect(Struct, frozen=True):
     token: str = ""
 
 
-class AskToStop(Struct, frozen=True):
+class RequestCancel(Struct, frozen=True):
     """Tell an agent's reactor session to cancel a reaction."""
 
     agent_id: str
@@ -285,15 +287,24 @@ class AskToStop(Struct, frozen=True):
     sender_id: str
 
 
-OtherEffect: TypeAlias = Accepted | Refuse | Notify | TellOfMembers | Settle | Retry | Disconnect | AskToStop
-Effect: TypeAlias = SessionAnswer | OtherEffect
+OtherEffect: TypeAlias = (
+    AcceptSession
+    | RefuseSession
+    | SendNotice
+    | NotifyMembership
+    | MarkHandled
+    | ScheduleRetry
+    | DisconnectParticipant
+    | RequestCancel
+)
+Effect: TypeAlias = SessionReply | OtherEffect
 
 
 class Outcome(Struct, frozen=True, gc=False):
     """What one entry comes to. Nothing of it happens before the commit."""
 
     rows: Sequence[Row] = ()
-    puts: Sequence[Put] = ()
+    puts: Sequence[TableWrite] = ()
     effects: Sequence[Effect] = ()
 
     @property

@@ -15,13 +15,13 @@ from msgspec import UNSET, Struct
 from roundelay.network.frames import encode
 
 from .change import ChangeSet
-from .entries import NOTHING, Ended, Origin, Outcome
+from .entries import NOTHING, Origin, Outcome, ProcessEnded
 from .sending import Rules
 from .state import State
 from .tables import AgentFault, Facts, FaultCause, Participant
 
 MAX_REASON_CHARS = 500
-OF_ONE_CONVERSATION = frozenset({"answer_refused", "budget", "content_filter", "context_too_long"})
+CONVERSATION_FAILURES = frozenset({"answer_refused", "budget", "content_filter", "context_too_long"})
 """Failures that say nothing about the next message: no fault of the agent."""
 
 _TO_DO: Mapping[str, str] = {
@@ -64,7 +64,7 @@ def describe_fault(fault: AgentFault) -> str:
     return f"cannot answer: {_WHAT.get(fault.failure or fault.cause, 'its model fails')}{times}"
 
 
-def describe_to_do(agent_id: str, fault: AgentFault) -> str:
+def describe_remedy(agent_id: str, fault: AgentFault) -> str:
     """What an operator can do about a fault."""
     return _TO_DO.get(fault.failure or fault.cause, _TO_DO["server"]).format(agent_id=agent_id)
 
@@ -78,7 +78,7 @@ class FinishedBody(Struct):
     failure: str = ""
 
 
-def note_failure(
+def record_failure(
     change: ChangeSet,
     agent_id: str,
     cause: FaultCause,
@@ -99,15 +99,15 @@ def note_failure(
         return  # the end of a reaction repeats why its model gave no reply
     since, count = (known.since, known.count + 1) if is_same and known is not UNSET else (change.stamp, 1)
     fault = AgentFault(cause, since, change.stamp, count, failure, reason[:MAX_REASON_CHARS], seq, reaction)
-    change.put_row("participant", agent_id, msgspec.structs.replace(participant, fault=fault))
+    change.set_value("participant", agent_id, msgspec.structs.replace(participant, fault=fault))
 
 
-def note_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, body: FinishedBody) -> None:
+def record_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, body: FinishedBody) -> None:
     """Keep or end an agent's fault by how a reaction ended."""
-    if body.status == "failed" and body.failure not in OF_ONE_CONVERSATION:
+    if body.status == "failed" and body.failure not in CONVERSATION_FAILURES:
         cause: FaultCause = "model" if body.failure not in ("", "error") else "error"
         failure = body.failure if cause == "model" else ""
-        note_failure(change, agent_id, cause, body.reason, failure=failure, seq=seq, reaction=reaction)
+        record_failure(change, agent_id, cause, body.reason, failure=failure, seq=seq, reaction=reaction)
         return
     participant = change.state.participant(agent_id)
     if participant is None or participant.fault is UNSET or body.status != "finished":
@@ -115,16 +115,16 @@ def note_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, bod
     fault = participant.fault
     # A message that was read in another reaction ends without a turn of its own: that says nothing about the model.
     if fault.reaction != reaction and (body.turns or fault.cause != "model"):
-        end_fault(change, participant)
+        clear_fault(change, participant)
 
 
-def end_fault(change: ChangeSet, participant: Participant) -> None:
+def clear_fault(change: ChangeSet, participant: Participant) -> None:
     """The agent works again."""
     if participant.fault is not UNSET:
-        change.put_row("participant", participant.agent_id, msgspec.structs.replace(participant, fault=UNSET))
+        change.set_value("participant", participant.agent_id, msgspec.structs.replace(participant, fault=UNSET))
 
 
-def apply_ended(rules: Rules, state: State, entry: Ended) -> Outcome:
+def apply_ended(rules: Rules, state: State, entry: ProcessEnded) -> Outcome:
     """What the node says of the process of one of its agents. One that never joined is registered, so that it is
     listed."""
     change = ChangeSet(rules, state, Facts(), Origin("", entry.agent_id, "agent"))
@@ -133,10 +133,10 @@ def apply_ended(rules: Rules, state: State, entry: Ended) -> Outcome:
         return NOTHING
     if entry.reason is None:
         if participant is not None and participant.fault is not UNSET and participant.fault.cause == "ended":
-            end_fault(change, participant)
+            clear_fault(change, participant)
         return change.outcome()
     if participant is None:
         row = change.write_row("registered", data=encode({"agent_id": entry.agent_id, "kind": "agent"}))
-        change.put_row("participant", entry.agent_id, Participant(entry.agent_id, "agent", row.seq))
-    note_failure(change, entry.agent_id, "ended", entry.reason, seq=change.state.head)  # newest in the inbox
+        change.set_value("participant", entry.agent_id, Participant(entry.agent_id, "agent", row.seq))
+    record_failure(change, entry.agent_id, "ended", entry.reason, seq=change.state.head)  # newest in the inbox
     return change.outcome()

@@ -35,7 +35,7 @@ from roundelay.network.errors import Forbidden, ThreadHeld, UnknownMessage
 
 from .entries import Origin
 from .state import State
-from .tables import Facts, Hold, MessageHead, OpenReaction
+from .tables import Facts, MessageHead, OpenReaction, Takeover
 from .visibility import may_read, thread_readers
 
 
@@ -46,14 +46,14 @@ def find_thread(state: State, facts: Facts, origin: Origin, thread_id: str) -> M
     and `Forbidden` for who is in it and no person.
     """
     head = _describe_thread(state, facts, thread_id)
-    if head is None or not (origin.is_operator or may_read(state, origin.agent_id, as_of_now(state, head))):
+    if head is None or not (origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, head))):
         raise UnknownMessage(f"There is no thread {thread_id[:80]!r} that {origin.agent_id} may take.")
     if origin.kind != "human" and not origin.is_operator:
         raise Forbidden("Only people take a thread and give it back: a person in it, or an operator.")
     return head
 
 
-def as_of_now(state: State, head: MessageHead) -> MessageHead:
+def next_message_head(state: State, head: MessageHead) -> MessageHead:
     """The head of the next message of the same thread."""
     return msgspec.structs.replace(head, seq=state.head + 1)
 
@@ -93,12 +93,12 @@ def _make_head(
     )
 
 
-def readers_of(state: State, hold: Hold) -> frozenset[str]:
+def takeover_readers(state: State, hold: Takeover) -> frozenset[str]:
     """Who reads a held thread now."""
-    return frozenset(thread_readers(state, as_of_now(state, hold.head)))
+    return frozenset(thread_readers(state, next_message_head(state, hold.head)))
 
 
-class HoldInfo(Struct, frozen=True, omit_defaults=True):
+class TakeoverInfo(Struct, frozen=True, omit_defaults=True):
     """What the readers of a held thread are told of it: ``seq`` is that of the taking, ``at`` its time, ``until`` when it
     ends by itself."""
 
@@ -108,17 +108,17 @@ class HoldInfo(Struct, frozen=True, omit_defaults=True):
     until: int = 0
 
 
-def describe_hold(state: State, origin: Origin, thread_id: str) -> HoldInfo | None:
+def describe_takeover(state: State, origin: Origin, thread_id: str) -> TakeoverInfo | None:
     """Who holds a thread now, for who would be given its next message, and operators; None if nobody does. Others who
     may read something of it are not told who has come to it since."""
     hold = state.holds.get(thread_id)
     if hold is None or not hold.by:
         return None
-    is_in = origin.is_operator or may_read(state, origin.agent_id, as_of_now(state, hold.head))
-    return HoldInfo(hold.by, hold.taken, hold.at, hold.until) if is_in else None
+    is_in = origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, hold.head))
+    return TakeoverInfo(hold.by, hold.taken, hold.at, hold.until) if is_in else None
 
 
-def check_answer(state: State, origin: Origin, thread_id: str, cause: int | None) -> None:
+def check_may_answer(state: State, origin: Origin, thread_id: str, cause: int | None) -> None:
     """Raises `ThreadHeld` for what an agent may not say in a thread: somebody holds it, or it is said in a reaction
     that was begun before the thread was given back."""
     hold = state.holds.get(thread_id)
@@ -137,24 +137,24 @@ def check_answer(state: State, origin: Origin, thread_id: str, cause: int | None
         )
 
 
-def check_begin(state: State, trigger: MessageHead) -> None:
+def check_may_start(state: State, trigger: MessageHead) -> None:
     """Raises `ThreadHeld` for a reaction to a message that could not be answered now: somebody holds its thread."""
-    for hold in _holds_over(state, trigger):
+    for hold in _takeovers_of(state, trigger):
         if hold.by:
             raise held(hold)
 
 
 def is_held(state: State, head: MessageHead) -> bool:
     """Whether somebody holds a thread in which a message may be answered."""
-    return any(hold.by for hold in _holds_over(state, head))
+    return any(hold.by for hold in _takeovers_of(state, head))
 
 
-def is_overtaken(state: State, reaction: OpenReaction) -> bool:
+def is_blocked_by_takeover(state: State, reaction: OpenReaction) -> bool:
     """Whether what a reaction was begun for may not be answered by it any more."""
-    return any(hold.by or reaction.seq < hold.given for hold in _holds_over(state, reaction.trigger_head))
+    return any(hold.by or reaction.seq < hold.given for hold in _takeovers_of(state, reaction.trigger_head))
 
 
-def _holds_over(state: State, head: MessageHead) -> Iterator[Hold]:
+def _takeovers_of(state: State, head: MessageHead) -> Iterator[Takeover]:
     """The holds of the threads in which a message may be answered."""
     for thread_id in answer_threads(head.kind, head.thread_id, head.seq):
         hold = state.holds.get(thread_id)
@@ -162,7 +162,7 @@ def _holds_over(state: State, head: MessageHead) -> Iterator[Hold]:
             yield hold
 
 
-def held(hold: Hold) -> ThreadHeld:
+def held(hold: Takeover) -> ThreadHeld:
     return ThreadHeld(
         f"{hold.by} has taken over {hold.head.thread_id} (#{hold.taken}): agents do not answer there until it is given "
         "back, which the notice `given` tells."

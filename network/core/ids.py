@@ -33,12 +33,12 @@ def skeleton(agent_id: str) -> str:
     return _SEPARATORS.sub("-", agent_id.translate(_CONFUSABLE)).removesuffix("-")
 
 
-SHORT = 3
+MAX_EXACT_LENGTH = 3
 """Words of so few letters are reserved as they are, not what looks like them: `a11` is one of many agents that a
 program numbers."""
 _WORDS = sorted(ROLES | PLACES | POWERS | NOBODY)
-_RESERVED = {skeleton(word): word for word in _WORDS if len(word) > SHORT}
-_SHORT = {word: word for word in _WORDS if len(word) <= SHORT}
+_RESERVED = {skeleton(word): word for word in _WORDS if len(word) > MAX_EXACT_LENGTH}
+_SHORT = {word: word for word in _WORDS if len(word) <= MAX_EXACT_LENGTH}
 _OWN = skeleton(OWN_IDS)
 
 

@@ -25,13 +25,13 @@ from roundelay.network.errors import (
 from roundelay.network.frames import PROTOCOL_VERSION, HelloFrame, encode, is_id
 
 from .change import ChangeSet
-from .entries import Accepted, AskToStop, Bind, Join, Origin, Outcome, Peer, Refuse
+from .entries import AcceptSession, BindCredentials, Join, Origin, Outcome, Peer, RefuseSession, RequestCancel
 from .ids import IS_THE_HUB, NETWORK, describe_reserved
 from .limits import MINUTE_MS, next_arrival
-from .reactions import count_lost_process
+from .reactions import count_lost_reactions
 from .sending import Rules
 from .state import State
-from .tables import Bucket, Facts, Login, Participant, Put, Token
+from .tables import Bucket, Facts, Login, Participant, TableWrite, Token
 
 CLOSE_CODES: dict[type[RoundelayError], int] = {
     UnsupportedProtocol: 4400,
@@ -70,11 +70,11 @@ def hash_token(token: str) -> str:
 
 
 def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
-    """What a ``hello`` comes to: a `Accepted`, or a `Refuse`."""
+    """What a ``hello`` comes to: a `AcceptSession`, or a `RefuseSession`."""
     try:
         return _join(rules, state, facts, entry)
     except (RequestError, RateLimited) as error:
-        return Outcome(effects=(Refuse(entry.session_id, CLOSE_CODES[type(error)], error),))
+        return Outcome(effects=(RefuseSession(entry.session_id, CLOSE_CODES[type(error)], error),))
 
 
 def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
@@ -87,7 +87,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     is_reactor = hello.role == "reactor"
     shown = hello.fence if is_reactor and hello.fence is not UNSET else None
     if shown is not None and shown < newest and not _lost_its_welcome(participant, shown, entry):
-        return Outcome(effects=(Refuse(entry.session_id, 4409, None),))
+        return Outcome(effects=(RefuseSession(entry.session_id, 4409, None),))
     if shown is not None and shown > newest:
         raise Forbidden(f"The fence {shown} was never given out; the newest is {newest}. Join without one.")
     fence = newest + 1 if is_reactor else None
@@ -110,7 +110,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
         instance = hello.instance if hello.instance is not UNSET else ""
         is_same = bool(instance) and instance == participant.instance  # the process that was there before, or is yet
         if participant.is_lost and not is_same:
-            count_lost_process(change, participant)
+            count_lost_reactions(change, participant)
             counted = change.state.participant(hello.agent_id)  # a message that was given up is a fault of the agent
             updated = msgspec.structs.replace(updated, fault=participant.fault if counted is None else counted.fault)
         life = participant.life if is_same else fence
@@ -118,17 +118,17 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
             updated, fence=fence, fence_shown=shown, instance=instance, life=life, is_lost=False
         )
     if is_new or updated != participant:
-        change.put_row("participant", hello.agent_id, updated)
+        change.set_value("participant", hello.agent_id, updated)
     if identity.binds and entry.token_hash is not None:
-        change.put_row("token", entry.token_hash, Token(hello.agent_id, hello.joins_as, state.stamp))
+        change.set_value("token", entry.token_hash, Token(hello.agent_id, hello.joins_as, state.stamp))
     if identity.login is not None and entry.token_hash is not None and entry.new_hash is not None:
         _use_up(change, entry.token_hash, identity.login, entry.new_hash)
     cancelled = tuple(
-        AskToStop(hello.agent_id, reaction.reaction, reaction.trigger_head.thread_id, hello.agent_id)
+        RequestCancel(hello.agent_id, reaction.reaction, reaction.trigger_head.thread_id, hello.agent_id)
         for reaction in change.state.reactions_of(hello.agent_id).values()
         if reaction.is_cancelled and is_reactor
     )
-    return change.outcome(Accepted(origin, hello, updated, is_new, cancelled))
+    return change.outcome(AcceptSession(origin, hello, updated, is_new, cancelled))
 
 
 def _find_kind(state: State, entry: Join) -> HelloFrame:
@@ -151,14 +151,14 @@ def _find_kind(state: State, entry: Join) -> HelloFrame:
     return msgspec.structs.replace(hello, kind=kind)
 
 
-def bind(state: State, entry: Bind) -> tuple[Put, ...]:
+def bind(state: State, entry: BindCredentials) -> tuple[TableWrite, ...]:
     """What the node lets in by itself; logins whose time is over make room."""
-    tokens = (Put("token", key, Token(it, "agent", state.stamp)) for it, key in entry.tokens.items())
-    over = (Put("login", key, None) for key in find_over(state)) if entry.logins else ()
-    return (*tokens, *over, *(Put("login", key, login) for key, login in entry.logins.items()))
+    tokens = (TableWrite("token", key, Token(it, "agent", state.stamp)) for it, key in entry.tokens.items())
+    over = (TableWrite("login", key, None) for key in find_expired_logins(state)) if entry.logins else ()
+    return (*tokens, *over, *(TableWrite("login", key, login) for key, login in entry.logins.items()))
 
 
-def find_over(state: State) -> dict[str, Login]:
+def find_expired_logins(state: State) -> dict[str, Login]:
     """The logins whose time is over, by hash."""
     return {key: it for key, it in state.items("login") if it.expires_at <= state.stamp}
 
@@ -173,15 +173,15 @@ def _count_registration(change: ChangeSet) -> None:
     """Count an id that is bound by first use against what this hub takes of them. Raises `RateLimited`."""
     bucket: Bucket = change.state.get("bucket", FIRST_USES) or Bucket()
     most, what = change.rules.limits.registrations_per_minute, "registrations by first use (registrations_per_minute)"
-    change.put_row("bucket", FIRST_USES, Bucket(next_arrival(bucket.sends, change.stamp, most, what, MINUTE_MS)))
+    change.set_value("bucket", FIRST_USES, Bucket(next_arrival(bucket.sends, change.stamp, most, what, MINUTE_MS)))
 
 
 def _use_up(change: ChangeSet, key: str, login: Login, token_hash: str) -> None:
     """Tie the token to the login's id. The login stays until its time is over, so that a second page is told why."""
     told = {"agent_id": login.agent_id, "kind": login.kind, "event": "logged_in"}
     change.write_row("token", data=encode(told))
-    change.put_row("token", token_hash, Token(login.agent_id, login.kind, change.stamp, login.operator))
-    change.put_row("login", key, msgspec.structs.replace(login, used_by=token_hash))
+    change.set_value("token", token_hash, Token(login.agent_id, login.kind, change.stamp, login.operator))
+    change.set_value("login", key, msgspec.structs.replace(login, used_by=token_hash))
 
 
 # --- who it is

@@ -16,7 +16,7 @@ from roundelay.network.config import Limits, Quota
 from roundelay.network.errors import BudgetExhausted, RateLimited
 
 from .state import State
-from .tables import DAY_MS, Bucket, DayStored, Put, Rates
+from .tables import DAY_MS, Bucket, DayStored, Rates, TableWrite
 
 SENDS = "sends (sends_per_s)"
 ROOTS = "messages without a cause (root_messages_per_s)"
@@ -33,11 +33,11 @@ def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: floa
         return 0.0
     due = arrival if arrival > now else now
     if due - now > window_ms:
-        raise beyond_rate(most, what, int(due - now - window_ms) + 1, window_ms)
+        raise rate_limited_error(most, what, int(due - now - window_ms) + 1, window_ms)
     return due + window_ms / most
 
 
-def beyond_rate(most: int, what: str, wait_ms: int, window_ms: float = 1000.0) -> RateLimited:
+def rate_limited_error(most: int, what: str, wait_ms: int, window_ms: float = 1000.0) -> RateLimited:
     """What is said of a rate that is exceeded; ``what`` names its limit."""
     per = "second" if window_ms == 1000.0 else "minute"
     return RateLimited(f"More than {most} {what} a {per}; send the same again in {wait_ms} ms.", wait_ms)
@@ -50,13 +50,13 @@ def next_rates(limits: Limits, bucket: Bucket, stamp: int, *, is_root: bool) -> 
     return sends, next_arrival(bucket.roots, stamp, limits.root_messages_per_s, ROOTS) if is_root else bucket.roots
 
 
-def count_entry(limits: Limits, state: State, agent_id: str) -> Put:
+def count_entry(limits: Limits, state: State, agent_id: str) -> TableWrite:
     """Count one entry that is no message against its sender's rate. Raises `RateLimited`."""
     bucket = state.bucket(agent_id)
-    return Put("bucket", agent_id, bucket.at_rates(next_rates(limits, bucket, state.stamp, is_root=False)))
+    return TableWrite("bucket", agent_id, bucket.at_rates(next_rates(limits, bucket, state.stamp, is_root=False)))
 
 
-def due_next(arrival: float, now: int, most: int, window_ms: float = 1000.0) -> float | None:
+def next_arrival_or_none(arrival: float, now: int, most: int, window_ms: float = 1000.0) -> float | None:
     """As `next_arrival`, for a rate that there is; None where that refuses."""
     due = arrival if arrival > now else now
     return due + window_ms / most if due - now <= window_ms else None
@@ -129,7 +129,7 @@ def count_stored(
     size: int,
     messages: int,
     is_bounded: bool = True,
-) -> list[Put]:
+) -> list[TableWrite]:
     """Count what is about to be stored for a participant, and its rates on to these. Raises `BudgetExhausted` when
     it is more than it may: then nothing is counted.
 
@@ -146,10 +146,10 @@ def count_stored(
         (messages_now // allowed.step_messages + 1) * allowed.step_messages, allowed.messages_per_day + 1
     )
     now = Bucket(*rates, day, bytes_now, messages_now, next_bytes, next_messages, bucket.uncaused)
-    put = Put("bucket", agent_id, now)
+    put = TableWrite("bucket", agent_id, now)
     if bytes_now % allowed.step_bytes < size or messages_now % allowed.step_messages < messages:  # over a step
         is_near = bytes_now >= NEAR * allowed.bytes_per_day or messages_now >= NEAR * allowed.messages_per_day
-        return [put, Put("stored", agent_id, DayStored(day, bytes_now, messages_now, is_near))]
+        return [put, TableWrite("stored", agent_id, DayStored(day, bytes_now, messages_now, is_near))]
     return [put]
 
 

@@ -14,15 +14,15 @@ from roundelay.network.errors import UnknownMessage
 
 from .change import ChangeSet
 from .ids import NETWORK
-from .tables import Mark, MessageHead
+from .tables import MessageHead, ReadState
 from .visibility import may_read
 
-ROOM_SHARE = 10
+EVICTION_SHARE = 10
 """A tenth of a participant's marks goes at once where they are too many, so that not each further one looks through
 all of them."""
 
 
-def check_markable(change: ChangeSet, thread_id: str, read_upto: int | None) -> None:
+def check_may_mark(change: ChangeSet, thread_id: str, read_upto: int | None) -> None:
     """Raises `UnknownMessage`, in the same words whether there is no such thread or one of which the caller may read
     nothing."""
     if not _is_own(change, thread_id):
@@ -61,7 +61,7 @@ def _reads(change: ChangeSet, head: MessageHead) -> bool:
     return change.origin.is_operator or may_read(change.state, change.origin.agent_id, head)
 
 
-def keep_mark(change: ChangeSet, thread_id: str, mark: Mark) -> None:
+def store_read_state(change: ChangeSet, thread_id: str, mark: ReadState) -> None:
     """Keep a mark of the caller's, and let those go that say least where there are too many: the ones that were read
     the longest ago, before those with anything else. All up to there counts as read in threads without a mark."""
     agent_id = change.origin.agent_id
@@ -69,15 +69,15 @@ def keep_mark(change: ChangeSet, thread_id: str, mark: Mark) -> None:
     most = change.rules.limits.max_marks
     others = [(name, it) for name, it in known.items() if name not in ("", thread_id)]
     if thread_id not in known and len(others) >= most:
-        count = max(1, most // ROOM_SHARE)
-        gone = nsmallest(count, others, key=lambda item: (is_more_than_read(item[1]), item[1].read_upto))
-        upto = max(it.read_upto for it in (known.get("", Mark()), *(it for _, it in gone)))
+        count = max(1, most // EVICTION_SHARE)
+        gone = nsmallest(count, others, key=lambda item: (has_preferences(item[1]), item[1].read_upto))
+        upto = max(it.read_upto for it in (known.get("", ReadState()), *(it for _, it in gone)))
         for name, _ in gone:
-            change.put_row("mark", f"{agent_id}/{name}", None)
-        change.put_row("mark", f"{agent_id}/", Mark(upto))
-    change.put_row("mark", f"{agent_id}/{thread_id}", mark)
+            change.set_value("mark", f"{agent_id}/{name}", None)
+        change.set_value("mark", f"{agent_id}/", ReadState(upto))
+    change.set_value("mark", f"{agent_id}/{thread_id}", mark)
 
 
-def is_more_than_read(mark: Mark) -> bool:
+def has_preferences(mark: ReadState) -> bool:
     """Whether a mark says anything beside how far its thread is read."""
     return mark.is_pinned or mark.is_muted or mark.is_archived or bool(mark.title)

@@ -255,7 +255,7 @@ def _seq_fields(args_type: type[Struct]) -> tuple[str, ...]:
     return tuple(field.name for field in msgspec.structs.fields(args_type) if names_messages(field.type))
 
 
-def named_seqs(args: Struct) -> list[int]:
+def list_named_seqs(args: Struct) -> list[int]:
     """The messages that an operation's arguments name: those of type `Seq`, or lists of them."""
     found: list[int] = []
     for name in _seq_fields(type(args)):
@@ -308,7 +308,7 @@ def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection
     return mod
 
 
-def look_for_mods_in(folder: Path | None) -> None:
+def add_mod_folder(folder: Path | None) -> None:
     """Have modules of mods found beside a node's file: behind everything else that can be imported."""
     if folder is not None and str(folder.resolve()) not in sys.path:
         sys.path.append(str(folder.resolve()))

@@ -15,24 +15,24 @@ from roundelay.network.addresses import name_of
 from roundelay.network.config import Limits
 
 from .state import State
-from .tables import MessageHead, Put, Question
+from .tables import MessageHead, Question, TableWrite
 from .visibility import is_recipient
 
 MAX_ASKED = 64
 """Of so many people does one message ask; those that it names beyond are not told that it waits for them."""
-ROOM_SHARE = 10
+EVICTION_SHARE = 10
 """A tenth of a person's questions is forgotten at once where there are too many, the oldest."""
 
 
-def ask_people(limits: Limits, state: State, head: MessageHead, asked: bool | list[str]) -> list[Put]:
+def add_questions(limits: Limits, state: State, head: MessageHead, asked: bool | list[str]) -> list[TableWrite]:
     """Note whom a new message asks: the people whom it names, or to whom it goes directly, and who are given it."""
     puts = []
     for name in islice(_list_people(state, head, asked), MAX_ASKED):
         known = state.questions_of(name)
         if len(known) >= limits.max_questions:
-            oldest = nsmallest(max(1, limits.max_questions // ROOM_SHARE), known)
-            puts += [Put("question", _key(name, seq), None) for seq in oldest]
-        puts.append(Put("question", _key(name, head.seq), Question(head.sender_id, head.thread_id)))
+            oldest = nsmallest(max(1, limits.max_questions // EVICTION_SHARE), known)
+            puts += [TableWrite("question", _key(name, seq), None) for seq in oldest]
+        puts.append(TableWrite("question", _key(name, head.seq), Question(head.sender_id, head.thread_id)))
     return puts
 
 
@@ -46,32 +46,32 @@ def _list_people(state: State, head: MessageHead, asked: bool | list[str]) -> It
             yield name
 
 
-def end_questions(state: State, head: MessageHead, parent: MessageHead | None) -> list[Put]:
+def remove_answered(state: State, head: MessageHead, parent: MessageHead | None) -> list[TableWrite]:
     """What a person has answered with a new message of its own."""
     agent_id = head.sender_id
-    if not state.may_be_asked(agent_id):  # nearly always
+    if not state.may_have_questions(agent_id):  # nearly always
         return []
     answered = set(state.questions_in(agent_id, head.thread_id)) if head.kind == "direct" else set()
     if parent is not None and parent.seq in state.questions_of(agent_id):
         answered.add(parent.seq)
-    return [Put("question", _key(agent_id, seq), None) for seq in sorted(answered)]
+    return [TableWrite("question", _key(agent_id, seq), None) for seq in sorted(answered)]
 
 
-def dismiss_question(state: State, agent_id: str, seq: int) -> list[Put]:
+def dismiss_question(state: State, agent_id: str, seq: int) -> list[TableWrite]:
     """A person does not want to be told of a question any more."""
-    return [Put("question", _key(agent_id, seq), None)] if seq in state.questions_of(agent_id) else []
+    return [TableWrite("question", _key(agent_id, seq), None)] if seq in state.questions_of(agent_id) else []
 
 
-def forget_questions(state: State, agent_id: str) -> list[Put]:
+def remove_questions_of(state: State, agent_id: str) -> list[TableWrite]:
     """Somebody is removed: nobody asks it any more, and it asks nobody."""
     keys = (key for key, it in state.items("question") if it.sender_id == agent_id or key.startswith(f"{agent_id}/"))
-    return [Put("question", key, None) for key in list(keys)]
+    return [TableWrite("question", key, None) for key in list(keys)]
 
 
-def forget_dropped(state: State, first_seq: int) -> list[Put]:
+def forget_dropped(state: State, first_seq: int) -> list[TableWrite]:
     """Questions whose messages retention has dropped."""
     old = (key for key, _ in state.items("question") if int(key.partition("/")[2]) < first_seq)
-    return [Put("question", key, None) for key in list(old)]
+    return [TableWrite("question", key, None) for key in list(old)]
 
 
 def _key(agent_id: str, seq: int) -> str:

@@ -23,34 +23,34 @@ from msgspec import Meta, Struct
 from roundelay.network.errors import BudgetExhausted, Forbidden, UnknownMessage
 from roundelay.network.frames import SEQ_LIMIT, Seq, StoredFrame, encode, is_id
 
-from .change import ChangeSet, answer_error
-from .entries import NOTHING, Lost, Nack, Notify, Outcome, Record, Retry, SessionAnswer, Settle
-from .faults import OF_ONE_CONVERSATION, FinishedBody, note_failure, note_finished
-from .holds import check_begin
-from .limits import MINUTE_MS, due_next
+from .change import ChangeSet, refuse_entry
+from .entries import NOTHING, MarkHandled, Nack, Outcome, Record, ScheduleRetry, SendNotice, SessionLost, SessionReply
+from .faults import CONVERSATION_FAILURES, FinishedBody, record_failure, record_finished
+from .holds import check_may_start
+from .limits import MINUTE_MS, next_arrival_or_none
 from .sending import Rules, check_session, find_budget, repeat_error
 from .state import State
 from .tables import (
     DAY_MS,
+    AbandonedReaction,
     Attempt,
-    Awaited,
+    AttemptCount,
     Bucket,
-    DaySpent,
+    BudgetStop,
+    CallWait,
+    DayUsage,
     DeadLetter,
     Facts,
-    GivenUp,
-    Known,
     MessageHead,
     OpenReaction,
     Participant,
-    Put,
     Row,
-    Spent,
-    SpentOut,
-    Tried,
-    Triggered,
-    Undelivered,
-    newest_first,
+    StoredKey,
+    TableWrite,
+    TokenUsage,
+    TriggeredReactions,
+    UndeliveredMessage,
+    descending_key,
 )
 from .visibility import is_recipient, thread_readers
 
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 # --- records
 
-TOLD_PER_MINUTE = 60
+REFUSAL_NOTICES_PER_MINUTE = 60
 """How often readers are told of an agent that may not begin any more: what is refused uses up no quota, and each of
 them is written to."""
 MAX_END_BYTES = 16 * 1024
@@ -74,7 +74,7 @@ def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
     try:
         return _keep_record(rules, state, facts, entry)
     except BudgetExhausted as error:
-        refused = answer_error(rules, state, entry, error)
+        refused = refuse_entry(rules, state, entry, error)
         return refused if entry.frame.kind != "started" else _tell_refused(state, facts, entry, refused, str(error))
 
 
@@ -103,13 +103,13 @@ def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
         _begin_reaction(change, facts, entry, entry.trigger, row)
     if entry.spent is not None:
         charge(change, origin.agent_id, frame.reaction, entry.spent, is_total=frame.kind == "finished")
-    failed = read_failure(body) if frame.kind == "model_failed" and opened is not None else None
+    failed = parse_failure(body) if frame.kind == "model_failed" and opened is not None else None
     if failed is not None and opened is not None and failed.failure == "budget":
         reason = failed.reason[: rules.limits.max_reason_chars]
         change.effects.append(_tell_budget(state, entry, opened.trigger_head, reason))
         _keep_spent_out(change, opened, reason)
-    if failed is not None and opened is not None and failed.failure not in OF_ONE_CONVERSATION:
-        note_failure(
+    if failed is not None and opened is not None and failed.failure not in CONVERSATION_FAILURES:
+        record_failure(
             change,
             opened.agent_id,
             "model",
@@ -121,16 +121,16 @@ def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
     if opened is not None and frame.kind != "finished":
         _go_on(change, entry)
         if frame.kind in PROGRESS_KINDS:
-            forgive(change, opened)
+            reset_failures(change, opened)
     elif opened is not None:
-        change.put_row("reaction", f"{opened.agent_id}/{opened.reaction}", None)
+        change.set_value("reaction", f"{opened.agent_id}/{opened.reaction}", None)
         finished = _read_finished(body) or FinishedBody()
-        note_finished(change, opened.agent_id, opened.trigger, opened.reaction, finished)
-        change.keep(forget_failures(state, opened.agent_id, opened.trigger))
+        record_finished(change, opened.agent_id, opened.trigger, opened.reaction, finished)
+        change.keep(clear_attempts(state, opened.agent_id, opened.trigger))
         change.run_ended_hooks(opened)
     elif entry.may_withdraw:
-        withdraw_letter(change, origin.agent_id, frame.reaction)
-    return change.outcome(_stored(entry, row.seq, duplicate=False))
+        withdraw_dead_letter(change, origin.agent_id, frame.reaction)
+    return change.outcome(_stored_reply(entry, row.seq, duplicate=False))
 
 
 def _tell_refused(state: State, facts: Facts, entry: Record, refused: Outcome, reason: str) -> Outcome:
@@ -142,27 +142,27 @@ def _tell_refused(state: State, facts: Facts, entry: Record, refused: Outcome, r
         return refused
     key = f"{agent_id}/told"  # no id, so nobody's bucket
     bucket: Bucket = state.get("bucket", key) or Bucket()
-    due_at = due_next(bucket.sends, state.stamp, TOLD_PER_MINUTE, MINUTE_MS)
+    due_at = next_arrival_or_none(bucket.sends, state.stamp, REFUSAL_NOTICES_PER_MINUTE, MINUTE_MS)
     if due_at is None:
         return refused
     notice = _tell_budget(state, entry, trigger, reason)
-    return Outcome(puts=(*refused.puts, Put("bucket", key, Bucket(due_at))), effects=(*refused.effects, notice))
+    return Outcome(puts=(*refused.puts, TableWrite("bucket", key, Bucket(due_at))), effects=(*refused.effects, notice))
 
 
-def _stored(entry: Record, seq: int, *, duplicate: bool) -> SessionAnswer:
+def _stored_reply(entry: Record, seq: int, *, duplicate: bool) -> SessionReply:
     stored = StoredFrame(record_id=entry.frame.record_id, seq=seq, duplicate=duplicate)
-    return SessionAnswer(entry.origin.session_id, encode(stored))
+    return SessionReply(entry.origin.session_id, encode(stored))
 
 
-def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, known: Known) -> Outcome:
+def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, known: StoredKey) -> Outcome:
     """What a repeat comes to: its answer, and that the process is at the reaction. It stores nothing new."""
     error = repeat_error("record", entry.frame.record_id, known.seq, is_damaged=known.is_damaged)
     if known.is_damaged:
         raise error
     if known.digest == entry.digest:
-        answered = Outcome(effects=(_stored(entry, known.seq, duplicate=True),))
+        answered = Outcome(effects=(_stored_reply(entry, known.seq, duplicate=True),))
     else:
-        answered = answer_error(rules, state, entry, error)
+        answered = refuse_entry(rules, state, entry, error)
     if entry.frame.kind not in REPEATED_KINDS:
         return answered
     try:
@@ -184,7 +184,7 @@ def _go_on(change: ChangeSet, entry: Record) -> None:
         return
     now = follow(opened, frame.kind, entry.call, participant.life, entry.awaited)
     if now is not opened:
-        change.put_row("reaction", key, now)
+        change.set_value("reaction", key, now)
 
 
 def _begin_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int, row: Row) -> None:
@@ -194,7 +194,7 @@ def _begin_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
         raise UnknownMessage(
             f"There is no message {trigger} for {agent_id}; body.trigger of a started record is the seq of one."
         )
-    check_begin(state, head)
+    check_may_start(state, head)
     most = change.rules.limits.max_reactions_per_message
     key = f"{agent_id}/{reaction}"
     if state.get("reaction", key) is None and len(state.reactions_to(agent_id, trigger)) >= most:
@@ -207,29 +207,29 @@ def _begin_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     opened = OpenReaction(
         reaction, agent_id, trigger, row.seq, head, entry.oldest or trigger, life=life, at=state.stamp
     )
-    change.put_row("reaction", key, opened)
+    change.set_value("reaction", key, opened)
     key = f"{agent_id}/{trigger}"
-    earlier: Triggered | None = change.find_cold("triggered", key)
-    begun = Triggered(reaction, row.seq) if earlier is None else earlier.then(reaction, row.seq)
-    change.put_row("triggered", key, begun)
-    change.effects.append(Settle(agent_id, trigger))
+    earlier: TriggeredReactions | None = change.find_cold("triggered", key)
+    begun = TriggeredReactions(reaction, row.seq) if earlier is None else earlier.then(reaction, row.seq)
+    change.set_value("triggered", key, begun)
+    change.effects.append(MarkHandled(agent_id, trigger))
 
 
-def _tell_budget(state: State, entry: Record, trigger: MessageHead, reason: str) -> Notify:
+def _tell_budget(state: State, entry: Record, trigger: MessageHead, reason: str) -> SendNotice:
     """A reaction stops because what may be spent is spent: the readers of its trigger's thread, and operators, are
     told."""
     agent_id, reaction = entry.origin.agent_id, entry.frame.reaction
     body = {"root": trigger.root, "seq": trigger.seq, "agent_id": agent_id, "reaction": reaction, "reason": reason}
     readers = frozenset(thread_readers(state, trigger))
-    return Notify(readers, "budget_exhausted", trigger.thread_id, body, operators=True)
+    return SendNotice(readers, "budget_exhausted", trigger.thread_id, body, operators=True)
 
 
 def _keep_spent_out(change: ChangeSet, opened: OpenReaction, reason: str) -> None:
     """That its agent's budget ended a reaction waits for who may let the conversation go on (`needs`)."""
     head = opened.trigger_head
     resumed = find_budget(change.state, change.facts, head.root, head).resumed
-    found = SpentOut(opened.agent_id, opened.reaction, head.seq, head.root, resumed, change.stamp, reason)
-    change.put_row("spent_out", f"{newest_first(head.seq)}/{opened.agent_id}", found)
+    found = BudgetStop(opened.agent_id, opened.reaction, head.seq, head.root, resumed, change.stamp, reason)
+    change.set_value("spent_out", f"{descending_key(head.seq)}/{opened.agent_id}", found)
 
 
 # --- deliveries that failed
@@ -246,36 +246,38 @@ def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome
     except Forbidden:  # as if it had not been said: the message comes again, as the same attempt
         known: Attempt | None = state.get("attempt", f"{agent_id}/{entry.seq}")
         attempt_now = 1 + (known.failures if known is not None else 0)
-        return Outcome(effects=(Retry(agent_id, entry.seq, attempt_now, state.stamp),))
+        return Outcome(effects=(ScheduleRetry(agent_id, entry.seq, attempt_now, state.stamp),))
     change = ChangeSet(rules, state, facts, entry.origin)
     head = facts.heads.get(entry.seq)
     sender_id = head.sender_id if head is not None else None
-    fail_once(change, entry.seq, sender_id, entry.reason, entry.retry_after_ms)
+    record_delivery_failure(change, entry.seq, sender_id, entry.reason, entry.retry_after_ms)
     return change.outcome()
 
 
-def fail_once(change: ChangeSet, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None) -> int:
+def record_delivery_failure(
+    change: ChangeSet, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
+) -> int:
     """Count what the caller says has failed, and have it delivered again unless it is a dead letter now. Gives the
     failures so far."""
     agent_id = change.origin.agent_id
     failures = count_failure(change, agent_id, seq, sender_id, reason, retry_after_ms)
     if failures < MAX_FAILURES:
         attempt: Attempt = change.state.get("attempt", f"{agent_id}/{seq}")
-        change.effects.append(Retry(agent_id, seq, failures + 1, attempt.due_at))
+        change.effects.append(ScheduleRetry(agent_id, seq, failures + 1, attempt.due_at))
     return failures
 
 
-def apply_lost(rules: Rules, state: State, entry: Lost) -> Outcome:
+def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
     agent_id = entry.origin.agent_id
     participant = state.participant(agent_id)
     if participant is None or participant.fence != entry.origin.fence or not state.reactions_of(agent_id):
         return NOTHING
     change = ChangeSet(rules, state, Facts(), entry.origin)
-    change.put_row("participant", agent_id, msgspec.structs.replace(participant, is_lost=True))
+    change.set_value("participant", agent_id, msgspec.structs.replace(participant, is_lost=True))
     return change.outcome()
 
 
-def count_lost_process(change: ChangeSet, lost: Participant) -> None:
+def count_lost_reactions(change: ChangeSet, lost: Participant) -> None:
     """A process is gone, and another one is in its place: what it was at work on has failed once. Of a process
     that does not name itself nobody knows what it only waited for."""
     agent_id = lost.agent_id
@@ -288,54 +290,56 @@ def count_lost_process(change: ChangeSet, lost: Participant) -> None:
         count_failure(change, agent_id, trigger, reaction.trigger_head.sender_id, reason, None)
 
 
-def forgive(change: ChangeSet, opened: OpenReaction) -> None:
+def reset_failures(change: ChangeSet, opened: OpenReaction) -> None:
     """A reaction has got on since the last failure: the next one is the first."""
     key = f"{opened.agent_id}/{opened.trigger}"
     attempt: Attempt | None = change.state.get("attempt", key)
     if attempt is not None and attempt.failures:
-        change.put_row("attempt", key, msgspec.structs.replace(attempt, failures=0) if attempt.is_revived else None)
+        change.set_value("attempt", key, msgspec.structs.replace(attempt, failures=0) if attempt.is_revived else None)
 
 
-def withdraw_letter(change: ChangeSet, agent_id: str, reaction: str) -> None:
+def withdraw_dead_letter(change: ChangeSet, agent_id: str, reaction: str) -> None:
     """A reaction that was given up has ended after all: what it was for is no dead letter, and who was told is
     told so."""
-    given_up: GivenUp | None = change.find_cold("given_up", f"{agent_id}/{reaction}")
+    given_up: AbandonedReaction | None = change.find_cold("given_up", f"{agent_id}/{reaction}")
     if given_up is None:
         return
     seq = given_up.trigger
-    change.put_row("given_up", f"{agent_id}/{reaction}", None)
-    change.put_row("dead", f"{agent_id}/{seq:016d}", None)
+    change.set_value("given_up", f"{agent_id}/{reaction}", None)
+    change.set_value("dead", f"{agent_id}/{seq:016d}", None)
     if given_up.sender_id:
-        change.put_row("undelivered", undelivered_key(given_up.sender_id, seq, agent_id), None)
-    change.put_row("tried", f"{agent_id}/{seq:016d}", Tried(given_up.attempts))
+        change.set_value("undelivered", undelivered_key(given_up.sender_id, seq, agent_id), None)
+    change.set_value("tried", f"{agent_id}/{seq:016d}", AttemptCount(given_up.attempts))
     change.write_row("dead", data=encode({"seq": seq, "agent_id": agent_id, "event": "withdrawn"}))
     body = {"seq": seq, "agent_id": agent_id, "reaction": reaction}
     told = frozenset((agent_id,))
-    change.effects.append(Notify(told, "dead_letter_withdrawn", None, body, operators=True, asker=given_up.sender_id))
+    change.effects.append(
+        SendNotice(told, "dead_letter_withdrawn", None, body, operators=True, asker=given_up.sender_id)
+    )
 
 
 def undelivered_key(sender_id: str, seq: int, agent_id: str) -> str:
     """Where a dead letter stands among those of what its sender sent."""
-    return f"{sender_id}/{newest_first(seq)}/{agent_id}"
+    return f"{sender_id}/{descending_key(seq)}/{agent_id}"
 
 
-def keep_handled(state: State, put: Put) -> Put:
+def merge_ack_cursor(state: State, put: TableWrite) -> TableWrite:
     """A floor with what was handled since it was taken: by a dead letter, whose commit it would undo."""
     if put.table != "floor":
         return put
     floor, taken = state.floor(put.key), put.value
     since = {seq for seq in floor.above if seq > taken.seq}.union(seq for seq in taken.open if floor.is_handled(seq))
-    return Put("floor", put.key, taken.with_handled(since)) if since else put
+    return TableWrite("floor", put.key, taken.with_handled(since)) if since else put
 
 
-def forget_failures(state: State, agent_id: str, seq: int) -> list[Put]:
+def clear_attempts(state: State, agent_id: str, seq: int) -> list[TableWrite]:
     """What is kept of a message's failures once it is handled: how many attempts it took, if it took more than one."""
     attempt: Attempt | None = state.get("attempt", f"{agent_id}/{seq}")
     if attempt is None:
         return []
-    puts = [Put("attempt", f"{agent_id}/{seq}", None)]
+    puts = [TableWrite("attempt", f"{agent_id}/{seq}", None)]
     if attempt.failures or attempt.is_revived:  # of an earlier life there may be more
-        puts.append(Put("tried", f"{agent_id}/{seq:016d}", Tried(attempt.failures + 1)))
+        puts.append(TableWrite("tried", f"{agent_id}/{seq:016d}", AttemptCount(attempt.failures + 1)))
     return puts
 
 
@@ -350,30 +354,30 @@ def count_failure(
     stamp = change.stamp
     if failures < MAX_FAILURES:
         delay_ms = retry_after_ms if retry_after_ms is not None else FIRST_RETRY_MS * 2 ** (failures - 1)
-        change.put_row(
+        change.set_value(
             "attempt", key, Attempt(failures, stamp + delay_ms, reason, before is not None and before.is_revived)
         )
         return failures
     opened = {it.reaction: key for key, it in change.state.reactions_to(agent_id, seq).items()}
     for reaction, its_key in opened.items():
-        change.put_row("reaction", its_key, None)
-        change.put_row("given_up", f"{agent_id}/{reaction}", GivenUp(seq, sender_id or "", failures))
+        change.set_value("reaction", its_key, None)
+        change.set_value("given_up", f"{agent_id}/{reaction}", AbandonedReaction(seq, sender_id or "", failures))
     letter = DeadLetter(agent_id, seq, reason, failures, stamp, tuple(opened), sender_id or "")
     floor = change.state.floor(agent_id)
     if not floor.is_handled(seq):  # in this same commit: after a crash a dead letter is not delivered again
-        change.put_row("floor", agent_id, floor.with_handled([seq]))
-    change.put_row("attempt", key, None)
-    change.put_row("dead", f"{agent_id}/{seq:016d}", letter)
-    note_failure(change, agent_id, "dead_letter", reason, seq=seq)
+        change.set_value("floor", agent_id, floor.with_handled([seq]))
+    change.set_value("attempt", key, None)
+    change.set_value("dead", f"{agent_id}/{seq:016d}", letter)
+    record_failure(change, agent_id, "dead_letter", reason, seq=seq)
     if sender_id is not None:
-        change.put_row(
-            "undelivered", undelivered_key(sender_id, seq, agent_id), Undelivered(agent_id, seq, failures, stamp)
+        change.set_value(
+            "undelivered", undelivered_key(sender_id, seq, agent_id), UndeliveredMessage(agent_id, seq, failures, stamp)
         )
     body = {"seq": seq, "agent_id": agent_id, "reason": reason, "attempts": failures}
     change.write_row("dead", data=encode(body))
-    change.effects.append(Settle(agent_id, seq))
+    change.effects.append(MarkHandled(agent_id, seq))
     told = frozenset((agent_id,))
-    change.effects.append(Notify(told, "dead_letter", None, body, operators=True, asker=sender_id))
+    change.effects.append(SendNotice(told, "dead_letter", None, body, operators=True, asker=sender_id))
     return failures
 
 
@@ -393,7 +397,7 @@ def _reads(shape: type[T]) -> Callable[[bytes], T | None]:
     return read
 
 
-CHARGED = frozenset({"model_reply", "review", "used", "finished"})
+USAGE_KINDS = frozenset({"model_reply", "review", "used", "finished"})
 MAX_MODELS = 16
 """Of one sum; further ones count under no name."""
 MAX_MODEL_CHARS = 128
@@ -441,31 +445,33 @@ class ModelFailedBody(Struct):
 
 _read_told = _reads(_Told)
 _read_finished = _reads(FinishedBody)
-read_failure = _reads(ModelFailedBody)
+parse_failure = _reads(ModelFailedBody)
 """Why a model gave no reply; None for a body of another shape."""
 
 
-def read_spent(kind: str, body: bytes) -> Mapping[str, Spent] | None:
+def parse_usage(kind: str, body: bytes) -> Mapping[str, TokenUsage] | None:
     """The tokens that a record tells of, by model, "" for what none is named for; None for nothing, or a body of
     another shape."""
     told = _read_told(body)
     if told is None:
         return None
     reply = told.reply if kind == "model_reply" else None
-    used = [(it.model, Spent(1, *msgspec.structs.astuple(it.usage))) for it in told.used]
+    used = [(it.model, TokenUsage(1, *msgspec.structs.astuple(it.usage))) for it in told.used]
     usage = reply.usage if reply is not None else told.usage
     if usage is not None:
-        rest = _rest(Spent(0, *msgspec.structs.astuple(usage)), reduce(_plus, (it for _, it in used), Spent()))
+        rest = _rest(
+            TokenUsage(0, *msgspec.structs.astuple(usage)), reduce(_plus, (it for _, it in used), TokenUsage())
+        )
         of_reply = msgspec.structs.replace(rest, calls=int(reply is not None))
         used.append((reply.model if reply is not None else "", of_reply))
-    spent: dict[str, Spent] = {}
+    spent: dict[str, TokenUsage] = {}
     for model, it in used:
-        if it != Spent():
+        if it != TokenUsage():
             spent = _add(spent, model[:MAX_MODEL_CHARS], it)
     return spent or None
 
 
-def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, Spent], *, is_total: bool) -> None:
+def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, TokenUsage], *, is_total: bool) -> None:
     """Add what a record tells of to its reaction's sum, its root's (of all, and of this agent) and its agent's of the
     day.
 
@@ -478,10 +484,10 @@ def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, 
         return
     if is_total:
         told = {model: it for model, it in spent.items() if model}
-        # `read_spent` has taken these out of the total, which holds what the sum has already as well.
-        spent = {**told, "": _rest(spent.get("", Spent()), sum_up(opened.spent))}
+        # `parse_usage` has taken these out of the total, which holds what the sum has already as well.
+        spent = {**told, "": _rest(spent.get("", TokenUsage()), sum_up(opened.spent))}
     most = change.rules.limits.max_record_tokens
-    by_model = {model: _limit(it, most) for model, it in spent.items() if it != Spent()}
+    by_model = {model: _limit(it, most) for model, it in spent.items() if it != TokenUsage()}
     if not by_model:
         return
     root = opened.trigger_head.root
@@ -490,50 +496,54 @@ def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, 
     if agent_id in claims or len(claims) < MAX_CLAIMANTS:
         claims = {**claims, agent_id: _add_all(claims.get(agent_id, {}), by_model, MAX_MODELS_EACH)}
     changed = msgspec.structs.replace(budget, spent=_add_all(budget.spent, by_model), claims=claims)
-    change.put_row("root", str(root), changed)
-    change.put_row("reaction", key, msgspec.structs.replace(opened, spent=_add_all(opened.spent, by_model)))
+    change.set_value("root", str(root), changed)
+    change.set_value("reaction", key, msgspec.structs.replace(opened, spent=_add_all(opened.spent, by_model)))
     day = change.stamp // DAY_MS
-    of_day = spent_on(day, change.state.get("day", agent_id))
-    change.put_row("day", agent_id, DaySpent(day, _add_all(of_day, by_model)))
+    of_day = usage_on(day, change.state.get("day", agent_id))
+    change.set_value("day", agent_id, DayUsage(day, _add_all(of_day, by_model)))
 
 
-def _limit(used: Spent, most: int) -> Spent:
+def _limit(used: TokenUsage, most: int) -> TokenUsage:
     calls, *tokens = msgspec.structs.astuple(used)
-    return Spent(calls, *(min(count, most) for count in tokens))
+    return TokenUsage(calls, *(min(count, most) for count in tokens))
 
 
-def spent_on(day: int, newest: DaySpent | None) -> Mapping[str, Spent]:
+def usage_on(day: int, newest: DayUsage | None) -> Mapping[str, TokenUsage]:
     """What was spent on a day, given what is kept of the newest one."""
     return newest.spent if newest is not None and newest.day == day else {}
 
 
-def sum_up(spent: Mapping[str, Spent]) -> Spent:
+def sum_up(spent: Mapping[str, TokenUsage]) -> TokenUsage:
     """All models together."""
-    return reduce(_plus, spent.values(), Spent())
+    return reduce(_plus, spent.values(), TokenUsage())
 
 
-def _add(spent: Mapping[str, Spent], model: str, used: Spent, most: int = MAX_MODELS) -> dict[str, Spent]:
+def _add(
+    spent: Mapping[str, TokenUsage], model: str, used: TokenUsage, most: int = MAX_MODELS
+) -> dict[str, TokenUsage]:
     if model not in spent and len(spent) >= most:
         model = ""
-    return {**spent, model: _plus(spent.get(model, Spent()), used)}
+    return {**spent, model: _plus(spent.get(model, TokenUsage()), used)}
 
 
-def _add_all(spent: Mapping[str, Spent], used: Mapping[str, Spent], most: int = MAX_MODELS) -> dict[str, Spent]:
+def _add_all(
+    spent: Mapping[str, TokenUsage], used: Mapping[str, TokenUsage], most: int = MAX_MODELS
+) -> dict[str, TokenUsage]:
     summed = dict(spent)
     for model, it in used.items():
         summed = _add(summed, model, it, most)
     return summed
 
 
-def _plus(one: Spent, other: Spent) -> Spent:
-    return Spent(*map(add, msgspec.structs.astuple(one), msgspec.structs.astuple(other)))
+def _plus(one: TokenUsage, other: TokenUsage) -> TokenUsage:
+    return TokenUsage(*map(add, msgspec.structs.astuple(one), msgspec.structs.astuple(other)))
 
 
-def _rest(total: Spent, known: Spent) -> Spent:
+def _rest(total: TokenUsage, known: TokenUsage) -> TokenUsage:
     """What a total holds beyond what is known: never less than nothing, as middleware may count a reply for less than
     it was."""
     _calls, *tokens = (max(0, it) for it in map(sub, msgspec.structs.astuple(total), msgspec.structs.astuple(known)))
-    return Spent(0, *tokens)
+    return TokenUsage(0, *tokens)
 
 
 # --- what a reaction is at
@@ -573,7 +583,7 @@ class _Call(Struct):
 _read_call = _reads(_Call)
 
 
-def read_call(body: bytes) -> str:
+def parse_call_place(body: bytes) -> str:
     """The place of the call that a record is about; empty for a body of another shape."""
     it = _read_call(body)
     if it is None:
@@ -598,14 +608,14 @@ class _Waiting(Struct):
 _read_waiting = _reads(_Waiting)
 
 
-def read_awaited(body: bytes) -> Awaited | None:
+def parse_wait(body: bytes) -> CallWait | None:
     """What a ``waiting`` record says that its call waits for; None for a body of another shape."""
     it = _read_waiting(body)
     if it is None or not it.questions:
         return None
     if it.is_approval:
         copies = tuple((name, seq) for name, seq in it.questions.items() if is_id(name))
-        return Awaited(
+        return CallWait(
             request=next(iter(it.questions.values())),
             until=max(0, min(it.until, SEQ_LIMIT - 1)),
             copies=copies[:MAX_REQUESTS],
@@ -613,10 +623,10 @@ def read_awaited(body: bytes) -> Awaited | None:
             deciders=None if it.deciders is None else tuple(filter(is_id, it.deciders[:MAX_REQUESTS])),
             voters=tuple(vote.by for vote in it.votes[:MAX_REQUESTS] if is_id(vote.by)),
         )
-    return Awaited(tuple(name for name in it.questions if is_id(name))[:MAX_AWAITED])
+    return CallWait(tuple(name for name in it.questions if is_id(name))[:MAX_AWAITED])
 
 
-def follow(opened: OpenReaction, kind: str, call: str, life: int, awaited: Awaited | None = None) -> OpenReaction:
+def follow(opened: OpenReaction, kind: str, call: str, life: int, awaited: CallWait | None = None) -> OpenReaction:
     """The reaction after one more record, written in a process's ``life``; the same object if that changes nothing."""
     calls = opened.calls
     if kind == "started":  # a process goes on with it: until it has come to its waits again, it works

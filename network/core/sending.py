@@ -37,14 +37,14 @@ from roundelay.network.errors import (
 from roundelay.network.frames import SendFrame, StoredFrame, WireMessage, encode
 
 from .access import check_right_to_send, find_channel
-from .entries import Origin, Outcome, Send, SessionAnswer, body_digest
-from .holds import check_answer
+from .entries import Origin, Outcome, Send, SessionReply, body_digest
+from .holds import check_may_answer
 from .limits import ROW_BYTES, Quotas, count_stored, next_rates
 from .mod import Mod, Operation
-from .questions import ask_people, end_questions
-from .shares import begin_root, charge_root, count_answer, is_program, was_told
+from .questions import add_questions, remove_answered
+from .shares import charge_budget, count_answer, has_unanswered_news, sends_like_program, start_budget
 from .state import State
-from .tables import DAY_MS, Bucket, Facts, Known, MessageHead, Put, RootBudget, Row
+from .tables import DAY_MS, Bucket, ConversationBudget, Facts, MessageHead, Row, StoredKey, TableWrite
 from .visibility import has_people, may_read
 
 
@@ -72,23 +72,23 @@ def apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcome
     if known is not None:
         if known.is_damaged or not is_same_send(known, frame):
             raise repeat_error("message", frame.message_id, known.seq, is_damaged=known.is_damaged)
-        return Outcome(effects=(_stored(origin, frame, known, duplicate=True),))
+        return Outcome(effects=(_stored_reply(origin, frame, known, duplicate=True),))
     if entry.refusal is not None:
         raise entry.refusal
     check_session(state, origin)
     row, puts = write_message(rules, state, facts, origin, frame, entry.key[1])
-    return Outcome((row,), puts, (_stored(origin, frame, row, duplicate=False),))
+    return Outcome((row,), puts, (_stored_reply(origin, frame, row, duplicate=False),))
 
 
-def _stored(origin: Origin, frame: SendFrame, row: Known, *, duplicate: bool) -> SessionAnswer:
+def _stored_reply(origin: Origin, frame: SendFrame, row: StoredKey, *, duplicate: bool) -> SessionReply:
     stored = StoredFrame(message_id=frame.message_id, seq=row.seq, thread_id=row.stream, duplicate=duplicate)
-    return SessionAnswer(origin.session_id, encode(stored))
+    return SessionReply(origin.session_id, encode(stored))
 
 
 # --- repeats, and who may still speak
 
 
-def is_same_send(known: Known, frame: SendFrame) -> bool:
+def is_same_send(known: StoredKey, frame: SendFrame) -> bool:
     """Whether a stored message is this one: every field but ``message_id`` and ``metadata``, ``content`` byte by byte
     as sent."""
     stored = _stored_message.decode(known.data)
@@ -160,22 +160,22 @@ def check_session(state: State, origin: Origin) -> None:
 
 def write_message(
     rules: Rules, state: State, facts: Facts, origin: Origin, frame: SendFrame, key: str
-) -> tuple[Row, list[Put]]:
+) -> tuple[Row, list[TableWrite]]:
     """Accept one message from a participant: its row, and what else it changes. Raises the `RoundelayError` that
     refuses it."""
     limits, stamp, sender = rules.limits, state.stamp, origin.agent_id
     address_kind, name = parse_address(frame.to)
     bucket = state.bucket(sender)
     sends, roots = next_rates(limits, bucket, stamp, is_root=frame.cause is UNSET and origin.kind == "agent")
-    puts: list[Put] = []
+    puts: list[TableWrite] = []
     parent = find_readable(state, facts, sender, frame.reply_to, "reply_to") if frame.reply_to is not UNSET else None
     cause = find_readable(state, facts, sender, frame.cause, "cause") if frame.cause is not UNSET else None
     if state.rights is not None:
         check_right_to_send(state, origin, address_kind, name)
-    place = _find_place(rules, state, origin, address_kind, name, parent, frame)
+    place = _find_destination(rules, state, origin, address_kind, name, parent, frame)
     if origin.kind == "agent" and state.holds:
         for thread_id in {place.thread_id, parent.thread_id} if parent is not None else (place.thread_id,):
-            check_answer(state, origin, thread_id, None if cause is None else cause.seq)
+            check_may_answer(state, origin, thread_id, None if cause is None else cause.seq)
     seq = state.head + 1
     root, hops = (seq, 0) if cause is None else (cause.root, cause.hops + 1)
     head = MessageHead(
@@ -197,25 +197,25 @@ def write_message(
         if not has_people(state, head):
             head = msgspec.structs.replace(head, label=cause.label)
     else:
-        if origin.kind == "agent" or (origin.kind == "human" and is_program(limits, bucket, stamp)):
+        if origin.kind == "agent" or (origin.kind == "human" and sends_like_program(limits, bucket, stamp)):
             heard, last = state.heard, bucket.uncaused.last
-            if heard.given.get(sender, 0) > last or (heard.newest > last and was_told(state, sender, last)):
+            if heard.given.get(sender, 0) > last or (heard.newest > last and has_unanswered_news(state, sender, last)):
                 bucket = count_answer(limits, state, bucket, head)
         if frame.requires_response is not UNSET and (named := _named(state, frame)):
-            puts.append(Put("root", str(root), begin_root(head, named)))
+            puts.append(TableWrite("root", str(root), start_budget(head, named)))
     if frame.requires_response is not UNSET:
-        puts += ask_people(limits, state, head, frame.requires_response)
+        puts += add_questions(limits, state, head, frame.requires_response)
     if origin.kind == "human":
-        puts += end_questions(state, head, parent)
+        puts += remove_answered(state, head, parent)
     row = message_row(head, frame, stamp, sender, key)
     size, day = len(row.data) + ROW_BYTES, stamp // DAY_MS
     size_now, messages_now = bucket.bytes + size, bucket.messages + 1
     upto, upto_messages = bucket.next_bytes, bucket.next_messages
     if not origin.session_id:  # a mod's own: whose message it follows from is told by its `ChangeSet`
-        puts.append(Put("bucket", sender, bucket.at_rates((sends, roots))))
+        puts.append(TableWrite("bucket", sender, bucket.at_rates((sends, roots))))
     elif size_now < upto and messages_now < upto_messages and day == bucket.day:  # nearly always: no bound is near
         now = Bucket(sends, roots, day, size_now, messages_now, upto, upto_messages, bucket.uncaused)
-        puts.append(Put("bucket", sender, now))
+        puts.append(TableWrite("bucket", sender, now))
     else:
         puts += count_stored(rules.quotas, sender, bucket, (sends, roots), stamp, size, 1)
     return row, puts
@@ -313,19 +313,19 @@ def charge_message(
     cause: MessageHead,
     spender: str,
     addressed: Sequence[str],
-) -> Put:
-    """Count a message against its root's budget. Raises `Stopping`."""
+) -> TableWrite:
+    """Count a message against its root's budget. Raises `BudgetExceeded`."""
     budget = find_budget(state, facts, head.root, cause)
-    return Put("root", str(head.root), charge_root(limits, budget, head, spender, addressed))
+    return TableWrite("root", str(head.root), charge_budget(limits, budget, head, spender, addressed))
 
 
-def find_budget(state: State, facts: Facts, root: int, known: MessageHead | None = None) -> RootBudget:
+def find_budget(state: State, facts: Facts, root: int, known: MessageHead | None = None) -> ConversationBudget:
     """What the conversation from a root has used; ``known`` is one of its messages. Where nothing is counted yet,
     that is its root, unless the ledger has damaged what was: then nobody knows whose it is."""
     key = str(root)
-    budget: RootBudget | None = state.get("root", key) or facts.cold.get(("root", key))
+    budget: ConversationBudget | None = state.get("root", key) or facts.cold.get(("root", key))
     if budget is None:
-        budget = begin_root(known) if known is not None and known.seq == root else RootBudget(1, root)
+        budget = start_budget(known) if known is not None and known.seq == root else ConversationBudget(1, root)
     return budget
 
 
@@ -347,7 +347,7 @@ class _Destination(Struct, frozen=True, gc=False):
     excluded: tuple[str, ...] = ()
 
 
-def _find_place(
+def _find_destination(
     rules: Rules, state: State, origin: Origin, kind: str, name: str, parent: MessageHead | None, frame: SendFrame
 ) -> _Destination:
     """Where the message goes: recipients exist, the sender may write there, and a reply stays where its parent is."""
@@ -368,7 +368,7 @@ def _find_place(
                 raise UnknownRecipient(f"This hub has no mod {name!r}; network.info lists its mods.")
             place = _Destination("mod", mod_thread(name, sender))
         case _:
-            place = _Destination("broadcast", "broadcast", _left_out(state, frame))
+            place = _Destination("broadcast", "broadcast", _list_excluded(state, frame))
     if parent is None:
         return place
     is_private = place.kind in ("direct", "mod")
@@ -391,7 +391,7 @@ def _find_direct_thread(sender: str, name: str, parent: MessageHead | None, fram
     return direct_thread(sender, name, "" if parent is None else conversation_of(parent.thread_id))
 
 
-def _left_out(state: State, frame: SendFrame) -> tuple[str, ...]:
+def _list_excluded(state: State, frame: SendFrame) -> tuple[str, ...]:
     """Whom a broadcast leaves out. Others than participants would not hear it anyway, and their names would be kept by
     every reply too."""
     if frame.exclude_agent_ids is UNSET:

@@ -26,10 +26,10 @@ from roundelay.network.config import Limits
 from roundelay.network.errors import LoopStopped
 
 from .state import State
-from .tables import DAY_MS, Bucket, Heard, MessageHead, RootBudget, Uncaused
+from .tables import DAY_MS, AnswerCount, Bucket, ConversationBudget, MessageHead, RecentMessages
 from .visibility import has_people, parties
 
-# The counters of one `RootBudget`, and what of the whole each may reach:
+# The counters of one `ConversationBudget`, and what of the whole each may reach:
 #
 #   parties   { ann: 9, bob: 7,   cat: 5, dan: 0 }      first = (ann, bob): all of it. cat, dan: 1/2 each
 #   others    { eve: 2, "": 3 }                         1/4 each, 1/2 together; "" is all beyond `MAX_SPENDERS`
@@ -49,7 +49,7 @@ IN_A_ROW_SHARE, LEAST_IN_A_ROW = 20, 25
 least so many: two agents that answer each other for ever are told so early."""
 
 
-class Stopping(LoopStopped):
+class BudgetExceeded(LoopStopped):
     """`LoopStopped`, with the message that would have been one too many.
 
     ``limit`` is the field of `Limits` that ends it, and ``bound`` tells its uses apart. ``used_by`` has sent most of
@@ -68,18 +68,20 @@ class Stopping(LoopStopped):
         self.used = used
 
 
-def begin_root(root: MessageHead, named: Iterable[str] = ()) -> RootBudget:
+def start_budget(root: MessageHead, named: Iterable[str] = ()) -> ConversationBudget:
     """The budget of a conversation of which nothing is stored but its root, which names these."""
     talk = parties(root) if root.kind in ("direct", "mod") else (root.sender_id,)
     first = tuple(dict.fromkeys((*talk, *named)))[:MAX_SPENDERS]
-    return RootBudget(1, root.seq, began_by=first[0], first=first, parties=dict.fromkeys(first, 0) | {first[0]: 1})
+    return ConversationBudget(
+        1, root.seq, began_by=first[0], first=first, parties=dict.fromkeys(first, 0) | {first[0]: 1}
+    )
 
 
-def charge_root(
-    limits: Limits, budget: RootBudget, head: MessageHead, spender: str, addressed: Iterable[str]
-) -> RootBudget:
+def charge_budget(
+    limits: Limits, budget: ConversationBudget, head: MessageHead, spender: str, addressed: Iterable[str]
+) -> ConversationBudget:
     """Count a message against its root's budget, for ``spender``; whom a party has ``addressed`` in it is one.
-    Raises `Stopping`."""
+    Raises `BudgetExceeded`."""
     most = limits.max_root_messages + budget.extra_messages
     most_hops = limits.max_hops + budget.extra_hops
     if budget.messages >= most:
@@ -103,7 +105,7 @@ def charge_root(
     )
 
 
-def _check_share(budget: RootBudget, head: MessageHead, spender: str, most: int) -> None:
+def _check_share(budget: ConversationBudget, head: MessageHead, spender: str, most: int) -> None:
     """Refuse what is more than one who is no first party may use, or all of these together."""
     is_party = spender in budget.parties
     used = budget.parties[spender] if is_party else budget.others.get(spender, budget.others.get("", 0))
@@ -121,8 +123,8 @@ def _check_share(budget: RootBudget, head: MessageHead, spender: str, most: int)
         raise _stop(budget, head, "max_root_messages", "share", text)
 
 
-def _stop(budget: RootBudget, head: MessageHead, limit: str, bound: str, why: str) -> Stopping:
-    used_by, used = who_used(budget)
+def _stop(budget: ConversationBudget, head: MessageHead, limit: str, bound: str, why: str) -> BudgetExceeded:
+    used_by, used = find_top_sender(budget)
     most_by = f", {used} of them by {used_by}" if used_by else ""
     sentence = (
         f"The conversation from message {head.root} {why} ({limit}); {budget.messages} messages are stored in "
@@ -133,10 +135,10 @@ def _stop(budget: RootBudget, head: MessageHead, limit: str, bound: str, why: st
         f"The conversation that began with #{head.root} has stopped: it {why}{most_by}. Type /resume {head.root} in "
         f"chat to let it go on; limits.{limit} in the node's file allows more."
     )
-    return Stopping(sentence, head, limit, bound, used_by, used, told)
+    return BudgetExceeded(sentence, head, limit, bound, used_by, used, told)
 
 
-def who_used(budget: RootBudget) -> tuple[str, int]:
+def find_top_sender(budget: ConversationBudget) -> tuple[str, int]:
     """Who has sent most of a conversation's messages, and how many; by the id among equals."""
     counts: Mapping[str, int] = {**budget.others, **budget.parties}
     return max(sorted(counts.items()), key=lambda item: item[1], default=("", 0))
@@ -150,7 +152,7 @@ def who_used(budget: RootBudget) -> tuple[str, int]:
 #                                                              newest that does: step 6 sets them
 #
 # Its next message without a cause counts if `given` or `shared` is above `last`. The count begins anew if `people` is
-# above `since`. Several answers in one batch count once: the first one moves `last`, and what step 6 sees of `Heard`
+# above `since`. Several answers in one batch count once: the first one moves `last`, and what step 6 sees of `RecentMessages`
 # is from before the batch. Both are in memory alone, and begin empty together: a hub that starts, or that reopens its
 # ledger, makes a new `State`.
 
@@ -170,23 +172,23 @@ def note(limits: Limits, state: State, head: MessageHead) -> None:
     for place in places:
         heard.share(place, head.seq, head.sender_id)
         if head.sender_kind == "human":
-            note_person(limits, state, head, place)
+            record_person(limits, state, head, place)
 
 
-def note_person(limits: Limits, state: State, head: MessageHead, place: str | None = None) -> None:
+def record_person(limits: Limits, state: State, head: MessageHead, place: str | None = None) -> None:
     """A person has spoken to agents, at a place (where the message goes to, if it is not said)."""
     bucket: Bucket | None = state.get("bucket", head.sender_id)
-    if bucket is None or not is_program(limits, bucket, state.stamp):
+    if bucket is None or not sends_like_program(limits, bucket, state.stamp):
         state.heard.people[place or head.to] = (head.seq, head.sender_id)
 
 
-def is_program(limits: Limits, bucket: Bucket, stamp: int) -> bool:
+def sends_like_program(limits: Limits, bucket: Bucket, stamp: int) -> bool:
     """Whether somebody of kind ``human`` has sent more today than a person does: it passes on what others say, and
     counts as an agent does."""
     return bucket.messages > limits.max_uncaused_answers and bucket.day == stamp // DAY_MS
 
 
-def was_told(state: State, agent_id: str, last: int) -> bool:
+def has_unanswered_news(state: State, agent_id: str, last: int) -> bool:
     """Whether somebody else has said something since a seq at a place of many where this agent is."""
     heard = state.heard
     return _is_told_at(heard, "broadcast", agent_id, last) or (
@@ -198,12 +200,12 @@ def was_told(state: State, agent_id: str, last: int) -> bool:
     )
 
 
-def _is_told_at(heard: Heard, place: str, agent_id: str, last: int) -> bool:
+def _is_told_at(heard: RecentMessages, place: str, agent_id: str, last: int) -> bool:
     known = heard.shared.get(place)
     return known is not None and (known[2] if known[1] == agent_id else known[0]) > last
 
 
-def was_spoken_to(state: State, agent_id: str, since: int) -> bool:
+def has_person_written(state: State, agent_id: str, since: int) -> bool:
     """Whether a person has spoken to an agent since a seq."""
     people = state.heard.people
     if not people:
@@ -223,10 +225,10 @@ def was_spoken_to(state: State, agent_id: str, since: int) -> bool:
 
 
 def count_answer(limits: Limits, state: State, bucket: Bucket, head: MessageHead) -> Bucket:
-    """Count one more answer without a cause. Raises `Stopping`."""
+    """Count one more answer without a cause. Raises `BudgetExceeded`."""
     agent_id, known = head.sender_id, bucket.uncaused
-    if known.count and was_spoken_to(state, agent_id, known.since):
-        known = Uncaused()
+    if known.count and has_person_written(state, agent_id, known.since):
+        known = AnswerCount()
     in_a_row = 0
     if not has_people(state, head):  # nobody looks on there, and two that answer each other look just so
         in_a_row = known.in_a_row + 1 if known.thread_id == head.thread_id else 1
@@ -234,7 +236,7 @@ def count_answer(limits: Limits, state: State, bucket: Bucket, head: MessageHead
     row = min(most, max(LEAST_IN_A_ROW, most // IN_A_ROW_SHARE))
     if known.count >= most or in_a_row > row:
         count = f"{known.count} times" if known.count >= most else f"{row} times in a row in {head.thread_id}"
-        raise Stopping(
+        raise BudgetExceeded(
             f"{agent_id} has answered others {count} without a cause since a person spoke to it "
             f"(max_uncaused_answers): name the cause of an answer. A person who writes to {agent_id}, or an operator "
             "with network.resume_agent, lets it go on; limits.max_uncaused_answers in the node's file allows more.",
@@ -247,7 +249,7 @@ def count_answer(limits: Limits, state: State, bucket: Bucket, head: MessageHead
             f"it. Write to {agent_id}, or type /resume {agent_id} in chat as an operator, to let it go on; "
             "limits.max_uncaused_answers in the node's file allows more.",
         )
-    counted = Uncaused(
+    counted = AnswerCount(
         known.count + 1,
         head.seq,
         known.since or state.head,

@@ -1,7 +1,7 @@
 """The network's state: what `apply` reads and what a commit changes, in the tables of `tables`.
 
 A `State` answers from its own tables, then from its parent's: the hub's state is the bottom, and each batch works on a
-draft on top of it that is merged after the commit or thrown away. Changes are `Put`s; the ledger stores the same puts
+draft on top of it that is merged after the commit or thrown away. Changes are `TableWrite`s; the ledger stores the same puts
 in the transaction of the rows that caused them, so that a start loads tables and replays nothing. No IO, no clock.
 
 Beside its tables each level keeps what it changed in indexes over them: *groups* (the values that share an owner, as
@@ -25,21 +25,21 @@ from .rights import Rights
 from .tables import (
     COLD_TABLES,
     VOLATILE_TABLES,
+    AckCursor,
     Attempt,
     Bucket,
     Channel,
     DayStored,
-    Floor,
-    Heard,
-    Hold,
     Login,
-    Mark,
     Member,
     OpenReaction,
     Participant,
-    Put,
     Question,
+    ReadState,
+    RecentMessages,
     Table,
+    TableWrite,
+    Takeover,
     Token,
 )
 
@@ -60,18 +60,18 @@ class State:
         self.tables: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         """What this level holds, by table and key: all of the committed state, of a draft what it changed (None:
         deleted)."""
-        self.kept: dict[tuple[Table, str], Put] = {}
+        self.kept: dict[tuple[Table, str], TableWrite] = {}
         """What a draft changed that the ledger keeps, the last value of each key."""
         self.everyone: Mapping[str, Participant] = self.tables["participant"] if parent is None else parent.everyone
         """All who were ever registered, by id: the committed table itself, as long as a draft changes nobody."""
-        self.holds: Mapping[str, Hold] = self.tables["hold"] if parent is None else parent.holds
+        self.holds: Mapping[str, Takeover] = self.tables["hold"] if parent is None else parent.holds
         """The last time that a person took each thread over, given back or not: nearly always there is none."""
         self._groups: dict[Group, dict[Any, Any]] = {}
         """By key; None for one that this level took out."""
         self._orders: dict[str, _Order] = {}
         self._ascending: dict[str, list[str]] = {}
         """The keys of tables that were listed, in order: made at the first asking, kept up by `change` and `merge`."""
-        self.heard: Heard = parent.heard if parent is not None else Heard()
+        self.heard: RecentMessages = parent.heard if parent is not None else RecentMessages()
         """The same in all drafts: it tells of what is stored."""
         self.head: int = parent.head if parent is not None else head
         self.stamp: int = parent.stamp if parent is not None else stamp
@@ -183,8 +183,8 @@ class State:
         kept: DayStored | None = self.get("stored", agent_id)
         return Bucket(0.0, 0.0, kept.day, kept.bytes, kept.messages) if kept is not None else _IDLE
 
-    def floor(self, agent_id: str) -> Floor:
-        found: Floor = self.get("floor", agent_id) or _UNTOUCHED
+    def floor(self, agent_id: str) -> AckCursor:
+        found: AckCursor = self.get("floor", agent_id) or _UNTOUCHED
         return found
 
     def attempts(self, agent_id: str) -> Mapping[int, Attempt]:
@@ -251,7 +251,7 @@ class State:
 
     # --- reading: what people keep for themselves
 
-    def marks_of(self, agent_id: str) -> Mapping[str, Mark]:
+    def marks_of(self, agent_id: str) -> Mapping[str, ReadState]:
         """What a participant keeps of threads, by thread; under an empty id of all others."""
         return self._group("marks of", agent_id)
 
@@ -259,7 +259,7 @@ class State:
         """What a person has been asked and not answered, by seq."""
         return self._group("questions of", agent_id)
 
-    def may_be_asked(self, agent_id: str) -> bool:
+    def may_have_questions(self, agent_id: str) -> bool:
         """Whether there may be any: for who asks with each message."""
         group, level = ("questions of", agent_id), self
         while group not in level._groups:
@@ -274,7 +274,7 @@ class State:
 
     # --- writing
 
-    def change(self, puts: Iterable[Put]) -> None:
+    def change(self, puts: Iterable[TableWrite]) -> None:
         """Apply puts to this level."""
         for put in puts:
             name, value = put.table, put.value
@@ -300,7 +300,7 @@ class State:
         self.head = draft.head
         self.stamp = draft.stamp
 
-    def _note(self, put: Put) -> None:
+    def _note(self, put: TableWrite) -> None:
         """Let all that is kept beside the tables follow a put that is about to be made."""
         name, key, value = put.table, put.key, put.value
         if name in _INDEXED:
@@ -327,7 +327,7 @@ class State:
 
     # --- indexes
 
-    def _index(self, put: Put) -> None:
+    def _index(self, put: TableWrite) -> None:
         """Let the indexes follow a put that is about to be made."""
         table, key, value = put.table, put.key, put.value
         before = self.get(table, key)
@@ -510,5 +510,5 @@ _INDEXED = frozenset(
 )
 """Tables of which more is kept than their values."""
 _NEVER = Member()
-_UNTOUCHED = Floor(0)
+_UNTOUCHED = AckCursor(0)
 _IDLE = Bucket()

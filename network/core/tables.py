@@ -1,4 +1,4 @@
-"""What the network's tables hold: the value of each, frozen and replaced whole, a change of one (`Put`), and what the
+"""What the network's tables hold: the value of each, frozen and replaced whole, a change of one (`TableWrite`), and what the
 ledger knows of a batch beside the loaded tables (`Facts`). No IO, no clock.
 """
 
@@ -131,7 +131,7 @@ class Channel(Struct, frozen=True):
 
 
 DAY_MS = 86_400_000
-MAX_STOPPED_IN = 256
+MAX_NOTIFIED_THREADS = 256
 """In how many threads of one conversation its readers are told that its budget is spent."""
 MAX_SPANS = 4096
 """How often a participant may come to a channel again after messages that it missed: each time is kept, for what it may
@@ -178,7 +178,7 @@ def _start(span: tuple[int, int | None]) -> int:
     return span[0]
 
 
-class Floor(Struct, frozen=True):
+class AckCursor(Struct, frozen=True):
     """Everything up to ``seq`` is handled but ``open``, and ``above`` it those acknowledged one by one; both ascending.
     It only ever grows."""
 
@@ -186,11 +186,11 @@ class Floor(Struct, frozen=True):
     above: tuple[int, ...] = ()
     open: tuple[int, ...] = ()
 
-    def with_handled(self, seqs: Iterable[int]) -> Floor:
+    def with_handled(self, seqs: Iterable[int]) -> AckCursor:
         """This floor, and these handled too."""
         more = set(seqs)
         above = {*self.above, *(seq for seq in more if seq > self.seq)}
-        return Floor(self.seq, tuple(sorted(above)), tuple(seq for seq in self.open if seq not in more))
+        return AckCursor(self.seq, tuple(sorted(above)), tuple(seq for seq in self.open if seq not in more))
 
     def is_handled(self, seq: int) -> bool:
         if seq <= self.seq:
@@ -215,7 +215,7 @@ class Attempt(Struct, frozen=True):
     is_revived: bool = False
 
 
-class Spent(Struct, frozen=True, omit_defaults=True):
+class TokenUsage(Struct, frozen=True, omit_defaults=True):
     """Tokens of model calls, added up. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of
     ``completion_tokens``."""
 
@@ -226,12 +226,12 @@ class Spent(Struct, frozen=True, omit_defaults=True):
     reasoning_tokens: int = 0
 
 
-class DaySpent(Struct, frozen=True):
+class DayUsage(Struct, frozen=True):
     """What one agent (the key) has spent on the newest day, counted from the Unix epoch in UTC, on which it spent
     anything; by model."""
 
     day: int
-    spent: dict[str, Spent]
+    spent: dict[str, TokenUsage]
 
 
 class DayStored(Struct, frozen=True):
@@ -249,7 +249,7 @@ Rates: TypeAlias = tuple[float, float]
 """A bucket's ``sends`` and ``roots``."""
 
 
-class Uncaused(Struct, frozen=True, gc=False):
+class AnswerCount(Struct, frozen=True, gc=False):
     """How often an agent has answered without a cause since a person spoke to it (`shares`): ``since`` that seq,
     the last time at ``last``."""
 
@@ -277,14 +277,14 @@ class Bucket(Struct, frozen=True, gc=False):
     messages: int = 0
     next_bytes: int = 0
     next_messages: int = 0
-    uncaused: Uncaused = Uncaused()
+    uncaused: AnswerCount = AnswerCount()
 
     def at_rates(self, rates: Rates) -> Bucket:
         """This bucket, its rates counted on."""
         return Bucket(*rates, self.day, self.bytes, self.messages, self.next_bytes, self.next_messages, self.uncaused)
 
 
-class Heard:
+class RecentMessages:
     """The newest seqs of what was said, since the hub's start (`shares`): ``given`` to each participant,
     ``shared`` at each place of many, with its sender and the newest of anybody else; ``newest`` at any such place.
     ``people``, by address, are those of people, and who said them."""
@@ -305,7 +305,7 @@ class Heard:
         self.newest = seq
 
 
-class Awaited(Struct, frozen=True, omit_defaults=True):
+class CallWait(Struct, frozen=True, omit_defaults=True):
     """What a call waits for: the answers of these participants, or a person's decision on its ``request`` (a seq),
     ``until`` then (ms)."""
 
@@ -348,7 +348,7 @@ class OpenReaction(Struct, frozen=True):
     oldest: int
     """The oldest seq of its prompt: retention keeps everything from here on."""
     is_cancelled: bool = False
-    spent: dict[str, Spent] = {}
+    spent: dict[str, TokenUsage] = {}
     """What its records say so far, by model."""
 
     life: int = 0
@@ -357,14 +357,14 @@ class OpenReaction(Struct, frozen=True):
     calls: dict[str, bool] = {}
     """The calls that were begun and have no result (`reactions.follow`), and whether each waits for somebody else."""
 
-    awaits: dict[str, Awaited] = {}
+    awaits: dict[str, CallWait] = {}
     """For whom, of those that do."""
 
     at: int = 0
     """When it was begun; 0 where that was not kept."""
 
 
-class Hold(Struct, frozen=True):
+class Takeover(Struct, frozen=True):
     """A thread (the key) that a person took, ``by`` whom (empty: it was given back), the seqs of its last ``taken``
     and ``given`` rows, and when it was taken. ``head`` says where a message of it would go (`holds`)."""
 
@@ -377,7 +377,7 @@ class Hold(Struct, frozen=True):
     """When it ends by itself (ms); 0: it does not."""
 
 
-class Mark(Struct, frozen=True, omit_defaults=True):
+class ReadState(Struct, frozen=True, omit_defaults=True):
     """What a participant keeps for itself of a thread, under ``ID/THREAD`` (`marks`): everything up to ``read_upto`` is
     read.
 
@@ -398,14 +398,14 @@ class Question(Struct, frozen=True):
     thread_id: str
 
 
-class Dismissed(Struct, frozen=True):
+class DismissedItems(Struct, frozen=True):
     """What somebody (the key) does not want to be told of any more: kind and seq of each, and when that was; the newest
     last."""
 
     items: tuple[tuple[str, int, int], ...] = ()
 
 
-class Undelivered(Struct, frozen=True):
+class UndeliveredMessage(Struct, frozen=True):
     """Of a dead letter, for its sender, under ``SENDER/NEWEST_FIRST/RECIPIENT``."""
 
     agent_id: str
@@ -414,7 +414,7 @@ class Undelivered(Struct, frozen=True):
     at: int
 
 
-class SpentOut(Struct, frozen=True):
+class BudgetStop(Struct, frozen=True):
     """A reaction that its agent's own budget of tokens or money has ended, under ``NEWEST_FIRST/AGENT``: ``seq`` is its
     trigger's. It is over when the conversation was let go on since, or another reaction to the same was begun."""
 
@@ -445,7 +445,7 @@ class Followed(Struct, frozen=True):
     begun_head: int = 0
 
 
-class RootBudget(Struct, frozen=True, omit_defaults=True):
+class ConversationBudget(Struct, frozen=True, omit_defaults=True):
     """How much of its budget the conversation that a root message began has used, and who has (`shares`)."""
 
     messages: int
@@ -455,7 +455,7 @@ class RootBudget(Struct, frozen=True, omit_defaults=True):
     stopped_in: tuple[str, ...] = ()
     """Threads whose readers were told that it is spent."""
 
-    spent: dict[str, Spent] = {}
+    spent: dict[str, TokenUsage] = {}
     """What the records of its reactions say, by model."""
 
     resumed: int = 0
@@ -473,14 +473,14 @@ class RootBudget(Struct, frozen=True, omit_defaults=True):
     others: dict[str, int] = {}
     """How many each of the rest has."""
 
-    claims: dict[str, dict[str, Spent]] = {}
+    claims: dict[str, dict[str, TokenUsage]] = {}
     """What their records say that each agent spent in it, by model."""
 
     told: tuple[str, ...] = ()
     """By which bounds it has stopped since it was let go on: each was told to who began it."""
 
 
-class Stopped(Struct, frozen=True):
+class StoppedConversation(Struct, frozen=True):
     """A conversation that has stopped and was not let go on: the last message stored in it, and when, by which
     limit, who used it up, and how many of its messages that one sent."""
 
@@ -517,7 +517,7 @@ class DeadLetter(Struct, frozen=True):
     """Who is shown it as undelivered; empty where that is not known, or was not kept."""
 
 
-class GivenUp(Struct, frozen=True):
+class AbandonedReaction(Struct, frozen=True):
     """Of a reaction (the key's second half) to what is a dead letter now: which it is. Kept as long as the letter."""
 
     trigger: int
@@ -525,14 +525,14 @@ class GivenUp(Struct, frozen=True):
     attempts: int
 
 
-class Tried(Struct, frozen=True):
+class AttemptCount(Struct, frozen=True):
     """How many attempts a message took in all that failed at least once and needs no more: the last one handled it, or
     it was given up."""
 
     attempts: int
 
 
-class Begun(Struct, frozen=True):
+class ReactionStart(Struct, frozen=True):
     """A reaction, as it was begun by the ``started`` record of this seq."""
 
     reaction: str
@@ -543,30 +543,30 @@ MAX_BEGUN = 64
 """How many of the reactions to one message are known: the first, and the newest."""
 
 
-class Triggered(Struct, frozen=True):
+class TriggeredReactions(Struct, frozen=True):
     """The newest reaction that one agent (the key's first half) began for one message (its second half), and the
     ``earlier`` ones."""
 
     reaction: str
     seq: int
-    earlier: tuple[Begun, ...] = ()
+    earlier: tuple[ReactionStart, ...] = ()
 
     @property
-    def first(self) -> Begun:
+    def first(self) -> ReactionStart:
         return self.all[0]
 
     @property
-    def all(self) -> tuple[Begun, ...]:
+    def all(self) -> tuple[ReactionStart, ...]:
         """All of them, ascending."""
-        return (*self.earlier, Begun(self.reaction, self.seq))
+        return (*self.earlier, ReactionStart(self.reaction, self.seq))
 
-    def then(self, reaction: str, seq: int) -> Triggered:
+    def then(self, reaction: str, seq: int) -> TriggeredReactions:
         """These, and one that is begun now."""
         first, *others = self.all
-        return Triggered(reaction, seq, (first, *others[2 - MAX_BEGUN :]))
+        return TriggeredReactions(reaction, seq, (first, *others[2 - MAX_BEGUN :]))
 
 
-def newest_first(seq: int) -> str:
+def descending_key(seq: int) -> str:
     """A seq as a key that comes before those of lower ones."""
     return f"{SEQ_LIMIT - seq:016d}"
 
@@ -576,31 +576,31 @@ VALUE_TYPES: dict[Table, Any] = {
     "token": Token,
     "channel": Channel,
     "member": Member,
-    "floor": Floor,
+    "floor": AckCursor,
     "attempt": Attempt,
     "reaction": OpenReaction,
     "mod": Raw,
-    "root": RootBudget,
+    "root": ConversationBudget,
     "call": CallResult,
     "dead": DeadLetter,
-    "tried": Tried,
-    "given_up": GivenUp,
-    "triggered": Triggered,
-    "day": DaySpent,
+    "tried": AttemptCount,
+    "given_up": AbandonedReaction,
+    "triggered": TriggeredReactions,
+    "day": DayUsage,
     "stored": DayStored,
-    "stopped": Stopped,
-    "hold": Hold,
-    "mark": Mark,
+    "stopped": StoppedConversation,
+    "hold": Takeover,
+    "mark": ReadState,
     "login": Login,
     "question": Question,
-    "dismissed": Dismissed,
-    "undelivered": Undelivered,
-    "spent_out": SpentOut,
+    "dismissed": DismissedItems,
+    "undelivered": UndeliveredMessage,
+    "spent_out": BudgetStop,
     "followed": Followed,
 }
 
 
-class Put(Struct, frozen=True, gc=False):
+class TableWrite(Struct, frozen=True, gc=False):
     """One change of one table; ``value`` None deletes the key."""
 
     table: Table
@@ -628,7 +628,7 @@ class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
     excluded: tuple[str, ...] = ()
 
 
-class Known(Struct, frozen=True, gc=False):
+class StoredKey(Struct, frozen=True, gc=False):
     """What is stored under an idempotency key: of a row, what tells whether a repeat is the same. A `Row` is one."""
 
     seq: int
@@ -646,7 +646,7 @@ class Facts(Struct):
     """What the ledger says about a batch before it is applied. A key that is absent from a table does not exist, but
     those of ``damaged``: (table, key) of values that are no longer what was stored."""
 
-    known: dict[tuple[str, str], Known] = {}
+    known: dict[tuple[str, str], StoredKey] = {}
     heads: MutableMapping[int, MessageHead] = {}
     cold: dict[tuple[str, str], Any] = {}
     damaged: set[tuple[str, str]] = set()
@@ -678,7 +678,7 @@ RowType: TypeAlias = Literal[
 ]
 
 
-class Row(Known, frozen=True, kw_only=True, gc=False):
+class Row(StoredKey, frozen=True, kw_only=True, gc=False):
     """One entry of the log.
 
     ``actor`` and ``key`` are its idempotency key (``m:``, ``r:`` or ``c:`` and the client's id; empty when it has
@@ -702,7 +702,7 @@ def damaged_row(seq: int) -> Row:
     return Row(seq=seq, at=0, type="damaged", actor="", data=b"")
 
 
-class Wanted(Struct):
+class LookupRequest(Struct):
     """What a batch needs to know before it is applied: `Ledger.lookup` answers it with `Facts`."""
 
     keys: set[tuple[str, str]]

@@ -17,11 +17,11 @@ from roundelay.network.errors import Forbidden
 
 from .access import check_right, owner_of
 from .change import ChangeSet
-from .entries import EndTakeover, Notify, Origin, Outcome
-from .holds import readers_of
+from .entries import EndTakeover, Origin, Outcome, SendNotice
+from .holds import takeover_readers
 from .sending import Rules
 from .state import State
-from .tables import Facts, Hold, MessageHead
+from .tables import Facts, MessageHead, Takeover
 
 
 def check_may_take(state: State, origin: Origin, head: MessageHead) -> None:
@@ -51,7 +51,7 @@ def may_take(state: State, origin: Origin, head: MessageHead) -> bool:
     return origin.kind == "human" or origin.is_operator
 
 
-def list_overdue(state: State, now: int) -> Iterator[str]:
+def list_expired(state: State, now: int) -> Iterator[str]:
     """The threads whose takeover has lasted as long as it may."""
     return (it.head.thread_id for it in state.holds.values() if it.by and 0 < it.until <= now)
 
@@ -66,18 +66,20 @@ def end_takeover(rules: Rules, state: State, facts: Facts, entry: EndTakeover) -
     return change.outcome()
 
 
-def give_back(change: ChangeSet, hold: Hold) -> int:
+def give_back(change: ChangeSet, hold: Takeover) -> int:
     """Let agents answer in a thread again that was taken over; gives the seq of that."""
-    row = change.write_row("hold", data=describe_turn("given", hold.head.thread_id, hold.by))
-    change.put_row("hold", hold.head.thread_id, msgspec.structs.replace(hold, by="", given=row.seq, until=0))
-    tell_readers(change, "given", hold, row.seq)
+    row = change.write_row("hold", data=encode_takeover_event("given", hold.head.thread_id, hold.by))
+    change.set_value("hold", hold.head.thread_id, msgspec.structs.replace(hold, by="", given=row.seq, until=0))
+    notify_readers(change, "given", hold, row.seq)
     return row.seq
 
 
-def describe_turn(event: str, thread_id: str, by: str) -> bytes:
+def encode_takeover_event(event: str, thread_id: str, by: str) -> bytes:
     return msgspec.json.encode({"event": event, "thread_id": thread_id, "agent_id": by})
 
 
-def tell_readers(change: ChangeSet, kind: Literal["taken", "given"], hold: Hold, seq: int) -> None:
+def notify_readers(change: ChangeSet, kind: Literal["taken", "given"], hold: Takeover, seq: int) -> None:
     body = {"seq": seq, "agent_id": change.origin.agent_id, **({"by": hold.by} if kind == "given" else {})}
-    change.effects.append(Notify(readers_of(change.state, hold), kind, hold.head.thread_id, body, operators=True))
+    change.effects.append(
+        SendNotice(takeover_readers(change.state, hold), kind, hold.head.thread_id, body, operators=True)
+    )

@@ -69,7 +69,7 @@ def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
     return may_read(state, agent_id, head)
 
 
-def hearing(head: MessageHead) -> tuple[int, Set[str]]:
+def broadcast_readers(head: MessageHead) -> tuple[int, Set[str]]:
     """Whom a broadcast is for beside its sender, for those who ask of many: who was registered before a seq and is not
     left out."""
     return _first_seq(head), frozenset(head.excluded)
@@ -79,7 +79,7 @@ def recipients(state: State, head: MessageHead) -> Iterator[str]:
     """Everyone that a message is delivered to but its sender, in no order."""
     match head.kind:
         case "broadcast":
-            before, excluded = hearing(head)
+            before, excluded = broadcast_readers(head)
             for participant in state.registered_before(before):
                 if participant.agent_id != head.sender_id and participant.agent_id not in excluded:
                     yield participant.agent_id
@@ -225,7 +225,7 @@ def _people_reading(state: State, head: MessageHead) -> Iterator[str]:
         return
     if state.is_person(head.sender_id):
         yield head.sender_id
-    before, excluded = hearing(head)
+    before, excluded = broadcast_readers(head)
     if head.kind == "broadcast":
         yield from (agent_id for agent_id in state.people_before(before) if agent_id not in excluded)
         return
@@ -359,7 +359,7 @@ class PromptFilter:
 
     def _reaches(self, label: MessageHead, newest: list[tuple[int, str]]) -> bool:
         """What `_is_in_audience` says of everyone in the audience, by those who came last; a sender reads its own."""
-        first, excluded = hearing(label)
+        first, excluded = broadcast_readers(label)
         if any(agent_id in self._audience and agent_id != label.sender_id for agent_id in excluded):
             return False
         channel = self._state.channel(name_of(label.to)) if label.kind == "channel" else None

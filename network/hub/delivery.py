@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from roundelay.network.core.tables import Floor
+from roundelay.network.core.tables import AckCursor
 
 # The counters of one participant with one session; seqs grow to the right. With two sessions there are two rows of the
 # second kind.
@@ -247,7 +247,7 @@ class Mailbox:
     that wait, and those on another attempt. ``settled`` are those that were tried and are handled by now. A mailbox
     that changed stands in ``changed``, which many share, until its next snapshot."""
 
-    def __init__(self, floor: Floor, agent_id: str = "", changed: dict[str, Mailbox] | None = None) -> None:
+    def __init__(self, floor: AckCursor, agent_id: str = "", changed: dict[str, Mailbox] | None = None) -> None:
         self.agent_id = agent_id
         self.floor = floor.seq
         self.open: set[int] = set(floor.open)
@@ -359,22 +359,22 @@ class Mailbox:
         self.above = {seq for seq in self.above if seq > top}
         self.mark()
 
-    def settled_now(self) -> Floor:
+    def settled_now(self) -> AckCursor:
         """What is handled at this moment or waits for another attempt, for a session that joins.
 
         Sessions that join with the same share it; ``above`` bounds it (32 KiB), and how much a participant holds open.
         """
         above = self.above.union(seq for seq in self.waiting if seq > self.floor)
-        now = Floor(self.floor, tuple(sorted(above)), tuple(sorted(self.open - self.waiting)))
+        now = AckCursor(self.floor, tuple(sorted(above)), tuple(sorted(self.open - self.waiting)))
         if now != self._settled_then:
             self._settled_then = now
         return self._settled_then
 
-    def snapshot(self) -> Floor:
+    def snapshot(self) -> AckCursor:
         """What the ledger keeps; the mailbox is clean afterwards."""
         self._changed.pop(self.agent_id, None)
         self.settled = []
         return self.as_floor()
 
-    def as_floor(self) -> Floor:
-        return Floor(self.floor, tuple(sorted(self.above)), tuple(sorted(self.open)))
+    def as_floor(self) -> AckCursor:
+        return AckCursor(self.floor, tuple(sorted(self.above)), tuple(sorted(self.open)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from roundelay.network.core.tables import Put, Row
+from roundelay.network.core.tables import Row, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Ledger
 
@@ -43,7 +43,7 @@ class Readers:
             return
         self.hub = hub
 
-    async def take(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def take(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         if self.hub is not None:
             await self._tell(self.hub, self.hub.take_over(rows, puts))
 

@@ -21,20 +21,29 @@ from roundelay.network.backoff import Backoff
 from roundelay.network.clock import Clock, NewId, SteadyClock, system_clock
 from roundelay.network.config import Limits, Quota, Registration, Retain
 from roundelay.network.core.apply import apply, wanted
-from roundelay.network.core.change import answer_defect, answer_unstored
-from roundelay.network.core.entries import Bind, Ended, EndTakeover, Entry, Handled, Lost, Origin, Outcome
+from roundelay.network.core.change import refuse_after_defect, refuse_unstored
+from roundelay.network.core.entries import (
+    BindCredentials,
+    EndTakeover,
+    Entry,
+    Origin,
+    Outcome,
+    ProcessEnded,
+    SaveAckCursors,
+    SessionLost,
+)
 from roundelay.network.core.limits import Quotas
 from roundelay.network.core.mod import Mod, Operation
 from roundelay.network.core.questions import forget_dropped
-from roundelay.network.core.reactions import forget_failures
+from roundelay.network.core.reactions import clear_attempts
 from roundelay.network.core.rights import Rights
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import Facts, Known, Login, Participant, Put, Row, Wanted
-from roundelay.network.core.takeovers import list_overdue
+from roundelay.network.core.tables import Facts, Login, LookupRequest, Participant, Row, StoredKey, TableWrite
+from roundelay.network.core.takeovers import list_expired
 from roundelay.network.core.visibility import Visibility
 from roundelay.network.errors import Forbidden, LedgerError, Overloaded, RoundelayError
-from roundelay.network.frames import Follows, write_moved
+from roundelay.network.frames import Follows, format_lost_leadership
 from roundelay.network.ledger import KeyTaken, LeadershipLost, Ledger, LogFull, Unstorable
 from roundelay.network.operations import list_operations
 from roundelay.network.operations.reading import AgentSupervisor, PriceList
@@ -225,7 +234,7 @@ class Hub:
         for task in self._upkeep:
             task.add_done_callback(self._on_end)
 
-    async def take_over(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def take_over(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         """What another node has stored is in the ledger here: the state and the sessions get it. For a hub that
         follows."""
         async with self.writing:
@@ -238,7 +247,7 @@ class Hub:
                     self._end_those_before(put.value)
                 elif put.table == "token" and put.value is not None and put.value.revoked:
                     self._end_those_of(put.key, put.value.agent_id)
-            self._publisher.publish(draft, [(Bind(), outcome)])
+            self._publisher.publish(draft, [(BindCredentials(), outcome)])
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -270,13 +279,13 @@ class Hub:
         """Bind tokens of agents, their hashes by id, as a first use does; they are on the disk when it returns.
         Raises `LedgerError`."""
         async with self.writing:
-            await self.commit([Bind(dict(tokens))])
+            await self.commit([BindCredentials(dict(tokens))])
 
     def note_ended(self, agent_id: str, reason: str | None) -> None:
         """Keep, in the next batch, that the process of an agent of this node has ended, and why; None: it is up
         again."""
         if not self.is_draining:
-            self._intake.enter(Ended(agent_id, reason))
+            self._intake.enter(ProcessEnded(agent_id, reason))
 
     async def wait_until_away(self, agent_id: str, grace_s: float) -> None:
         """Wait until no runner serves an agent. One that was lost, without a goodbye, may come back within a grace."""
@@ -288,7 +297,7 @@ class Hub:
         login = Login(agent_id, "human", self._clock() + ttl_ms, operator=True)
         try:
             async with self.writing:
-                await self.commit([Bind(logins={login_hash: login})])
+                await self.commit([BindCredentials(logins={login_hash: login})])
         except LedgerError as error:
             if not isinstance(error, LogFull):
                 self.mend(error)
@@ -314,14 +323,14 @@ class Hub:
         everyone = [session for session in self.switchboard.sessions.values() if session.state is SessionState.LIVE]
         self.switchboard.notice(everyone, "draining", None, {"reason": why})
         self._intake.is_closed = True
-        self._intake.enter(Handled(()) if self._follows is not None else self._floors())
+        self._intake.enter(SaveAckCursors(()) if self._follows is not None else self._floors())
         if self._writer is not None:
             await asyncio.wait([self._writer])  # a failure of it has been told
         for task in self._upkeep:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
         successor = await hand_over() if hand_over is not None else ""
-        self.switchboard.end_all(write_moved(successor) if successor else why)
+        self.switchboard.end_all(format_lost_leadership(successor) if successor else why)
         await self.switchboard.close()
         await self.ledger.close()
 
@@ -417,7 +426,7 @@ class Hub:
 
     def _lose_reactor(self, origin: Origin) -> None:
         if not self.is_draining:
-            self._intake.enter(Lost(origin))
+            self._intake.enter(SessionLost(origin))
 
     # --- steps 5 to 8, per batch
 
@@ -455,7 +464,7 @@ class Hub:
         except LogFull as error:
             self._fullness.fail(error)
             told = "There is no room to store it, as this node's log says to its operator. Send the same again."
-            outcome = answer_unstored(entries[0], Overloaded(told, FULL_RETRY_MS), 4503)
+            outcome = refuse_unstored(entries[0], Overloaded(told, FULL_RETRY_MS), 4503)
         except LedgerError:
             raise
         except Exception:  # a defect: where it has stored nothing, its sender alone is told, and the hub goes on
@@ -463,7 +472,7 @@ class Hub:
                 raise
             quote = self._new_id()
             log.exception("a batch failed before anything was stored", extra={"quote": quote, "entries": len(entries)})
-            outcome = answer_defect(entries[0], quote)
+            outcome = refuse_after_defect(entries[0], quote)
         if len(entries) > 1:
             for entry in entries:
                 await self._commit_or_put_off([entry])
@@ -513,11 +522,11 @@ class Hub:
         """Step 6. The guess finds no repeat that is refused, which stores nothing: whoever is refused is asked for
         after all, and, if one is a repeat, everything is decided again."""
         self._apply_entries(batch)
-        found: dict[tuple[str, str], Known] = {}
+        found: dict[tuple[str, str], StoredKey] = {}
         asked: set[tuple[str, str]] = set()
         while batch.is_guessed and (doubted := batch.wanted.keys - batch.facts.known.keys() - asked):
             asked |= doubted
-            known = (await self.ledger.lookup(Wanted(doubted, set(), set()))).known
+            known = (await self.ledger.lookup(LookupRequest(doubted, set(), set()))).known
             if known:
                 found |= known
                 batch.facts = Facts(known=dict(found))
@@ -536,7 +545,7 @@ class Hub:
             except Exception:  # a defect: this entry alone is refused
                 quote = self._new_id()
                 log.exception("apply failed", extra={"quote": quote, "entry": type(entry).__name__})
-                outcome = answer_defect(entry, quote)
+                outcome = refuse_after_defect(entry, quote)
             batch.outcomes.append((entry, outcome))
             draft.take(outcome)
             for row in outcome.rows:
@@ -720,10 +729,10 @@ class Hub:
 
     # --- floors and failures
 
-    def _floors(self) -> Handled:
+    def _floors(self) -> SaveAckCursors:
         """What was handled since the last time; failures of what is handled by now are forgotten."""
         board = self.switchboard
-        puts: list[Put] = []
+        puts: list[TableWrite] = []
         for mailbox in board.mailboxes.changed():
             agent_id = mailbox.agent_id
             if mailbox.settled:
@@ -731,13 +740,13 @@ class Hub:
                 # of a dead letter nothing is left to delete, and it may be about to be taken back
                 for seq in mailbox.settled:
                     if seq not in kept:
-                        puts += forget_failures(board.state, agent_id, seq)
-            puts.append(Put("floor", agent_id, mailbox.snapshot()))
+                        puts += clear_attempts(board.state, agent_id, seq)
+            puts.append(TableWrite("floor", agent_id, mailbox.snapshot()))
         first_seq = board.meta.first_seq
         if first_seq != self._questions_from:
             self._questions_from = first_seq
             puts += forget_dropped(board.state, first_seq)
-        return Handled(tuple(puts))
+        return SaveAckCursors(tuple(puts))
 
     async def _flush_floors(self) -> None:
         """Keep acknowledgements, soon but not at once: a crash may deliver again what was just handled, never lose
@@ -748,7 +757,7 @@ class Hub:
             if floors.puts:
                 self._intake.enter(floors)
             if self.is_open and not self._rules.is_read_only:
-                for thread_id in list_overdue(self.state, self._clock()):
+                for thread_id in list_expired(self.state, self._clock()):
                     self._intake.enter(EndTakeover(thread_id))
             self.switchboard.mailboxes.drop_idle()
             self._watch_writer()
@@ -772,7 +781,7 @@ class Hub:
         if not isinstance(cause, LeadershipLost):  # which is no failure, and was said
             self._outage.fail(cause)
         self.counts["recoveries"] += 1
-        self.switchboard.end_all(write_moved(cause.leader) if isinstance(cause, LeadershipLost) else FAILED)
+        self.switchboard.end_all(format_lost_leadership(cause.leader) if isinstance(cause, LeadershipLost) else FAILED)
         self._intake.drop_batches()
         self.switchboard.forget()
         failures = 0

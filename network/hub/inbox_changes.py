@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from roundelay.network.core.holds import is_overtaken
+from roundelay.network.core.holds import is_blocked_by_takeover
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import Awaited, MessageHead, OpenReaction, Participant
+from roundelay.network.core.tables import CallWait, MessageHead, OpenReaction, Participant
 from roundelay.network.core.visibility import thread_readers
 from roundelay.network.frames import SEQ_LIMIT
 
@@ -47,7 +47,7 @@ def find_changes(state: State, draft: State) -> InboxChanges | None:
             found.operators = True
     if tables.get("hold"):
         for _, opened in state.items("reaction"):
-            if _requests(opened) and is_overtaken(state, opened) != is_overtaken(draft, opened):
+            if _requests(opened) and is_blocked_by_takeover(state, opened) != is_blocked_by_takeover(draft, opened):
                 found.heads.append(opened.trigger_head)
                 found.agent_ids |= _deciders(opened)
                 found.operators = True
@@ -63,7 +63,7 @@ def find_changes(state: State, draft: State) -> InboxChanges | None:
     return found if is_any else None
 
 
-def _requests(opened: OpenReaction | None) -> set[Awaited]:
+def _requests(opened: OpenReaction | None) -> set[CallWait]:
     """The decisions that a reaction waits for."""
     if opened is None or opened.is_cancelled or not opened.awaits:
         return set()

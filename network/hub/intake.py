@@ -20,26 +20,26 @@ from roundelay.network.clock import Clock
 from roundelay.network.core.access import check_right
 from roundelay.network.core.apply import describe_follower
 from roundelay.network.core.entries import (
-    Bind,
-    Ended,
+    BindCredentials,
     EndTakeover,
     Entry,
-    Handled,
     Join,
     Leave,
     ModEntry,
     Nack,
     Operate,
     Origin,
+    ProcessEnded,
     Record,
-    Refused,
+    RefusedFrame,
+    SaveAckCursors,
     Send,
     body_digest,
 )
 from roundelay.network.core.joining import hash_token
-from roundelay.network.core.limits import SENDS, beyond_rate
+from roundelay.network.core.limits import SENDS, rate_limited_error
 from roundelay.network.core.mod import Incoming, Operation, ask_before
-from roundelay.network.core.reactions import CALL_KINDS, CHARGED, read_awaited, read_call, read_spent
+from roundelay.network.core.reactions import CALL_KINDS, USAGE_KINDS, parse_call_place, parse_usage, parse_wait
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.tables import OpenReaction
 from roundelay.network.errors import (
@@ -212,7 +212,7 @@ class Intake:
             return
         if session.state is SessionState.LIVE:
             self._count(session)
-            self.enter(Refused(session.live_origin(), error, {}))
+            self.enter(RefusedFrame(session.live_origin(), error, {}))
             if self.pending.bytes >= 2 * self._max_pending_bytes:
                 self._hold_back(session)
         elif session.state is not SessionState.CLOSED:
@@ -251,15 +251,15 @@ class Intake:
                 case _:
                     assert_never(frame)
         except RoundelayError as error:
-            self.enter(Refused(origin, error, keys))
+            self.enter(RefusedFrame(origin, error, keys))
 
     def _refuse_frame(self, session: Session, origin: Origin, error: FrameError) -> None:
         """Beyond the rate a wrong frame is not looked into, and its answer is that (`read_frame`, ``is_brief``)."""
         answer: RoundelayError = error.error
         if not session.pace.credit:
-            answer = beyond_rate(self._limits.sends_per_s, SENDS, session.pace.wait_ms)
+            answer = rate_limited_error(self._limits.sends_per_s, SENDS, session.pace.wait_ms)
         self._count(session)
-        self.enter(Refused(origin, answer, error.keys))
+        self.enter(RefusedFrame(origin, answer, error.keys))
 
     def _count(self, session: Session) -> None:
         """One frame counts against its participant's rate; who is far beyond it is not read for a while."""
@@ -295,7 +295,7 @@ class Intake:
             if self.pending.bytes >= self._max_pending_bytes:
                 self._check_load(origin)
         except RoundelayError as error:
-            self.enter(Refused(origin, error, {"message_id": frame.message_id}))
+            self.enter(RefusedFrame(origin, error, {"message_id": frame.message_id}))
             return
         entry = Send(origin, (origin.agent_id, "m:" + frame.message_id), frame, refusal)
         if kind == "agent" or kind == "mod":  # compared, not looked up: every message comes by
@@ -321,16 +321,16 @@ class Intake:
             except RoundelayError as error:
                 entry = Record(origin, frame, digest, refusal=error)
         elif frame.kind in CALL_KINDS:
-            awaited = read_awaited(body) if frame.kind == "waiting" else None
-            entry = Record(origin, frame, digest, call=read_call(body), awaited=awaited)
+            awaited = parse_wait(body) if frame.kind == "waiting" else None
+            entry = Record(origin, frame, digest, call=parse_call_place(body), awaited=awaited)
         elif frame.kind == "model_failed":
             failing: OpenReaction | None = self._board.state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
             entry = Record(origin, frame, digest, failing.trigger if failing is not None else None)
-        elif frame.kind in CHARGED:
+        elif frame.kind in USAGE_KINDS:
             opened: OpenReaction | None = self._board.state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
             if opened is None:  # its `started` may not be stored yet: then its `finished` will tell what it has spent
                 entry = Record(origin, frame, digest, may_withdraw=frame.kind == "finished")
-            elif (spent := read_spent(frame.kind, body)) is not None:
+            elif (spent := parse_usage(frame.kind, body)) is not None:
                 entry = Record(origin, frame, digest, opened.trigger, spent=spent)
         self.enter(entry, size)
 
@@ -578,7 +578,7 @@ def owner_of(entry: Entry) -> str:
     match entry:
         case Join():
             return entry.hello.agent_id
-        case Handled() | Bind() | Ended() | EndTakeover():
+        case SaveAckCursors() | BindCredentials() | ProcessEnded() | EndTakeover():
             return ""
         case ModEntry():
             return mod_address(entry.mod)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from roundelay.network.ledger import Ledger
-from roundelay.network.operations.operators import count_near
+from roundelay.network.operations.operators import count_near_quota
 
 from .publisher import Switchboard
 
@@ -79,7 +79,7 @@ def list_figures(
         Figure(
             "participants_near_quota",
             "Participants that have used nine tenths of a quota, or all of it.",
-            count_near(board.state),
+            count_near_quota(board.state),
         ),
         Figure("head", "The ledger's newest seq.", board.state.head),
         Figure("pending_entries", "Entries that wait for the writer.", pending),

@@ -22,30 +22,30 @@ from roundelay.network.addresses import channel_address, name_of, parse_address
 from roundelay.network.clock import NewId
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import (
-    Accepted,
-    AskToStop,
-    Disconnect,
+    AcceptSession,
+    DisconnectParticipant,
     Entry,
+    MarkHandled,
     ModEntry,
-    Notify,
+    NotifyMembership,
     Origin,
     OtherEffect,
     Outcome,
-    Refuse,
-    Retry,
+    RefuseSession,
+    RequestCancel,
+    ScheduleRetry,
     Send,
-    SessionAnswer,
-    Settle,
-    TellOfMembers,
+    SendNotice,
+    SessionReply,
     error_bytes,
 )
-from roundelay.network.core.holds import is_overtaken
+from roundelay.network.core.holds import is_blocked_by_takeover
 from roundelay.network.core.mod import AfterContext, Mod
 from roundelay.network.core.sending import Rules
-from roundelay.network.core.shares import note, note_person
+from roundelay.network.core.shares import note, record_person
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import Participant, Row
-from roundelay.network.core.visibility import hearing, is_recipient, parties, thread_readers
+from roundelay.network.core.visibility import broadcast_readers, is_recipient, parties, thread_readers
 from roundelay.network.errors import Forbidden, LedgerError, RoundelayError
 from roundelay.network.frames import (
     FIRST_DELIVERY,
@@ -285,7 +285,7 @@ class Switchboard:
             _, name = parse_address(row.target)
             state.heard.given[name] = seq
             if head.sender_kind == "human":
-                note_person(self._limits, state, head)
+                record_person(self._limits, state, head)
             if name != sender and name in live:
                 self._push(live[name].sessions, (seq, frame, True), sender_session)
             if sender in live:
@@ -293,7 +293,7 @@ class Switchboard:
             return
         note(self._limits, state, head)
         if kind == "broadcast":
-            before, excluded = hearing(head)
+            before, excluded = broadcast_readers(head)
             targets = [
                 it
                 for it in self.mailboxes.online()
@@ -551,7 +551,7 @@ class Publisher:
                     for mod in self._after:
                         self._run_after(mod, row)
             for effect in outcome.effects:
-                if isinstance(effect, SessionAnswer):  # before the match, whose class patterns cost
+                if isinstance(effect, SessionReply):  # before the match, whose class patterns cost
                     session = sessions.get(effect.session_id)
                     if session is not None:
                         board.write(session, effect.data)
@@ -589,13 +589,13 @@ class Publisher:
     def _perform(self, effect: OtherEffect) -> None:
         board = self._board
         match effect:
-            case Accepted():
+            case AcceptSession():
                 self._welcome(effect)
-            case Refuse():
+            case RefuseSession():
                 session = board.sessions.get(effect.session_id)
                 if session is not None:
                     self._board.refuse(session, effect.code, effect.error)
-            case Notify():
+            case SendNotice():
                 sessions = {
                     session.session_id: session
                     for agent_id in sorted(effect.agent_ids)  # the same order in every process
@@ -610,22 +610,22 @@ class Publisher:
                     others = [it for it in board.mailboxes.sessions_of(effect.asker) if it.session_id not in sessions]
                     less = {name: value for name, value in effect.body.items() if name != "reason"}
                     board.notice(others, effect.kind, effect.thread_id, less)
-            case TellOfMembers():
+            case NotifyMembership():
                 board.tell_of_members(effect.channel, effect.agent_id)
-            case Settle():
+            case MarkHandled():
                 self._settle(effect)
-            case Retry():
+            case ScheduleRetry():
                 board.redelivery.retry(effect.agent_id, effect.seq, effect.attempt, effect.due_at)
-            case Disconnect():
+            case DisconnectParticipant():
                 for session in list(board.mailboxes.sessions_of(effect.agent_id)):
                     if not effect.token or (session.origin is not None and session.origin.token == effect.token):
                         self._board.refuse(session, 4403, Forbidden(effect.reason))
-            case AskToStop():
+            case RequestCancel():
                 self._ask_to_stop(effect)
             case _:
                 assert_never(effect)
 
-    def _settle(self, effect: Settle) -> None:
+    def _settle(self, effect: MarkHandled) -> None:
         mailbox = self._board.mailboxes.mailbox(effect.agent_id)
         if mailbox is None:
             return
@@ -636,7 +636,7 @@ class Publisher:
                 mailbox.compact(session.outbox)
             self._board.touch(session)
 
-    def _ask_to_stop(self, effect: AskToStop) -> None:
+    def _ask_to_stop(self, effect: RequestCancel) -> None:
         body = Raw(encode({"reaction": effect.reaction}))
         frame = SignalOutFrame(sender_id=effect.sender_id, thread_id=effect.thread_id, kind="cancel", body=body)
         for session in self._board.mailboxes.sessions_of(effect.agent_id):
@@ -645,7 +645,7 @@ class Publisher:
 
     # --- welcome
 
-    def _welcome(self, effect: Accepted) -> None:
+    def _welcome(self, effect: AcceptSession) -> None:
         hello, participant, origin, meta = effect.hello, effect.participant, effect.origin, self._board.meta
         if origin.fence is not None:  # even if the new one is gone by now: the older fence is refused from here on
             self._supersede(participant.agent_id)
@@ -659,7 +659,7 @@ class Publisher:
         cursor, resume, missing_before = self._where_to_start(effect)
         reactions = [
             OpenReactionInfo(
-                reaction.reaction, reaction.trigger, reaction.seq, is_overtaken(self._board.state, reaction)
+                reaction.reaction, reaction.trigger, reaction.seq, is_blocked_by_takeover(self._board.state, reaction)
             )
             for reaction in self._board.state.reactions_of(participant.agent_id).values()
         ]
@@ -701,7 +701,7 @@ class Publisher:
         """Whether that is a place in this history which is still to come."""
         return resume is not UNSET and resume.epoch == self._board.meta.epoch and resume.cursor > self._board.state.head
 
-    def _where_to_start(self, effect: Accepted) -> tuple[int, Any, int | None]:
+    def _where_to_start(self, effect: AcceptSession) -> tuple[int, Any, int | None]:
         """The cursor, how the session resumes, and, if the history was cut, where it begins."""
         resume, meta = effect.hello.resume, self._board.meta
         if resume is UNSET:

@@ -18,7 +18,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State as WireState
 
 from roundelay.network.config import Limits
-from roundelay.network.frames import LEADER, READING
+from roundelay.network.frames import LEADER, READ_ONLY_QUERY
 
 from .admission import Gate
 from .browsers import Doors, Site, asks_for_session, takes_gzip
@@ -239,7 +239,11 @@ class WebSocketServer:
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         assert isinstance(connection, HubConnection)
         hub = self._hub
-        if not self._is_ready and READING in request.path.partition("?")[2].split("&") and self._readers is not None:
+        if (
+            not self._is_ready
+            and READ_ONLY_QUERY in request.path.partition("?")[2].split("&")
+            and self._readers is not None
+        ):
             hub = self._readers.hub or hub
             connection.serve_by(hub)
         if connection.is_head:  # no session comes of it
@@ -253,7 +257,7 @@ class WebSocketServer:
             if what.startswith("following"):
                 sentence = (
                     f"This node does not serve: it is {what.partition(', log ')[0]}, while another one leads. Connect "
-                    f"to that one; to read what this one has, connect with ?{READING}."
+                    f"to that one; to read what this one has, connect with ?{READ_ONLY_QUERY}."
                 )
             elif what.startswith("waiting"):
                 sentence = f"This node is {what.partition(', log ')[0]}; try again in a moment."

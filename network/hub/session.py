@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from roundelay.network.core.entries import Origin, Peer
-from roundelay.network.core.tables import Floor
+from roundelay.network.core.tables import AckCursor
 
 from .delivery import Outbox
 from .reads import SessionRoom
@@ -43,7 +43,7 @@ class Pace:
         """How long it takes until the rate allows another frame, as of the last look."""
         self.is_paused = False
         self.signals = 0.0
-        """When its next signal would be due at exactly their own rate (`limits.due_next`)."""
+        """When its next signal would be due at exactly their own rate (`limits.next_arrival_or_none`)."""
         self._per_s = per_s
         self._step = max(1, per_s // LOOKS_PER_S)
         self._arrival = 0.0
@@ -140,7 +140,7 @@ class Session:
         self.joined_at = 0
         """The newest seq when it was welcomed: of its participant's own messages a session from the floor gets those
         after it."""
-        self.settled_at_join = Floor(0)
+        self.settled_at_join = AckCursor(0)
         """What its participant had handled, or refused and not been given again, when it was welcomed; of a session
         from the floor."""
         self.said_bye = False

@@ -20,8 +20,8 @@ from roundelay.network.addresses import (
 )
 from roundelay.network.clock import Clock
 from roundelay.network.core.access import check_right_to_send
-from roundelay.network.core.entries import Entry, Origin, Refused
-from roundelay.network.core.limits import due_next
+from roundelay.network.core.entries import Entry, Origin, RefusedFrame
+from roundelay.network.core.limits import next_arrival_or_none
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import MessageHead
@@ -59,7 +59,7 @@ class Signals:
     def accept(self, session: Session, origin: Origin, frame: SignalFrame, *, is_beyond: bool) -> None:
         """Take one signal, of a participant that may be beyond the rate of its frames. Raises what refuses it."""
         pace = session.pace
-        due = due_next(pace.signals, self._clock(), self._limits.signals_per_s) if not is_beyond else None
+        due = next_arrival_or_none(pace.signals, self._clock(), self._limits.signals_per_s) if not is_beyond else None
         if due is None:  # it is dropped, as signals may be
             self._board.counts["signals_dropped"] += 1
             return
@@ -104,7 +104,7 @@ class Signals:
             outage.fail(error, who)
             return
         except RoundelayError as error:
-            self._enter(Refused(session.live_origin(), error, {}))
+            self._enter(RefusedFrame(session.live_origin(), error, {}))
             return
         finally:
             session.reads_under_way -= 1

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from msgspec import Meta as Bound
 from msgspec import Struct
 
-from roundelay.network.core.tables import Facts, MessageHead, Put, Row, Span, Table, Wanted
+from roundelay.network.core.tables import Facts, LookupRequest, MessageHead, Row, Span, Table, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import SEQ_LIMIT
 
@@ -178,7 +178,7 @@ class Ledger(Protocol):
     def is_answering(self) -> bool:
         """Whether others who hold a part of it answer; what is stored meanwhile may have to wait."""
 
-    async def open(self) -> tuple[Meta, list[Put]]:
+    async def open(self) -> tuple[Meta, list[TableWrite]]:
         """Open or create; give what it is and the rows of `LOADED_TABLES`. Raises `LedgerError` also when one of these
         is damaged."""
 
@@ -189,16 +189,16 @@ class Ledger(Protocol):
         """Make sure that what is stored is still where the next start looks for it. Raises `LedgerError`: then it must
         be reopened."""
 
-    async def lookup(self, wanted: Wanted) -> Facts:
+    async def lookup(self, wanted: LookupRequest) -> Facts:
         """Answer a batch's questions. With each head that is found comes its root's ``root`` row, if there is one."""
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         """Store all of it in one transaction; durable, as configured, when it returns.
 
         Raises `KeyTaken`, `Unstorable` or `LogFull`: then nothing is stored.
         """
 
-    def check(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    def check(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         """Encode these as `append` does, and store nothing. Raises `Unstorable`."""
 
     async def inbox(

@@ -33,7 +33,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from roundelay.network.durable_files import SAME_ERRNO, Doing, describe_os_error, say_errno, sync
+from roundelay.network.durable_files import ERRNO_ALIASES, FileAction, describe_os_error, explain_errno, sync
 from roundelay.network.errors import LedgerError
 from roundelay.network.platforms import (
     CLOSE_ON_EXEC,
@@ -77,16 +77,16 @@ _FEWEST_BYTES = 32 * 1024
 """SQLite gives a file beside a database in WAL mode this size at once."""
 
 
-def explain(error: Exception, path: Path, doing: Doing = "write") -> LedgerError:
+def explain(error: Exception, path: Path, doing: FileAction = "write") -> LedgerError:
     """The `LedgerError` for what the system or SQLite raised at a database's file, or at a file beside it: what, where,
     and what next."""
     if isinstance(error, sqlite3.Error):
         return LedgerError(_describe_sqlite(error, path, doing))
     number = errno.ELOOP if isinstance(error, RuntimeError) else getattr(error, "errno", None) or 0
-    return LedgerError(_sentence(SAME_ERRNO.get(number, number), error, path, doing))
+    return LedgerError(_sentence(ERRNO_ALIASES.get(number, number), error, path, doing))
 
 
-def find_errno(path: Path, doing: Doing) -> int:
+def find_errno(path: Path, doing: FileAction) -> int:
     """The errno that the plain calls come to; 0 where they succeed. It may write a small file beside it, and deletes
     that."""
     try:
@@ -97,13 +97,13 @@ def find_errno(path: Path, doing: Doing) -> int:
         elif not is_held(path):
             _try_to_read(path)
     except OSError as error:
-        return SAME_ERRNO.get(error.errno or 0, error.errno or 0)
+        return ERRNO_ALIASES.get(error.errno or 0, error.errno or 0)
     except RuntimeError:  # `Path.resolve` says so of links in a circle
         return errno.ELOOP
     return 0
 
 
-def _describe_sqlite(error: sqlite3.Error, path: Path, doing: Doing) -> str:
+def _describe_sqlite(error: sqlite3.Error, path: Path, doing: FileAction) -> str:
     code = getattr(error, "sqlite_errorcode", 0)
     primary = code & 0xFF
     if code == sqlite3.SQLITE_READONLY_DBMOVED:
@@ -118,17 +118,17 @@ def _describe_sqlite(error: sqlite3.Error, path: Path, doing: Doing) -> str:
         )
     if primary == sqlite3.SQLITE_CORRUPT and not number:
         return f"The database {path} is damaged ({error}); stop the node, and go on from a backup."
-    needs: Doing = doing
+    needs: FileAction = doing
     if not number and doing == "read" and primary in _HIDDEN:  # to read it, SQLite locks it, and writes beside it
         number, needs = find_errno(path, "write"), "write"
     number = number or _HIDDEN.get(primary, 0)
     return _sentence(number, error, path, doing, needs=needs)
 
 
-def _sentence(number: int, error: Exception, path: Path, doing: Doing, *, needs: Doing | None = None) -> str:
+def _sentence(number: int, error: Exception, path: Path, doing: FileAction, *, needs: FileAction | None = None) -> str:
     if number == errno.ENOENT and doing == "read":
         return f"There is no database {path}; name a node's, or an export of one."
-    what, advice = say_errno(number, error, path, needs or doing)
+    what, advice = explain_errno(number, error, path, needs or doing)
     hint = getattr(error, "sqlite_errorname", "") if number in (errno.EIO, errno.EBUSY) else ""
     verb = "read" if doing == "read" else "written"
     return f"The database {path} cannot be {verb}: {what}{f' ({hint})' if hint else ''}; {advice}."

@@ -15,12 +15,12 @@ from roundelay.network.core.tables import (
     LOADED_TABLES,
     VOLATILE_TABLES,
     Facts,
+    LookupRequest,
     MessageHead,
-    Put,
     Row,
     Span,
     Table,
-    Wanted,
+    TableWrite,
     damaged_row,
 )
 from roundelay.network.errors import LedgerError
@@ -74,10 +74,10 @@ class MemoryLedger:
             self._keys[row.actor, row.key] = self._rows[seq]
         self.damaged += 1
 
-    async def open(self) -> tuple[Meta, list[Put]]:
+    async def open(self) -> tuple[Meta, list[TableWrite]]:
         self._is_open = True
         meta = Meta(epoch=self._epoch, name=self._name, first_seq=self._first_seq, head=self._head, stamp=self._stamp)
-        puts = [Put(table, key, value) for table in LOADED_TABLES for key, value in self._tables[table].items()]
+        puts = [TableWrite(table, key, value) for table in LOADED_TABLES for key, value in self._tables[table].items()]
         return meta, puts
 
     async def close(self) -> None:
@@ -87,7 +87,7 @@ class MemoryLedger:
         if not self._is_open:
             raise LedgerError("The ledger is closed; open it first.")
 
-    async def lookup(self, wanted: Wanted) -> Facts:
+    async def lookup(self, wanted: LookupRequest) -> Facts:
         facts = Facts()
         for key in wanted.keys:
             known = self._keys.get(key)
@@ -106,7 +106,7 @@ class MemoryLedger:
                 facts.cold[table, name] = value
         return facts
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         if not self._is_open:
             raise LedgerError("The ledger is closed; open it before appending.")
         keyed = {(row.actor, row.key): row for row in rows if row.key}
@@ -135,7 +135,7 @@ class MemoryLedger:
             else:
                 self._tables[put.table][put.key] = put.value
 
-    def check(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    def check(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         """Nothing is encoded here: everything can be stored."""
 
     async def inbox(
@@ -249,8 +249,8 @@ class MemoryLedger:
     def _search(
         self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, stream: str | None, until: int
     ) -> Iterator[Row]:
-        newest_first = (self._rows[seq] for seq in reversed(self._order[: bisect_right(self._order, until)]))
-        return (row for row in newest_first if is_within(row, spans, sender, stream) and holds(row, terms))
+        descending_key = (self._rows[seq] for seq in reversed(self._order[: bisect_right(self._order, until)]))
+        return (row for row in descending_key if is_within(row, spans, sender, stream) and holds(row, terms))
 
     async def forget_dropped(self) -> None:
         """Nothing is kept beside the log."""
@@ -345,8 +345,8 @@ def _summarise(rows: Iterable[Row], before: int | None, limit: int) -> list[Thre
         last, count = counts.get(row.stream, (0, 0))
         counts[row.stream] = (max(last, row.seq), count + 1)
     below = (item for item in counts.items() if before is None or item[1][0] < before)
-    newest_first = nsmallest(limit, below, key=lambda item: -item[1][0])
-    return [ThreadSummary(thread_id, last, count) for thread_id, (last, count) in newest_first]
+    descending_key = nsmallest(limit, below, key=lambda item: -item[1][0])
+    return [ThreadSummary(thread_id, last, count) for thread_id, (last, count) in descending_key]
 
 
 def _is_old(row: Row, trim: Trim) -> bool:

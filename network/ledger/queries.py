@@ -19,11 +19,11 @@ from roundelay.network.core.tables import (
     COLD_TABLES,
     VOLATILE_TABLES,
     Facts,
-    Put,
+    LookupRequest,
     Row,
     Span,
     Table,
-    Wanted,
+    TableWrite,
     damaged_row,
     decode_value,
     encode_value,
@@ -206,7 +206,7 @@ class Writes(NamedTuple):
     """Keys of the tables that go."""
 
 
-def encode_batch(rows: Sequence[Row], puts: Sequence[Put]) -> Writes:
+def encode_batch(rows: Sequence[Row], puts: Sequence[TableWrite]) -> Writes:
     """What one transaction writes. Raises `Unstorable`."""
     log: list[object] = []
     keys: list[tuple[int, int]] = []
@@ -343,7 +343,7 @@ def place_all(unplaced: Unplaced, db: sqlite3.Connection) -> None:
 # --- what is looked up
 
 
-def look_up(wanted: Wanted, damage: Damage, unplaced: Unplaced, db: sqlite3.Connection) -> Facts:
+def look_up(wanted: LookupRequest, damage: Damage, unplaced: Unplaced, db: sqlite3.Connection) -> Facts:
     facts = Facts(damaged=set())
     if wanted.keys:
         keys = list(wanted.keys)
@@ -472,7 +472,7 @@ def load_meta(db: sqlite3.Connection, expected: Sequence[str] = (CHECKED_FROM,))
 _DISPENSABLE = frozenset({"attempt", "mark", "question", "dismissed"})
 
 
-def load_state(damage: Damage, db: sqlite3.Connection) -> list[Put]:
+def load_state(damage: Damage, db: sqlite3.Connection) -> list[TableWrite]:
     """Every row of the tables that are loaded at a start.
 
     Raises `LedgerError` for a damaged one: without it somebody might read what is not theirs, join with a revoked
@@ -488,7 +488,7 @@ def load_state(damage: Damage, db: sqlite3.Connection) -> list[Put]:
         found = db.execute(sql, tuple(COLD_TABLES)).fetchall()
     for table, key, value, crc in found:
         if crc == checksum((table, key, value)):
-            puts.append(Put(table, key, decode_value(table, value)))
+            puts.append(TableWrite(table, key, decode_value(table, value)))
         elif table in _DISPENSABLE:
             damage.note(f"{table}/{key}")
         else:

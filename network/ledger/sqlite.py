@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from roundelay.network.clock import random_number
 from roundelay.network.config import Durability
-from roundelay.network.core.tables import Facts, MessageHead, Put, Row, Span, Table, Wanted
+from roundelay.network.core.tables import Facts, LookupRequest, MessageHead, Row, Span, Table, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.platforms import boot_id
 
@@ -159,7 +159,7 @@ class SQLiteLedger:
     def is_answering(self) -> bool:
         return True  # nobody else is asked
 
-    async def open(self) -> tuple[Meta, list[Put]]:
+    async def open(self) -> tuple[Meta, list[TableWrite]]:
         self._files.take(create=not self._epoch)
         try:
             self._refuse_foreign_log()
@@ -173,10 +173,10 @@ class SQLiteLedger:
             raise
         return meta, puts
 
-    async def look_again(self) -> tuple[Meta, list[Put]]:
+    async def look_again(self) -> tuple[Meta, list[TableWrite]]:
         """What `open` gave, as it is now."""
 
-        def look(db: sqlite3.Connection) -> tuple[Meta, list[Put]]:
+        def look(db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
             meta, head, stamp = load_meta(db), read_head(db), read_stamp(self._damage, db)
             first = int(meta.get("first_seq", "1"))
             found = Meta(epoch=self._epoch, name=self._name, first_seq=first, head=head, stamp=stamp)
@@ -279,7 +279,7 @@ class SQLiteLedger:
         self._is_suspect = self._is_suspect or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
         return explain(error, self.path)
 
-    def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[Put]]:
+    def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
         """What is done on the writer when it has opened the file: what may refuse it comes first, then what is read,
         and last what says that it is open."""
         refuse_schema(db)  # before anything is changed: another program's database is no WAL's, and stays as it is
@@ -394,19 +394,19 @@ class SQLiteLedger:
     # --- writing
 
     async def append(
-        self, rows: Sequence[Row], puts: Sequence[Put], *, before_commit: Callable[[], None] = lambda: None
+        self, rows: Sequence[Row], puts: Sequence[TableWrite], *, before_commit: Callable[[], None] = lambda: None
     ) -> None:
         """As `Ledger.append`. ``before_commit`` is called on the writer's thread when all is written but not stored:
         what it raises takes it back."""
         change = partial(store, encode_batch(rows, puts), self._unplaced, before_commit)
         await self._change(change, head=rows[-1].seq if rows else None)
 
-    def check(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    def check(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         bind(encode_batch(rows, puts))
 
     # --- reading
 
-    async def lookup(self, wanted: Wanted) -> Facts:
+    async def lookup(self, wanted: LookupRequest) -> Facts:
         if not wanted:
             return Facts()
         # on the writer's connection: it sees its own last commit without a new read transaction

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from roundelay.network.core.tables import Row
-from roundelay.network.durable_files import give_name, sync
+from roundelay.network.durable_files import publish_file, sync
 from roundelay.network.errors import LedgerError
 from roundelay.network.platforms import CLOSE_ON_EXEC
 
@@ -314,7 +314,7 @@ def back_up(source: Path, target: Path) -> int:
             _set_epoch_aside(copy, version)
             copy.commit()
             head = read_head(copy)
-        give_name(draft, target)
+        publish_file(draft, target)
     except OSError as error:
         raise explain(error, target) from error
     except sqlite3.Error as error:  # it does not say at which of the two files

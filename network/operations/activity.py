@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeAlias
 from msgspec import UNSET
 
 from roundelay.network.core.faults import describe_fault as describe_what
-from roundelay.network.core.faults import describe_to_do
-from roundelay.network.core.holds import is_held, is_overtaken
+from roundelay.network.core.faults import describe_remedy
+from roundelay.network.core.holds import is_blocked_by_takeover, is_held
 from roundelay.network.core.reactions import innermost_calls, is_at_work
-from roundelay.network.core.shares import was_spoken_to
+from roundelay.network.core.shares import has_person_written
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import AgentFault, OpenReaction, Participant
 
@@ -48,7 +48,7 @@ def describe_activity(reading: Reading, participant: Participant, *, is_online: 
     uncaused = state.bucket(participant.agent_id).uncaused
     if not is_online:
         activity = "gone"
-    elif uncaused.is_told and not was_spoken_to(state, participant.agent_id, uncaused.since):
+    elif uncaused.is_told and not has_person_written(state, participant.agent_id, uncaused.since):
         activity = "stopped"
     else:
         activity = next((it for it in ORDER if it in {at for _, at in work}), "idle")
@@ -79,12 +79,12 @@ def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any]
         told |= {"reason": fault.reason} if fault.reason else {}
         told |= {"seq": fault.seq} if fault.seq else {}
         told |= {"reaction": fault.reaction} if fault.reaction else {}
-        told["to_do"] = describe_to_do(agent_id, fault)
+        told["to_do"] = describe_remedy(agent_id, fault)
     return told
 
 
 def _find_activity(state: State, participant: Participant, opened: OpenReaction, *, is_online: bool) -> Activity:
-    if is_overtaken(state, opened):
+    if is_blocked_by_takeover(state, opened):
         return "held" if is_held(state, opened.trigger_head) else "queued"
     if not is_online:
         return "interrupted"

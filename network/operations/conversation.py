@@ -17,25 +17,25 @@ from msgspec import UNSET, Meta
 from roundelay.network.addresses import name_of, thread_parties, thread_start
 from roundelay.network.core.access import is_found
 from roundelay.network.core.change import ChangeSet, stopped_key
-from roundelay.network.core.entries import AskToStop
-from roundelay.network.core.holds import as_of_now, describe_hold, find_thread, is_overtaken
+from roundelay.network.core.entries import RequestCancel
+from roundelay.network.core.holds import describe_takeover, find_thread, is_blocked_by_takeover, next_message_head
 from roundelay.network.core.sending import find_budget
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import (
     Attempt,
-    Begun,
+    AttemptCount,
     DeadLetter,
-    Hold,
-    Mark,
+    LookupRequest,
     MessageHead,
     OpenReaction,
+    ReactionStart,
+    ReadState,
     Row,
     Table,
-    Tried,
-    Triggered,
-    Wanted,
+    Takeover,
+    TriggeredReactions,
 )
-from roundelay.network.core.takeovers import check_may_take, describe_turn, give_back, may_take, tell_readers
+from roundelay.network.core.takeovers import check_may_take, encode_takeover_event, give_back, may_take, notify_readers
 from roundelay.network.core.visibility import may_read, readable_spans, recipients, thread_readers
 from roundelay.network.errors import Forbidden, InvalidArguments, ThreadHeld, UnknownMessage
 from roundelay.network.frames import Kind, Seq
@@ -44,7 +44,7 @@ from roundelay.network.titles import is_about_something, name_place, write_title
 
 from .activity import describe_activity, tells_activity
 from .listing import ListPage, take_page
-from .marking import count_unread, describe_line_or_request, describe_mark
+from .marking import count_unread, describe_read_state, describe_thread_message
 from .reading import Reading, reads
 from .views import Limit, find_message
 
@@ -78,13 +78,13 @@ def _ask_to_stop(change: ChangeSet, reactions: Mapping[str, OpenReaction]) -> li
     """Cancel reactions, by their keys; gives the ids of those that the caller may know of."""
     stopped = []
     for key, found in reactions.items():
-        change.put_row("reaction", key, msgspec.structs.replace(found, is_cancelled=True))
+        change.set_value("reaction", key, msgspec.structs.replace(found, is_cancelled=True))
         head, by = found.trigger_head, change.origin.agent_id
         if change.origin.is_operator or found.agent_id == by or may_read(change.state, by, head):
             stopped.append(found.reaction)
         else:  # neither hears of the other: who asked for it takes it back
             by = head.sender_id
-        change.effects.append(AskToStop(found.agent_id, found.reaction, head.thread_id, by))
+        change.effects.append(RequestCancel(found.agent_id, found.reaction, head.thread_id, by))
     return stopped
 
 
@@ -127,15 +127,15 @@ def take(
             )
         if ttl_ms is not None:  # prolonged
             known = msgspec.structs.replace(known, until=until)
-            change.put_row("hold", thread_id, known)
+            change.set_value("hold", thread_id, known)
         return {"thread_id": thread_id, "seq": known.taken, **({"until": known.until} if known.until else {})}
-    row = change.write_row("hold", data=describe_turn("taken", thread_id, by))
-    hold = Hold(by, row.seq, change.stamp, head, known.given if known is not None else 0, until)
-    change.put_row("hold", thread_id, hold)
+    row = change.write_row("hold", data=encode_takeover_event("taken", thread_id, by))
+    hold = Takeover(by, row.seq, change.stamp, head, known.given if known is not None else 0, until)
+    change.set_value("hold", thread_id, hold)
     under_way = state.reactions_in(thread_id)
     asked = _with_those_asked(state, under_way)
     _ask_to_stop(change, {key: it for key, it in asked.items() if key not in under_way})
-    tell_readers(change, "taken", hold, row.seq)
+    notify_readers(change, "taken", hold, row.seq)
     return {"thread_id": thread_id, "seq": row.seq, **({"until": until} if until else {})}
 
 
@@ -176,8 +176,8 @@ def resume_root(change: ChangeSet, *, root: Seq) -> dict[str, Any]:
         told=(),
         resumed=budget.resumed + 1,
     )
-    change.put_row("root", str(root), extended)
-    change.put_row("stopped", stopped_key(root), None)
+    change.set_value("root", str(root), extended)
+    change.set_value("stopped", stopped_key(root), None)
     return {"was_stopped": bool(budget.told)}
 
 
@@ -290,7 +290,7 @@ class _Ends(NamedTuple):
     first: dict[str, Row]
 
 
-async def _find_first(reading: Reading, thread_ids: Iterable[str], marks: Mapping[str, Mark]) -> dict[str, int]:
+async def _find_first(reading: Reading, thread_ids: Iterable[str], marks: Mapping[str, ReadState]) -> dict[str, int]:
     """Return the seq of the message that the title of each of these threads may quote, in one read."""
     own = {it for it, mark in marks.items() if mark.title}
     quoted = [it for it in thread_ids if it not in own and _is_quoted(reading, it)]
@@ -306,7 +306,7 @@ async def _read_ends(reading: Reading, last: Mapping[str, int], first: Mapping[s
 
 
 async def _describe_thread(
-    reading: Reading, summary: ThreadSummary, ends: _Ends, unread: int, mark: Mark | None
+    reading: Reading, summary: ThreadSummary, ends: _Ends, unread: int, mark: ReadState | None
 ) -> dict[str, Any] | None:
     """A thread's entry; None for replies to what was said before this participant came."""
     newest = ends.newest.get(summary.thread_id)
@@ -316,16 +316,16 @@ async def _describe_thread(
         return None
     if not (reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, newest.head)):
         return None
-    hold = describe_hold(reading.hub.state, reading.origin, summary.thread_id)
+    hold = describe_takeover(reading.hub.state, reading.origin, summary.thread_id)
     return {
         "thread_id": summary.thread_id,
         "title": await _write_title(reading, newest.head, ends, mark.title if mark is not None else ""),
         "last_seq": summary.last_seq,
         "messages": summary.messages,
         "readers": sorted(_shown_readers(reading, newest.head)),
-        "last": describe_line_or_request(newest),
+        "last": describe_thread_message(newest),
         "unread": unread,
-        **({"mark": describe_mark(mark)} if mark is not None else {}),
+        **({"mark": describe_read_state(mark)} if mark is not None else {}),
         **({"held": hold} if hold is not None else {}),
         **({"may_take": True} if _may_take(reading, newest.head) else {}),
     }
@@ -334,7 +334,7 @@ async def _describe_thread(
 def _may_take(reading: Reading, newest: MessageHead) -> bool:
     """Whether the caller may take a thread over, as far as its newest message tells."""
     state, origin = reading.hub.state, reading.origin
-    is_in = origin.is_operator or may_read(state, origin.agent_id, as_of_now(state, newest))
+    is_in = origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, newest))
     return newest.kind != "mod" and is_in and may_take(state, origin, newest)
 
 
@@ -366,7 +366,7 @@ async def _first_words(reading: Reading, thread_id: str, first: Row | None) -> s
     if row is None:  # messages may be long: several are read only where the first one may not be shown
         page = await reading.hub.ledger.thread(thread_id, limit=FIRST_LOOKED_AT, newest=False)
         row = next((it for it in page.rows if not it.is_damaged and reads(reading, it.head)), None)
-    return describe_line_or_request(row)["text"] if row is not None else ""
+    return describe_thread_message(row)["text"] if row is not None else ""
 
 
 def _shown_readers(reading: Reading, head: MessageHead) -> set[str]:
@@ -394,7 +394,7 @@ async def message_status(reading: Reading, *, seq: Seq, after: str = "", limit: 
         asked |= {("dead", f"{name}/{seq:016d}") for name in chosen}
         asked |= {("tried", f"{name}/{seq:016d}") for name in chosen}
         now = {name: _look_at(reading, name, seq) for name in chosen}  # before the ledger, which is as new at least
-        cold = (await hub.ledger.lookup(Wanted(set(), set(), asked))).cold
+        cold = (await hub.ledger.lookup(LookupRequest(set(), set(), asked))).cold
         for agent_id in chosen:
             if not page.take(await _describe_fate(reading, agent_id, seq, now[agent_id], cold)):
                 break
@@ -424,9 +424,9 @@ async def _describe_fate(
     reading: Reading, agent_id: str, seq: int, now: _RecipientProgress, cold: Mapping[tuple[str, str], Any]
 ) -> dict[str, Any]:
     """How far a message has got with one of its recipients."""
-    triggered: Triggered | None = cold.get(("triggered", f"{agent_id}/{seq}"))
+    triggered: TriggeredReactions | None = cold.get(("triggered", f"{agent_id}/{seq}"))
     letter: DeadLetter | None = cold.get(("dead", f"{agent_id}/{seq:016d}"))
-    tried: Tried | None = cold.get(("tried", f"{agent_id}/{seq:016d}"))
+    tried: AttemptCount | None = cold.get(("tried", f"{agent_id}/{seq:016d}"))
     begun, is_in_prompt = triggered.first if triggered is not None else None, triggered is not None
     if begun is None:
         begun, is_in_prompt = await _reaction_with(reading, agent_id, seq)
@@ -450,12 +450,12 @@ async def _describe_fate(
             again = await _reaction_status(reading, agent_id, newest)
             entry["again"] = {"reaction": newest.reaction, "reaction_status": again}
         opened: OpenReaction | None = reading.hub.state.get("reaction", f"{agent_id}/{newest.reaction}")
-        if opened is not None and is_overtaken(reading.hub.state, opened):
+        if opened is not None and is_blocked_by_takeover(reading.hub.state, opened):
             entry["is_overtaken"] = True
     return entry
 
 
-async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[Begun | None, bool]:
+async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[ReactionStart | None, bool]:
     """The first reaction of an agent whose manifest holds a message, among those that it began next after it, and
     whether there is one: it is not named to who may not read what it is a reaction to."""
     after = seq
@@ -467,18 +467,18 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[Beg
             manifest, trigger = started.get("manifest"), started.get("trigger")
             if isinstance(manifest, list) and seq in manifest and isinstance(trigger, int):
                 is_shown = reads(reading, (await reading.hub.ledger.heads([trigger])).get(trigger))
-                return (Begun(row.stream, row.seq) if is_shown else None), True
+                return (ReactionStart(row.stream, row.seq) if is_shown else None), True
         if not page.has_more:
             break
         after = page.rows[-1].seq
     return None, False
 
 
-async def _reaction_status(reading: Reading, agent_id: str, begun: Begun) -> str:
+async def _reaction_status(reading: Reading, agent_id: str, begun: ReactionStart) -> str:
     """How a reaction ended, or that it is ``open``: all that readers of the message get to know of its records."""
     opened: OpenReaction | None = reading.hub.state.get("reaction", f"{agent_id}/{begun.reaction}")
     if opened is not None:
-        return "cancelled" if is_overtaken(reading.hub.state, opened) else "open"
+        return "cancelled" if is_blocked_by_takeover(reading.hub.state, opened) else "open"
     page = await reading.hub.ledger.records(agent_id, "finished", begun.seq, 1, reaction=begun.reaction)
     for row in page.rows:
         body = msgspec.json.decode(row.data) if not row.is_damaged else None

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from roundelay.network.core.change import ChangeSet
-from roundelay.network.core.entries import Notify
-from roundelay.network.core.marks import check_markable, keep_mark
-from roundelay.network.core.tables import Mark, MessageHead, Row
+from roundelay.network.core.entries import SendNotice
+from roundelay.network.core.marks import check_may_mark, store_read_state
+from roundelay.network.core.tables import MessageHead, ReadState, Row
 from roundelay.network.frames import Seq, decode_json
 from roundelay.network.messages import write_content
 
@@ -43,21 +43,23 @@ def mark(
 ) -> dict[str, Any]:
     """Keep for oneself how far one has read a thread, whether it is pinned, muted or archived, and a title of one's
     own for it. What is left out stays; an empty title takes it away."""
-    check_markable(change, thread_id, read_upto)
+    check_may_mark(change, thread_id, read_upto)
     marks = change.state.marks_of(change.origin.agent_id)
-    before = marks.get(thread_id) or Mark(read_upto=_upto_without(marks))
+    before = marks.get(thread_id) or ReadState(read_upto=_upto_without(marks))
     given = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
     read = max(before.read_upto, min(read_upto or 0, change.state.head))
     now = msgspec.structs.replace(before, read_upto=read, **{name: it for name, it in given.items() if it is not None})
-    told = describe_mark(now)
+    told = describe_read_state(now)
     if now != before or thread_id not in marks:
-        keep_mark(change, thread_id, now)
+        store_read_state(change, thread_id, now)
         origin = change.origin
-        change.effects.append(Notify(frozenset((origin.agent_id,)), "marked", thread_id, told, but=origin.session_id))
+        change.effects.append(
+            SendNotice(frozenset((origin.agent_id,)), "marked", thread_id, told, but=origin.session_id)
+        )
     return {"thread_id": thread_id, **told}
 
 
-def describe_mark(mark: Mark) -> dict[str, Any]:
+def describe_read_state(mark: ReadState) -> dict[str, Any]:
     told: dict[str, Any] = {
         "read_upto": mark.read_upto,
         "is_pinned": mark.is_pinned,
@@ -67,13 +69,13 @@ def describe_mark(mark: Mark) -> dict[str, Any]:
     return told | ({"title": mark.title} if mark.title else {})
 
 
-def _upto_without(marks: Mapping[str, Mark]) -> int:
+def _upto_without(marks: Mapping[str, ReadState]) -> int:
     """Up to where threads without a mark count as read."""
     rest = marks.get("")
     return rest.read_upto if rest is not None else 0
 
 
-async def count_unread(reading: Reading, newest: Mapping[str, int], marks: Mapping[str, Mark]) -> dict[str, int]:
+async def count_unread(reading: Reading, newest: Mapping[str, int], marks: Mapping[str, ReadState]) -> dict[str, int]:
     """How many messages of others the caller, whose ``marks`` these are, has not read in each of these threads, at most
     `MAX_UNREAD`: up to the ``newest`` one that is told of each. What has come since is told when it is told."""
     rest, names = _upto_without(marks), list(newest)
@@ -92,7 +94,7 @@ def _is_unread(reading: Reading, head: MessageHead) -> bool:
     return not is_own and reads_as_itself(reading, head)
 
 
-def describe_line(row: Row) -> dict[str, Any]:
+def describe_message_line(row: Row) -> dict[str, Any]:
     """A message as lists show it: one line, and cut."""
     message = decode_json(row.data)
     return {
@@ -100,23 +102,23 @@ def describe_line(row: Row) -> dict[str, Any]:
         "sender_id": message["sender_id"],
         "sender_kind": message["sender_kind"],
         "sent_at": message["sent_at"],
-        "text": write_line(message.get("text_representation") or write_content(message.get("content"))),
+        "text": format_line(message.get("text_representation") or write_content(message.get("content"))),
     }
 
 
-def describe_line_or_request(row: Row) -> dict[str, Any]:
-    """Describe a message as `describe_line` does, but name a request for approval by its tool.
+def describe_thread_message(row: Row) -> dict[str, Any]:
+    """Describe a message as `describe_message_line` does, but name a request for approval by its tool.
 
     The text of a request begins with JSON arguments, which say little in a title or in a list."""
-    line = describe_line(row)
+    line = describe_message_line(row)
     approval = (decode_json(row.data).get("metadata") or {}).get("approval")
     tool = approval.get("tool") if isinstance(approval, dict) else None
     if isinstance(tool, str) and tool and line["sender_kind"] == "agent":
-        line["text"] = write_line(f"Approval request: {tool}")
+        line["text"] = format_line(f"Approval request: {tool}")
     return line
 
 
-def write_line(text: str) -> str:
+def format_line(text: str) -> str:
     """A text as one line of at most `MAX_LINE_CHARS`."""
     # a text of megabytes is not split for its beginning; white space at its start may fill all of this
     line = " ".join(text[: 64 * MAX_LINE_CHARS].split())

@@ -14,26 +14,26 @@ from msgspec import UNSET, Meta
 from roundelay.network.core.change import ChangeSet
 from roundelay.network.core.limits import stored_today
 from roundelay.network.core.questions import dismiss_question
-from roundelay.network.core.shares import was_spoken_to
+from roundelay.network.core.shares import has_person_written
 from roundelay.network.core.tables import (
     DAY_MS,
+    BudgetStop,
+    ConversationBudget,
     DeadLetter,
-    Dismissed,
-    RootBudget,
+    DismissedItems,
+    LookupRequest,
     Row,
-    SpentOut,
-    Stopped,
+    StoppedConversation,
     Table,
-    Triggered,
-    Undelivered,
-    Wanted,
+    TriggeredReactions,
+    UndeliveredMessage,
 )
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import ID_PATTERN, Seq
 
 from .activity import describe_fault
 from .listing import ListPage
-from .marking import describe_line, write_line
+from .marking import describe_message_line, format_line
 from .reactions import ListedRequest, list_requests
 from .reading import Reading, reads, reads_as_itself
 from .views import Limit
@@ -58,7 +58,7 @@ class Item(NamedTuple):
     told: Mapping[str, Any]
     text: str | None = None
     """What it says, where that is not its message."""
-    spent: SpentOut | None = None
+    spent: BudgetStop | None = None
     request: ListedRequest | None = None
     """What asks for the decision, of an approval."""
 
@@ -78,7 +78,7 @@ async def inbox(
 ) -> dict[str, Any]:
     """What waits for the caller, the newest first: calls that it may decide on, questions to it, messages that
     failed, conversations that stopped, spent budgets. Go on with `before` the answer's `next`."""
-    known: Dismissed = reading.hub.state.get("dismissed", reading.origin.agent_id) or Dismissed()
+    known: DismissedItems = reading.hub.state.get("dismissed", reading.origin.agent_id) or DismissedItems()
     dismissed = {(kind, seq): at for kind, seq, at in known.items}
     items = [it for it in await _list_items(reading) if it.at > dismissed.get(_place_dismissed(it), -1)]
     if before is not None:
@@ -128,7 +128,7 @@ def _describe(reading: Reading, item: Item, row: Row | None) -> dict[str, Any] |
         del rights["may_decide"]
     if not reads(reading, row.head):
         return None
-    line = describe_line(row)
+    line = describe_message_line(row)
     told |= {"thread_id": row.stream, "at": item.at or row.at, "text": item.text or line["text"]}
     told |= {"agent_id": item.agent_id} if item.agent_id else {}
     if item.kind == "question":
@@ -166,7 +166,7 @@ def _list_questions(reading: Reading) -> Iterator[Item]:
 async def _list_dead_letters(reading: Reading) -> list[Item]:
     """Of the caller's, or of all for operators; and of what the caller sent, without the reason."""
     origin, ledger = reading.origin, reading.hub.ledger
-    sent: list[tuple[str, Undelivered]] = await ledger.cold("undelivered", f"{origin.agent_id}/", SCANNED)
+    sent: list[tuple[str, UndeliveredMessage]] = await ledger.cold("undelivered", f"{origin.agent_id}/", SCANNED)
     prefix = "" if origin.is_operator else f"{origin.agent_id}/"
     letters: list[tuple[str, DeadLetter]] = await ledger.cold("dead", prefix, SCANNED)
     found = {
@@ -191,14 +191,14 @@ async def _list_stopped(reading: Reading) -> list[Item]:
     if not _may_resume(reading):
         return []
     items = []
-    found: list[tuple[str, Stopped]] = await reading.hub.ledger.cold("stopped", "", SCANNED)
+    found: list[tuple[str, StoppedConversation]] = await reading.hub.ledger.cold("stopped", "", SCANNED)
     for _, it in found:
         told: dict[str, Any] = {"root": it.root, "limit": it.limit}
         text = f"The conversation that began with #{it.root} has stopped ({it.limit})."
         if reading.origin.is_operator or it.began_by == reading.origin.agent_id:
             told |= {"used_by": it.used_by, "used": it.used}
             text = it.reason
-        items.append(Item(it.root, "stopped", "", it.at, told, write_line(text)))
+        items.append(Item(it.root, "stopped", "", it.at, told, format_line(text)))
     return items
 
 
@@ -209,7 +209,7 @@ def _list_stopped_agents(reading: Reading) -> Iterator[Item]:
     state = reading.hub.state
     for agent_id, bucket in state.items("bucket"):
         uncaused = bucket.uncaused
-        if uncaused.is_told and not was_spoken_to(state, agent_id, uncaused.since):
+        if uncaused.is_told and not has_person_written(state, agent_id, uncaused.since):
             text = f"{agent_id} has answered others {uncaused.count} times without a cause, and is stopped."
             told = {"limit": "limits.max_uncaused_answers", "used": uncaused.count}
             yield Item(uncaused.last, "stopped", agent_id, 0, told, text)
@@ -219,10 +219,10 @@ async def _list_spent_out(reading: Reading) -> list[Item]:
     """Reactions that their agents' own budgets ended."""
     if not _may_resume(reading):
         return []
-    found: list[tuple[str, SpentOut]] = await reading.hub.ledger.cold("spent_out", "", SCANNED)
+    found: list[tuple[str, BudgetStop]] = await reading.hub.ledger.cold("spent_out", "", SCANNED)
     return [
         Item(
-            it.seq, "budget", it.agent_id, it.at, {"root": it.root, "reaction": it.reaction}, write_line(it.reason), it
+            it.seq, "budget", it.agent_id, it.at, {"root": it.root, "reaction": it.reaction}, format_line(it.reason), it
         )
         for _, it in found
     ]
@@ -235,11 +235,11 @@ async def _find_ended(reading: Reading, items: Sequence[Item]) -> set[tuple[int,
         return set()
     asked: set[tuple[Table, str]] = {("root", str(it.root)) for it in stops.values()}
     asked |= {("triggered", f"{it.agent_id}/{it.seq}") for it in stops.values()}
-    cold = (await reading.hub.ledger.lookup(Wanted(set(), set(), asked))).cold
+    cold = (await reading.hub.ledger.lookup(LookupRequest(set(), set(), asked))).cold
     ended = set()
     for place, it in stops.items():
-        budget: RootBudget | None = cold.get(("root", str(it.root)))
-        begun: Triggered | None = cold.get(("triggered", f"{it.agent_id}/{it.seq}"))
+        budget: ConversationBudget | None = cold.get(("root", str(it.root)))
+        begun: TriggeredReactions | None = cold.get(("triggered", f"{it.agent_id}/{it.seq}"))
         is_resumed = budget is not None and budget.resumed != it.resumed
         if is_resumed or (begun is not None and begun.reaction != it.reaction):
             ended.add(place)
@@ -276,7 +276,7 @@ def _list_faults(reading: Reading) -> Iterator[Item]:
             text = f"{agent_id} {told.pop('text')}. {told['to_do']}"
             told.pop("seq", None)
             place = participant.fault.seq if participant.fault is not UNSET else 0
-            yield Item(place, "fault", agent_id, told["since"], told, write_line(text))
+            yield Item(place, "fault", agent_id, told["since"], told, format_line(text))
 
 
 # --- what is not to be shown any more
@@ -301,8 +301,8 @@ def dismiss(
     if kind == "question":
         change.keep(dismiss_question(change.state, agent_id, place[1]))
         return {}
-    known: Dismissed = change.state.get("dismissed", agent_id) or Dismissed()
+    known: DismissedItems = change.state.get("dismissed", agent_id) or DismissedItems()
     others = [it for it in known.items if it[:2] != place]
     items = (*others, (*place, change.stamp))[-MAX_DISMISSED:]
-    change.put_row("dismissed", agent_id, Dismissed(items))
+    change.set_value("dismissed", agent_id, DismissedItems(items))
     return {}

@@ -13,15 +13,25 @@ import msgspec
 from msgspec import Meta, Raw
 
 from roundelay.network.core.change import ChangeSet, stopped_key
-from roundelay.network.core.entries import Disconnect, Retry, TellOfMembers
+from roundelay.network.core.entries import DisconnectParticipant, NotifyMembership, ScheduleRetry
 from roundelay.network.core.ids import IS_THE_HUB, NETWORK, describe_reserved
-from roundelay.network.core.joining import describe_look_alike, find_over
+from roundelay.network.core.joining import describe_look_alike, find_expired_logins
 from roundelay.network.core.limits import Quotas, stored_today
-from roundelay.network.core.questions import forget_questions
+from roundelay.network.core.questions import remove_questions_of
 from roundelay.network.core.reactions import undelivered_key
-from roundelay.network.core.shares import was_spoken_to
+from roundelay.network.core.shares import has_person_written
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import DAY_MS, Attempt, DeadLetter, Login, Row, Stopped, Token, Tried, Uncaused
+from roundelay.network.core.tables import (
+    DAY_MS,
+    AnswerCount,
+    Attempt,
+    AttemptCount,
+    DeadLetter,
+    Login,
+    Row,
+    StoppedConversation,
+    Token,
+)
 from roundelay.network.core.takeovers import give_back
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
 from roundelay.network.frames import Kind, Seq, is_id
@@ -44,14 +54,14 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     for _, hold in [it for it in change.state.items("hold") if it[1].by == agent_id]:
         give_back(change, hold)
     for thread_id in list(change.state.marks_of(agent_id)):
-        change.put_row("mark", f"{agent_id}/{thread_id}", None)
-    change.put_row("dismissed", agent_id, None)
-    change.keep(forget_questions(change.state, agent_id))
+        change.set_value("mark", f"{agent_id}/{thread_id}", None)
+    change.set_value("dismissed", agent_id, None)
+    change.keep(remove_questions_of(change.state, agent_id))
     row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
-    change.put_row("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
+    change.set_value("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
     _drop_logins(change, change.state.logins(agent_id))
-    change.effects.append(Disconnect(agent_id, f"{agent_id} was removed from this network."))
-    change.effects.append(TellOfMembers(None, agent_id))
+    change.effects.append(DisconnectParticipant(agent_id, f"{agent_id} was removed from this network."))
+    change.effects.append(NotifyMembership(None, agent_id))
     return {}
 
 
@@ -64,7 +74,7 @@ def create_token(
     """
     warning = _check_given_out(change, agent_id, kind, "token", token_hash)
     change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "created"}))
-    change.put_row("token", token_hash, Token(agent_id, kind, change.stamp, operator))
+    change.set_value("token", token_hash, Token(agent_id, kind, change.stamp, operator))
     return warning
 
 
@@ -87,7 +97,7 @@ def create_login(
 
     A `warning` says what a new id may be taken for: such an id is given out by nobody else.
     """
-    _drop_logins(change, find_over(change.state))
+    _drop_logins(change, find_expired_logins(change.state))
     warning = _check_given_out(change, agent_id, kind, "login", login_hash)
     participant = change.state.participant(agent_id)
     if participant is not None and participant.removed_seq is not None:
@@ -96,7 +106,7 @@ def create_login(
         raise Forbidden(f"There are {MAX_LOGINS} logins already; each ends by itself when its time is over.")
     expires_at = change.stamp + ttl_ms
     change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "login"}))
-    change.put_row("login", login_hash, Login(agent_id, kind, expires_at, operator))
+    change.set_value("login", login_hash, Login(agent_id, kind, expires_at, operator))
     return {"expires_at": expires_at, **warning}
 
 
@@ -126,7 +136,7 @@ def _drop_logins(change: ChangeSet, logins: Mapping[str, Login]) -> int:
     """Forget logins; gives how many of them nobody had used."""
     waiting = sum(not it.used_by and it.expires_at > change.stamp for it in logins.values())
     for key in list(logins):
-        change.put_row("login", key, None)
+        change.set_value("login", key, None)
     return waiting
 
 
@@ -140,15 +150,15 @@ def revoke_token(
     revoked = _drop_logins(change, change.state.logins(agent_id))
     for key, token in list(change.state.tokens(agent_id).items()):
         if not token.revoked:
-            change.put_row("token", key, msgspec.structs.replace(token, revoked=True))
+            change.set_value("token", key, msgspec.structs.replace(token, revoked=True))
             revoked += 1
     if not revoked:
         raise UnknownRecipient(f"{agent_id!r} has no token; network.list_tokens lists them.")
     row = change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "event": "revoked"}))
     participant = change.state.participant(agent_id)
     if participant is not None:  # what its sessions sent and was not stored yet never is
-        change.put_row("participant", agent_id, msgspec.structs.replace(participant, cut_seq=row.seq))
-    change.effects.append(Disconnect(agent_id, f"The token of {agent_id} was revoked."))
+        change.set_value("participant", agent_id, msgspec.structs.replace(participant, cut_seq=row.seq))
+    change.effects.append(DisconnectParticipant(agent_id, f"The token of {agent_id} was revoked."))
     return {"revoked": revoked}
 
 
@@ -157,8 +167,8 @@ def _revoke_one(change: ChangeSet, agent_id: str, prefix: str) -> dict[str, Any]
     if not found:
         raise UnknownRecipient(f"{agent_id!r} has no token {prefix} that is valid; network.list_tokens lists them.")
     for key, token in found.items():
-        change.put_row("token", key, msgspec.structs.replace(token, revoked=True))
-        change.effects.append(Disconnect(agent_id, f"This token of {agent_id} was revoked.", key))
+        change.set_value("token", key, msgspec.structs.replace(token, revoked=True))
+        change.effects.append(DisconnectParticipant(agent_id, f"This token of {agent_id} was revoked.", key))
     event = {"agent_id": agent_id, "hash": prefix[:12], "event": "revoked"}
     change.write_row("token", data=msgspec.json.encode(event))
     return {"revoked": len(found)}
@@ -230,17 +240,17 @@ async def dead_letters(
 def retry_dead_letter(change: ChangeSet, *, seq: Seq, agent_id: str | None = None) -> dict[str, Any]:
     """Deliver a dead letter again, with five attempts as at first."""
     owner = _take_dead_letter(change, agent_id, seq).agent_id
-    change.put_row(
+    change.set_value(
         "attempt", f"{owner}/{seq}", Attempt(0, change.stamp, "taken back from the dead letters", is_revived=True)
     )
-    change.effects.append(Retry(owner, seq, 1, change.stamp))
+    change.effects.append(ScheduleRetry(owner, seq, 1, change.stamp))
     return {}
 
 
 def drop_dead_letter(change: ChangeSet, *, seq: Seq, agent_id: str | None = None) -> dict[str, Any]:
     """Forget a dead letter; the message itself stays in its thread."""
     letter = _take_dead_letter(change, agent_id, seq)
-    change.put_row("tried", f"{letter.agent_id}/{seq:016d}", Tried(letter.failures))
+    change.set_value("tried", f"{letter.agent_id}/{seq:016d}", AttemptCount(letter.failures))
     return {}
 
 
@@ -250,11 +260,11 @@ def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> Dead
     letter: DeadLetter | None = change.find_cold("dead", key)
     if letter is None:
         raise UnknownMessage(f"{owner} has no dead letter {seq}; network.dead_letters lists them.")
-    change.put_row("dead", key, None)
+    change.set_value("dead", key, None)
     if letter.sender_id:
-        change.put_row("undelivered", undelivered_key(letter.sender_id, seq, owner), None)
+        change.set_value("undelivered", undelivered_key(letter.sender_id, seq, owner), None)
     for reaction in letter.reactions:
-        change.put_row("given_up", f"{owner}/{reaction}", None)
+        change.set_value("given_up", f"{owner}/{reaction}", None)
     event = {"seq": seq, "agent_id": owner, "event": "taken"}
     change.write_row("dead", data=msgspec.json.encode(event))
     return letter
@@ -268,13 +278,13 @@ async def stopped(reading: Reading, *, before: Seq | None = None, limit: Limit =
     below `before`; and agents that answered without causes until they were stopped."""
     hub = reading.hub
     after = stopped_key(before) if before is not None else ""
-    found: list[tuple[str, Stopped]] = await hub.ledger.cold("stopped", "", limit + 1, after=after)
+    found: list[tuple[str, StoppedConversation]] = await hub.ledger.cold("stopped", "", limit + 1, after=after)
     shown = (msgspec.structs.asdict(it) for _, it in found)
     conversations, has_more = take_page(shown, limit, hub.limits.max_result_bytes)
     agents = [
         {"agent_id": agent_id, "limit": "limits.max_uncaused_answers", "used": bucket.uncaused.count}
         for agent_id, bucket in hub.state.items("bucket")
-        if bucket.uncaused.is_told and not was_spoken_to(hub.state, agent_id, bucket.uncaused.since)
+        if bucket.uncaused.is_told and not has_person_written(hub.state, agent_id, bucket.uncaused.since)
     ]
     return {"conversations": conversations, "has_more": has_more, "agents": agents[:limit]}
 
@@ -285,9 +295,9 @@ def resume_agent(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
         raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
     bucket = change.state.bucket(agent_id)
     uncaused = bucket.uncaused
-    was_stopped = uncaused.is_told and not was_spoken_to(change.state, agent_id, uncaused.since)
+    was_stopped = uncaused.is_told and not has_person_written(change.state, agent_id, uncaused.since)
     change.write_row("budget", data=msgspec.json.encode({"agent_id": agent_id, "event": "resumed"}))
-    change.put_row("bucket", agent_id, msgspec.structs.replace(bucket, uncaused=Uncaused()))
+    change.set_value("bucket", agent_id, msgspec.structs.replace(bucket, uncaused=AnswerCount()))
     return {"was_stopped": was_stopped}
 
 
@@ -308,7 +318,7 @@ async def quotas(reading: Reading, *, agent_id: str | None = None, limit: Limit 
     return {"quotas": found, "next_day_at": (hub.state.stamp // DAY_MS + 1) * DAY_MS}
 
 
-def count_near(state: State) -> int:
+def count_near_quota(state: State) -> int:
     """How many participants have stored nearly all that they may today, or all of it."""
     day = state.stamp // DAY_MS
     return sum(stored.day == day for stored in state.near_quota().values())

@@ -14,12 +14,20 @@ import msgspec
 from msgspec import Meta, Raw
 
 from roundelay.network.core.change import ChangeSet
-from roundelay.network.core.holds import is_overtaken
+from roundelay.network.core.holds import is_blocked_by_takeover
 from roundelay.network.core.ids import NETWORK
-from roundelay.network.core.reactions import CHARGED, MAX_REQUESTS, spent_on
+from roundelay.network.core.reactions import MAX_REQUESTS, USAGE_KINDS, usage_on
 from roundelay.network.core.sending import mod_message
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import DAY_MS, Awaited, MessageHead, OpenReaction, RootBudget, Row, Spent
+from roundelay.network.core.tables import (
+    DAY_MS,
+    CallWait,
+    ConversationBudget,
+    MessageHead,
+    OpenReaction,
+    Row,
+    TokenUsage,
+)
 from roundelay.network.core.visibility import may_read
 from roundelay.network.errors import Forbidden, InternalError, InvalidArguments, UnknownMessage
 from roundelay.network.frames import Seq
@@ -86,7 +94,7 @@ class ListedRequest(NamedTuple):
 
     seq: int
     agent_id: str
-    wait: Awaited
+    wait: CallWait
     thread_id: str
     """Of the reaction's trigger."""
 
@@ -122,7 +130,7 @@ def list_requests(reading: Reading, after: int) -> list[ListedRequest]:
     records of a reaction claim is never read here: an agent may write any number of them."""
     found: dict[tuple[int, str], ListedRequest] = {}
     for _, opened in reading.hub.state.items("reaction"):
-        if not opened.awaits or opened.is_cancelled or is_overtaken(reading.hub.state, opened):
+        if not opened.awaits or opened.is_cancelled or is_blocked_by_takeover(reading.hub.state, opened):
             continue  # no decision would go on with it
         reads_trigger = reads(reading, opened.trigger_head)
         for place, wait in opened.awaits.items():
@@ -185,10 +193,10 @@ def decide(
 DECISIONS = ("/approve", "/deny", "/edit")
 
 
-def _find_wait(state: State, request: MessageHead) -> Awaited | None:
+def _find_wait(state: State, request: MessageHead) -> CallWait | None:
     """What a call of the sender of a message waits for by that message; None if none does."""
     for opened in state.reactions_of(request.sender_id).values():
-        if not opened.is_cancelled and not is_overtaken(state, opened):
+        if not opened.is_cancelled and not is_blocked_by_takeover(state, opened):
             for wait in opened.awaits.values():
                 if request.seq == wait.request or any(request.seq == seq for _, seq in wait.copies):
                     return wait
@@ -301,7 +309,7 @@ async def spent(reading: Reading, *, seq: Seq, reaction: str | None = None) -> d
     caller's, and by the caller today."""
     head = await find_message(reading, seq, "seq")
     state, agent_id = reading.hub.state, reading.origin.agent_id
-    budget: RootBudget | None = await reading.hub.ledger.lookup_cold("root", str(head.root))
+    budget: ConversationBudget | None = await reading.hub.ledger.lookup_cold("root", str(head.root))
     opened: OpenReaction | None = state.get("reaction", f"{agent_id}/{reaction}")
     day = state.stamp // DAY_MS
     return {
@@ -310,7 +318,7 @@ async def spent(reading: Reading, *, seq: Seq, reaction: str | None = None) -> d
         "of_root": _write(budget.spent if budget is not None else {}),
         "by_agent": _write_claims(reading, head, budget.claims if budget is not None else {}),
         "of_reaction": _write(opened.spent if opened is not None else {}),
-        "of_day": _write(spent_on(day, state.get("day", agent_id))),
+        "of_day": _write(usage_on(day, state.get("day", agent_id))),
         "day": datetime.fromtimestamp(day * DAY_MS / 1000, UTC).date().isoformat(),
     }
 
@@ -346,8 +354,8 @@ async def usage(
         return {"agent_id": None, "calls": [], "reactions": {}, "has_more": False, "next_agent": None}
     rows: list[Row] = []
     until: int | None = None  # beyond the end of a page of one kind nothing is known of that kind
-    for kind in sorted(CHARGED):
-        max_bytes = hub.limits.max_result_bytes // len(CHARGED)
+    for kind in sorted(USAGE_KINDS):
+        max_bytes = hub.limits.max_result_bytes // len(USAGE_KINDS)
         page = await hub.ledger.records(agent_id, kind, after, limit, max_bytes=max_bytes)
         rows += page.rows
         if page.has_more:
@@ -372,7 +380,9 @@ async def usage(
     }
 
 
-def _write_claims(reading: Reading, head: MessageHead, claims: Mapping[str, Mapping[str, Spent]]) -> dict[str, Any]:
+def _write_claims(
+    reading: Reading, head: MessageHead, claims: Mapping[str, Mapping[str, TokenUsage]]
+) -> dict[str, Any]:
     """Each agent's sums. Who reads the message that is asked about has a name; that others are at work is not told of
     them."""
     state, origin = reading.hub.state, reading.origin
@@ -383,12 +393,12 @@ def _write_claims(reading: Reading, head: MessageHead, claims: Mapping[str, Mapp
     return sums
 
 
-def _write(spent: Mapping[str, Spent]) -> dict[str, Any]:
+def _write(spent: Mapping[str, TokenUsage]) -> dict[str, Any]:
     return {model: _write_one(used) for model, used in spent.items()}
 
 
-def _write_one(used: Spent) -> dict[str, int]:
-    return {name: getattr(used, name) for name in Spent.__struct_fields__}
+def _write_one(used: TokenUsage) -> dict[str, int]:
+    return {name: getattr(used, name) for name in TokenUsage.__struct_fields__}
 
 
 def _next_agent(reading: Reading, after: str) -> str | None:

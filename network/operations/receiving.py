@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw
 
 from roundelay.network.core.change import ChangeSet
-from roundelay.network.core.entries import Settle
-from roundelay.network.core.reactions import MAX_FAILURES, fail_once, forget_failures
+from roundelay.network.core.entries import MarkHandled
+from roundelay.network.core.reactions import MAX_FAILURES, clear_attempts, record_delivery_failure
 from roundelay.network.core.tables import Row
 from roundelay.network.core.visibility import inbox_spans, is_recipient
 from roundelay.network.errors import RateLimited, UnknownMessage
@@ -134,10 +134,10 @@ def acknowledge(change: ChangeSet, *, seqs: Annotated[list[Seq], Meta(min_length
     floor = change.state.floor(agent_id)
     settled = sorted({seq for seq in seqs if not _is_handled(change, seq)})
     if settled:
-        change.put_row("floor", agent_id, floor.with_handled(settled))
-        change.effects += [Settle(agent_id, seq) for seq in settled]
+        change.set_value("floor", agent_id, floor.with_handled(settled))
+        change.effects += [MarkHandled(agent_id, seq) for seq in settled]
         for seq in settled:
-            change.keep(forget_failures(change.state, agent_id, seq))
+            change.keep(clear_attempts(change.state, agent_id, seq))
     return {"acknowledged": len(settled)}
 
 
@@ -160,7 +160,7 @@ def nack(
             f"(max_put_off); acknowledge some of them, or say it again later."
         )
     sender_id = change.facts.heads[seq].sender_id
-    failures = fail_once(change, seq, sender_id, reason[: limits.max_reason_chars], retry_after_ms)
+    failures = record_delivery_failure(change, seq, sender_id, reason[: limits.max_reason_chars], retry_after_ms)
     return {"attempts": failures, "is_dead": failures >= MAX_FAILURES}
 
 

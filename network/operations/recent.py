@@ -243,10 +243,10 @@ class RecentHeads:
                     self.bytes += heads.size
                     self._forget_oldest(key)
 
-    async def _make(self, ledger: Ledger, newest_first: list[HeadAt], at_most: int, until: int) -> Heads:
+    async def _make(self, ledger: Ledger, descending_key: list[HeadAt], at_most: int, until: int) -> Heads:
         made = Heads(at_most, self.is_person)
-        made.is_cut = len(newest_first) > at_most
-        made.add(reversed(newest_first), await _find_labels(ledger, newest_first), until)
+        made.is_cut = len(descending_key) > at_most
+        made.add(reversed(descending_key), await _find_labels(ledger, descending_key), until)
         return made
 
     def _find_heads(self, key: Hashable) -> Heads | None:

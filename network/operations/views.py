@@ -14,8 +14,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw
 
 from roundelay.network.addresses import BROADCAST, thread_parties
-from roundelay.network.core.holds import as_of_now, describe_hold
-from roundelay.network.core.tables import Begun, MessageHead, RootBudget, Row, Triggered
+from roundelay.network.core.holds import describe_takeover, next_message_head
+from roundelay.network.core.tables import ConversationBudget, MessageHead, ReactionStart, Row, TriggeredReactions
 from roundelay.network.core.visibility import VISIBILITIES, PromptFilter, Visibility, audience, may_read, readable_spans
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import SEQ_LIMIT, Seq
@@ -150,7 +150,7 @@ async def find_message(reading: Reading, seq: int, field: str, view: View | None
     return head
 
 
-async def find_listeners(reading: Reading, trigger: int | None) -> frozenset[str]:
+async def find_audience(reading: Reading, trigger: int | None) -> frozenset[str]:
     """For whom the reaction to a message works: what a tool reads in it they must be allowed to know. Nobody without
     a trigger, and under ``all``.
 
@@ -227,7 +227,7 @@ async def history(
     value = {"messages": [Raw(row.data) for row in shown], "has_more": is_cut}
     # whose they are is unknown: they are told of as far as this answer reaches, to who reads what is around them
     missing = [seq for seq in damaged if not is_cut or (shown and seq > shown[0].seq)]
-    hold = describe_hold(reading.hub.state, reading.origin, thread_id) if trigger is None else None
+    hold = describe_takeover(reading.hub.state, reading.origin, thread_id) if trigger is None else None
     return {
         **value,
         **({"damaged": missing} if missing else {}),
@@ -242,7 +242,7 @@ async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
     if thread_id == BROADCAST:
         return True
     if (hold := state.holds.get(thread_id)) is not None:
-        return reading.origin.is_operator or may_read(state, agent_id, as_of_now(state, hold.head))
+        return reading.origin.is_operator or may_read(state, agent_id, next_message_head(state, hold.head))
     if kind == "channel" and state.channel(name) is not None:
         return reading.origin.is_operator or bool(state.member(name, agent_id).spans)
     if kind == "direct":
@@ -472,7 +472,7 @@ async def impact(
     view = await open_view(reading, trigger, visibility)
     start = await find_message(reading, seq, "seq", view)
     head, room = reading.hub.state.head, reading.hub.limits.max_result_bytes
-    budget: RootBudget | None = await reading.hub.ledger.lookup_cold("root", str(start.root))
+    budget: ConversationBudget | None = await reading.hub.ledger.lookup_cold("root", str(start.root))
     end = min(budget.last_seq, head) if budget is not None else seq
     place = max(seq, after or seq)
     follows = {seq: True}
@@ -502,7 +502,7 @@ async def impact(
     return {"messages": messages.entries, "reactions": reactions, "next": following, "has_more": has_more}
 
 
-def find_open(begun: Iterable[Begun], finished: Collection[tuple[str, int]], seq: int) -> Begun | None:
+def find_open(begun: Iterable[ReactionStart], finished: Collection[tuple[str, int]], seq: int) -> ReactionStart | None:
     """Of an agent's reactions to one message, the one that was open when the agent wrote ``seq``, or None; of several
     the newest.
 
@@ -519,7 +519,7 @@ def find_open(begun: Iterable[Begun], finished: Collection[tuple[str, int]], seq
 async def find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] | None:
     """The reaction that a message was sent in, as far as there is one."""
     agent_id, ledger = head.sender_id, reading.hub.ledger
-    triggered: Triggered | None = await ledger.lookup_cold("triggered", f"{agent_id}/{head.cause}")
+    triggered: TriggeredReactions | None = await ledger.lookup_cold("triggered", f"{agent_id}/{head.cause}")
     begun = [it for it in triggered.all if it.seq < head.seq] if triggered is not None else []
     finished = []
     for it in begun:

@@ -55,13 +55,13 @@ def run_command(
     import asyncio
 
     from roundelay.agents.team import build_runner
-    from roundelay.network.yaml import keep_as_loaded
+    from roundelay.network.yaml import override_file
     from roundelay.nodes.logs import Voice, log_to_stderr
     from roundelay.nodes.run_agents import read_agents, run_agents
 
     log_to_stderr(log_level, log_format)
     if as_loaded is not None:  # the file has changed since the node loaded it
-        keep_as_loaded(files[0], as_loaded.read_bytes())
+        override_file(files[0], as_loaded.read_bytes())
     target = find_target()
     asyncio.run(
         run_agents(

@@ -266,7 +266,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
     """
     from roundelay.network.client import NetworkClient
     from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated
-    from roundelay.network.frames import READING
+    from roundelay.network.frames import READ_ONLY_QUERY
     from roundelay.network.home import find_owner_token, running_nodes
 
     target = find_target()
@@ -279,7 +279,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
 
     client = make_client(None if is_left_to_token else target.kind or usual)
     try:
-        is_reading = READING in client.url  # where a node follows nobody is registered
+        is_reading = READ_ONLY_QUERY in client.url  # where a node follows nobody is registered
         is_doubtful = not as_person and target.agent_id is not None and target.token is None and not is_reading
         if is_doubtful and find_owner_token(client.url):
             await _check_registered(agent_id, client.url)
@@ -294,7 +294,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         raise NotAuthenticated(f"{error} {_advise(target)}") from error
     except Forbidden as error:
         told = _advise(target) if target.token is not None else ""
-        if READING in client.url and target.agent_id is None:
+        if READ_ONLY_QUERY in client.url and target.agent_id is None:
             told = f"{agent_id} has never joined this network: say with --as as whom to read."
         raise Forbidden(f"{error} {told}".strip()) from error
     finally:  # by now a node that follows may have named the one that leads

@@ -93,11 +93,11 @@ def read_page(file: Path | None) -> tuple[Rights | None, Mapping[str, Operation]
     """The page of a file, and the operations of its mods by name. Raises `ConfigError` and `ModError`."""
     from roundelay.app import OWN_MODS, make_rights
     from roundelay.network.config import resolve_config
-    from roundelay.network.mod import load_mods, look_for_mods_in
+    from roundelay.network.mod import add_mod_folder, load_mods
     from roundelay.network.operations import list_operations
 
     config, _ = resolve_config(pick_file(file), os.environ, {})
-    look_for_mods_in(config.folder)
+    add_mod_folder(config.folder)
     mods = load_mods(config.mods, OWN_MODS)
     return make_rights(config, mods), list_operations(mods)
 

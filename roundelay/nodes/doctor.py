@@ -36,7 +36,7 @@ from roundelay.network.ledger.log_file import open_database
 from roundelay.network.ledger.schema import open_to_read
 from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.log_urls import hide_password
-from roundelay.network.mod import load_mods, look_for_mods_in
+from roundelay.network.mod import add_mod_folder, load_mods
 from roundelay.network.platforms import raise_file_limit, sync_descriptor, try_record_lock
 from roundelay.nodes.hub_http import TIMEOUT_S, get_from_hub, read_readiness
 from roundelay.nodes.up import (
@@ -175,7 +175,7 @@ def check_mods(config: NodeConfig, origin: str) -> Checked:
     """Whether each mod can be loaded, and the page of rights names what there is; ``origin`` is where the mods are
     named."""
     try:
-        look_for_mods_in(config.folder)
+        add_mod_folder(config.folder)
         make_rights(config, load_mods(config.mods, OWN_MODS))
     except ConfigError as error:
         return Checked("mods", "failed", str(error))

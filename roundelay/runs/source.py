@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from roundelay.agents.journal import fetch_fates, fetch_records
 from roundelay.network.client import AnyMessage, NetworkClient
-from roundelay.network.core.reactions import CHARGED
-from roundelay.network.core.tables import Begun, Row
+from roundelay.network.core.reactions import USAGE_KINDS
+from roundelay.network.core.tables import ReactionStart, Row
 from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
 from roundelay.network.ledger.log_file import Log, LogHead, decode_row
 from roundelay.network.messages import BaseMessage, message_from_wire
@@ -327,7 +327,7 @@ class FileSource:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._known: dict[tuple[str, str], _RecordSeqs] | None = None  # by agent and id
-        self._begun: dict[int, dict[str, list[Begun]]] = {}  # by trigger and agent, ascending
+        self._begun: dict[int, dict[str, list[ReactionStart]]] = {}  # by trigger and agent, ascending
 
     @property
     def epoch(self) -> str:
@@ -394,7 +394,7 @@ class FileSource:
                 continue
             if name not in places:  # its first record, which says what it is a reaction to
                 places[name] = self._place_reaction(read_trigger(row.label, read_body(row)))
-            if row.label in CHARGED and row.seq > after:
+            if row.label in USAGE_KINDS and row.seq > after:
                 call = describe_call(row, read_body(row))
                 yield {"agent_id": row.actor, "calls": [call], "reactions": {row.stream: places[name]}}
 
@@ -503,7 +503,7 @@ class FileSource:
                 it.begun = row.seq if row.label == "started" else it.begun
                 if row.label == "started" and (trigger := read_trigger(row.label, read_body(row))) is not None:
                     by_agent = self._begun.setdefault(trigger, {})
-                    by_agent.setdefault(row.actor, []).append(Begun(row.stream, row.seq))
+                    by_agent.setdefault(row.actor, []).append(ReactionStart(row.stream, row.seq))
                 elif row.label == "finished":
                     it.finished.append(row.seq)
         return self._known

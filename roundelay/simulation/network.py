@@ -23,7 +23,7 @@ from roundelay.network.client import AnyMessage
 from roundelay.network.client.transport import Transport
 from roundelay.network.clock import system_clock
 from roundelay.network.config import Limits, NodeConfig, Quota, Role
-from roundelay.network.core.tables import Put, Row
+from roundelay.network.core.tables import Row, TableWrite
 from roundelay.network.errors import RoundelayError
 from roundelay.network.frames import Kind, decode_json
 from roundelay.network.hub import Hub
@@ -85,7 +85,7 @@ class WatchedLedger(MemoryLedger):
         super().__init__(epoch=epoch)
         self._simulation = simulation
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         await super().append(rows, puts)
         self._simulation.take_rows(rows)
 

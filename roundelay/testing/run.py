@@ -17,7 +17,7 @@ from roundelay.app import OWN_MODS, make_rights
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
 from roundelay.network.errors import InvalidArguments, RoundelayError
-from roundelay.network.mod import load_mods, look_for_mods_in
+from roundelay.network.mod import add_mod_folder, load_mods
 from roundelay.simulation.faults import FaultPlan, inject_faults
 from roundelay.simulation.links import Delay
 from roundelay.simulation.network import LINK_DELAY, MODEL_DELAY, MakeAgent, Setting, run_simulated
@@ -218,7 +218,7 @@ async def _ask_mods(scenario: Scenario, stage: Stage, variables: Variables) -> l
 
 def _make_setting(scenario: Scenario, seed: int) -> Setting:
     head, faults, config = scenario.head, scenario.head.faults, scenario.config or NodeConfig()
-    look_for_mods_in(config.folder)
+    add_mod_folder(config.folder)
     if config.rights is not None:
         make_rights(config, load_mods(config.mods, OWN_MODS))  # what is wrong with them is told with its line
     limits = {"max_hops": head.limits.hops, "max_root_messages": head.limits.messages}

@@ -22,7 +22,7 @@ from roundelay.network.client import Event, NetworkClient, Signal
 from roundelay.network.clock import random_id, system_clock
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.core import change
-from roundelay.network.core.tables import DeadLetter, Member, Put
+from roundelay.network.core.tables import DeadLetter, Member, TableWrite
 from roundelay.network.errors import Closed, Forbidden, InvalidArguments, LedgerError
 from roundelay.network.hub import Hub
 from roundelay.network.hub import connection as connections
@@ -453,7 +453,7 @@ async def fill(hub: Hub, mia: NetworkClient) -> int:
     for number in NUMBERS:
         await mia.record("r", "note", {"number": number, "text": large}, record_id=f"r{number}")
     letters = [DeadLetter(name, seq, "why", 5, 1) for name, seq in LETTERS]
-    await hub.ledger.append([], [Put("dead", f"{it.agent_id}/{it.seq:016d}", it) for it in letters])
+    await hub.ledger.append([], [TableWrite("dead", f"{it.agent_id}/{it.seq:016d}", it) for it in letters])
     return sent[0].seq
 
 
@@ -753,7 +753,7 @@ async def test_attempts_count_what_was_handed_over() -> None:
 async def test_a_dead_letter_is_found_among_many(ledger: Any) -> None:
     async with running_hub(ledger) as hub, joined(hub, "ann") as ann, joined(hub, "zoe") as zoe:
         many = [DeadLetter("ann", seq, "old", 5, 1) for seq in range(10**6, 10**6 + 10_001)]
-        await ledger.append([], [Put("dead", f"ann/{letter.seq:016d}", letter) for letter in many])
+        await ledger.append([], [TableWrite("dead", f"ann/{letter.seq:016d}", letter) for letter in many])
         stored = await ann.send_text("zoe", "cannot be handled")
         deliveries = zoe.deliveries()
         for _ in range(5):

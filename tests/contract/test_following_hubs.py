@@ -13,7 +13,7 @@ from roundelay.app import serve
 from roundelay.network.clock import random_id, system_clock
 from roundelay.network.cluster.shared_log import LogUnavailable
 from roundelay.network.config import Limits, NodeConfig
-from roundelay.network.core.tables import Put
+from roundelay.network.core.tables import TableWrite
 from roundelay.network.errors import Closed
 from roundelay.network.frames import Follows
 from roundelay.network.hub import Hub
@@ -76,7 +76,7 @@ async def test_who_was_revoked_is_shown_nothing_that_was_stored_after_it_in_the_
     head, bob = hub.state.head, hub.state.participant("bob")
     assert bob is not None
     rows = [message(head + 2, "ann", "agent:bob", thread="direct:ann~bob")]
-    await hub.take_over(rows, [Put("participant", "bob", msgspec.structs.replace(bob, cut_seq=head + 1))])
+    await hub.take_over(rows, [TableWrite("participant", "bob", msgspec.structs.replace(bob, cut_seq=head + 1))])
     found, code = await rest_of(frames)
     assert code == 4403
     assert not any(b'"deliver"' in frame for frame in found), found

@@ -21,15 +21,15 @@ from roundelay.network import platforms
 from roundelay.network.cluster import replicated
 from roundelay.network.cluster.replicated import ReplicatedLedger
 from roundelay.network.core.tables import (
+    AckCursor,
     CallResult,
-    Floor,
+    ConversationBudget,
+    LookupRequest,
     MessageHead,
     Participant,
-    Put,
-    RootBudget,
     Row,
     Span,
-    Wanted,
+    TableWrite,
     damaged_row,
 )
 from roundelay.network.errors import LedgerError
@@ -116,14 +116,16 @@ async def test_rows_come_back_as_they_were_appended(ledger: Ledger) -> None:
 async def test_lookup_finds_keys_heads_their_roots_and_cold_values(ledger: Ledger) -> None:
     first, second = message(1, "ann", "agent:bob"), message(2, "bob", "agent:ann", root=1)
     call = CallResult("digest", 5, Raw(b'{"x":1}'))
-    await ledger.append([first, second], [Put("root", "1", RootBudget(2, 2)), Put("call", "ann/c", call)])
+    await ledger.append(
+        [first, second], [TableWrite("root", "1", ConversationBudget(2, 2)), TableWrite("call", "ann/c", call)]
+    )
     keys = {("ann", "m:ann-1"), ("ann", "m:none"), ("bob", "m:ann-1")}
-    facts = await ledger.lookup(Wanted(keys, {2, 99}, {("call", "ann/c"), ("call", "ann/d")}))
+    facts = await ledger.lookup(LookupRequest(keys, {2, 99}, {("call", "ann/c"), ("call", "ann/d")}))
     assert {key: (known.seq, known.stream, known.digest) for key, known in facts.known.items()} == {
         ("ann", "m:ann-1"): (1, "t", "d1")
     }
     assert facts.heads == {2: second.head}
-    assert facts.cold == {("root", "1"): RootBudget(2, 2), ("call", "ann/c"): call}
+    assert facts.cold == {("root", "1"): ConversationBudget(2, 2), ("call", "ann/c"): call}
 
 
 async def test_the_inbox_is_the_union_of_spans_and_own_private_messages(ledger: Ledger) -> None:
@@ -168,28 +170,33 @@ async def test_tables_outlive_a_reopening_and_cold_ones_are_read_by_prefix(opene
     ledger = opener()
     await ledger.open()
     bob = Participant("bob", "agent", 1, Raw(b'{"description":"b"}'), 3)
-    puts = [Put("participant", "bob", bob), Put("floor", "bob", Floor(7, (9,))), Put("floor", "ann", Floor(1))]
+    puts = [
+        TableWrite("participant", "bob", bob),
+        TableWrite("floor", "bob", AckCursor(7, (9,))),
+        TableWrite("floor", "ann", AckCursor(1)),
+    ]
     await ledger.append(
-        [message(1, "ann", "broadcast")], [*puts, Put("dead", "b/1", None), Put("root", "1", RootBudget(1, 1))]
+        [message(1, "ann", "broadcast")],
+        [*puts, TableWrite("dead", "b/1", None), TableWrite("root", "1", ConversationBudget(1, 1))],
     )
-    await ledger.append([], [Put("floor", "ann", None)])
+    await ledger.append([], [TableWrite("floor", "ann", None)])
     await ledger.close()
     again = opener()
     meta, loaded = await again.open()
     assert (meta.epoch, meta.head, meta.stamp) == ("e1", 1, 1001)
     assert sorted(loaded, key=lambda put: put.table) == [
-        Put("floor", "bob", Floor(7, (9,))),
-        Put("participant", "bob", bob),
+        TableWrite("floor", "bob", AckCursor(7, (9,))),
+        TableWrite("participant", "bob", bob),
     ]
-    assert await again.cold("root", "", 10) == [("1", RootBudget(1, 1))]
-    assert await again.lookup_cold("root", "1") == RootBudget(1, 1)
+    assert await again.cold("root", "", 10) == [("1", ConversationBudget(1, 1))]
+    assert await again.lookup_cold("root", "1") == ConversationBudget(1, 1)
     assert await again.lookup_cold("root", "2") is None
     await again.close()
 
 
 async def test_old_calls_are_forgotten(ledger: Ledger) -> None:
     old, new = CallResult("d", 100, Raw(b"{}")), CallResult("d", 200, Raw(b"{}"))
-    await ledger.append([], [Put("call", "a/old", old), Put("call", "a/new", new)])
+    await ledger.append([], [TableWrite("call", "a/old", old), TableWrite("call", "a/new", new)])
     await ledger.expire_calls(150)
     assert await ledger.cold("call", "", 10) == [("a/new", new)]
 
@@ -233,7 +240,7 @@ async def test_one_failing_row_leaves_nothing_of_its_batch(tmp_path: Path) -> No
     await ledger.append([message(1, "ann", "broadcast")], [])
     with pytest.raises(LedgerError):
         await ledger.append(
-            [message(2, "ann", "broadcast"), message(1, "ann", "broadcast")], [Put("floor", "a", Floor(1))]
+            [message(2, "ann", "broadcast"), message(1, "ann", "broadcast")], [TableWrite("floor", "a", AckCursor(1))]
         )
     assert seqs(await ledger.rows(0, 10)) == [1]
     assert await ledger.lookup_cold("floor", "a") is None
@@ -355,7 +362,7 @@ async def test_a_damaged_row_has_a_stand_in_in_its_place(ledger: Ledger, damage:
         assert await ledger.reaction("r", 0, 9) == Page([damaged_row(5)], has_more=False)
         assert await ledger.messages([1, 2, 99]) == {1: rows[0], 2: damaged_row(2)}
         assert await ledger.heads([1, 2, 99]) == {1: rows[0].head}
-        facts = await ledger.lookup(Wanted({("ann", "m:ann-2"), ("bob", "r:5")}, {1, 2}, set()))
+        facts = await ledger.lookup(LookupRequest({("ann", "m:ann-2"), ("bob", "r:5")}, {1, 2}, set()))
         assert {key: (it.seq, it.is_damaged) for key, it in facts.known.items()} == {
             ("ann", "m:ann-2"): (2, True),
             ("bob", "r:5"): (5, True),
@@ -518,7 +525,7 @@ async def test_a_trim_says_whether_the_pin_held_it(ledger: Ledger) -> None:
 
 async def test_old_calls_are_forgotten_in_steps(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_sqlite, "EXPIRY_STEP", 2)
-    puts = [Put("call", f"a/{number}", CallResult("d", number % 2, Raw(b"{}"))) for number in range(9)]
+    puts = [TableWrite("call", f"a/{number}", CallResult("d", number % 2, Raw(b"{}"))) for number in range(9)]
     await ledger.append([], puts)
     await ledger.expire_calls(1)
     assert [key for key, _ in await ledger.cold("call", "", 99)] == ["a/1", "a/3", "a/5", "a/7"]
@@ -532,7 +539,8 @@ async def test_a_ledger_takes_none_of_its_own_writes_for_another_programs(
     ledger = opener()
     await ledger.open()
     await ledger.append(
-        [message(seq, "ann", "broadcast") for seq in (1, 2)], [Put("call", "a/1", CallResult("d", 1, Raw(b"{}")))]
+        [message(seq, "ann", "broadcast") for seq in (1, 2)],
+        [TableWrite("call", "a/1", CallResult("d", 1, Raw(b"{}")))],
     )
     await ledger.verify()
     await ledger.expire_calls(2)

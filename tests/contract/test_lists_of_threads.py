@@ -13,7 +13,7 @@ from roundelay.network.frames import decode_json
 from roundelay.network.ledger import find_newest
 from roundelay.network.operations import conversation
 from roundelay.network.operations.conversation import list_threads
-from roundelay.network.operations.marking import describe_line
+from roundelay.network.operations.marking import describe_message_line
 from roundelay.network.operations.reading import Reading, reads
 from tests.support.counting_ledger import count_reads
 from tests.support.counts import Note
@@ -26,7 +26,7 @@ async def read_words(reading: Reading, thread_id: str) -> str:
     rows = list((await ledger.messages([start])).values()) if start is not None else []
     rows += (await ledger.thread(thread_id, limit=conversation.FIRST_LOOKED_AT, newest=False)).rows
     row = next((it for it in rows if not it.is_damaged and reads(reading, it.head)), None)
-    return describe_line(row)["text"] if row is not None else ""
+    return describe_message_line(row)["text"] if row is not None else ""
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
@@ -53,7 +53,7 @@ def test_a_list_is_what_reading_each_thread_gives(tmp_path: Path, kind: str, not
                 thread_id = str(entry["thread_id"])
                 newest = network.stepped.run(find_newest(network.hub.ledger, thread_id, entry["last_seq"] + 1))
                 assert newest is not None
-                assert entry["last"] == describe_line(newest)
+                assert entry["last"] == describe_message_line(newest)
                 words = network.stepped.run(read_words(reading, thread_id))
                 title = str(entry["title"])
                 if conversation._is_quoted(reading, thread_id):

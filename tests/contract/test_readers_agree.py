@@ -48,8 +48,8 @@ def check(network: RandomNetwork, agent_id: str, counts: Counter[str]) -> None:
             break
         before = {"before": page["threads"][-1]["last_seq"]}
     told = [(it["thread_id"], it["last_seq"], it["last"]["seq"], it["messages"]) for it in listed]
-    newest_first = sorted(expected.items(), key=lambda it: -it[1][-1])
-    assert told == [(thread_id, seqs[-1], seqs[-1], len(seqs)) for thread_id, seqs in newest_first], agent_id
+    descending_key = sorted(expected.items(), key=lambda it: -it[1][-1])
+    assert told == [(thread_id, seqs[-1], seqs[-1], len(seqs)) for thread_id, seqs in descending_key], agent_id
     among = network.call(agent_id, "network.list_threads", limit=500, threads=list(expected)[:100])["value"]["threads"]
     assert {(it["thread_id"], it["messages"]) for it in among} == {(it, len(seqs)) for it, seqs in expected.items()}
     for thread_id in {head.thread_id for head in heads}:

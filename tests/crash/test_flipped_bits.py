@@ -17,18 +17,18 @@ import pytest
 from msgspec import Raw
 
 from roundelay.network.core.tables import (
+    AckCursor,
     CallResult,
     Channel,
-    Floor,
+    ConversationBudget,
+    LookupRequest,
     Member,
     MessageHead,
     Participant,
-    Put,
-    RootBudget,
     Row,
     Span,
+    TableWrite,
     Token,
-    Wanted,
 )
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger.log_file import open_log
@@ -63,13 +63,13 @@ def _record(seq: int) -> Row:
 
 ROWS = [_record(seq) if seq % 10 == 0 else _message(seq) for seq in range(1, MESSAGES + 1)]
 PUTS = [
-    *(Put("participant", name, Participant(name, "agent", 1)) for name in ("ann", "bob", "cid")),
-    *(Put("token", f"{number:064x}", Token("ann", "agent", number)) for number in range(20)),
-    Put("channel", "dev", Channel("dev", 1, "ann")),
-    *(Put("member", f"dev/{name}", Member(((1, None),))) for name in ("ann", "bob")),
-    *(Put("floor", name, Floor(5, (7, 9))) for name in ("ann", "bob")),
-    *(Put("root", str(seq), RootBudget(3, seq)) for seq in range(1, 20)),
-    *(Put("call", f"ann/{number}", CallResult("d", 5, Raw(b"{}"))) for number in range(10)),
+    *(TableWrite("participant", name, Participant(name, "agent", 1)) for name in ("ann", "bob", "cid")),
+    *(TableWrite("token", f"{number:064x}", Token("ann", "agent", number)) for number in range(20)),
+    TableWrite("channel", "dev", Channel("dev", 1, "ann")),
+    *(TableWrite("member", f"dev/{name}", Member(((1, None),))) for name in ("ann", "bob")),
+    *(TableWrite("floor", name, AckCursor(5, (7, 9))) for name in ("ann", "bob")),
+    *(TableWrite("root", str(seq), ConversationBudget(3, seq)) for seq in range(1, 20)),
+    *(TableWrite("call", f"ann/{number}", CallResult("d", 5, Raw(b"{}"))) for number in range(10)),
 ]
 
 
@@ -80,7 +80,7 @@ async def _read_all(db: Path) -> dict[str, Any]:
         meta, puts = await ledger.open()
         spans = [Span("agent:bob", 0), Span("channel:dev", 0)]
         facts = await ledger.lookup(
-            Wanted(
+            LookupRequest(
                 {(row.actor, row.key) for row in ROWS},
                 set(range(1, MESSAGES + 1)),
                 {("call", f"ann/{n}") for n in range(10)},

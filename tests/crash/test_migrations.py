@@ -20,7 +20,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from roundelay.network.core.sending import message_row
-from roundelay.network.core.tables import MessageHead, Row, Span, Wanted
+from roundelay.network.core.tables import LookupRequest, MessageHead, Row, Span
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import SendFrame
 from roundelay.network.ledger import KeyTaken, Trim, queries, upkeep
@@ -324,7 +324,7 @@ async def _read_everything(db: Path) -> list[Any]:
     meta, _ = await ledger.open()
     assert (meta.epoch, meta.head) == ("epoch", ROWS)
     spans = [Span("agent:bob", 0), Span("channel:dev", 3, 50)]
-    facts = await ledger.lookup(Wanted({(row.actor, row.key) for row in SAID}, {3, 4, 7}, set()))
+    facts = await ledger.lookup(LookupRequest({(row.actor, row.key) for row in SAID}, {3, 4, 7}, set()))
     read = [
         await ledger.rows(0, 999), await ledger.inbox(spans, "bob", 2, 190, 33), await ledger.inbox(spans, "bob", 2, 190, 33, newest=True),
         await ledger.thread("direct:ann~bob", limit=50), await ledger.thread("channel:dev", after=9, limit=5, newest=False),
@@ -398,7 +398,7 @@ async def test_keys_with_one_hash_are_as_many_as_there_are(tmp_path: Path, monke
         with pytest.raises(KeyTaken):
             await ledger.append([msgspec.structs.replace(row, seq=10)], [])
     await ledger.append(rows[9:], [])
-    wanted = Wanted({*((row.actor, row.key) for row in rows), ("ann", "m:new")}, set(), set())
+    wanted = LookupRequest({*((row.actor, row.key) for row in rows), ("ann", "m:new")}, set(), set())
     assert (await ledger.lookup(wanted)).known == {(row.actor, row.key): row for row in rows}
     await ledger.close()  # then the tables alone say where they are
     await ledger.open()

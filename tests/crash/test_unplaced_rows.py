@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from roundelay.network.core.tables import MessageHead, Row
-from roundelay.network.ledger import KeyTaken, Ledger, Span, Trim, Wanted
+from roundelay.network.ledger import KeyTaken, Ledger, LookupRequest, Span, Trim
 from roundelay.network.ledger import memtable as unplaced
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import SQLiteLedger
@@ -53,7 +53,7 @@ async def ask_everything(ledger: Ledger, rows: list[Row], random: Random) -> lis
     after, before, limit = random.randrange(end), random.randrange(1, end + 1), random.randrange(1, 40)
     keys = {(row.actor, row.key) for row in random.sample(rows, min(len(rows), 20)) if row.key} | {("ann", "m:none")}
     newest, who, among = random.random() < 0.5, random.choice(PEOPLE), random.sample(THREADS, 2)
-    facts = await ledger.lookup(Wanted(keys, set(), set()))
+    facts = await ledger.lookup(LookupRequest(keys, set(), set()))
     return [
         sorted((key, row.seq) for key, row in facts.known.items()),
         await ledger.inbox(SPANS, who, after, end, limit, newest=newest),
@@ -191,7 +191,7 @@ async def _find_all(db: Path, head: int, random: Random) -> None:
         seed = random.randrange(2**32)
         assert await ask_everything(here, rows, Random(seed)) == await ask_everything(there, rows, Random(seed))
     keyed = [row for row in rows if row.key]
-    facts = await here.lookup(Wanted({(row.actor, row.key) for row in keyed}, set(), set()))
+    facts = await here.lookup(LookupRequest({(row.actor, row.key) for row in keyed}, set(), set()))
     assert {row.seq for row in facts.known.values()} == {row.seq for row in keyed}
     for row in (*keyed[-5:], random.choice(keyed)):
         with pytest.raises(KeyTaken):

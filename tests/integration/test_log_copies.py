@@ -21,7 +21,7 @@ import pytest
 
 from roundelay.app import make_shared_log
 from roundelay.network.cluster.shared_log import LogElectionPending
-from roundelay.network.core.tables import DeadLetter, Put, Token
+from roundelay.network.core.tables import DeadLetter, TableWrite, Token
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
@@ -43,7 +43,9 @@ async def make_database(db: Path, rows: int, epoch: str = "e1") -> None:
     for start in range(1, rows + 1, 1000):
         await made.append([message(seq, "ann", "agent:bob") for seq in range(start, min(start + 1000, rows + 1))], [])
     letter = DeadLetter("bob", 1, "no", 5, 1)
-    await made.append([], [Put("token", "h", Token("ann", "agent", 1)), Put("dead", f"bob/{1:016d}", letter)])
+    await made.append(
+        [], [TableWrite("token", "h", Token("ann", "agent", 1)), TableWrite("dead", f"bob/{1:016d}", letter)]
+    )
     await made.close()
 
 

@@ -36,7 +36,7 @@ from roundelay.network.cluster.shared_log import (
     write_record,
 )
 from roundelay.network.config import NodeConfig
-from roundelay.network.core.tables import CallResult, Put, Row
+from roundelay.network.core.tables import CallResult, Row, TableWrite
 from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.ledger import Cut, KeyTaken, LeadershipLost, Ledger, LogFull, Trim
 from roundelay.network.ledger.sqlite import SQLiteLedger
@@ -526,7 +526,7 @@ async def test_who_cannot_open_its_index_says_of_no_leader_that_it_follows_it(
 class SlowIndex(SQLiteLedger):
     """Takes long over each record that it follows."""
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[Put], **more: Any) -> None:
+    async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite], **more: Any) -> None:
         await asyncio.sleep(0.05 * len(rows))
         await super().append(rows, puts, **more)
 
@@ -853,7 +853,7 @@ class Shown:
     async def begin(self, ledger: Ledger) -> None:
         self.begun.set()
 
-    async def take(self, rows: Sequence[Row], puts: Sequence[Put]) -> None: ...
+    async def take(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None: ...
 
     async def drop(self, first_seq: int) -> None: ...
 
@@ -1021,7 +1021,7 @@ async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_wha
     leader = ledger(log, db)
     await leader.open()
     call = "ann/" + "1" * 3000
-    await leader.append([], [Put("call", call, CallResult("d", 1, Raw(b"{}")))])
+    await leader.append([], [TableWrite("call", call, CallResult("d", 1, Raw(b"{}")))])
     stored = itertools.count(1)
     with pytest.raises(LogFull, match="is full"):
         await append_on(leader, stored)
@@ -1142,7 +1142,7 @@ class FullDisk(SQLiteLedger):
 
     is_full = False
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[Put], **more: Any) -> None:
+    async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite], **more: Any) -> None:
         if self.is_full:
             raise LedgerError("There is no space left on the disk.")
         await super().append(rows, puts, **more)

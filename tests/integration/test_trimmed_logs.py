@@ -20,7 +20,7 @@ from roundelay.network.cluster import replicated
 from roundelay.network.cluster.log_copies import compare, rebuild
 from roundelay.network.cluster.replicated import ReplicatedLedger
 from roundelay.network.cluster.shared_log import UnusableLog, write_trim
-from roundelay.network.core.tables import DAY_MS, CallResult, DeadLetter, Put, Row, Token
+from roundelay.network.core.tables import DAY_MS, CallResult, DeadLetter, Row, TableWrite, Token
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import LeadershipLost, LogFull, Trim, sqlite, upkeep
 from roundelay.network.ledger.sqlite import SQLiteLedger
@@ -42,8 +42,8 @@ def mixed(seq: int) -> Row:
     return record(seq) if seq % 3 == 0 else message(seq, "ann", "agent:bob")
 
 
-def letter(seq: int) -> Put:
-    return Put("dead", f"bob/{seq:016d}", DeadLetter("bob", seq, "no", 5, 1))
+def letter(seq: int) -> TableWrite:
+    return TableWrite("dead", f"bob/{seq:016d}", DeadLetter("bob", seq, "no", 5, 1))
 
 
 def told(db: Path, sql: str = "SELECT seq FROM log ORDER BY seq") -> list[object]:
@@ -125,11 +125,11 @@ async def test_results_of_calls_go_from_each_node_when_the_leader_says_so(
     leader, follower = ledger(log, a), ledger(log, b)
     await leader.open()
     for number in range(10):
-        await leader.append([], [Put("call", f"ann/{number}", CallResult("d", number, Raw(b"{}")))])
+        await leader.append([], [TableWrite("call", f"ann/{number}", CallResult("d", number, Raw(b"{}")))])
     await rebuild(make_shared_log(log), c)
     taking_over = asyncio.create_task(follower.open())
     await leader.expire_calls(7)
-    await leader.append([], [Put("call", "ann/1", CallResult("d", 20, Raw(b"{}")))])  # it is done once more
+    await leader.append([], [TableWrite("call", "ann/1", CallResult("d", 20, Raw(b"{}")))])  # it is done once more
     await rebuild(make_shared_log(log), c)
     sleep(leader)
     await taking_over
@@ -192,7 +192,11 @@ async def test_of_a_trim_that_was_interrupted_anywhere_all_is_done_in_the_end(
             for _ in range(random.randrange(1, 12)):
                 head += 1
                 puts = [letter(random.randrange(1, head + 1))] if random.random() < 0.4 else []
-                puts += [Put("call", f"a/{head}", CallResult("d", head, Raw(b"{}")))] if random.random() < 0.2 else []
+                puts += (
+                    [TableWrite("call", f"a/{head}", CallResult("d", head, Raw(b"{}")))]
+                    if random.random() < 0.2
+                    else []
+                )
                 await made.append([mixed(head)], puts)
             before = [1000 + random.randrange(head + 1) for _ in range(2)]
             trim = Trim(messages_before=before[0], records_before=before[1], pinned=head, limit=random.randrange(1, 9))
@@ -290,7 +294,7 @@ async def test_a_log_begins_later_when_nothing_before_is_needed_and_nodes_are_ma
     await leader.open()
     await rebuild(make_shared_log(log), d)
     opening = asyncio.create_task(follower.open())
-    tokens = [Put("token", f"hash-{number}", Token("ann", "agent", number)) for number in range(12)]
+    tokens = [TableWrite("token", f"hash-{number}", Token("ann", "agent", number)) for number in range(12)]
     await leader.append([mixed(1)], tokens)
     for seq in range(2, 10):
         await leader.append([mixed(seq)], [letter(seq)])
@@ -298,7 +302,7 @@ async def test_a_log_begins_later_when_nothing_before_is_needed_and_nodes_are_ma
     assert await first_of(log) == 1, "rows from before are kept"
     based = await make_and_count(log)
     for seq in range(10, 20):
-        token = Put("token", f"hash-{seq % 7}", None if seq == 12 else tokens[1].value)
+        token = TableWrite("token", f"hash-{seq % 7}", None if seq == 12 else tokens[1].value)
         await leader.append([mixed(seq)], [letter(seq), token])
     await leader.trim(Trim(messages_before=1008, records_before=1015, pinned=19))
     await leader.forget_dropped()
@@ -341,13 +345,13 @@ async def test_commits_go_on_while_a_base_is_written(
     await leader.open()
     names = [f"hash-{number:03}" for number in range(600)]
     head = 0
-    await leader.append([], [Put("token", name, Token("ann", "agent", 0)) for name in names])
+    await leader.append([], [TableWrite("token", name, Token("ann", "agent", 0)) for name in names])
 
     async def commit() -> None:
         nonlocal head
         head += 1
         puts = [
-            Put("token", name, None if random.random() < 0.3 else Token("ann", "agent", head))
+            TableWrite("token", name, None if random.random() < 0.3 else Token("ann", "agent", head))
             for name in random.sample(names, 3)
         ]
         await leader.append([mixed(head)], puts)
@@ -412,7 +416,7 @@ async def test_a_base_that_was_interrupted_is_none_and_another_one_is_written(
         made = await open_or_make(log, db if number % 2 else tmp_path / "b.db")
         for _ in range(4):
             head += 1
-            await made.append([mixed(head)], [Put("token", f"hash-{head % 11}", Token("ann", "agent", head))])
+            await made.append([mixed(head)], [TableWrite("token", f"hash-{head % 11}", Token("ann", "agent", head))])
         with monkeypatch.context() as patch:
             left = random.choice((0, 1, 2, 3, 5, 99, 99))
             patch.setattr(made._shared, "append", fail_after(left, made._shared.append))
@@ -438,7 +442,7 @@ async def shortened(log: str, db: Path, *, until: int = 12) -> ReplicatedLedger:
     leader = ledger(log, db)
     await leader.open()
     for seq in range(1, until):
-        await leader.append([mixed(seq)], [Put("token", f"hash-{seq}", Token("ann", "agent", seq))])
+        await leader.append([mixed(seq)], [TableWrite("token", f"hash-{seq}", Token("ann", "agent", seq))])
     await leader.trim(Trim(messages_before=9999, records_before=9999, pinned=until))
     await leader.forget_dropped()
     await leader.forget_dropped()
@@ -471,7 +475,7 @@ async def test_what_a_drop_that_was_killed_left_before_a_base_is_passed_over(
     leader = ledger(log, db)
     await leader.open()
     for seq in range(1, 12):
-        await leader.append([mixed(seq)], [Put("token", f"hash-{seq}", Token("ann", "agent", seq))])
+        await leader.append([mixed(seq)], [TableWrite("token", f"hash-{seq}", Token("ann", "agent", seq))])
     await leader.forget_dropped()
     await server.drop("lab", 1, 2, 3)  # as if it were the beginning of a drop
     async with asyncio.timeout(20):
@@ -527,7 +531,7 @@ async def test_a_node_that_is_behind_is_compared_with_what_the_log_still_has_and
     leader = ledger(log, a)
     await leader.open()
     for seq in range(1, 12):
-        await leader.append([mixed(seq)], [Put("call", f"ann/c{seq}", CallResult("d", seq, Raw(b"{}")))])
+        await leader.append([mixed(seq)], [TableWrite("call", f"ann/c{seq}", CallResult("d", seq, Raw(b"{}")))])
     await rebuild(make_shared_log(log), c)
     await leader.expire_calls(6)
     await leader.forget_dropped()

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from roundelay.mods.channels import Channels
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import Peer
-from roundelay.network.core.tables import Put, Row
+from roundelay.network.core.tables import Row, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.hub import Hub
 from roundelay.network.hub.session import Session
@@ -124,7 +124,7 @@ class _Seen:
 
         return call
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         failing, self.failing = self.failing, None
         if failing == "before":
             raise LedgerError("The disk failed, before anything was written.")

@@ -15,7 +15,7 @@ import pytest
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import random_id, system_clock
 from roundelay.network.config import Limits
-from roundelay.network.core.tables import Facts, Put, Row, Wanted
+from roundelay.network.core.tables import Facts, LookupRequest, Row, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.hub import Hub
 from roundelay.network.hub.local import LocalConnection, LocalTransport
@@ -35,7 +35,7 @@ class MoodyLedger(MemoryLedger):
         self.is_reached = asyncio.Event()
         self.fails: str | None = None
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         self.is_reached.set()
         await self.is_free.wait()
         fails, self.fails = self.fails, None
@@ -119,7 +119,7 @@ class PoisonedLedger(MemoryLedger):
         self._error = error
         self.raised = 0
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+    async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         is_poisoned = any(b"poison" in row.data for row in rows)
         if is_poisoned and self._when == "before":
             self.raised += 1
@@ -192,7 +192,7 @@ class Asked(MemoryLedger):
         super().__init__(epoch="e")
         self.lookups: list[set[str]] = []
 
-    async def lookup(self, wanted: Wanted) -> Facts:
+    async def lookup(self, wanted: LookupRequest) -> Facts:
         if wanted:
             self.lookups.append({key for _, key in wanted.keys})
         return await super().lookup(wanted)
@@ -216,7 +216,7 @@ class Seen(Mod):
             case "a key":
                 change.put("\ud800", 1)
             case "a value":
-                change.put_row("mod", "seen/x", object())  # type: ignore[attr-defined]
+                change.set_value("mod", "seen/x", object())  # type: ignore[attr-defined]
             case "a row":
                 change.write_row("record", stream="\udfff")  # type: ignore[attr-defined]
             case "a number":
@@ -260,7 +260,7 @@ async def test_a_repeat_among_refused_ones_is_a_repeat_and_the_others_stay_refus
     seq = (await find_frame(ann, "stored"))["seq"]
     participant = hub.state.present("bob")
     assert participant is not None
-    hub.state.change([Put("participant", "bob", msgspec.structs.replace(participant, removed_seq=seq))])
+    hub.state.change([TableWrite("participant", "bob", msgspec.structs.replace(participant, removed_seq=seq))])
     for message_id in ("before", "again", "after"):
         say(ann, **{**repeated, "message_id": message_id})
     say(ann, type="send", message_id="last", to="agent:ann", content=1)
@@ -311,10 +311,10 @@ async def test_what_a_ledger_cannot_encode_it_says_and_stores_nothing(tmp_path: 
     with pytest.raises(Unstorable):
         await ledger.append([good, bad], [])
     with pytest.raises(Unstorable):
-        await ledger.append([good], [Put("mod", "m/x", object())])
+        await ledger.append([good], [TableWrite("mod", "m/x", object())])
     with pytest.raises(Unstorable):
         ledger.check([bad], [])
-    ledger.check([good], [Put("mod", "m/x", None)])
+    ledger.check([good], [TableWrite("mod", "m/x", None)])
     await ledger.append([good], [])
     assert [row.seq for row in await ledger.rows(0, 10)] == [1]
     await ledger.close()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from roundelay.agents.models.model import ModelFailure
-from roundelay.agents.models.provider_errors import ProviderFailure, read_failure
+from roundelay.agents.models.provider_errors import ProviderFailure, parse_failure
 
 
 def fail(status: int, body: Any, **headers: str) -> ProviderFailure:
-    return read_failure(status, headers, body)
+    return parse_failure(status, headers, body)
 
 
 def said(message: str, **fields: Any) -> dict[str, Any]:

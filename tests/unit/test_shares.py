@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from roundelay.network.config import Limits
-from roundelay.network.core.shares import MAX_SPENDERS, Stopping, begin_root, charge_root
-from roundelay.network.core.tables import MessageHead, RootBudget
+from roundelay.network.core.shares import MAX_SPENDERS, BudgetExceeded, charge_budget, start_budget
+from roundelay.network.core.tables import ConversationBudget, MessageHead
 
 LIMITS = Limits(max_root_messages=64, max_hops=1000)
 
@@ -18,18 +18,20 @@ def head(seq: int, sender: str, to: str, hops: int = 1) -> MessageHead:
     )
 
 
-def use_up(budget: RootBudget, sender: str, to: str = "broadcast") -> tuple[RootBudget, int, Stopping]:
+def use_up(
+    budget: ConversationBudget, sender: str, to: str = "broadcast"
+) -> tuple[ConversationBudget, int, BudgetExceeded]:
     for count in range(1000):
         try:
             addressed = (to[6:],) if to.startswith("agent:") else ()
-            budget = charge_root(LIMITS, budget, head(2, sender, to), sender, addressed)
-        except Stopping as error:
+            budget = charge_budget(LIMITS, budget, head(2, sender, to), sender, addressed)
+        except BudgetExceeded as error:
             return budget, count, error
     raise AssertionError
 
 
 def test_a_stranger_has_a_quarter_and_all_strangers_a_half() -> None:
-    budget = begin_root(head(1, "mia", "broadcast"))
+    budget = start_budget(head(1, "mia", "broadcast"))
     counts = []
     for name in ("a", "b", "c"):
         budget, count, error = use_up(budget, name)
@@ -41,9 +43,9 @@ def test_a_stranger_has_a_quarter_and_all_strangers_a_half() -> None:
 
 
 def test_a_party_has_a_half_and_all_but_the_first_seven_eighths() -> None:
-    budget = begin_root(head(1, "mia", "agent:bob", 0))
+    budget = start_budget(head(1, "mia", "agent:bob", 0))
     for name in ("a", "b"):
-        budget = charge_root(LIMITS, budget, head(2, "bob", f"agent:{name}"), "bob", (name,))
+        budget = charge_budget(LIMITS, budget, head(2, "bob", f"agent:{name}"), "bob", (name,))
     budget, a, _ = use_up(budget, "a")
     budget, b, _ = use_up(budget, "b")
     assert (a, b) == (32, 24)
@@ -52,21 +54,21 @@ def test_a_party_has_a_half_and_all_but_the_first_seven_eighths() -> None:
 
 
 def test_a_stranger_makes_nobody_a_party_and_answering_one_neither() -> None:
-    budget = begin_root(head(1, "mia", "broadcast"))
-    budget = charge_root(LIMITS, budget, head(2, "x", "agent:y"), "x", ("y",))
+    budget = start_budget(head(1, "mia", "broadcast"))
+    budget = charge_budget(LIMITS, budget, head(2, "x", "agent:y"), "x", ("y",))
     assert set(budget.parties) == {"mia"}
-    budget = charge_root(LIMITS, budget, head(3, "mia", "broadcast"), "mia", ())
+    budget = charge_budget(LIMITS, budget, head(3, "mia", "broadcast"), "mia", ())
     assert set(budget.parties) == {"mia"}
-    budget = charge_root(LIMITS, budget, head(4, "mia", "agent:x"), "mia", ("x",))
+    budget = charge_budget(LIMITS, budget, head(4, "mia", "agent:x"), "mia", ("x",))
     assert (budget.parties, budget.others) == ({"mia": 3, "x": 1}, {})
 
 
 def test_what_is_kept_of_a_conversation_is_bounded() -> None:
-    budget = begin_root(head(1, "mia", "broadcast"), [f"p{number}" for number in range(1000)])
+    budget = start_budget(head(1, "mia", "broadcast"), [f"p{number}" for number in range(1000)])
     limits = Limits(max_root_messages=1_000_000)
     for number in range(600):
-        budget = charge_root(limits, budget, head(2, f"x{number}", "broadcast"), f"x{number}", ())
-        budget = charge_root(limits, budget, head(2, "mia", f"agent:y{number}"), "mia", (f"y{number}",))
+        budget = charge_budget(limits, budget, head(2, f"x{number}", "broadcast"), f"x{number}", ())
+        budget = charge_budget(limits, budget, head(2, "mia", f"agent:y{number}"), "mia", (f"y{number}",))
     assert (len(budget.first), len(budget.parties), len(budget.others)) == (
         MAX_SPENDERS, MAX_SPENDERS, MAX_SPENDERS + 1,
     )  # fmt: skip
@@ -75,5 +77,5 @@ def test_what_is_kept_of_a_conversation_is_bounded() -> None:
 
 @pytest.mark.parametrize("sender", ["mia", "bob", "x"])
 def test_where_what_was_counted_is_lost_nobody_is_held_to_a_share(sender: str) -> None:
-    _, count, error = use_up(RootBudget(1, 1), sender)
+    _, count, error = use_up(ConversationBudget(1, 1), sender)
     assert (count, error.bound) == (63, "messages")

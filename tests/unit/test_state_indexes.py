@@ -20,8 +20,8 @@ from roundelay.network.core.tables import (
     MessageHead,
     OpenReaction,
     Participant,
-    Put,
     Table,
+    TableWrite,
     Token,
 )
 from roundelay.network.core.visibility import (
@@ -56,7 +56,7 @@ class World:
         return self.levels[-1]
 
     def put(self, table: Table, key: str, value: Any) -> None:
-        self.state.change([Put(table, key, value)])
+        self.state.change([TableWrite(table, key, value)])
 
     def step(self) -> None:
         """Something happens: nearly always a put."""
@@ -126,7 +126,7 @@ class World:
     def reload(self) -> None:
         """The hub starts again, from what the bottom holds, in any order."""
         bottom = self.levels[0]
-        puts = [Put(table, key, value) for table in LOADED_TABLES for key, value in bottom.items(table)]
+        puts = [TableWrite(table, key, value) for table in LOADED_TABLES for key, value in bottom.items(table)]
         self.chance.shuffle(puts)
         self.levels = [State(head=bottom.head)]
         self.state.change(puts)

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from roundelay.network.core.tables import Wanted
+from roundelay.network.core.tables import LookupRequest
 from roundelay.network.hub.session import Session
 from tests.support.counts import Note
 from tests.support.stepped_hub import SteppedHub, StubConnection
@@ -723,7 +723,7 @@ class Delivery(RuleBasedStateMachine):
         frame, visit = sending.frame, sending.visit
         message_id = str(frame["message_id"])
         key = (visit.agent, "m:" + message_id)
-        known = self.hub.run(self.hub.ledger.lookup(Wanted({key}, set(), set()))).known.get(key)
+        known = self.hub.run(self.hub.ledger.lookup(LookupRequest({key}, set(), set()))).known.get(key)
         readers = self.find_readers(sending)
         answer = visit.answers.pop(message_id, None)
         if answer is None:

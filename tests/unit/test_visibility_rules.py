@@ -12,7 +12,7 @@ import pytest
 
 from roundelay.network.addresses import direct_thread
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import Channel, Member, MessageHead, Participant, Put
+from roundelay.network.core.tables import Channel, Member, MessageHead, Participant, TableWrite
 from roundelay.network.core.visibility import (
     PromptFilter,
     has_people,
@@ -48,9 +48,9 @@ def make_state(history: Literal["since_join", "members"], spans: Spans) -> State
     members = {"alice": Member(((2, None),))} | ({"dave": Member(spans)} if spans else {})
     state.change(
         [
-            *(Put("participant", name, Participant(name, "agent", 1)) for name in ("alice", "dave", "erin")),
-            Put("channel", "dev", Channel("dev", 2, "alice", history=history)),
-            *(Put("member", f"dev/{name}", member) for name, member in members.items()),
+            *(TableWrite("participant", name, Participant(name, "agent", 1)) for name in ("alice", "dave", "erin")),
+            TableWrite("channel", "dev", Channel("dev", 2, "alice", history=history)),
+            *(TableWrite("member", f"dev/{name}", member) for name, member in members.items()),
         ]
     )
     return state
@@ -124,7 +124,7 @@ def test_what_is_delivered_may_be_read_and_who_may_read_is_listed(
     history: Literal["since_join", "members"], stay: str, registered: int, removed: int | None
 ) -> None:
     state = make_state(history, STAYS[stay])
-    state.change([Put("participant", "dave", Participant("dave", "agent", registered, removed_seq=removed))])
+    state.change([TableWrite("participant", "dave", Participant("dave", "agent", registered, removed_seq=removed))])
     for message in every_message():
         present = {participant.agent_id for participant in state.participants()}
         reading = {name for name in present if may_read(state, name, message)}
@@ -151,9 +151,12 @@ def make_network(rng: Random) -> tuple[State, list[MessageHead]]:
     members = {name: Member(rng.choice(stays)) for name in kinds}
     state.change(
         [
-            *(Put("participant", name, Participant(name, kinds[name], 1, removed_seq=removed[name])) for name in kinds),  # type: ignore[arg-type]
-            Put("channel", "dev", Channel("dev", 2, "alice", history=rng.choice(("since_join", "members")))),
-            *(Put("member", f"dev/{name}", member) for name, member in members.items()),
+            *(
+                TableWrite("participant", name, Participant(name, kinds[name], 1, removed_seq=removed[name]))
+                for name in kinds
+            ),  # type: ignore[arg-type]
+            TableWrite("channel", "dev", Channel("dev", 2, "alice", history=rng.choice(("since_join", "members")))),
+            *(TableWrite("member", f"dev/{name}", member) for name, member in members.items()),
         ]
     )
     messages: list[MessageHead] = []
