@@ -22,7 +22,7 @@ from roundelay.agents.loop_local import LoopLocal
 from roundelay.agents.models.model import ModelError, ModelFailure
 from roundelay.agents.outgoing_http import load_certificates
 from roundelay.agents.runner import RunnerOptions
-from roundelay.interop.a2a_parts import escape_line_ends, make_parts, read_parts
+from roundelay.interop.a2a.parts import escape_line_ends, make_parts, read_parts
 from roundelay.network.credentials import read_secret
 from roundelay.network.errors import ConfigError
 

@@ -20,16 +20,16 @@ from roundelay.network.config import Served
 from roundelay.network.errors import ConnectError, Forbidden, InvalidFrame, RoundelayError
 from roundelay.network.extras import needs
 
-from .a2a_push import TaskPushes
-from .a2a_server import make_a2a_app
-from .arrivals import Arrivals, HeadInTime
-from .callers import Callers, read_authorization
-from .http_api import ENDPOINTS, make_routes, read_body, refuse, serve_while_there
-from .mcp_server import make_mcp_server
-from .openai_api import make_openai_routes
-from .public_names import PublicNames
-from .webhooks import WebhookPace, Webhooks
-from .webhooks_api import make_webhook_endpoints
+from .a2a.push import TaskPushes
+from .a2a.server import make_a2a_app
+from .http.api import ENDPOINTS, make_routes, read_body, refuse, serve_while_there
+from .http.connection_limit import Arrivals, HeadInTime
+from .http.public_names import PublicNames
+from .mcp.server import make_mcp_server
+from .openai.api import make_openai_routes
+from .session_pool import Callers, read_authorization
+from .webhooks.api import make_webhook_endpoints
+from .webhooks.delivery import WebhookPace, Webhooks
 
 with needs("gateway"):
     import uvicorn

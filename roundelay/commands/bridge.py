@@ -12,8 +12,8 @@ from roundelay.commands.options import check_url, debug_option, json_option
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
-    from roundelay.interop.hosts import Host
-    from roundelay.interop.installing import FileChange
+    from roundelay.interop.bridge.hosts import Host
+    from roundelay.interop.bridge.installer import FileChange
 
 NAMES = ("claude", "codex", "gemini", "opencode", "cursor")
 """Those of `interop.hosts`, which takes a while to load."""
@@ -52,16 +52,16 @@ def install(
     host: str, project: Path, url: str | None, command: str | None, wake: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Write the MCP server and the hooks into a project's files for HOST. Again changes nothing."""
-    from roundelay.interop import installing
-    from roundelay.interop.mcp_stdio import is_sdk_installed
+    from roundelay.interop.bridge import installer
+    from roundelay.interop.mcp.stdio import is_sdk_installed
     from roundelay.network.extras import MissingExtra, describe_missing
 
     if command is None and not is_sdk_installed():  # else the host would be told to start what cannot start
         raise MissingExtra(describe_missing("bridge", "mcp"))
     chosen = _find(host)
-    changes = installing.plan_install(chosen, project, url=check_url(url) if url else None, command=command, wakes=wake)
+    changes = installer.plan_install(chosen, project, url=check_url(url) if url else None, command=command, wakes=wake)
     if not dry_run:
-        installing.install(chosen, project, changes)
+        installer.install(chosen, project, changes)
     steps = [chosen.needs, chosen.wakes_by if wake else ""] if any(it.is_one for it in changes) else []
     needs = " ".join(f"{it}." for it in steps if it)
     _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json, needs=needs)
@@ -79,12 +79,12 @@ def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
     A file of which it cannot be taken (one with comments, say) stays, and is told of with what to do; the exit status
     is 1 then.
     """
-    from roundelay.interop import installing
+    from roundelay.interop.bridge import installer
 
     chosen = _find(host)
-    changes = installing.plan_remove(chosen, project)
+    changes = installer.plan_remove(chosen, project)
     if not dry_run:
-        installing.remove(chosen, project, changes)
+        installer.remove(chosen, project, changes)
     _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json)
 
 
@@ -96,8 +96,8 @@ def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
 def status(host: str | None, project: Path, as_json: bool) -> None:
     """Show for which agents the bridge is installed in a project, and as whom they take part."""
     from roundelay.commands.output import show_list
-    from roundelay.interop.installing import find_state, is_waking
-    from roundelay.interop.participants import list_names, show_path
+    from roundelay.interop.bridge.installer import find_state, is_waking
+    from roundelay.interop.bridge.participants import list_names, show_path
 
     listed = []
     for name in (host,) if host is not None else NAMES:
@@ -127,7 +127,7 @@ def status(host: str | None, project: Path, as_json: bool) -> None:
 @click.option("--url", metavar="URL", envvar="ROUNDELAY_URL")
 def deliver(host: str, url: str | None) -> None:
     """Answer one hook of HOST: what it says stands on stdin, what its model is told goes to stdout."""
-    from roundelay.interop.delivering import deliver as answer
+    from roundelay.interop.bridge.hooks import deliver as answer
 
     answer(_find(host), url)
 
@@ -138,8 +138,8 @@ def deliver(host: str, url: str | None) -> None:
 @debug_option
 def mcp(host: str, url: str | None) -> None:
     """Serve MCP on stdin and stdout for the HOST that starts this, as its participant."""
-    from roundelay.interop.mcp_stdio import HostPipe, is_sdk_installed
-    from roundelay.interop.participants import is_woken
+    from roundelay.interop.bridge.participants import is_woken
+    from roundelay.interop.mcp.stdio import HostPipe, is_sdk_installed
     from roundelay.network.extras import MissingExtra, describe_missing
 
     if not is_sdk_installed():
@@ -149,20 +149,20 @@ def mcp(host: str, url: str | None) -> None:
     pipe = HostPipe() if not is_woken(chosen) else None
     import asyncio
 
-    from roundelay.interop.bridged import BridgedSession
+    from roundelay.interop.bridge.session import BridgedSession
 
     async def serve() -> None:
         async with BridgedSession(chosen, url) as session:
 
             def make_server() -> MCPServer[Any]:
-                from roundelay.interop.mcp_server import make_mcp_server
+                from roundelay.interop.mcp.server import make_mcp_server
 
                 return make_mcp_server(session.take)
 
             if pipe is not None:
                 await pipe.serve(make_server)
             else:
-                from roundelay.interop.waking import serve_waking
+                from roundelay.interop.bridge.wakeups import serve_waking
 
                 await serve_waking(make_server(), session)
 
@@ -170,7 +170,7 @@ def mcp(host: str, url: str | None) -> None:
 
 
 def _find(name: str) -> Host:
-    from roundelay.interop.hosts import HOSTS
+    from roundelay.interop.bridge.hosts import HOSTS
 
     return HOSTS[name]
 
@@ -179,7 +179,7 @@ def _tell(
     host: Host, project: Path, changes: list[FileChange], *, dry_run: bool, as_json: bool, needs: str = ""
 ) -> None:
     from roundelay.commands.output import show
-    from roundelay.interop.participants import show_path
+    from roundelay.interop.bridge.participants import show_path
     from roundelay.terminal.text import clean_lines
 
     listed: list[dict[str, Any]] = [

@@ -147,7 +147,7 @@ def mcp() -> None:
     A host of MCP (an editor, a coding agent) starts it by its own configuration. Without a token an agent's is made and
     saved at its first use, as for any agent of this machine.
     """
-    from roundelay.interop.mcp_stdio import HostPipe, is_sdk_installed
+    from roundelay.interop.mcp.stdio import HostPipe, is_sdk_installed
     from roundelay.network.extras import MissingExtra, describe_missing
 
     if not is_sdk_installed():
@@ -168,7 +168,7 @@ def mcp() -> None:
         yield client
 
     def make_server() -> MCPServer[Any]:
-        from roundelay.interop.mcp_server import make_mcp_server
+        from roundelay.interop.mcp.server import make_mcp_server
 
         return make_mcp_server(find_session)
 

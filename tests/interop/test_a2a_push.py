@@ -37,9 +37,9 @@ from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped
 from roundelay.agents.models.model import ModelReply
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.interop import kept_files
+from roundelay.interop import json_store
 from roundelay.interop.gateway import serve_gateway
-from roundelay.interop.webhooks import WebhookPace
+from roundelay.interop.webhooks.delivery import WebhookPace
 from roundelay.network.backoff import Backoff
 from tests.interop.test_a2a_server import BINDINGS, assemble, hears, official, say, state, tell, texts
 from tests.support.a2a_kit_agent import kit_agent
@@ -264,7 +264,7 @@ async def test_what_cannot_be_deleted_for_good_is_told_as_before(
             begun = assemble(await tell(client, asking(told, "dig", id="one")))
             await model.asked.get()
             with monkeypatch.context() as full:
-                full.setattr(kept_files, "replace_file", fail)
+                full.setattr(json_store, "replace_file", fail)
                 given = DeleteTaskPushNotificationConfigRequest(task_id=begun.id, id="one")
                 assert "no space is left" in await refused(client.delete_task_push_notification_config(given))
                 model.reply.put_nowait(ModelReply("There is gold."))

@@ -34,9 +34,9 @@ from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import ScriptedModel, call, finish
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
-from roundelay.interop.a2a_parts import make_parts, read_json, read_parts
-from roundelay.interop.callers import MAX_CALLS
+from roundelay.interop.a2a.parts import make_parts, read_json, read_parts
 from roundelay.interop.gateway import serve_gateway
+from roundelay.interop.session_pool import MAX_CALLS
 from roundelay.network.client import NetworkClient
 from tests.support.a2a_kit_agent import kit_agent
 from tests.support.asked import invite, working

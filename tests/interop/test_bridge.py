@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from roundelay.interop.delivering import Notes, Telling, compose, settle
-from roundelay.interop.hosts import HOSTS, HookCall
-from roundelay.interop.installing import find_state, install, plan_install, plan_remove, remove
-from roundelay.interop.participants import HostProcess, claim_name
+from roundelay.interop.bridge.hooks import Notes, Telling, compose, settle
+from roundelay.interop.bridge.hosts import HOSTS, HookCall
+from roundelay.interop.bridge.installer import find_state, install, plan_install, plan_remove, remove
+from roundelay.interop.bridge.participants import HostProcess, claim_name
 from roundelay.network.errors import ConfigError
 from tests.support.coding_host import CodingHost
 from tests.support.command import invoke
@@ -448,7 +448,7 @@ async def test_a_transcript_keeps_from_telling_twice_and_without_one_only_what_a
 async def test_install_without_the_extra_writes_nothing_and_says_what_to_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundelay.interop.mcp_stdio.find_spec", lambda name: None)
+    monkeypatch.setattr("roundelay.interop.mcp.stdio.find_spec", lambda name: None)
     done = await invoke("bridge", "install", "claude", "--project", tmp_path, code=2)
     assert "pip install 'roundelay[bridge]'" in done.err
     assert read_all(tmp_path) == {}

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from roundelay.interop.hosts import HOSTS
-from roundelay.interop.participants import HostProcess, claim_name
+from roundelay.interop.bridge.hosts import HOSTS
+from roundelay.interop.bridge.participants import HostProcess, claim_name
 from tests.interop.test_bridge_faults import mcp_server
 from tests.support.node import running_node
 
@@ -26,15 +26,15 @@ ME = HostProcess(os.getpid(), Path("/proc/self/stat").read_text().rpartition(")"
 HOOK = """
 import os, signal, sys, time
 from roundelay.cli import main
-from roundelay.interop import delivering
+from roundelay.interop.bridge import hooks
 
-moment, write, deliver = sys.argv[1], delivering.write_private, delivering.deliver
+moment, write, deliver = sys.argv[1], hooks.write_private, hooks.deliver
 
 def end():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def write_private(path, notes):
-    is_printed = isinstance(notes, delivering.Notes) and bool(notes.tellings and notes.tellings[-1].printed_at)
+    is_printed = isinstance(notes, hooks.Notes) and bool(notes.tellings and notes.tellings[-1].printed_at)
     if is_printed and moment == "disk full":
         raise OSError(28, "No space left on device")
     if moment == ("before the second note" if is_printed else "before the first note"):
@@ -66,10 +66,10 @@ def deliver_to_output(*args):
         sys.stdout = Output()
     deliver(*args)
 
-delivering.write_private = write_private
-delivering.deliver = deliver_to_output
+hooks.write_private = write_private
+hooks.deliver = deliver_to_output
 if moment == "asking":
-    delivering._ask_node = ask
+    hooks._ask_node = ask
 sys.argv[1:] = ["bridge", "deliver", sys.argv[2]]
 main()
 """
@@ -180,10 +180,10 @@ def test_a_host_that_never_ends_what_it_tells_a_hook_keeps_no_hook(
 
 @pytest.mark.parametrize("chosen", ["", "nan", "-1", "soon", "inf", "1e99"])
 def test_a_timeout_that_is_none_is_the_usual_one(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from roundelay.interop import delivering
+    from roundelay.interop.bridge import hooks
 
     monkeypatch.setenv("ROUNDELAY_HOOK_TIMEOUT_S", chosen)
-    assert delivering._read_timeout_s() == 2.0
+    assert hooks._read_timeout_s() == 2.0
 
 
 async def test_a_hook_that_cannot_note_what_it_has_printed_prints_nothing_more(

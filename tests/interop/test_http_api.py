@@ -13,9 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from roundelay.interop.callers import MAX_CALLS
 from roundelay.interop.gateway import serve_gateway
-from roundelay.interop.http_api import ENDPOINTS
+from roundelay.interop.http.api import ENDPOINTS
+from roundelay.interop.session_pool import MAX_CALLS
 from roundelay.network.client import NetworkClient
 from tests.support.node import Node, node_process, running_node
 from tests.support.wire import make_token
@@ -182,8 +182,8 @@ async def test_a_page_of_another_site_cannot_use_what_a_browser_remembers_of_som
 async def test_who_does_not_finish_asking_is_cut_and_leaves_no_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("roundelay.interop.arrivals.HEAD_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("roundelay.interop.http_api.PATIENCE_S", 0.1)
+    monkeypatch.setattr("roundelay.interop.http.connection_limit.HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("roundelay.interop.http.api.PATIENCE_S", 0.1)
     head = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ann:wrong\r\nContent-Length: 9\r\n"
     whole = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     async with running_node() as node, gateway_to(node) as http:
@@ -196,7 +196,7 @@ async def test_who_does_not_finish_asking_is_cut_and_leaves_no_traceback(
             assert bool(answer) is bool(expected), sent
             writer.close()
         reader, writer = await asyncio.open_connection(*where)
-        monkeypatch.setattr("roundelay.interop.http_api.PATIENCE_S", 30)
+        monkeypatch.setattr("roundelay.interop.http.api.PATIENCE_S", 30)
         writer.write(head + b"\r\n{")
         await writer.drain()
         writer.transport.abort()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from roundelay.interop.mcp_listing import ask_sdk, make_handshake, make_modern, record
-from roundelay.interop.mcp_stdio import ANSWERS, QuickAnswers
+from roundelay.interop.mcp.recording import ask_sdk, make_handshake, make_modern, record
+from roundelay.interop.mcp.stdio import ANSWERS, QuickAnswers
 from tests.interop.test_mcp_server import TOOLS, make_agent
 from tests.support.node import running_node
 
@@ -32,7 +32,9 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_recording_is_what_the_sdk_answers() -> None:
     written = json.loads(ANSWERS.read_text(encoding="utf-8"))
-    assert written == await record(), "run: python -m roundelay.interop.mcp_listing > interop/mcp_answers.json"
+    assert written == await record(), (
+        "run: python -m roundelay.interop.mcp.recording > interop/mcp/recorded_answers.json"
+    )
 
 
 @pytest.mark.parametrize("asked", [*HANDSHAKE_PROTOCOL_VERSIONS, "2026-07-28", "2030-01-01", "1", ""])

@@ -18,7 +18,7 @@ import uvicorn
 from mcp.server.mcpserver import Context
 
 from roundelay.interop.gateway import serve_gateway
-from roundelay.interop.mcp_server import make_mcp_server
+from roundelay.interop.mcp.server import make_mcp_server
 from roundelay.network.client import NetworkClient
 from tests.interop.test_mcp_server import TOOLS
 from tests.suites.environment import HERE, node_modules_of

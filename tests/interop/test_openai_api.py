@@ -17,8 +17,10 @@ from roundelay.agents.models.model import Model, ModelDelta, ModelError, ModelRe
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import ScriptedModel, finish
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.interop import callers, http_api, openai_api
+from roundelay.interop import session_pool
 from roundelay.interop.gateway import serve_gateway
+from roundelay.interop.http import api as http_api
+from roundelay.interop.openai import api as openai_api
 from roundelay.network.client import NetworkClient
 from tests.support.asked import invite, working
 from tests.support.node import Node, running_node
@@ -419,7 +421,7 @@ async def test_who_has_as_many_calls_as_there_may_be_still_stops_and_acknowledge
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(openai_api, "STOP_AFTER_S", 0.0)
-    monkeypatch.setattr(callers, "MAX_CALLS", 1)
+    monkeypatch.setattr(session_pool, "MAX_CALLS", 1)
     model = Stepped()
     async with desk(model) as it:
         left = await it.chat("dig", stream=True)

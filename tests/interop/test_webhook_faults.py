@@ -17,8 +17,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from roundelay.interop import kept_files, webhook_posts, webhooks
+from roundelay.interop import json_store
 from roundelay.interop.gateway import serve_gateway
+from roundelay.interop.webhooks import delivery, posts
 from tests.interop.test_http_api import Caller, join
 from tests.interop.test_webhooks import QUICK, gateway_to, receiver, register, wait_for_state, wait_for_status
 from tests.support.certificates import make_certificate
@@ -52,7 +53,7 @@ async def test_whatever_is_asked_at_once_one_address_is_posted_to(tmp_path: Path
 async def test_there_are_no_more_webhooks_than_there_may_be_however_they_are_asked_for(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhooks, "MAX_WEBHOOKS", 2)
+    monkeypatch.setattr(delivery, "MAX_WEBHOOKS", 2)
     async with running_node() as node, gateway_to(node, tmp_path / "hooks") as http:
         callers = [await join(node, http, f"hook-{number}") for number in range(5)]
         body = {"url": receiver.url, "secret": SECRET}
@@ -106,7 +107,7 @@ async def test_what_cannot_be_kept_is_not_registered(
             def fail(_: Path) -> Any:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-            full.setattr(kept_files, "replace_file", fail)
+            full.setattr(json_store, "replace_file", fail)
             told = (await hook.post("/v1/webhook", {"url": receiver.url}, 500))["error"]["message"]
             assert "no space is left on its disk" in told
             await hook.get("/v1/webhook", 404)
@@ -149,8 +150,8 @@ ENDLESS: dict[str, tuple[bytes, bytes, str, str]] = {
 async def test_a_receiver_without_an_end_is_judged_by_its_head_and_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhook_posts, "TIMEOUT_S", 0.6)
-    monkeypatch.setattr(webhook_posts, "BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(posts, "TIMEOUT_S", 0.6)
+    monkeypatch.setattr(posts, "BODY_TIMEOUT_S", 0.2)
     first, more, sent = b"", b"", 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -192,7 +193,7 @@ async def encrypted(folder: Path, name: str) -> AsyncIterator[tuple[Receiver, Pa
 async def test_over_tls_the_certificate_has_to_be_trusted_and_the_names_own(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhook_posts, "CONNECT_TIMEOUT_S", 2.0)  # for one who never speaks TLS
+    monkeypatch.setattr(posts, "CONNECT_TIMEOUT_S", 2.0)  # for one who never speaks TLS
     async with (
         encrypted(tmp_path, "DNS:localhost") as (own, own_certificate),
         encrypted(tmp_path, "DNS:other.example") as (other, other_certificate),
@@ -210,9 +211,7 @@ async def test_over_tls_the_certificate_has_to_be_trusted_and_the_names_own(
         both = tmp_path / "both.pem"
         both.write_bytes(own_certificate.read_bytes() + other_certificate.read_bytes())
         monkeypatch.setenv("SSL_CERT_FILE", str(both))
-        monkeypatch.setattr(
-            webhook_posts, "_trust", webhook_posts._TrustStore()
-        )  # as in a gateway that was started with it
+        monkeypatch.setattr(posts, "_trust", posts._TrustStore())  # as in a gateway that was started with it
         assert "certificate is not trusted" in (refused := await tried(other.port))
         assert "other.example" not in refused  # no word of the receiver's
         assert "no answer" in await tried(receiver.port)  # which speaks no TLS

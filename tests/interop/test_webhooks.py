@@ -17,8 +17,8 @@ import httpx2
 import pytest
 
 from roundelay.interop.gateway import serve_gateway
-from roundelay.interop.webhook_posts import WebhookUrl, is_public
-from roundelay.interop.webhooks import WebhookPace
+from roundelay.interop.webhooks.delivery import WebhookPace
+from roundelay.interop.webhooks.posts import WebhookUrl, is_public
 from roundelay.network.backoff import Backoff
 from roundelay.network.errors import ConfigError, InvalidArguments
 from tests.interop.test_http_api import Caller, join

@@ -35,12 +35,12 @@ for module in sys.argv[2:]:
 GROUPS = {
     "gateway": (
         "a2a,jwt,starlette,uvicorn,standardwebhooks",
-        ("roundelay.interop.gateway", "roundelay.interop.http_api", "roundelay.interop.openai_api", "roundelay.interop.a2a_server",
-         "roundelay.interop.a2a_parts", "roundelay.interop.a2a_push", "roundelay.interop.webhook_posts", "roundelay.adapters.a2a"),
+        ("roundelay.interop.gateway", "roundelay.interop.http.api", "roundelay.interop.openai.api", "roundelay.interop.a2a.server",
+         "roundelay.interop.a2a.parts", "roundelay.interop.a2a.push", "roundelay.interop.webhooks.posts", "roundelay.adapters.a2a"),
     ),
     "bridge": (
         "mcp,mcp_types",
-        ("roundelay.interop.mcp_server", "roundelay.interop.mcp_listing", "roundelay.interop.waking", "roundelay.interop.consent"),
+        ("roundelay.interop.mcp.server", "roundelay.interop.mcp.recording", "roundelay.interop.bridge.wakeups", "roundelay.interop.mcp.approvals"),
     ),
     "langgraph": ("langgraph,langchain_core", ("roundelay.adapters.langgraph",)),
     "pydantic-ai": ("pydantic_ai", ("roundelay.adapters.pydantic_ai",)),

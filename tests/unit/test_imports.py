@@ -19,7 +19,7 @@ ALLOWED = {
     "agents": {"roundelay.lazy", "roundelay.network", "roundelay.templates"},
     "web": {"roundelay.network"},
     "interop": {"roundelay.network"},
-    "adapters": {"roundelay.network", "roundelay.agents", "roundelay.interop.a2a_parts"},
+    "adapters": {"roundelay.network", "roundelay.agents", "roundelay.interop.a2a.parts"},
     "roundelay": {"roundelay"},
 }
 # What the OpenAI Agents SDK is imported as is the name of a folder here too.

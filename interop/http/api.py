@@ -21,6 +21,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import models_json_schema
 
+from roundelay.interop.session_pool import Callers, Credentials, read_authorization, receive_messages
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import ordered_id
 from roundelay.network.errors import (
@@ -41,8 +42,6 @@ from roundelay.network.errors import (
 from roundelay.network.extras import needs
 from roundelay.network.frames import SEQ_LIMIT
 from roundelay.network.messages import BaseMessage
-
-from .callers import Callers, Credentials, read_authorization, receive_messages
 
 with needs("gateway"):
     from starlette.requests import ClientDisconnect, Request

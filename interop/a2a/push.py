@@ -21,6 +21,12 @@ from typing import Any, Literal, Self, TypeAlias
 
 from msgspec import Struct
 
+from roundelay.interop.conversations import AgentAnswer, QuestionEnded, QuestionStored, TextPiece
+from roundelay.interop.json_store import KeptFile, NotKept
+from roundelay.interop.latest_task import SucceedingTasks
+from roundelay.interop.session_pool import Callers, Credentials
+from roundelay.interop.webhooks.delivery import NODE_RETRY_S, WebhookPace
+from roundelay.interop.webhooks.posts import PostAnswer, WebhookPoster, WebhookUrl
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.errors import (
@@ -33,14 +39,8 @@ from roundelay.network.errors import (
 )
 from roundelay.network.extras import needs
 
-from .a2a_parts import read_json
-from .a2a_tasks import TERMINAL, TaskLedger, TaskRecord
-from .callers import Callers, Credentials
-from .conversations import AgentAnswer, QuestionEnded, QuestionStored, TextPiece
-from .kept_files import KeptFile, NotKept
-from .succeeding import SucceedingTasks
-from .webhook_posts import PostAnswer, WebhookPoster, WebhookUrl
-from .webhooks import NODE_RETRY_S, WebhookPace
+from .parts import read_json
+from .tasks import TERMINAL, TaskLedger, TaskRecord
 
 with needs("gateway"):
     import jwt

@@ -15,14 +15,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from roundelay.interop.rendering import THEIRS, describe_agent, plain, reads_by_turn, tell_messages, tell_page
+from roundelay.interop.session_pool import receive_messages
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError, UnknownMessage
 from roundelay.network.extras import needs
 from roundelay.network.messages import message_from_wire
 
-from .callers import receive_messages
-from .consent import PersonsDecision, decision_id, find_question
-from .rendering import THEIRS, describe_agent, plain, reads_by_turn, tell_messages, tell_page
+from .approvals import PersonsDecision, decision_id, find_question
 
 with needs("bridge"):
     from mcp.server.context import ServerRequestContext

@@ -16,10 +16,9 @@ from typing import Any
 
 import h11
 
+from roundelay.interop.session_pool import token_taken
 from roundelay.network.extras import needs
 from roundelay.network.hub.admission import Gate, crowd_of
-
-from .callers import token_taken
 
 with needs("gateway"):
     from uvicorn.protocols.http.h11_impl import H11Protocol

@@ -18,7 +18,7 @@ from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.extras import needs
 
-from .openai_requests import AgentRequest, ApiProblem, SaidItem, conversation_id, read_items
+from .requests import AgentRequest, ApiProblem, SaidItem, conversation_id, read_items
 
 with needs("gateway"):
     from starlette.datastructures import QueryParams

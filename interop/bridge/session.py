@@ -15,7 +15,7 @@ from typing import Any, Self
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, RoundelayError
 
-from .delivering import describe_problem, find_folder, told_to
+from .hooks import describe_problem, find_folder, told_to
 from .hosts import Host
 from .participants import (
     HostProcess,

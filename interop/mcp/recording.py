@@ -1,6 +1,6 @@
 """Records what the SDK answers to the requests that need no session, for `mcp_stdio`.
 
-python -m roundelay.interop.mcp_listing > interop/mcp_answers.json
+python -m roundelay.interop.mcp.recording > interop/mcp/recorded_answers.json
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from roundelay.network.extras import needs
 
-from .mcp_server import make_mcp_server
+from .server import make_mcp_server
 
 with needs("bridge"):
     import anyio

@@ -24,7 +24,7 @@ from roundelay.network.errors import RoundelayError
 from roundelay.network.extras import needs
 from roundelay.network.home import find_user_folder
 
-from .bridged import BridgedSession
+from .session import BridgedSession
 
 with needs("bridge"):
     from mcp.server.mcpserver import MCPServer

@@ -34,6 +34,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 from msgspec import Struct
 
+from roundelay.interop.rendering import THEIRS, measure, plain, tell_message
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.durable_files import make_folder
 from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated, RetryLater, RoundelayError
@@ -53,7 +54,6 @@ from .participants import (
     remember_hub,
     write_private,
 )
-from .rendering import THEIRS, measure, plain, tell_message
 
 HOOK_TIMEOUT_S = 2.0
 """Time for a hook from the start of its process until it prints, in seconds. Hosts cancel hooks after 5 s."""

@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from roundelay.interop.rendering import visible
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.extras import needs
-
-from .rendering import visible
 
 with needs("bridge"):
     from mcp.server.mcpserver import Context

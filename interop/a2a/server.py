@@ -17,6 +17,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeAlias, cast
 
+from roundelay.interop.conversations import (
+    AgentAnswer,
+    FollowedQuestion,
+    QuestionEnded,
+    QuestionStored,
+    TextPiece,
+    find_agent,
+)
+from roundelay.interop.http.api import parse_json, read_body, serve_while_there
+from roundelay.interop.http.public_names import PublicNames
+from roundelay.interop.session_pool import Callers, Credentials, read_authorization
 from roundelay.network.addresses import agent_address
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import (
@@ -34,9 +45,9 @@ from roundelay.network.errors import (
 from roundelay.network.extras import needs
 from roundelay.network.frames import is_id
 
-from .a2a_parts import escape_line_ends, make_parts, read_json, read_parts
-from .a2a_push import Push, TaskPushes
-from .a2a_tasks import (
+from .parts import escape_line_ends, make_parts, read_json, read_parts
+from .push import Push, TaskPushes
+from .tasks import (
     INPUT_REQUIRED,
     INTERRUPTED,
     SUBMITTED,
@@ -49,10 +60,6 @@ from .a2a_tasks import (
     make_task_id,
     newest_of,
 )
-from .callers import Callers, Credentials, read_authorization
-from .conversations import AgentAnswer, FollowedQuestion, QuestionEnded, QuestionStored, TextPiece, find_agent
-from .http_api import parse_json, read_body, serve_while_there
-from .public_names import PublicNames
 
 with needs("gateway"):
     from a2a.server.context import ServerCallContext

@@ -23,6 +23,9 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec import Struct
 
+from roundelay.interop.json_store import KeptFile, NotKept
+from roundelay.interop.latest_task import SucceedingTasks
+from roundelay.interop.session_pool import Credentials
 from roundelay.network.backoff import Backoff
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import system_clock
@@ -36,10 +39,7 @@ from roundelay.network.errors import (
     UnknownMessage,
 )
 
-from .callers import Credentials
-from .kept_files import KeptFile, NotKept
-from .succeeding import SucceedingTasks
-from .webhook_posts import PostAnswer, Posted, WebhookPoster, WebhookUrl, sign_as_standard
+from .posts import PostAnswer, Posted, WebhookPoster, WebhookUrl, sign_as_standard
 
 _logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from roundelay.interop.http.api import Empty, Endpoint, HttpCall
 from roundelay.network.errors import Forbidden
 
-from .http_api import Empty, Endpoint, HttpCall
-from .webhook_posts import MAX_URL_CHARS
-from .webhooks import Webhooks
+from .delivery import Webhooks
+from .posts import MAX_URL_CHARS
 
 
 class NewWebhook(BaseModel):

@@ -2,7 +2,7 @@
 
 Importing the SDK takes longer than hosts wait before their first request to a model. The handshake, `ping` and the lists
 of tools and resources are the same for every participant, so a thread answers them from a recording of the SDK's own
-answers (`mcp_answers.json`, made by `mcp_listing`). The first line that is anything else hands the connection over: the
+answers (`recorded_answers.json`, made by `recording`). The first line that is anything else hands the connection over: the
 SDK is imported, is given the handshake, and serves from there.
 
 Nothing of the SDK is imported here before that, and nothing of the client: a host waits for this module.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from mcp.server.mcpserver import MCPServer
 
-ANSWERS = Path(__file__).with_name("mcp_answers.json")
+ANSWERS = Path(__file__).with_name("recorded_answers.json")
 _PREFIX = "io.modelcontextprotocol/"
 _MODERN = "2026-07-28"
 """The first protocol version without a handshake."""

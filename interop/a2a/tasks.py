@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
+from roundelay.interop.conversations import SENTENCES, Conversations, EndStatus, QuestionEnded, QuestionStored
 from roundelay.network.addresses import agent_address, conversation_of, direct_thread
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.extras import needs
 from roundelay.network.messages import message_from_wire
 
-from .a2a_parts import make_parts
-from .conversations import SENTENCES, Conversations, EndStatus, QuestionEnded, QuestionStored
+from .parts import make_parts
 
 with needs("gateway"):
     from a2a.types import Artifact, Message, Role, Task, TaskState, TaskStatus

@@ -21,6 +21,17 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
+from roundelay.interop.conversations import (
+    AgentAnswer,
+    Conversations,
+    FollowedQuestion,
+    QuestionEnded,
+    QuestionStored,
+    TextPiece,
+    find_agent,
+)
+from roundelay.interop.http.api import STATUS, read_json, while_there
+from roundelay.interop.session_pool import Callers, Credentials, read_authorization
 from roundelay.network.addresses import conversation_of, direct_thread, name_of
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import ordered_id
@@ -36,18 +47,7 @@ from roundelay.network.errors import (
 from roundelay.network.extras import needs
 from roundelay.network.messages import message_from_wire
 
-from .callers import Callers, Credentials, read_authorization
-from .conversations import (
-    AgentAnswer,
-    Conversations,
-    FollowedQuestion,
-    QuestionEnded,
-    QuestionStored,
-    TextPiece,
-    find_agent,
-)
-from .http_api import STATUS, read_json, while_there
-from .openai_answers import (
+from .answers import (
     BETWEEN,
     STATUSES,
     Answering,
@@ -61,7 +61,7 @@ from .openai_answers import (
     make_response,
     sum_usage,
 )
-from .openai_conversations import (
+from .conversations import (
     OWN,
     ConversationRecord,
     add_items,
@@ -77,7 +77,7 @@ from .openai_conversations import (
     show_input,
     update_conversation,
 )
-from .openai_requests import AgentRequest, ApiProblem, compose, conversation_id, read_chat, read_echo, read_response
+from .requests import AgentRequest, ApiProblem, compose, conversation_id, read_chat, read_echo, read_response
 
 with needs("gateway"):
     from starlette.background import BackgroundTask

@@ -23,8 +23,9 @@ from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_status import ResponseStatus
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 
-from .conversations import AgentAnswer, EndStatus, QuestionEnded, TextPiece
-from .openai_requests import ApiProblem
+from roundelay.interop.conversations import AgentAnswer, EndStatus, QuestionEnded, TextPiece
+
+from .requests import ApiProblem
 
 BETWEEN = "\n\n"
 """Between two segments where there is one text for all."""

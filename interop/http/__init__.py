@@ -1,0 +1,1 @@
+"""The gateway's own HTTP API, and how it reads requests and limits connections."""

@@ -1,0 +1,1 @@
+"""Signed webhooks: registrations, delivery, and their HTTP endpoints."""
