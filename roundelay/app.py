@@ -48,6 +48,7 @@ from roundelay.nodes.price_list import NodePrices
 from roundelay.web.site import PageSite
 
 if TYPE_CHECKING:
+    from roundelay.network.cluster.read_replica import ReadReplica
     from roundelay.network.cluster.replicated import ReplicatedLedger
     from roundelay.network.cluster.shared_log import SharedLog
 
@@ -89,7 +90,7 @@ def make_shared_log(url: str) -> SharedLog:
         raise ConfigError(f"A shared log needs the extra cluster. Run: {how_to_add('cluster')}") from error
 
 
-def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> ReplicatedLedger:
+def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None], replica: ReadReplica) -> ReplicatedLedger:
     """The ledger of a node that shares its log with others. Raises `ConfigError` for an address that is none, for what
     does not go with such a log, or where the client of its engine is not installed."""
     from roundelay.network.cluster.replicated import ReplicatedLedger
@@ -101,7 +102,9 @@ def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> Re
     # the log holds the truth, so what a power loss takes of the index is followed again
     index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal", is_index=True)
     is_full = config.durability == "full" and "durability" in config.model_fields_set  # not by default
-    return ReplicatedLedger(shared, index, new_id=random_id, name=config.name, say=say, is_full=is_full)
+    return ReplicatedLedger(
+        shared, index, new_id=random_id, name=config.name, say=say, is_full=is_full, replica=replica
+    )
 
 
 def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
@@ -176,10 +179,6 @@ async def serve(
     rights = make_rights(config, loaded)
     await _check_address(config.host, config.port)
     token = owner_token(config.db)
-    ledger = make_ledger(config.db, config.name, config.durability, random_id, is_read_only=is_read_only)
-    shared = None if config.log is None else make_replicated_ledger(config, say)
-    if shared is not None:
-        ledger = shared
     make_hub = partial(
         Hub,
         limits=config.limits,
@@ -196,31 +195,34 @@ async def serve(
         clock=system_clock,
         new_id=random_id,
     )
-    hub, readers = make_hub(ledger), None
+    ledger = make_ledger(config.db, config.name, config.durability, random_id, is_read_only=is_read_only)
+    shared = readers = None
+    if config.log is not None:
+        readers = Readers(lambda index: make_hub(index, follows=index.describe_leader))
+        ledger = shared = make_replicated_ledger(config, say, readers)
+    hub = make_hub(ledger)
     hub.public_url = config.public_url
-    if shared is not None:
-        readers = shared.follower = Readers(partial(make_hub, follows=shared.tell_whom))
     server = WebSocketServer(
         hub,
         config.limits,
         behind_proxy=config.behind_proxy,
         doors=Doors(config.host, list_web_hosts(config), behind_proxy=config.behind_proxy),
         site=PageSite(is_reloaded=config.web_reload) if config.web else None,
-        standing=None if shared is None else lambda: str(shared.standing),
+        standing=None if shared is None else lambda: str(shared.status),
         leader=None if shared is None else lambda: shared.leader_node,
         readers=readers,
     )
     close = partial(_close, hub, server, shared)
     if shared is not None:
-        hub.list_more_figures = lambda: list_log_figures(shared.standing)
+        hub.list_more_figures = lambda: list_log_figures(shared.status)
     try:
         host = f"[{config.host}]" if ":" in config.host else config.host
         try:
             port = await server.bind(config.host, config.port)
             url = f"{'wss' if tls else 'ws'}://{host}:{port}/"
             if shared is not None:  # it says that it waits, to whom it would serve
-                shared.owner = hash_token(hash_token(token))[:16]
-                shared.node = f"{socket.gethostname() if config.host in ('0.0.0.0', '::') else host}:{port}"
+                name = socket.gethostname() if config.host in ("0.0.0.0", "::") else host
+                shared.set_identity(f"{name}:{port}", owner=hash_token(hash_token(token))[:16])
                 server.is_letting_in = False
                 server.listen(tls=tls)
                 listens(url)

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from roundelay.network.core.tables import Facts, LookupRequest, Row, TableWrite
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Ledger, Meta, Trim, Trimmed
+from roundelay.network.frames import Follows
+from roundelay.network.ledger import Meta, Trim, Trimmed
 from roundelay.network.ledger.sqlite import SQLiteLedger
 
 
@@ -49,8 +50,10 @@ class ReadOnlyIndex(IndexReads):
 
     is_answering = True
 
-    def __init__(self, index: SQLiteLedger, *, epoch: str, name: str) -> None:
+    def __init__(self, index: SQLiteLedger, *, epoch: str, name: str, describe_leader: Callable[[], Follows]) -> None:
         super().__init__(index)
+        self.describe_leader = describe_leader
+        """Returns the leader and the time up to which this index holds what the leader stored."""
         self._epoch = epoch
         self._name = name
 
@@ -82,35 +85,35 @@ class ReadOnlyIndex(IndexReads):
 
 
 class ReadReplica(Protocol):
-    """Who is shown what a node takes in while it follows. It raises nothing: who cannot be shown it is shown it no
-    more."""
+    """Serves reads of this node's index while the node follows. Its methods raise nothing: a replica that fails stops
+    serving, and the node follows on."""
 
     @property
-    def is_showing(self) -> bool:
-        """Whether others may read what it was shown."""
+    def is_serving(self) -> bool:
+        """Whether clients may read here."""
 
-    async def begin(self, ledger: Ledger) -> None:
-        """The index holds what the log held a moment ago."""
+    async def start(self, index: ReadOnlyIndex) -> None:
+        """Serve reads of an index that holds what the log held a moment ago."""
 
-    async def take(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
-        """This has come into the index."""
+    async def apply(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
+        """Publish rows and table writes that the index has just stored."""
 
-    async def drop(self, first_seq: int) -> None:
-        """What is older is in the index no more."""
+    async def drop_before(self, first_seq: int) -> None:
+        """Forget messages below ``first_seq``: the index has dropped them."""
 
-    async def end(self) -> None:
-        """The node follows no longer. Idempotent."""
+    async def stop(self) -> None:
+        """Stop serving: the node no longer follows. Idempotent."""
 
 
 class NoReadReplica:
-    """A `ReadReplica` that does nothing."""
+    """A `ReadReplica` that serves nobody."""
 
-    is_showing = False
+    is_serving = False
 
-    async def begin(self, ledger: Ledger) -> None: ...
+    async def start(self, index: ReadOnlyIndex) -> None: ...
 
-    async def take(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None: ...
+    async def apply(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None: ...
 
-    async def drop(self, first_seq: int) -> None: ...
+    async def drop_before(self, first_seq: int) -> None: ...
 
-    async def end(self) -> None: ...
+    async def stop(self) -> None: ...

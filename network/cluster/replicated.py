@@ -33,7 +33,7 @@ from .shared_log import (
     LogElectionPending,
     LogIncomplete,
     LogRecord,
-    LogStanding,
+    LogStatus,
     LogTruncated,
     LogUnavailable,
     Reader,
@@ -157,6 +157,7 @@ class ReplicatedLedger(IndexReads):
         say: Callable[[str], None] = lambda _: None,
         is_full: bool = False,
         clock: Clock = system_clock,
+        replica: ReadReplica | None = None,
     ) -> None:
         super().__init__(index)
         self._shared = shared
@@ -206,7 +207,7 @@ class ReplicatedLedger(IndexReads):
         self.leader_node = ""
         """What the leader calls itself, as far as it was heard."""
         self.lookup = index.lookup
-        self.follower: ReadReplica = NoReadReplica()
+        self.replica = NoReadReplica() if replica is None else replica
         """Who is shown what this node takes in while it follows."""
         self._shown_at = -SHOW_AGAIN_S
         self._trimmed_at = -TRIM_EVERY_S
@@ -228,18 +229,22 @@ class ReplicatedLedger(IndexReads):
         """``full`` where the engine shows that what is acknowledged is on disks, else ``replicated``."""
         return "full" if self._doubt == "" else "replicated"
 
-    def tell_whom(self) -> Follows:
+    def describe_leader(self) -> Follows:
         """Whom this node follows, and as of when: at that time (ms) the log held nothing that is not here by now."""
         return Follows(self.leader_node, self._known_at)
 
     @property
-    def standing(self) -> LogStanding:
+    def status(self) -> LogStatus:
         """What this node is to the log."""
         leads, at = bool(self._writer), self._reached_at
         leader = "" if leads or self.leader_node == self.node else self.leader_node  # of an own claim that is over
         behind = 0 if leads else self._behind
         answered_s = asyncio.get_running_loop().time() - at if at else None
-        return LogStanding(leads, leader, behind, answered_s, self._shared.network, self.durability, self._waits)
+        return LogStatus(leads, leader, behind, answered_s, self._shared.network, self.durability, self._waits)
+
+    def set_identity(self, node: str, owner: str = "") -> None:
+        """Set what this node calls itself, and what tells its owner's token from another one."""
+        self.node, self.owner = node, owner
 
     async def catch_up(self) -> Reader:
         """Take in what the log holds now, leading nothing, and close. Gives how far that is."""
@@ -893,7 +898,7 @@ class ReplicatedLedger(IndexReads):
             if self._unindexed.rows or self._unindexed.puts:
                 await self._take_into_index(place)  # of what came before it, it may drop some
             await self._drop(taken)
-            await self.follower.drop(self._index.first_seq)
+            await self.replica.drop_before(self._index.first_seq)
             return
         if taken is not None:
             self._unindexed.rows.extend(taken.rows)
@@ -911,7 +916,7 @@ class ReplicatedLedger(IndexReads):
         puts = _last_of_each(taken.puts)
         await self._index.append(taken.rows, [*puts, place])
         if taken.rows or puts:
-            await self.follower.take(taken.rows, puts)
+            await self.replica.apply(taken.rows, puts)
 
     async def _show(self) -> None:
         """Where the index has reached the end that the log had when it was asked: note as of when it is, and let it be
@@ -921,13 +926,17 @@ class ReplicatedLedger(IndexReads):
             return
         self._known_at = asked_ms
         now = asyncio.get_running_loop().time()
-        if not self.follower.is_showing and now - self._shown_at >= SHOW_AGAIN_S:
+        if not self.replica.is_serving and now - self._shown_at >= SHOW_AGAIN_S:
             self._shown_at = now
-            await self.follower.begin(ReadOnlyIndex(self._index, epoch=self._reader.epoch, name=self._reader.name))
+            await self.replica.start(
+                ReadOnlyIndex(
+                    self._index, epoch=self._reader.epoch, name=self._reader.name, describe_leader=self.describe_leader
+                )
+            )
 
     async def _stop_showing(self) -> None:
         self._shown_at = -SHOW_AGAIN_S
-        await self.follower.end()
+        await self.replica.stop()
 
     def _place(self) -> TableWrite:
         """Where the index is, stored with what brought it there."""

@@ -141,7 +141,7 @@ class SharedLog(Protocol):
         """What an operator wants to know of the engine, as JSON: how much is in it and may be, on which servers."""
 
 
-class LogStanding(NamedTuple):
+class LogStatus(NamedTuple):
     """What a node is to the log that it shares with others. As a text it is what `/readyz` says."""
 
     leads: bool
@@ -166,7 +166,7 @@ class LogStanding(NamedTuple):
         return f"{what}, log {self.log}, durability {self.durability}"
 
     @classmethod
-    def read(cls, text: str) -> LogStanding | None:
+    def read(cls, text: str) -> LogStatus | None:
         """What such a text says; None for another one, as of a node on a file of its own."""
         waiting = WAITING.fullmatch(text.strip())
         if waiting is not None:

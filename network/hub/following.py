@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from roundelay.network.cluster.read_replica import ReadOnlyIndex
 from roundelay.network.core.tables import Row, TableWrite
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Ledger
 
 from .hub import Hub
 
@@ -23,19 +23,19 @@ FAILED = "What this node has of the network can't be shown for the moment; recon
 
 
 class Readers:
-    """A `followed.ReadReplica`: ``make_hub`` gives the hub for readers of this ledger."""
+    """A `read_replica.ReadReplica`: ``make_hub`` makes the hub for readers of an index."""
 
-    def __init__(self, make_hub: Callable[[Ledger], Hub]) -> None:
+    def __init__(self, make_hub: Callable[[ReadOnlyIndex], Hub]) -> None:
         self._make_hub = make_hub
         self.hub: Hub | None = None
         """The hub that readers are let in to; None while this node does not follow, or has not caught up yet."""
 
     @property
-    def is_showing(self) -> bool:
+    def is_serving(self) -> bool:
         return self.hub is not None
 
-    async def begin(self, ledger: Ledger) -> None:
-        hub = self._make_hub(ledger)
+    async def start(self, index: ReadOnlyIndex) -> None:
+        hub = self._make_hub(index)
         try:
             await hub.start()
         except LedgerError as error:  # who follows meets it too
@@ -43,11 +43,11 @@ class Readers:
             return
         self.hub = hub
 
-    async def take(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
+    async def apply(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         if self.hub is not None:
             await self._tell(self.hub, self.hub.take_over(rows, puts))
 
-    async def drop(self, first_seq: int) -> None:
+    async def drop_before(self, first_seq: int) -> None:
         if self.hub is not None:
             await self._tell(self.hub, self.hub.give_up_before(first_seq))
 
@@ -61,7 +61,7 @@ class Readers:
         if hub.failed.is_set():
             await self._stop(FAILED)
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         await self._stop(LEADS_NOW)
 
     async def _stop(self, reason: str) -> None:

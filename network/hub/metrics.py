@@ -15,7 +15,7 @@ from roundelay.network.operations.operators import count_near_quota
 from .publisher import Switchboard
 
 if TYPE_CHECKING:
-    from roundelay.network.cluster.shared_log import LogStanding
+    from roundelay.network.cluster.shared_log import LogStatus
 
 RECENT_COMMITS = 1024
 """Of so many the figures tell the sizes and times."""
@@ -113,7 +113,7 @@ def list_figures(
     ]
 
 
-def list_log_figures(standing: LogStanding) -> list[Figure]:
+def list_log_figures(standing: LogStatus) -> list[Figure]:
     """Those of a node that shares its log with others; what it does not know yet is left out."""
     figures = [
         Figure("log_leading", "1 while this node leads the shared log.", int(standing.leads)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-from roundelay.network.cluster.shared_log import LogStanding
+from roundelay.network.cluster.shared_log import LogStatus
 from roundelay.network.errors import ConnectError
 from roundelay.network.tls import client_context, explain_failure
 
@@ -64,10 +64,10 @@ def read_readiness(url: str) -> bool | None:
     return {"ready": True, "recovering": False, "starting": False, "following": False}.get(re.split("[ ,]", said)[0])
 
 
-def read_standing(url: str) -> LogStanding | None:
+def read_standing(url: str) -> LogStatus | None:
     """What the node at an address is to the log that it shares with others; None of one that shares none, or says
     nothing of it yet. Raises `ConnectError`."""
-    return LogStanding.read(get_from_hub(url, "/readyz").body)
+    return LogStatus.read(get_from_hub(url, "/readyz").body)
 
 
 def _read_date(header: str | None) -> float | None:

@@ -87,7 +87,7 @@ async def test_what_cannot_be_shown_ends_those_who_read_and_not_the_node(monkeyp
     ledger = MemoryLedger(epoch="e1")
     await known(ledger, "bob")
     readers = Readers(make_hub)
-    await readers.begin(ledger)
+    await readers.start(ledger)
     assert readers.hub is not None
     frames = await reads(readers.hub, "bob")
 
@@ -96,14 +96,14 @@ async def test_what_cannot_be_shown_ends_those_who_read_and_not_the_node(monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(Hub, "take_over", fail)
-        await readers.take([message(9, "ann", "agent:bob")], [])
+        await readers.apply([message(9, "ann", "agent:bob")], [])
     assert (await rest_of(frames))[1] == 4503
-    assert not readers.is_showing
-    await readers.take([message(10, "ann", "agent:bob")], [])
-    await readers.begin(ledger)
+    assert not readers.is_serving
+    await readers.apply([message(10, "ann", "agent:bob")], [])
+    await readers.start(ledger)
     assert readers.hub is not None
     await reads(readers.hub, "bob")
-    await readers.end()
+    await readers.stop()
 
 
 async def test_who_shakes_hands_as_that_hub_ends_comes_again(tmp_path: Path) -> None:

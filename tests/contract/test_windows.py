@@ -187,9 +187,13 @@ def test_a_window_is_what_reading_every_message_anew_gives(
 
 
 async def compare_at_a_reader(network: RandomNetwork, counts: Counter[str], rng: Random) -> None:
-    index = ReadOnlyIndex(network.stepped.ledger._ledger, epoch="e1", name="lab")
+    def describe_leader() -> Follows:
+        return Follows("a:8700", 1)
+
+    inner = network.stepped.ledger._ledger
+    index = ReadOnlyIndex(inner, epoch="e1", name="lab", describe_leader=describe_leader)
     network.stepped.loop.in_threads += 1
-    hub = Hub(index, limits=Limits(), clock=system_clock, new_id=random_id, follows=lambda: Follows("a:8700", 1))
+    hub = Hub(index, limits=Limits(), clock=system_clock, new_id=random_id, follows=describe_leader)
     await hub.start()
     threads = [it.thread_id for it in await index.all_threads()]
     for _ in range(20):

@@ -24,6 +24,7 @@ from websockets.exceptions import InvalidStatus
 from roundelay.app import make_shared_log, serve
 from roundelay.network.cluster import jetstream, postgres, replicated
 from roundelay.network.cluster.log_copies import compare
+from roundelay.network.cluster.read_replica import ReadOnlyIndex
 from roundelay.network.cluster.replicated import ReplicatedLedger
 from roundelay.network.cluster.shared_log import (
     Claim,
@@ -38,7 +39,7 @@ from roundelay.network.cluster.shared_log import (
 from roundelay.network.config import NodeConfig
 from roundelay.network.core.tables import CallResult, Row, TableWrite
 from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.ledger import Cut, KeyTaken, LeadershipLost, Ledger, LogFull, Trim
+from roundelay.network.ledger import Cut, KeyTaken, LeadershipLost, LogFull, Trim
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.log_urls import NatsAddress, read_log_url
 from roundelay.nodes.hub_http import get_from_hub
@@ -73,7 +74,7 @@ def ledger(
         return f"id-{next(_numbers)}"
 
     shared, own = make_shared_log(url), index(db, new_epoch=new_id, is_index=True)
-    return ReplicatedLedger(shared, own, new_id=new_id, name="lab", say=say, is_full=is_full)
+    return ReplicatedLedger(shared, own, new_id=new_id, name="lab", say=say, is_full=is_full, replica=CountingReplica())
 
 
 async def fill(made: ReplicatedLedger, *seqs: int) -> None:
@@ -512,14 +513,14 @@ async def test_who_cannot_open_its_index_says_of_no_leader_that_it_follows_it(
     following = asyncio.create_task(sick.open())
     async with asyncio.timeout(20):
         await follows.wait()
-    assert str(sick.standing).startswith("following, 0 records behind")
+    assert str(sick.status).startswith("following, 0 records behind")
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
     assert isinstance(sick._index, FailingIndex)
     sick._index.has_failed = True
     with pytest.raises(LedgerError, match="The disk is gone"):
         await sick.open()
-    assert str(sick.standing) == "waiting, it has said why, log lab"
+    assert str(sick.status) == "waiting, it has said why, log lab"
     await leader.close()
 
 
@@ -568,7 +569,8 @@ async def test_who_leads_no_longer_knows_by_the_log_who_does(
 ) -> None:
     monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
     old, new = ledger(server.url("lab"), tmp_path / "a.db"), ledger(server.url("lab"), tmp_path / "b.db")
-    old.node, new.node = "a:8700", "b:8700"
+    old.set_identity("a:8700")
+    new.set_identity("b:8700")
     await old.open()
     sleep(old)
     await new.open()
@@ -614,7 +616,7 @@ async def test_what_nodes_say_names_no_other_leader_than_the_log_does_and_can_be
         return said
 
     monkeypatch.setattr(shared, "listen", note_listen)
-    leader.node = "a:8700"
+    leader.set_identity("a:8700")
     await leader.open()
     await stranger.open()
     following = asyncio.create_task(follower.open())
@@ -632,7 +634,7 @@ async def test_what_nodes_say_names_no_other_leader_than_the_log_does_and_can_be
         ):
             await stranger.say(Heartbeat(node, 1, leads=leader._writer).write())
         await are_heard.wait()
-    assert follower.tell_whom().leader == "a:8700"
+    assert follower.describe_leader().leader == "a:8700"
     assert names <= {"a:8700", "evil:1", "last:1", ""}
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
@@ -687,7 +689,7 @@ async def test_claims_of_older_releases_are_read_and_theirs_read_newer_ones(serv
     for record in (head, b'{"kind":"claim","writer":"w","previous":"%s"}\n' % digest(head).encode()):
         await shared.append(record, await shared.end())
     made = ledger(server.url("lab"), tmp_path / "a.db")
-    made.node = "a:8700"
+    made.set_identity("a:8700")
     assert (await made.open())[0].epoch == "e"
     claim = await anext(records := shared.follow(2))
     await records.aclose()  # type: ignore[attr-defined]  # a generator
@@ -840,33 +842,38 @@ async def test_who_is_told_to_stop_as_the_answer_comes_stops(server: LogServer) 
 # --- what a node goes on through that has followed, and what ends it
 
 
-class Shown:
-    """A `Follower` that counts."""
+class CountingReplica:
+    """A `ReadReplica` that notes when it serves."""
 
     def __init__(self) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
 
     @property
-    def is_showing(self) -> bool:
-        return self.begun.is_set()
+    def is_serving(self) -> bool:
+        return self.started.is_set()
 
-    async def begin(self, ledger: Ledger) -> None:
-        self.begun.set()
+    async def start(self, index: ReadOnlyIndex) -> None:
+        self.started.set()
 
-    async def take(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None: ...
+    async def apply(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None: ...
 
-    async def drop(self, first_seq: int) -> None: ...
+    async def drop_before(self, first_seq: int) -> None: ...
 
-    async def end(self) -> None:
-        self.begun.clear()
+    async def stop(self) -> None:
+        self.started.clear()
+
+
+def started(made: ReplicatedLedger) -> asyncio.Event:
+    """Set while reads are served at a ledger that follows."""
+    assert isinstance(made.replica, CountingReplica)
+    return made.replica.started
 
 
 async def follow(made: ReplicatedLedger) -> asyncio.Task[Any]:
-    """Have it open, which ends when it leads; it has followed to the end, and shows."""
-    made.follower = shown = Shown()
+    """Have it open, which ends when it leads; it has followed to the end, and serves reads."""
     opening = asyncio.create_task(made.open())
     async with asyncio.timeout(20):
-        await shown.begun.wait()
+        await started(made).wait()
     return opening
 
 
@@ -940,7 +947,8 @@ async def test_what_keeps_a_node_from_leading_is_said_once_and_never_that_anothe
         ledger(server.url("lab"), tmp_path / "a.db"),
         ledger(server.url("lab"), tmp_path / "b.db", say=said.append),
     )
-    leader.node, follower.node = "a:1", "b:1"
+    leader.set_identity("a:1")
+    follower.set_identity("b:1")
     await leader.open()
     opening = await follow(follower)
     async with asyncio.timeout(20):
@@ -966,7 +974,7 @@ async def test_what_keeps_a_node_from_leading_is_said_once_and_never_that_anothe
     async with asyncio.timeout(20):
         await tried.wait()
     assert said[1:] == ["The log refuses this claim. This node waits, and tries again."]
-    assert str(follower.standing) == "waiting, it has said why, log lab"
+    assert str(follower.status) == "waiting, it has said why, log lab"
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
     await leader.close()
@@ -978,13 +986,14 @@ async def test_a_node_that_calls_itself_as_the_leader_does_says_so(server: LogSe
         ledger(server.url("lab"), tmp_path / "a.db"),
         ledger(server.url("lab"), tmp_path / "b.db", say=said.append),
     )
-    leader.node = follower.node = "127.0.0.1:8700"
+    leader.set_identity("127.0.0.1:8700")
+    follower.set_identity("127.0.0.1:8700")
     await leader.open()
     opening = await follow(follower)
     async with asyncio.timeout(20):
         while sum("as this one does" in it for it in said) < 1:  # noqa: ASYNC110 (it is said by a callback)
             await asyncio.sleep(0.01)
-    assert str(follower.standing).startswith("following, ")
+    assert str(follower.status).startswith("following, ")
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
     await leader.close()
@@ -994,7 +1003,7 @@ async def test_a_node_that_calls_itself_as_the_leader_does_says_so(server: LogSe
 async def test_who_led_takes_its_own_heartbeats_for_nobody_elses(server: LogServer, tmp_path: Path) -> None:
     said = list[str]()
     leader = ledger(server.url("lab"), tmp_path / "a.db", say=said.append)
-    leader.node = "a:1"
+    leader.set_identity("a:1")
     await leader.open()
     await leader.append([message(1, "ann", "agent:bob")], [])
     async with asyncio.timeout(20):
@@ -1069,7 +1078,7 @@ async def test_a_log_without_any_room_is_led_by_nobody_and_read_until_it_has_som
     async with asyncio.timeout(20):
         while sum("room for" in it for it in said) < 2:  # noqa: ASYNC110 (each says so once, when it would lead)
             await asyncio.sleep(0.05)
-        await asyncio.gather(*(made.follower.begun.wait() for made in (leader, follower)))  # type: ignore[attr-defined]
+        await asyncio.gather(*(started(made).wait() for made in (leader, follower)))
     await asyncio.sleep(1)  # ten tries of each
     assert await make_and_count(log) == end, "no claim takes the room that is left"
     assert not opening.done()
