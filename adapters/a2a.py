@@ -121,8 +121,8 @@ class A2AAgent(AdaptedAgent):
         return {
             **own,
             "description": self.description or card.description[:2000],
-            "tags": [it[:MAX_NAME] for it in tags[:MAX_NAMED]],
-            "tools": [it.name[:MAX_NAME] for it in card.skills[:MAX_NAMED]],
+            "tags": [tag[:MAX_NAME] for tag in tags[:MAX_NAMED]],
+            "tools": [skill.name[:MAX_NAME] for skill in card.skills[:MAX_NAMED]],
         }
 
     async def close(self) -> None:
@@ -243,7 +243,7 @@ class A2AAgent(AdaptedAgent):
         wanted = ListTasksRequest(context_id=context, status=TaskState.TASK_STATE_INPUT_REQUIRED, page_size=1)
         with suppress(A2AError), _as_a2a():  # not every agent can list them
             found = await client.list_tasks(wanted)
-            return next((it.id for it in found.tasks if it.context_id == context and len(it.id) <= MAX_ID), "")
+            return next((task.id for task in found.tasks if task.context_id == context and len(task.id) <= MAX_ID), "")
         return ""
 
     async def _resume(self, client: Client, task_id: str) -> AsyncIterator[StreamResponse]:
@@ -271,7 +271,7 @@ class A2AAgent(AdaptedAgent):
         wanted = ListTasksRequest(context_id=_context_of(turn), page_size=5)
         for delay in AGAIN_AFTER_S[:3]:  # it may be on its way
             for task in (await client.list_tasks(wanted)).tasks:
-                if any(it.message_id == turn.reaction for it in task.history):
+                if any(message.message_id == turn.reaction for message in task.history):
                     return str(task.id)
             await asyncio.sleep(delay)
         return ""
@@ -367,8 +367,8 @@ class _TaskThere:
         if is_new and self._shows is not None:
             self._stream("\n\n" if self._streamed else "")
             self._shows = name
-        if self._shows == name and (goes_on or is_new) and all(it.HasField("text") for it in artifact.parts):
-            self._stream("".join(it.text for it in artifact.parts))
+        if self._shows == name and (goes_on or is_new) and all(part.HasField("text") for part in artifact.parts):
+            self._stream("".join(part.text for part in artifact.parts))
         else:
             self._shows = None
 
@@ -402,12 +402,12 @@ class _TaskThere:
             case TaskState.TASK_STATE_AUTH_REQUIRED:
                 raise ModelError(f"It waits for an authorization. {said}", reason="unauthorized")
             case TaskState.TASK_STATE_INPUT_REQUIRED:
-                return "\n\n".join(it for it in (self._read_artifacts(), said) if it)
+                return "\n\n".join(text for text in (self._read_artifacts(), said) if text)
             case _:
                 return self._read_artifacts() or said
 
     def _read_artifacts(self) -> str:
-        return "\n\n".join(_write(it) for it in self._artifacts.values())
+        return "\n\n".join(_write(artifact) for artifact in self._artifacts.values())
 
 
 class _OneHost(httpx.AsyncHTTPTransport):
@@ -458,8 +458,8 @@ class _BoundedStream(httpx.AsyncByteStream):
 
 def _write(parts: list[Part]) -> str:
     """Parts as the text of a message: pieces of text as one, files as lines that name them."""
-    texts = "".join(it.text for it in parts)
-    others = [it for it in parts if it.WhichOneof("content") not in ("text", None)]
+    texts = "".join(part.text for part in parts)
+    others = [part for part in parts if part.WhichOneof("content") not in ("text", None)]
     try:
         return "\n".join([*([texts] if texts else []), *([write_content(read_parts(others))] if others else [])])
     except ValueError as error:

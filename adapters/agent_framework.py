@@ -28,8 +28,8 @@ class AgentFrameworkAgent(AdaptedAgent):
 
     async def answer(self, turn: IncomingTurn) -> str:
         messages = [
-            Message("assistant" if isinstance(it, AssistantMessage) else "user", [str(it.content)])
-            for it in turn.chat()
+            Message("assistant" if isinstance(message, AssistantMessage) else "user", [str(message.content)])
+            for message in turn.chat()
         ]
         calls: dict[str, int] = {}
         stream = self.adapted.run(messages, stream=True)

@@ -46,8 +46,10 @@ class AgentScopeAgent(AdaptedAgent):
     async def answer(self, turn: IncomingTurn) -> str:
         agent, calls, text = self.make(), dict[str, int](), ""
         said = [
-            AssistantMsg(agent.name, it.content) if isinstance(it, AssistantMessage) else UserMsg("user", it.content)
-            for it in turn.chat()
+            AssistantMsg(agent.name, message.content)
+            if isinstance(message, AssistantMessage)
+            else UserMsg("user", message.content)
+            for message in turn.chat()
         ]
         async with aclosing(agent.reply_stream(said, yield_final_msg=True)) as stream:
             async for event in stream:

@@ -52,7 +52,7 @@ class AutoGenAgent(AdaptedAgent):
             async with aclosing(stream):
                 async for event in stream:
                     if isinstance(event, TaskResult):
-                        said = [it for it in event.messages if isinstance(it, BaseChatMessage)]
+                        said = [message for message in event.messages if isinstance(message, BaseChatMessage)]
                         text = said[-1].to_text() if said else ""
                     else:
                         self._tell(turn, event, calls)
@@ -72,10 +72,10 @@ class AutoGenAgent(AdaptedAgent):
             case ThoughtEvent(content=text):
                 turn.think(text)
             case ToolCallRequestEvent(content=requested):
-                calls.update({it.id: turn.begin_call(it.name, it.arguments) for it in requested})
+                calls.update({call.id: turn.begin_call(call.name, call.arguments) for call in requested})
             case ToolCallExecutionEvent(content=results):
-                for it in results:
-                    if it.call_id in calls:
-                        turn.end_call(calls[it.call_id], it.content, ok=not it.is_error)
+                for result in results:
+                    if result.call_id in calls:
+                        turn.end_call(calls[result.call_id], result.content, ok=not result.is_error)
             case _:
                 pass

@@ -77,15 +77,19 @@ class LangGraphAgent(AdaptedAgent):
         """Give what the graph does not know yet; None if it is to go on where it was; its answer if it has given it."""
         snapshot = await self.graph.aget_state(config)
         known: Sequence[BaseMessage] = snapshot.values.get("messages", [])
-        if any(it.id == _name(turn.message) for it in known):
+        if any(message.id == _name(turn.message) for message in known):
             return None if snapshot.next else _read_answer(known)
-        answered = {it.tool_call_id for it in known if isinstance(it, ToolMessage)}
-        calls = [call["id"] for it in known if isinstance(it, AIMessage) for call in it.tool_calls]
+        answered = {message.tool_call_id for message in known if isinstance(message, ToolMessage)}
+        calls = [call["id"] for message in known if isinstance(message, AIMessage) for call in message.tool_calls]
         return [
-            *(ToolMessage(LEFT_OPEN, tool_call_id=it) for it in calls if it is not None and it not in answered),
+            *(
+                ToolMessage(LEFT_OPEN, tool_call_id=call_id)
+                for call_id in calls
+                if call_id is not None and call_id not in answered
+            ),
             # Under one id each: what is there already is not added again.
             HumanMessage(turn.guide, id="roundelay"),
-            *(HumanMessage(mark(it), id=_name(it)) for it in turn.news),
+            *(HumanMessage(mark(message), id=_name(message)) for message in turn.news),
         ]
 
 
@@ -97,8 +101,10 @@ def _name(message: ledger.BaseMessage) -> str:
 
 def _read_chat(turn: IncomingTurn) -> list[AnyMessage]:
     return [
-        AIMessage(it.content or "") if isinstance(it, AssistantMessage) else HumanMessage(str(it.content))
-        for it in turn.chat()
+        AIMessage(message.content or "")
+        if isinstance(message, AssistantMessage)
+        else HumanMessage(str(message.content))
+        for message in turn.chat()
     ]
 
 
@@ -126,7 +132,7 @@ class _Watch(AsyncCallbackHandler):
             self._turn.end_call(self._calls[run_id], error, ok=False)
 
     async def on_llm_end(self, response: LLMResult, **_: Any) -> None:
-        for generation in (it for several in response.generations for it in several):
+        for generation in (generation for several in response.generations for generation in several):
             if not isinstance(generation, ChatGeneration) or not isinstance(generation.message, AIMessage):
                 continue
             used = generation.message.usage_metadata

@@ -42,8 +42,8 @@ class OpenAIAgentsAgent(AdaptedAgent):
 
     async def answer(self, turn: IncomingTurn) -> str:
         items: list[Any] = [
-            {"role": "assistant" if isinstance(it, AssistantMessage) else "user", "content": it.content}
-            for it in turn.chat()
+            {"role": "assistant" if isinstance(message, AssistantMessage) else "user", "content": message.content}
+            for message in turn.chat()
         ]
         result = Runner.run_streamed(self.adapted, items, context=self.context, run_config=self.run_config)
         calls: dict[str, int] = {}

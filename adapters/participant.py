@@ -117,10 +117,12 @@ class IncomingTurn:
         Others' words are escaped in an element that names their sender; roles alternate, and a user's comes first. What
         stands in other threads comes before all.
         """
-        elsewhere = [it for messages in self.others.values() for it in messages]
+        elsewhere = [message for messages in self.others.values() for message in messages]
         said: list[ChatMessage] = [UserMessage(self.guide)]
         if elsewhere:
-            append_user_text(said, "\n".join([ELSEWHERE, *(mark(it, thread=it.thread_id) for it in elsewhere)]))
+            append_user_text(
+                said, "\n".join([ELSEWHERE, *(mark(message, thread=message.thread_id) for message in elsewhere)])
+            )
         for message in self.conversation:
             if message.sender_id != self.agent_id:
                 append_user_text(said, mark(message))
@@ -139,7 +141,7 @@ class IncomingTurn:
     def news(self) -> Sequence[BaseMessage]:
         """What others wrote in the thread since the agent's last message there, for a framework that remembers what
         came before: the same again when the work is done again. Pass them by `mark`."""
-        own = [place for place, it in enumerate(self.conversation) if it.sender_id == self.agent_id]
+        own = [place for place, message in enumerate(self.conversation) if message.sender_id == self.agent_id]
         return self.conversation[own[-1] + 1 if own else 0 :]
 
     # --- what the adapter tells

@@ -55,10 +55,10 @@ class PydanticAIAgent(AdaptedAgent):
     async def answer(self, turn: IncomingTurn) -> str:
         *before, last = turn.chat()
         history: list[ModelMessage] = [
-            ModelResponse([TextPart(it.content or "")])
-            if isinstance(it, AssistantMessage)
-            else ModelRequest([UserPromptPart(str(it.content))])
-            for it in before
+            ModelResponse([TextPart(message.content or "")])
+            if isinstance(message, AssistantMessage)
+            else ModelRequest([UserPromptPart(str(message.content))])
+            for message in before
         ]
         result = await self.adapted.run(
             str(last.content),

@@ -164,7 +164,10 @@ class Channels(Mod):
                 if not (is_found(state, origin, channel) and _reads(reading, name)):
                     continue
                 asked = listeners if channel.access == "closed" or state.rights is not None else ()
-                if not all(is_found_by(state, it, channel) and has_right_to_read(state, it, name) for it in asked):
+                if not all(
+                    is_found_by(state, agent_id, channel) and has_right_to_read(state, agent_id, name)
+                    for agent_id in asked
+                ):
                     continue
                 is_cut = counted > MEMBERS_COUNTED
                 if is_cut:

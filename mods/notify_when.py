@@ -65,7 +65,7 @@ class NotifyWhen(Mod):
     def cancel(self, change: Change, *, seq: Seq) -> dict[str, Any]:
         """Be told no more of answers to a message, nor of the end of anybody's work on it."""
         caller, asked = change.origin.agent_id, _read(change)
-        mine = [it for it in asked if it.by == caller and it.seq == seq]
+        mine = [request for request in asked if request.by == caller and request.seq == seq]
         _drop(change, asked, mine)
         return {"is_cancelled": bool(mine)}
 
@@ -77,26 +77,26 @@ class NotifyWhen(Mod):
             if change.state.present(asker) is not None and may_read(change.state, asker, trigger):
                 change.answer(asker, f"{reaction.agent_id} has finished its work on #{reaction.trigger}.")
         asked = _read(change)
-        _drop(change, asked, [it for it in asked if it.key == key])
+        _drop(change, asked, [request for request in asked if request.key == key])
 
     def apply(self, change: Change, message: Row) -> None:
         said = msgspec.json.decode(message.data, type=_Said)
         if not isinstance(said.reply_to, int) or not (entries := change.get(key := str(said.reply_to))):
             return
         told = [
-            it
-            for it in entries
-            if it[0] != message.actor
-            and it[1] in ("", message.actor)
+            entry
+            for entry in entries
+            if entry[0] != message.actor
+            and entry[1] in ("", message.actor)
             and message.head is not None
-            and change.state.present(it[0]) is not None
-            and may_read(change.state, it[0], message.head)
+            and change.state.present(entry[0]) is not None
+            and may_read(change.state, entry[0], message.head)
         ]
-        for asker in dict.fromkeys(it[0] for it in told):
+        for asker in dict.fromkeys(entry[0] for entry in told):
             change.answer(asker, f"{message.actor} has answered #{said.reply_to}: #{message.seq}.")
         if told:
             asked = _read(change)
-            _drop(change, asked, [it for it in asked if it.key == key and it.entry in told])
+            _drop(change, asked, [request for request in asked if request.key == key and request.entry in told])
 
 
 class _Asked(Struct, array_like=True, frozen=True):
@@ -129,9 +129,11 @@ def _check_known(change: Change, agent_id: str) -> None:
 def _ask(change: Change, key: str, entry: list[str]) -> None:
     """Keep what is asked, once. Raises `InvalidArguments` where too much is."""
     asked = _read(change)
-    over = [it for it in asked if it.until <= change.stamp or (it.key, it.entry) == (key, entry)]
+    over = [
+        request for request in asked if request.until <= change.stamp or (request.key, request.entry) == (key, entry)
+    ]
     asked = _drop(change, asked, over)
-    if sum(it.by == entry[0] for it in asked) >= MAX_ASKED_BY_ONE or len(asked) >= MAX_ASKED:
+    if sum(request.by == entry[0] for request in asked) >= MAX_ASKED_BY_ONE or len(asked) >= MAX_ASKED:
         raise InvalidArguments(
             f"At most {MAX_ASKED_BY_ONE} things are asked by one, and {MAX_ASKED} in all, until they are told; "
             "notify_when.cancel takes them back."
@@ -144,9 +146,9 @@ def _drop(change: Change, asked: list[_Asked], over: list[_Asked]) -> list[_Aske
     """Forget what was told, taken back or waited for long enough; gives the rest."""
     if not over:
         return asked
-    for key in dict.fromkeys(it.key for it in over):
-        gone = [it.entry for it in over if it.key == key]
-        change.put(key, [it for it in change.get(key) or [] if it not in gone] or None)
-    rest = [it for it in asked if it not in over]
+    for key in dict.fromkeys(request.key for request in over):
+        gone = [request.entry for request in over if request.key == key]
+        change.put(key, [item for item in change.get(key) or [] if item not in gone] or None)
+    rest = [request for request in asked if request not in over]
     change.put("asked", rest or None)
     return rest

@@ -50,48 +50,70 @@ class Reservations(Mod):
         them, nothing is reserved: you are told who, and the holder is told of you. Your own are prolonged.
         """
         caller, held = change.origin.agent_id, _read(change)
-        wanted = list(dict.fromkeys(_clean(it) for it in paths))
+        wanted = list(dict.fromkeys(_clean(path) for path in paths))
         taken = [
-            (own, it) for own in wanted for it in held if it["agent_id"] != caller and overlaps(own, str(it["path"]))
+            (own, reservation)
+            for own in wanted
+            for reservation in held
+            if reservation["agent_id"] != caller and overlaps(own, str(reservation["path"]))
         ]
         if taken:
-            for holder in dict.fromkeys(it["agent_id"] for _, it in taken):
-                theirs = [it for _, it in taken if it["agent_id"] == holder and _is_news(it, caller)]
+            for holder in dict.fromkeys(reservation["agent_id"] for _, reservation in taken):
+                theirs = [
+                    reservation
+                    for _, reservation in taken
+                    if reservation["agent_id"] == holder and _is_news(reservation, caller)
+                ]
                 if theirs and change.state.present(holder) is not None:
                     change.answer(holder, f"{caller} wants what you have reserved: {', '.join(_names(theirs))}.")
-                for it in theirs:
-                    it["told"] = [*it["told"], caller]
+                for other in theirs:
+                    other["told"] = [*other["told"], caller]
             change.put("held", held)
-            return {"reserved": [], "taken": [_show(it) for it in {it["path"]: it for _, it in taken}.values()]}
+            return {
+                "reserved": [],
+                "taken": [
+                    _show(reservation)
+                    for reservation in {reservation["path"]: reservation for _, reservation in taken}.values()
+                ],
+            }
         until = change.stamp + minutes * 60_000
-        kept = [it for it in held if not (it["agent_id"] == caller and it["path"] in wanted)]
-        told = {it["path"]: it["told"] for it in held if it["agent_id"] == caller}
-        own = [
-            {"path": it, "agent_id": caller, "until": until, "note": note, "told": told.get(it, [])} for it in wanted
+        kept = [
+            reservation
+            for reservation in held
+            if not (reservation["agent_id"] == caller and reservation["path"] in wanted)
         ]
-        if len(kept) + len(own) > MAX_HELD or len(own) + sum(it["agent_id"] == caller for it in kept) > MAX_HELD_BY_ONE:
+        told = {reservation["path"]: reservation["told"] for reservation in held if reservation["agent_id"] == caller}
+        own = [
+            {"path": path, "agent_id": caller, "until": until, "note": note, "told": told.get(path, [])}
+            for path in wanted
+        ]
+        if (
+            len(kept) + len(own) > MAX_HELD
+            or len(own) + sum(reservation["agent_id"] == caller for reservation in kept) > MAX_HELD_BY_ONE
+        ):
             raise InvalidArguments(
                 f"At most {MAX_HELD_BY_ONE} paths are reserved by one, and {MAX_HELD} in all; release what is done."
             )
         change.put("held", [*kept, *own])
-        return {"reserved": [_show(it) for it in own], "taken": []}
+        return {"reserved": [_show(reservation) for reservation in own], "taken": []}
 
     @operation("change")
     def release(self, change: Change, *, paths: Paths | None = None) -> dict[str, Any]:
         """Give up what you have reserved: these paths, as they were reserved, or all of it."""
         held = _read(change)
         given_up = [
-            it
-            for it in held
-            if it["agent_id"] == change.origin.agent_id and (paths is None or it["path"] in map(_clean, paths))
+            reservation
+            for reservation in held
+            if reservation["agent_id"] == change.origin.agent_id
+            and (paths is None or reservation["path"] in map(_clean, paths))
         ]
-        change.put("held", [it for it in held if it not in given_up])
+        change.put("held", [reservation for reservation in held if reservation not in given_up])
         return {"released": _names(given_up)}
 
     @operation("change")
     def list(self, change: Change) -> dict[str, Any]:
         """List what is reserved, by whom and until when (milliseconds)."""
-        return {"reservations": [_show(it) for it in _read(change)]}
+        return {"reservations": [_show(reservation) for reservation in _read(change)]}
 
 
 def overlaps(one: str, other: str) -> bool:
@@ -111,7 +133,10 @@ def _holds(folder: str, other: str) -> bool:
 def _may_meet(one: str, other: str) -> bool:
     if "*" not in one and "*" not in other:
         return one == other
-    starts, ends = ([it.partition("*")[0] for it in (one, other)], [it.rpartition("*")[2] for it in (one, other)])
+    starts, ends = (
+        [path.partition("*")[0] for path in (one, other)],
+        [path.rpartition("*")[2] for path in (one, other)],
+    )
     for plain, pattern in ((one, other), (other, one)):
         if "*" not in plain:
             start, end = pattern.partition("*")[0], pattern.rpartition("*")[2]
@@ -143,7 +168,7 @@ def _clean(path: str) -> str:
 
 def _read(change: Change) -> list[dict[str, Any]]:
     """What is reserved still, by the hub's time."""
-    return [it for it in change.get("held") or [] if it["until"] > change.stamp]
+    return [held for held in change.get("held") or [] if held["until"] > change.stamp]
 
 
 def _is_news(held: dict[str, Any], caller: str) -> bool:
@@ -156,4 +181,4 @@ def _show(held: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names(held: list[dict[str, Any]]) -> list[str]:
-    return [it["path"] for it in held]
+    return [reservation["path"] for reservation in held]

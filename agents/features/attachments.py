@@ -96,8 +96,8 @@ class Attachments(Middleware):
         most: _Most = 8,
         max_bytes: Annotated[int, Field(ge=1, le=50_000_000)] = MAX_BYTES,
     ) -> None:
-        kinds = [kind for it in takes for kind in (AUDIO if it == "audio" else (it,))]
-        self._takes = tuple(KINDS.get(it, it) for it in kinds)
+        kinds = [kind for name in takes for kind in (AUDIO if name == "audio" else (name,))]
+        self._takes = tuple(KINDS.get(name, name) for name in kinds)
         self._models = tuple(models)
         self._most = most
         self._max_bytes = max_bytes
@@ -106,7 +106,7 @@ class Attachments(Middleware):
         self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
     ) -> ModelReply:
         place = find_prompt(request.messages, around.state.history)
-        if around.path or place is None or not any(fnmatchcase(around.model.name, it) for it in self._models):
+        if around.path or place is None or not any(fnmatchcase(around.model.name, model) for model in self._models):
             return await proceed(request)
         images, files, left_out = self._choose(read_attachments(around.context.trigger.content))
         messages = request.messages
@@ -125,28 +125,28 @@ class Attachments(Middleware):
         files: list[File] = []
         left_out: list[tuple[str, str]] = []
         room = self._max_bytes
-        for it in given:
-            if not any(fnmatchcase(it.media_type, kind) for kind in self._takes):
+        for attachment in given:
+            if not any(fnmatchcase(attachment.media_type, kind) for kind in self._takes):
                 continue
-            is_image = it.media_type.startswith("image/")
-            content = _decode(it)
+            is_image = attachment.media_type.startswith("image/")
+            content = _decode(attachment)
             if len(images) + len(files) == self._most:
-                left_out.append((it.name, f"at most {self._most} are shown"))
-            elif is_image and it.url:
-                images.append(it.url)
-            elif not it.data:
-                left_out.append((it.name, "its bytes are not in the message"))
-            elif content is None or "*" in it.media_type:
-                left_out.append((it.name, f"its bytes cannot be read as {it.media_type}"))
+                left_out.append((attachment.name, f"at most {self._most} are shown"))
+            elif is_image and attachment.url:
+                images.append(attachment.url)
+            elif not attachment.data:
+                left_out.append((attachment.name, "its bytes are not in the message"))
+            elif content is None or "*" in attachment.media_type:
+                left_out.append((attachment.name, f"its bytes cannot be read as {attachment.media_type}"))
             elif len(content) > room:
-                left_out.append((it.name, f"it has {len(content):,} bytes, and there is room for {room:,}"))
+                left_out.append((attachment.name, f"it has {len(content):,} bytes, and there is room for {room:,}"))
             else:
                 room -= len(content)
                 data = base64.b64encode(content).decode()
                 if is_image:
-                    images.append(f"data:{it.media_type};base64,{data}")
+                    images.append(f"data:{attachment.media_type};base64,{data}")
                 else:
-                    files.append(File(it.name, it.media_type, data))
+                    files.append(File(attachment.name, attachment.media_type, data))
         return images, files, left_out
 
 
@@ -160,8 +160,8 @@ def read_attachments(content: object) -> list[Attachment]:
     What is neither is passed over."""
     if not isinstance(content, dict):
         return []
-    listed = [(it, key) for key in ("images", "files") if isinstance(content.get(key), list) for it in content[key]]
-    return [made for it, key in listed if (made := _read(it, is_image=key == "images")) is not None]
+    listed = [(item, key) for key in ("images", "files") if isinstance(content.get(key), list) for item in content[key]]
+    return [made for item, key in listed if (made := _read(item, is_image=key == "images")) is not None]
 
 
 def _read(given: object, *, is_image: bool) -> Attachment | None:
@@ -170,9 +170,9 @@ def _read(given: object, *, is_image: bool) -> Attachment | None:
     if not isinstance(given, dict):
         return None
     url, data, kind = _pick(given, "url"), _pick(given, "data"), _pick(given, "media_type", "mime_type", "type")
-    for it in (url, data):
-        if it.startswith("data:"):
-            head, _, data = it.removeprefix("data:").partition(",")
+    for address in (url, data):
+        if address.startswith("data:"):
+            head, _, data = address.removeprefix("data:").partition(",")
             kind = kind or head
             data = data if head.endswith(";base64") else ""
     url = url if _is_address(url) else ""
@@ -181,7 +181,7 @@ def _read(given: object, *, is_image: bool) -> Attachment | None:
     kind = _SAME.get(kind, kind)
     if "/" not in kind or kind == "application/octet-stream":
         kind = _ENDINGS.get(name.rpartition(".")[2].lower(), "image/*" if is_image else "")
-    ending = next((ending for ending, it in _ENDINGS.items() if it == kind), "")
+    ending = next((ending for ending, media_type in _ENDINGS.items() if media_type == kind), "")
     name = name[:MAX_NAME_CHARS] or f"{'image' if is_image else 'file'}{'.' if ending else ''}{ending}"
     return Attachment(name, kind, url, data)
 
@@ -195,7 +195,7 @@ def _is_address(text: str) -> bool:
 
 
 def _pick(given: Mapping[str, object], *keys: str) -> str:
-    return next((it for key in keys if isinstance(it := given.get(key), str) and it), "")
+    return next((text for key in keys if isinstance(text := given.get(key), str) and text), "")
 
 
 def _decode(given: Attachment) -> bytes | None:

@@ -193,13 +193,15 @@ class Budget(Middleware):
         rest = max(Decimal(0), self._add_up(around, unit, spent["of_root"]) - sum(claims.values()))
         own = claims.pop(around.context.client.agent_id, Decimal(0))
         most = limit * OTHERS_SHARE
-        used = own + (min(rest, most) if claims or own else rest) + sum(min(it, most) for it in claims.values())
-        return used, max(claims, key=lambda it: claims[it], default="") if claims and max(claims.values()) > own else ""
+        used = own + (min(rest, most) if claims or own else rest) + sum(min(claim, most) for claim in claims.values())
+        return used, max(claims, key=lambda agent_id: claims[agent_id], default="") if claims and max(
+            claims.values()
+        ) > own else ""
 
     def _add_up(self, around: Around, unit: Unit, sums: Mapping[str, Mapping[str, int]]) -> Decimal:
         total = Decimal(0)
         for model, used in sums.items():
-            usage = Usage(*(used[it.name] for it in fields(Usage)))
+            usage = Usage(*(used[field.name] for field in fields(Usage)))
             # What reviews and the like used is not told by model.
             total += self._value(unit, usage, used["calls"], [model] if model else list_names(around.agent.model))
         return total
@@ -211,7 +213,7 @@ class Budget(Middleware):
         if unit == "tokens" or not tokens:
             return Decimal(tokens)
         for names in choices:
-            costs = [cost for it in names if (cost := self._prices.cost(it, usage, calls)) is not None]
+            costs = [cost for name in names if (cost := self._prices.cost(name, usage, calls)) is not None]
             if costs:
                 return max(costs)
         sentence = (
@@ -243,8 +245,8 @@ def _reserve(claims: Iterable[_Claim], sign: Literal[1, -1]) -> None:
 def _refuse(claim: _Claim, reserved: Decimal) -> str:
     """Say which budget it is, and how it stands."""
     spent, limit, needed, held = (
-        write_dollars(it) if claim.unit == "usd" else f"{int(it):,} tokens"
-        for it in (claim.spent, claim.limit, claim.needed, reserved)
+        write_dollars(amount) if claim.unit == "usd" else f"{int(amount):,} tokens"
+        for amount in (claim.spent, claim.limit, claim.needed, reserved)
     )
     under_way = f", {held} are reserved by calls under way" if reserved else ""
     by = "another agent" if claim.by.startswith("~") else claim.by  # of whom the hub does not tell the name

@@ -84,7 +84,7 @@ def _check_sizes(
 ) -> None:
     if reserve_tokens is not None and reserve_tokens >= max_tokens:
         raise ValueError(f"reserve_tokens must be less than max_tokens ({max_tokens})")
-    if list(layouts) != [it for it in ALL_LAYOUTS if it in layouts]:
+    if list(layouts) != [layout for layout in ALL_LAYOUTS if layout in layouts]:
         raise ValueError(f"layouts must stand in this order, each once: {', '.join(ALL_LAYOUTS)}")
     limit = _leave_room(max_tokens, reserve_tokens)
     if summary_tokens is not None and summary_tokens >= limit:
@@ -193,7 +193,12 @@ class ContextEngine(Middleware):
             text=text,
             audience=around.context.trigger.seq,
         )
-        called = {call.name for it in state.history if isinstance(it, AssistantMessage) for call in it.tool_calls}
+        called = {
+            call.name
+            for message in state.history
+            if isinstance(message, AssistantMessage)
+            for call in message.tool_calls
+        }
         await around.keep(SUMMARY, summary.model_dump(mode="json"), of=called)
         return apply_summary(parted, summary, beyond=done)
 
@@ -221,7 +226,9 @@ class ContextEngine(Middleware):
         parted = reduce_read(parted, reduced)
         if "tool_summary" in self._layouts:
             is_first = self._layouts[0] == "tool_summary"
-            parted = reduce_until(parted, reduced, lambda it: not is_first and self._fits(state, it, step.tools))
+            parted = reduce_until(
+                parted, reduced, lambda candidate: not is_first and self._fits(state, candidate, step.tools)
+            )
         return parted
 
     def _fits(self, state: TurnState, parted: Split, tools: Sequence[ToolSpec]) -> bool:
@@ -293,12 +300,18 @@ def count_own(history: Sequence[ChatMessage]) -> int:
 def digest_turns(history: Sequence[ChatMessage], turns: int) -> str:
     """Give what tells the first blocks of a history from others: what the model said and called, not the results."""
     own = _list_own(history)[:turns]
-    told = [[it.content, *([call.id, call.name, call.arguments] for call in it.tool_calls)] for it in own]
+    told = [
+        [message.content, *([call.id, call.name, call.arguments] for call in message.tool_calls)] for message in own
+    ]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
 def _list_own(history: Sequence[ChatMessage]) -> list[AssistantMessage]:
-    return [it for it in history if isinstance(it, AssistantMessage) and (it.content or it.tool_calls)]
+    return [
+        message
+        for message in history
+        if isinstance(message, AssistantMessage) and (message.content or message.tool_calls)
+    ]
 
 
 def apply_summary(parted: Split, summary: Summary, *, beyond: int = 0) -> Split:
@@ -321,7 +334,7 @@ _OPEN = "<earlier_turns"
 
 def reduce_read(parted: Split, reduced: Mapping[str, Reduced]) -> Split:
     """Shorten results that were to be read once, in every block but the newest."""
-    once = {call_id: it for call_id, it in reduced.items() if not it.save}
+    once = {call_id: result for call_id, result in reduced.items() if not result.save}
     if not once:
         return parted
     blocks = [_reduce(block, once) for block in parted.blocks[:-1]]
@@ -330,7 +343,7 @@ def reduce_read(parted: Split, reduced: Mapping[str, Reduced]) -> Split:
 
 def reduce_until(parted: Split, reduced: Mapping[str, Reduced], fits: Callable[[Split], bool]) -> Split:
     """Put tools' own summaries in place of results, the oldest block first, until it fits or none is left."""
-    summed = {call_id: it for call_id, it in reduced.items() if it.summary is not None}
+    summed = {call_id: result for call_id, result in reduced.items() if result.summary is not None}
     for place in range(len(parted.blocks) - 1):
         if fits(parted):
             break
@@ -341,10 +354,10 @@ def reduce_until(parted: Split, reduced: Mapping[str, Reduced], fits: Callable[[
 
 def _reduce(block: Sequence[ChatMessage], reduced: Mapping[str, Reduced]) -> tuple[ChatMessage, ...]:
     return tuple(
-        ToolMessage(it.tool_call_id, write_reduced(it.content, reduced[it.tool_call_id]))
-        if isinstance(it, ToolMessage) and it.tool_call_id in reduced
-        else it
-        for it in block
+        ToolMessage(message.tool_call_id, write_reduced(message.content, reduced[message.tool_call_id]))
+        if isinstance(message, ToolMessage) and message.tool_call_id in reduced
+        else message
+        for message in block
     )
 
 

@@ -47,7 +47,7 @@ _KEPT_DATA = (DISABLED, NOT_RUN, KEEPER)  # what the loop itself goes by
 
 
 def _read_chosen(value: object) -> object:
-    is_list = isinstance(value, list | tuple) and all(isinstance(it, str) for it in value)
+    is_list = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
     if not is_list and not isinstance(value, bool):
         hint = f": write [{value}]" if isinstance(value, str) else ""
         raise ValueError(f"must be true, false or a list of tools{hint}")
@@ -81,7 +81,7 @@ class DataPolicy(Middleware):
         self._keeps_text = text
         self._keeps_calls = _as_test(calls)
         self._keeps_results = _as_test(results)
-        self._redactions = [_as_redaction(it) for it in redact]
+        self._redactions = [_as_redaction(redaction) for redaction in redact]
         self._keeps_thinking = text and thinking
         self._options = (text, calls, results, tuple(redact), *(() if thinking else (thinking,)))
 
@@ -142,7 +142,7 @@ class DataPolicy(Middleware):
             case "thinking":
                 return {**body, "text": self._redact(body["text"]) if self._keeps_thinking else NOT_KEPT}
             case "prompt":
-                return {**body, "parts": [self._store_part(it) for it in body["parts"]]}
+                return {**body, "parts": [self._store_part(part) for part in body["parts"]]}
             case "progress":
                 is_kept = self._keeps_results(body["tool"])
                 return {**body, "steps": [self._redact(step) for step in body["steps"]] if is_kept else [NOT_KEPT]}
@@ -175,7 +175,9 @@ class DataPolicy(Middleware):
         """Keep what the server wants back whole or not at all: it is thinking, or sealed thinking that no redaction can
         look into, and a server refuses a changed one."""
         is_kept = self._keeps_thinking and self._redact(origin) == origin
-        return origin if is_kept else {name: it for name, it in origin.items() if name not in ("message", "calls")}
+        return (
+            origin if is_kept else {name: value for name, value in origin.items() if name not in ("message", "calls")}
+        )
 
     def _store_review(self, body: Mapping[str, Any]) -> Mapping[str, object]:
         answer, made = body["answer"], dict(body)
@@ -211,9 +213,9 @@ class DataPolicy(Middleware):
                 redacted = self._redact(str(value))
                 return value if redacted == str(value) else redacted
             case Mapping():
-                return {name: self._redact(it) for name, it in value.items()}
+                return {name: self._redact(item) for name, item in value.items()}
             case list() | tuple():
-                return [self._redact(it) for it in value]
+                return [self._redact(item) for item in value]
             case _:
                 return value
 

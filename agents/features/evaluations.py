@@ -69,7 +69,9 @@ class Evaluations(Middleware):
         self._by_tool = dict(by_tool or {})
         self._blocking = frozenset(blocking)
         self._timeout_s = timeout_s
-        made = {name_check(it) for it in (*always, *(it for checks in self._by_tool.values() for it in checks))}
+        made = {
+            name_check(check) for check in (*always, *(check for checks in self._by_tool.values() for check in checks))
+        }
         if wrong := sorted(self._blocking - made):
             raise ConfigError(
                 f'no check named "{wrong[0]}" is made, so it cannot block; made are: {", ".join(sorted(made))}'
@@ -86,7 +88,7 @@ class Evaluations(Middleware):
         """Make those of an agent's file: ``checks`` by name, beside `grounding`, which there always is; the others name
         them. ``call`` imports the check's module. Raises `ConfigError`."""
         known: dict[str, Check] = {"grounding": Grounding()}
-        known |= {name: it.build(name) for name, it in checks.items()}
+        known |= {name: check.build(name) for name, check in checks.items()}
         wanted = [*always, *(name for names in tools.values() for name in names)]
         for name in wanted:
             if name not in known:
@@ -100,21 +102,24 @@ class Evaluations(Middleware):
 
     async def review(self, around: Around, answer: str) -> str | Answer | Correction:
         used = [check for tool in around.state.calls for check in self._by_tool.get(tool, ())]
-        checks = list({id(it): it for it in (*self._always, *used)}.values())
+        checks = list({id(check): check for check in (*self._always, *used)}.values())
         if not checks:
             return answer
         evidence = _collect(around)
         with around.report("checks its answer"):
             async with asyncio.TaskGroup() as group:
-                tasks = [(name_check(it), group.create_task(self._make(it, answer, evidence, around))) for it in checks]
-        found = [(name, it) for name, task in tasks if (it := task.result()[0]) is not None]
+                tasks = [
+                    (name_check(check), group.create_task(self._make(check, answer, evidence, around)))
+                    for check in checks
+                ]
+        found = [(name, finding) for name, task in tasks if (finding := task.result()[0]) is not None]
         notes = [f"{name}: {note}" for name, task in tasks if (note := task.result()[1])]
         # Without results the answer was held against nothing, so it has not passed either.
-        idle = {name_check(it) for it in checks if isinstance(it, Grounding) and not evidence.results}
+        idle = {name_check(check) for check in checks if isinstance(check, Grounding) and not evidence.results}
         passed = [name for name, task in tasks if task.result() == (None, "") and name not in idle]
         notes += [f"{name}: passed" for name in passed]
         if found:
-            told = cut("\n".join(it for _, it in found), MAX_FINDING_CHARS)
+            told = cut("\n".join(finding for _, finding in found), MAX_FINDING_CHARS)
             is_blocked = any(name in self._blocking for name, _ in found)
             return Correction(told, ", ".join(name for name, _ in found), notes, blocks=is_blocked, passed=passed)
         metadata: dict[str, JsonValue] = {PASSED_CHECKS: [*passed]} if passed else {}
@@ -165,7 +170,7 @@ class Grounding:
         verdict = await around.ask_for(_Verdict, _JUDGE, facts, tool="verdict", model=self._model)
         if verdict.is_grounded:
             return None
-        listed = "".join(f"\n- {it}" for it in verdict.problems)
+        listed = "".join(f"\n- {problem}" for problem in verdict.problems)
         return f"Not everything in it follows from what your tools gave. Leave it out, or look it up:{listed}"
 
 
@@ -224,10 +229,19 @@ class CheckOptions(Strict):
 
 def _collect(around: Around) -> Evidence:
     history = around.state.history
-    names = {call.id: call.name for it in history if isinstance(it, AssistantMessage) for call in it.tool_calls}
-    results = [(names.get(it.tool_call_id, ""), it.content) for it in history if isinstance(it, ToolMessage)]
-    prompt = next((it.content for it in history if isinstance(it, UserMessage)), "")
-    return Evidence(prompt, [it for it in results if it[0] != "finish"])
+    names = {
+        call.id: call.name
+        for message in history
+        if isinstance(message, AssistantMessage)
+        for call in message.tool_calls
+    }
+    results = [
+        (names.get(message.tool_call_id, ""), message.content)
+        for message in history
+        if isinstance(message, ToolMessage)
+    ]
+    prompt = next((message.content for message in history if isinstance(message, UserMessage)), "")
+    return Evidence(prompt, [result for result in results if result[0] != "finish"])
 
 
 class _Verdict(BaseModel):

@@ -59,13 +59,15 @@ class FewShot(Middleware):
         models: Annotated[Sequence[Text], InFile(tuple[Text, ...]), Field(min_length=1)] = ("*",),
     ) -> None:
         self._models = tuple(models)
-        self._examples = [(frozenset(call.tool for call in it.calls), _write(at, it)) for at, it in enumerate(examples)]
+        self._examples = [
+            (frozenset(call.tool for call in example.calls), _write(at, example)) for at, example in enumerate(examples)
+        ]
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         name = (step.model or step.agent.model).name
         if not any(fnmatchcase(name, pattern) for pattern in self._models):
             return step
-        known = {it.name for it in step.agent.all_tools}
+        known = {tool.name for tool in step.agent.all_tools}
         given = [message for tools, messages in self._examples if tools <= known for message in messages]
         place = 1 if step.messages and isinstance(step.messages[0], SystemMessage) else 0  # a hook may have left it out
         return replace(step, messages=(*step.messages[:place], *given, *step.messages[place:]))
@@ -79,5 +81,7 @@ def _write(at: int, example: Example) -> list[ChatMessage]:
     )
     if calls:
         messages.append(AssistantMessage(None, calls))
-        messages += [ToolMessage(call.id, it.result) for call, it in zip(calls, example.calls, strict=True)]
+        messages += [
+            ToolMessage(call.id, example_call.result) for call, example_call in zip(calls, example.calls, strict=True)
+        ]
     return [*messages, AssistantMessage(example.answer)]

@@ -69,7 +69,7 @@ class ForcedTools(Middleware):
             return await proceed(request)
         try:
             async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(_ask(proceed, it)) for it in forced]
+                asked = [group.create_task(_ask(proceed, single)) for single in forced]
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         return merge_replies([task.result() for task in asked])
@@ -78,19 +78,21 @@ class ForcedTools(Middleware):
         """Give the tools that this reaction has to call first."""
         named = state.trigger.metadata.get(FORCED_TOOLS) if state.trigger is not None else None
         further = (
-            [it for it in named if isinstance(it, str) and it in self._by_message] if isinstance(named, list) else []
+            [name for name in named if isinstance(name, str) and name in self._by_message]
+            if isinstance(named, list)
+            else []
         )
         return tuple(dict.fromkeys((*self._names, *further)))
 
 
 def merge_replies(replies: Sequence[ModelReply]) -> ModelReply:
     """Make one reply of several; the first says which model it was, and why one of them ended early."""
-    texts = [it.text.strip() for it in replies if it.text and it.text.strip()]
+    texts = [reply.text.strip() for reply in replies if reply.text and reply.text.strip()]
     return ModelReply(
         "\n\n".join(texts) or None,
-        tuple(call for it in replies for call in it.tool_calls),
-        sum((it.usage for it in replies), Usage()),
-        next((it.finish_reason for it in replies if it.is_cut), replies[0].finish_reason),
+        tuple(call for reply in replies for call in reply.tool_calls),
+        sum((reply.usage for reply in replies), Usage()),
+        next((reply.finish_reason for reply in replies if reply.is_cut), replies[0].finish_reason),
         replies[0].model,
         origin=join_origins(replies),
     )

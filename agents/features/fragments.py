@@ -39,7 +39,7 @@ Rank = Callable[[Sequence[Fragment], TurnState], Sequence[Fragment]]
 
 def rank_by_score(fragments: Sequence[Fragment], state: TurnState) -> Sequence[Fragment]:
     """Give them by score, of equals the one that came first."""
-    return sorted(fragments, key=lambda it: -it.score)
+    return sorted(fragments, key=lambda fragment: -fragment.score)
 
 
 class Fragments(Middleware):
@@ -69,18 +69,20 @@ class Fragments(Middleware):
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
         known = state.values.setdefault(_GATHERED, {})
         assert isinstance(known, dict)
-        for it in read_found(Fragment, result.data.get(FRAGMENTS), call.name):
-            number = find_numbers(state).find(Reference(id=it.id, title=it.title, url=it.url, text=it.text))
-            if number is not None and (it.key not in known or known[it.key].score < it.score):
-                known[it.key] = it
+        for fragment in read_found(Fragment, result.data.get(FRAGMENTS), call.name):
+            number = find_numbers(state).find(
+                Reference(id=fragment.id, title=fragment.title, url=fragment.url, text=fragment.text)
+            )
+            if number is not None and (fragment.key not in known or known[fragment.key].score < fragment.score):
+                known[fragment.key] = fragment
         return None
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         best = list(self._rank(list_fragments(state), state))[: self._limit]
         if not best:
             return step
-        numbers = {it.key: number for number, it in find_numbers(state).sources.items()}
-        shown = "\n\n".join(it.write(numbers[it.key]) for it in best if it.key in numbers)
+        numbers = {source.key: number for number, source in find_numbers(state).sources.items()}
+        shown = "\n\n".join(fragment.write(numbers[fragment.key]) for fragment in best if fragment.key in numbers)
         return step.tell(f"{_HEAD}\n{cut(shown, self._max_chars)}")
 
 

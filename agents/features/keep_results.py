@@ -64,7 +64,7 @@ class KeepResults(Middleware):
             if found is None:
                 found = await self._find(around)
             if isinstance(found, list) and found:
-                tools = {str(it["tool"]) for it in found if isinstance(it, Mapping)}
+                tools = {str(result["tool"]) for result in found if isinstance(result, Mapping)}
                 await around.keep(KEPT, found, of=tools)
         text = _write(values.get(KEPT))
         if text and not values.get(_PLACED):  # it was not known yet when the request was prepared
@@ -76,9 +76,9 @@ class KeepResults(Middleware):
         trigger, client = around.context.trigger, around.context.client
         agent_id = around.context.agent_id
         earlier = [
-            it.seq
-            for it in around.state.conversation
-            if it.thread_id == trigger.thread_id and it.seq < trigger.seq and it.sender_id != agent_id
+            message.seq
+            for message in around.state.conversation
+            if message.thread_id == trigger.thread_id and message.seq < trigger.seq and message.sender_id != agent_id
         ]
         found: list[JsonValue] = []
         room, left = min(self._max_chars, around.max_kept_chars), self._reactions
@@ -104,7 +104,7 @@ class KeepResults(Middleware):
 def _read_results(records: Sequence[Mapping[str, Any]], seq: int) -> list[dict[str, JsonValue]]:
     """Give what the calls of a reaction gave, in order: not of those that were not run or whose result is not kept as
     it was, and not of the tools by which agents talk."""
-    talks = {it.name for it in communication_tools()}
+    talks = {tool.name for tool in communication_tools()}
     started: dict[tuple[str, int, int], str] = {}
     results: list[dict[str, JsonValue]] = []
     for record in records:
@@ -127,9 +127,13 @@ def _write(kept: object) -> str:
         return ""
     shown = [
         render_element(
-            "result", str(it["content"]), tool=it["tool"], arguments=it["arguments"], message=f"#{it['for']}"
+            "result",
+            str(result["content"]),
+            tool=result["tool"],
+            arguments=result["arguments"],
+            message=f"#{result['for']}",
         )
-        for it in kept
-        if isinstance(it, Mapping)
+        for result in kept
+        if isinstance(result, Mapping)
     ]
     return "\n".join([HEADING, "<earlier_results>", *shown, "</earlier_results>"]) if shown else ""

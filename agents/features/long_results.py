@@ -80,20 +80,24 @@ class LongResults(Middleware):
         match kept:
             case {"call": str(place), "notes": list(notes), "kept": int(chars)}:
                 found = result.data.get(REFERENCES)
-                cited = [it for it in found if isinstance(it, dict) and "n" in it] if isinstance(found, list) else []
+                cited = (
+                    [source for source in found if isinstance(source, dict) and "n" in source]
+                    if isinstance(found, list)
+                    else []
+                )
                 known[place] = _Kept(tuple(map(str, notes)), chars, tuple(cited))
         let_go: list[str] = []
-        for place, it in list(known.items())[:-1]:
+        for place, kept_result in list(known.items())[:-1]:
             if sum(one.chars for one in known.values()) <= self._max_total_chars:
                 break
-            if it.notes:
+            if kept_result.notes:
                 let_go.append(place)
             known[place] = _Kept()
-            for name in it.notes:
+            for name in kept_result.notes:
                 state.values.pop(name, None)
         if not let_go:
             return None
-        listed = ", ".join(f'call "{it}"' for it in let_go)
+        listed = ", ".join(f'call "{place}"' for place in let_go)
         return AfterTool(f"{result.content}\n[to make room for it, the rest of {listed} was let go]")
 
     async def around_tool(
@@ -127,7 +131,7 @@ class LongResults(Middleware):
         known = values.get(_KEPT)
         kept = known.get(place) if isinstance(known, dict) else None
         if not isinstance(kept, _Kept):
-            there = ", ".join(name for name, it in known.items() if it.notes) if isinstance(known, dict) else ""
+            there = ", ".join(name for name, result in known.items() if result.notes) if isinstance(known, dict) else ""
             return ToolResult(f'No result of call "{place}" was cut. Those that were: {there or "none"}.', ok=False)
         if not kept.notes:
             text = (
@@ -149,7 +153,9 @@ class LongResults(Middleware):
         )
         piece = whole[offset:end]
         numbers = find_citations(piece)
-        cited: list[JsonValue] = [it for it in kept.cited if isinstance(it, dict) and it.get("n") in numbers]
+        cited: list[JsonValue] = [
+            source for source in kept.cited if isinstance(source, dict) and source.get("n") in numbers
+        ]
         return ToolResult(f"{piece}\n{rest}", ok=True, data={REFERENCES: cited} if cited else {})
 
     def _find_most(self, around: Around) -> int:

@@ -79,15 +79,15 @@ def read_offer(offered: Iterable[types.Tool]) -> tuple[list[OfferedTool], dict[s
     fit: list[OfferedTool] = []
     left_out: dict[str, str] = {}
     chars = 0
-    for it in offered:
+    for tool in offered:
         try:
-            made = _read_tool(it)
+            made = _read_tool(tool)
             if len(fit) == MAX_TOOLS:
                 raise Unfit(f"a server may have {MAX_TOOLS} tools; choose with `tools`")
             if chars + made.chars > MAX_OFFER_CHARS:
                 raise Unfit(f"a server's tools may have {MAX_OFFER_CHARS} characters together; choose with `tools`")
         except Unfit as why:
-            left_out[write_line(it.name, MAX_NAME_CHARS)] = str(why)
+            left_out[write_line(tool.name, MAX_NAME_CHARS)] = str(why)
             continue
         chars += made.chars
         fit.append(made)
@@ -105,17 +105,17 @@ def write_text(text: str, max_chars: int) -> str:
     return strip_unseen(cut(text, max_chars))
 
 
-def _read_tool(it: types.Tool) -> OfferedTool:
-    if not it.name.isprintable() or not 0 < len(it.name) <= MAX_NAME_CHARS:
+def _read_tool(tool: types.Tool) -> OfferedTool:
+    if not tool.name.isprintable() or not 0 < len(tool.name) <= MAX_NAME_CHARS:
         raise Unfit(f"its name has to be 1 to {MAX_NAME_CHARS} characters that can be seen")
-    parameters = _clean(it.input_schema, MAX_SCHEMA_DEPTH)
+    parameters = _clean(tool.input_schema, MAX_SCHEMA_DEPTH)
     assert isinstance(parameters, dict)
     if len(json.dumps(parameters)) > MAX_SCHEMA_CHARS:
         raise Unfit(f"its schema has more than {MAX_SCHEMA_CHARS} characters")
-    about = write_line(it.description or it.title or it.name, MAX_DESCRIPTION_CHARS)
-    hints = it.annotations
+    about = write_line(tool.description or tool.title or tool.name, MAX_DESCRIPTION_CHARS)
+    hints = tool.annotations
     is_idempotent = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
-    return OfferedTool(it.name, about, parameters, is_idempotent)
+    return OfferedTool(tool.name, about, parameters, is_idempotent)
 
 
 def _clean(value: object, levels: int) -> object:
@@ -124,8 +124,8 @@ def _clean(value: object, levels: int) -> object:
     if levels == 0:
         raise Unfit(f"its schema is nested deeper than {MAX_SCHEMA_DEPTH}")
     if isinstance(value, list):
-        return [_clean(it, levels - 1) for it in value]
-    return {_check_key(key): _clean_entry(key, it, levels) for key, it in value.items()}
+        return [_clean(item, levels - 1) for item in value]
+    return {_check_key(key): _clean_entry(key, item, levels) for key, item in value.items()}
 
 
 def _check_key(key: str) -> str:
@@ -176,19 +176,21 @@ def _merge_alternatives(schema: JsonSchema, root: JsonSchema, known: dict[str, J
         parts.append(known[reference])
     for keyword in ("allOf", "anyOf", "oneOf"):
         found = merged.pop(keyword, None)
-        branches = [it for it in (found if isinstance(found, list) else []) if isinstance(it, dict)]
-        made = [_merge_alternatives(it, root, known) for it in branches]
+        branches = [branch for branch in (found if isinstance(found, list) else []) if isinstance(branch, dict)]
+        made = [_merge_alternatives(branch, root, known) for branch in branches]
         if keyword != "allOf" and made:
-            common = set.intersection(*(set(_read_names(it["required"])) for it in made))
-            inner = {name: it for one in made for name, it in _read_mapping(one["properties"]).items()}
-            made = [{"properties": inner, "required": [it for it in _read_names(made[0]["required"]) if it in common]}]
+            common = set.intersection(*(set(_read_names(branch["required"])) for branch in made))
+            inner = {name: schema_ for one in made for name, schema_ in _read_mapping(one["properties"]).items()}
+            made = [
+                {"properties": inner, "required": [name for name in _read_names(made[0]["required"]) if name in common]}
+            ]
         parts += made
     for part in parts:
         properties = {**_read_mapping(part.get("properties")), **properties}
         required += _read_names(part.get("required"))
     for keyword in ("not", "enum", "const", "if", "then", "else"):
         merged.pop(keyword, None)
-    named = [it for it in dict.fromkeys(required) if it in properties]
+    named = [name for name in dict.fromkeys(required) if name in properties]
     return {**merged, "type": "object", "properties": properties, "required": named}
 
 
@@ -211,22 +213,22 @@ def _repair(schema: JsonSchema, root: JsonSchema) -> dict[str, object]:
             case "required", _ if not isinstance(value, list):
                 continue  # draft 3 wrote true beside a property
             case (("properties" | "$defs" | "definitions" | "patternProperties" | "dependentSchemas"), _):
-                repaired[key] = {name: _repair_any(it, root) for name, it in _read_mapping(value).items()}
+                repaired[key] = {name: _repair_any(item, root) for name, item in _read_mapping(value).items()}
             case "items", list():  # draft 7: one schema for each place
-                branches = [_repair_any(it, root) for it in value]
+                branches = [_repair_any(item, root) for item in value]
                 repaired[key] = {"anyOf": branches} if branches else {}
             case (("items" | "not" | "contains"), _):
                 repaired[key] = _repair_any(value, root)
             case (("anyOf" | "oneOf" | "allOf" | "prefixItems"), list()):
                 if value:
-                    repaired[key] = [_repair_any(it, root) for it in value]
+                    repaired[key] = [_repair_any(item, root) for item in value]
             case _, dict():
                 repaired[key] = _repair(value, root)
             case _:
                 repaired[key] = value
     if "properties" in repaired and isinstance(named := repaired.get("required"), list):
         properties = _read_mapping(repaired["properties"])
-        repaired["required"] = [it for it in named if it in properties]
+        repaired["required"] = [name for name in named if name in properties]
     return repaired
 
 
@@ -255,7 +257,7 @@ def _read_mapping(value: object) -> dict[str, object]:
 
 
 def _read_names(value: object) -> list[str]:
-    return [it for it in value if isinstance(it, str)] if isinstance(value, list) else []
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
 
 
 # --- names
@@ -269,13 +271,15 @@ def name_offered(wanted: Sequence[tuple[str, str]]) -> list[str]:
     """
     plain = [tool_name(f"{server}_{name}") for server, name in wanted]
     holders: dict[str, tuple[str, str]] = {}  # who keeps a plain name: the first whose own name it is
-    for name, it in sorted(zip(plain, wanted, strict=True)):
-        if name == "_".join(it):
-            holders.setdefault(name, it)
+    for name, original in sorted(zip(plain, wanted, strict=True)):
+        if name == "_".join(original):
+            holders.setdefault(name, original)
     counts = Counter(plain)
     return [
-        name if counts[name] == 1 or holders.get(name) == it else f"{name[: MAX_TOOL_NAME_CHARS - 9]}_{_hash(it)}"
-        for name, it in zip(plain, wanted, strict=True)
+        name
+        if counts[name] == 1 or holders.get(name) == original
+        else f"{name[: MAX_TOOL_NAME_CHARS - 9]}_{_hash(original)}"
+        for name, original in zip(plain, wanted, strict=True)
     ]
 
 
@@ -305,7 +309,7 @@ class SchemaCheck:
             told = write_line(problems, MAX_PARAMETER_CHARS)
             raise ToolError(f"Not run: the schema of {name}, by the MCP server {self._server}, is wrong: {told}.")
         if problems:  # they quote the schema
-            told = "; ".join(write_line(it, MAX_PARAMETER_CHARS) for it in problems)
+            told = "; ".join(write_line(problem, MAX_PARAMETER_CHARS) for problem in problems)
             raise ToolError(f"Not run: Wrong arguments for {name}: {told}.")
 
     async def close(self) -> None:

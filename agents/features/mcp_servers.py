@@ -158,7 +158,7 @@ class McpServers(Middleware):
         return [
             PromptPart(
                 name,
-                tuple(it.name for it in self._list(name)),
+                tuple(tool.name for tool in self._list(name)),
                 escape_text(session.instructions),
                 self._options[name].user_prompt.strip(),
             )
@@ -175,22 +175,22 @@ class McpServers(Middleware):
 
     def _list(self, name: str) -> list[Tool]:
         sessions = self._sessions.values()
-        listed: list[object] = [it for session in sessions for it in (session.tools, *_list_readers(session))]
+        listed: list[object] = [item for session in sessions for item in (session.tools, *_list_readers(session))]
         if [*map(id, listed)] != [*map(id, self._listed)] or not self._made:
             # All servers' at once: `a_b` of one server and `b` of another, which is called `a`, have one name.
             wanted = [
                 (session.name, own)
                 for session in sessions
-                for own in (*(it.name for it in session.tools), *_list_readers(session))
+                for own in (*(offered.name for offered in session.tools), *_list_readers(session))
             ]
             names = iter(name_offered(wanted))
             self._made = {
                 session.name: [
                     *(
-                        _make_tool(session, next(names), it, self._options[session.name].timeout_s)
-                        for it in session.tools
+                        _make_tool(session, next(names), offered, self._options[session.name].timeout_s)
+                        for offered in session.tools
                     ),
-                    *(_make_reader(session, it, next(names)) for it in _list_readers(session)),
+                    *(_make_reader(session, reader, next(names)) for reader in _list_readers(session)),
                 ]
                 for session in sessions
             }
@@ -213,7 +213,7 @@ def _remember_secrets(name: str, options: ServerOptions) -> None:
     _read_headers(name, options)
     if options.url is not None:
         remember_url(options.url)
-    given = {**{it: os.environ.get(it, "") for it in options.env_from}, **options.env}
+    given = {**{variable: os.environ.get(variable, "") for variable in options.env_from}, **options.env}
     for value in given.values():
         if "://" in value:
             remember_url(value)
@@ -249,16 +249,16 @@ def _make_tool(session: ServerSession, name: str, offered: OfferedTool, timeout_
 def _write_content(result: Any) -> str:
     """Give a result as text; what is no text is named with its kind and size."""
     texts: list[str] = []
-    for it in result.content:
-        match it.type:
+    for part in result.content:
+        match part.type:
             case "text":
-                texts.append(it.text)
+                texts.append(part.text)
             case "image" | "audio":
-                texts.append(f"[{it.type} {it.mime_type}, {len(it.data) * 3 // 4} bytes, not shown]")
+                texts.append(f"[{part.type} {part.mime_type}, {len(part.data) * 3 // 4} bytes, not shown]")
             case "resource_link":
-                texts.append(f"[resource {it.uri}]")
+                texts.append(f"[resource {part.uri}]")
             case _:
-                texts.append(_write_resource(it.resource))
+                texts.append(_write_resource(part.resource))
     structured = getattr(result, "structured_content", None)
     if structured not in (None, {}) and not _is_said(structured, texts):
         texts.append(json.dumps(structured, ensure_ascii=False))
@@ -270,8 +270,8 @@ def _is_said(structured: object, texts: Sequence[str]) -> bool:
     (https://modelcontextprotocol.io/specification/2025-11-25/server/tools#structured-content); the SDK for Python does,
     and wraps what is no object as ``{"result": ...}``."""
     inner = structured["result"] if isinstance(structured, dict) and structured.keys() == {"result"} else structured
-    read = [_read_json(it) for it in texts]
-    return any(it in (structured, inner) for it in read) or inner in (read, list(texts)) or inner in texts
+    read = [_read_json(text) for text in texts]
+    return any(value in (structured, inner) for value in read) or inner in (read, list(texts)) or inner in texts
 
 
 def _read_json(text: str) -> object:
@@ -298,7 +298,9 @@ def _make_reader(session: ServerSession, own_name: str, name: str) -> Tool:
     async def list_resources() -> object:
         """List what can be read there."""
         listed = await session.list_all("list_resources", "resources")
-        return [{"uri": str(it.uri), **_describe(it)} for it in listed if len(str(it.uri)) <= MAX_PARAMETER_CHARS]
+        return [
+            {"uri": str(item.uri), **_describe(item)} for item in listed if len(str(item.uri)) <= MAX_PARAMETER_CHARS
+        ]
 
     async def read_resource(uri: str) -> str:
         """Read one of the resources that are listed."""
@@ -309,18 +311,18 @@ def _make_reader(session: ServerSession, own_name: str, name: str) -> Tool:
         """List the prompts that are kept there, with what they take."""
         listed = await session.list_all("list_prompts", "prompts")
         return [
-            {**_describe(it), "takes": [arg.name[:MAX_NAME_CHARS] for arg in (it.arguments or ())[:MAX_ARGUMENTS]]}
-            for it in listed
+            {**_describe(item), "takes": [arg.name[:MAX_NAME_CHARS] for arg in (item.arguments or ())[:MAX_ARGUMENTS]]}
+            for item in listed
         ]
 
     async def get_prompt(name: str, arguments: dict[str, str]) -> str:
         """Give the text of one of the prompts that are listed."""
         result = await session.request("get_prompt", name, arguments)
-        texts = (f"{it.role}: {getattr(it.content, 'text', '[not text]')}" for it in result.messages)
+        texts = (f"{message.role}: {getattr(message.content, 'text', '[not text]')}" for message in result.messages)
         return write_text("\n".join(texts), MAX_RESULT_CHARS)
 
     functions = (list_resources, read_resource, list_prompts, get_prompt)
-    made = next(it for it in functions if it.__name__ == own_name)
+    made = next(function for function in functions if function.__name__ == own_name)
     return tool(name=name, idempotent=True)(made)
 
 
@@ -466,13 +468,13 @@ class ServerSession:
         from mcp.client.stdio import stdio_client
         from mcp.client.streamable_http import streamable_http_client
 
-        it = self._options
-        timeout_s = it.timeout_s
-        if it.command is not None:
-            _remember_secrets(self.name, it)  # again: the variables may be others since
-            passed = {name: os.environ[name] for name in it.env_from if name in os.environ}
+        options = self._options
+        timeout_s = options.timeout_s
+        if options.command is not None:
+            _remember_secrets(self.name, options)  # again: the variables may be others since
+            passed = {name: os.environ[name] for name in options.env_from if name in os.environ}
             parameters = StdioServerParameters(
-                command=it.command, args=list(it.args), env={**passed, **it.env}, cwd=it.cwd
+                command=options.command, args=list(options.args), env={**passed, **options.env}, cwd=options.cwd
             )
             # Text, as the SDK wants it; what the server writes there is for the log.
             with os.fdopen(os.dup(stderr.fileno()), "w") as errors:
@@ -480,16 +482,16 @@ class ServerSession:
                 async with Client(transport, read_timeout_seconds=timeout_s, message_handler=self._hear) as client:
                     yield client
             return
-        assert it.url is not None
+        assert options.url is not None
         # Unpacked, a small reply may be huge.
-        headers = {"Accept-Encoding": "identity", **_read_headers(self.name, it)}
+        headers = {"Accept-Encoding": "identity", **_read_headers(self.name, options)}
         hooks = {"response": [_bound_reply]}
         check_environment()
         time = httpx2.Timeout(timeout_s, read=None)
         async with httpx2.AsyncClient(
             headers=headers, timeout=time, event_hooks=hooks, verify=load_certificates()
         ) as http:
-            transport = streamable_http_client(it.url, http_client=http)
+            transport = streamable_http_client(options.url, http_client=http)
             async with Client(transport, read_timeout_seconds=timeout_s, message_handler=self._hear) as client:
                 yield client
 
@@ -551,7 +553,7 @@ class ServerSession:
         listed = await _read_pages(partial(client.list_tools, cache_mode="bypass"), "tools")
         await self.schemas.open()
         chosen = self._options.tools
-        self.tools, left_out = read_offer(it for it in listed if chosen is None or it.name in chosen)
+        self.tools, left_out = read_offer(item for item in listed if chosen is None or item.name in chosen)
         for name, reason in left_out.items():
             _logger.warning("MCP tool left out", extra={"server": self.name, "tool": name, "reason": reason})
 

@@ -110,7 +110,7 @@ class Memory(Middleware):
             return []
         try:
             ask = partial(around.context.client.call, "network.memory", {"threads": list(cut_off)})
-            known = {it["thread_id"]: it for it in (await retry_later(ask))["memories"]}
+            known = {memory["thread_id"]: memory for memory in (await retry_later(ask))["memories"]}
             if incoming in cut_off:
                 newest = await self._go_on(around, request, cut_off[incoming], known.pop(incoming, None))
                 known = {incoming: newest, **known} if newest is not None else known
@@ -177,7 +177,7 @@ async def _read_left(around: Around, thread_id: str, after: int, before: int) ->
     while has_more and len(left) < MAX_READ and before > after + 1:
         ask = partial(around.context.client.history, thread_id, before=before, limit=100)
         page = await retry_later(ask)
-        left[:0] = [it for it in page.messages if it.seq > after and chosen.admits(it, reader)]
+        left[:0] = [message for message in page.messages if message.seq > after and chosen.admits(message, reader)]
         has_more = page.has_more and bool(page.messages)
         before = page.messages[0].seq if page.messages else before
     return left[-MAX_READ:]
@@ -188,7 +188,8 @@ def write_memory(kept: object) -> str:
     if not isinstance(kept, list) or not kept:
         return ""
     told = [
-        render_element("summary", it["text"], thread=it["thread_id"], of=f"{it['messages']} messages") for it in kept
+        render_element("summary", entry["text"], thread=entry["thread_id"], of=f"{entry['messages']} messages")
+        for entry in kept
     ]
     about = (
         "What was said in these threads before what they show above, summed up. It comes of what their senders said."
@@ -199,7 +200,7 @@ def write_memory(kept: object) -> str:
 def write_order(so_far: str, messages: Sequence[BaseMessage], max_chars: int) -> str:
     """Give what a model is told to sum up: lines of JSON, which no text in them can forge."""
     share = max(200, ORDER_CHARS // len(messages))
-    lines = [{"sender": it.sender_id, "text": cut(it.text, share)} for it in messages]
+    lines = [{"sender": message.sender_id, "text": cut(message.text, share)} for message in messages]
     told = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
     before = f"The summary so far:\n{json.dumps(so_far, ensure_ascii=False)}\n\n" if so_far else ""
     return f"{before}The messages:\n{told}\n\nWrite the summary in at most {max_chars} characters."

@@ -58,7 +58,7 @@ class Postprocessors(Middleware):
         how many questions, 0 for none. Raises `ConfigError`."""
         if not call and not follow_ups:
             raise ConfigError("the postprocessors do nothing: say call: [module:function], or follow_ups: 3")
-        processors: list[Postprocessor] = [import_callable(it, "postprocessor") for it in call]
+        processors: list[Postprocessor] = [import_callable(path, "postprocessor") for path in call]
         if follow_ups:
             processors.append(FollowUps(count=follow_ups))
         return cls(*processors)
@@ -97,7 +97,9 @@ class FollowUps:
         facts = {"conversation": around.state.history[1].content, "answer": answer}
         instruction = _SUGGEST.format(count=self._count)
         asked = await around.ask_for(_Suggested, instruction, facts, tool="suggest", model=self._model)
-        questions: list[JsonValue] = [it.strip()[:MAX_QUESTION_CHARS] for it in asked.questions if it.strip()]
+        questions: list[JsonValue] = [
+            question.strip()[:MAX_QUESTION_CHARS] for question in asked.questions if question.strip()
+        ]
         return Answer(answer, {FOLLOW_UPS: questions[: self._count]} if questions else {})
 
 
@@ -116,7 +118,7 @@ def _read(given: object) -> Answer:
         raise ValueError(f"its metadata has {size} characters, and may have {MAX_METADATA_CHARS}")
     if is_deeper(metadata, MAX_METADATA_DEPTH):
         raise ValueError(f"its metadata is nested deeper than {MAX_METADATA_DEPTH}")
-    return Answer(replace_surrogates(made.text), metadata, [cut(str(it), MAX_NOTE_CHARS) for it in made.notes])
+    return Answer(replace_surrogates(made.text), metadata, [cut(str(note), MAX_NOTE_CHARS) for note in made.notes])
 
 
 _METADATA = TypeAdapter(dict[str, JsonValue])

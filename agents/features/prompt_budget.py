@@ -58,8 +58,10 @@ class PromptBudget(Middleware):
         left = self._max_tokens - self._measure(trigger)
         chosen: dict[str, MessageThread] = {}
         # The incoming thread has the first claim, then the one with the newest message.
-        claims = sorted(threads, key=lambda it: threads[it].messages[-1].seq if threads[it].messages else 0)[::-1]
-        claims.sort(key=lambda it: it != trigger.thread_id)
+        claims = sorted(
+            threads, key=lambda thread_id: threads[thread_id].messages[-1].seq if threads[thread_id].messages else 0
+        )[::-1]
+        claims.sort(key=lambda thread_id: thread_id != trigger.thread_id)
         for thread_id in claims:
             taken, used = self._take(threads[thread_id], min(left, self._per_thread))
             left -= used

@@ -88,7 +88,7 @@ class Prompts(Middleware):
         self._turn = _Source("" if turn is None else turn)
         sources = (self._system, self._user, self._turn)
         self._by_server = {
-            it for it in ("system", "user") if any({"servers", it} <= source.words for source in sources)
+            name for name in ("system", "user") if any({"servers", name} <= source.words for source in sources)
         }
         """What of each server the templates place by ``servers``: the list of texts leaves that out."""
 
@@ -121,11 +121,11 @@ class Prompts(Middleware):
         return cls(system=find(system), user=find(user), turn=find(turn), notes=notes, facts=facts)
 
     def describe(self) -> object:
-        return [it.text for it in (self._system, self._user, self._turn)], self._notes, self._facts
+        return [source.text for source in (self._system, self._user, self._turn)], self._notes, self._facts
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         facts = self._collect(state, step)
-        system, user, turn = (it.render(facts) for it in (self._system, self._user, self._turn))
+        system, user, turn = (source.render(facts) for source in (self._system, self._user, self._turn))
         if system:
             step = step.instruct(system)
         if user:
@@ -136,7 +136,7 @@ class Prompts(Middleware):
 
     def _leave(self, part: PromptPart) -> PromptPart:
         """Give what of a part no template places."""
-        system, user = ("" if it in self._placed else getattr(part, it) for it in ("system", "user"))
+        system, user = ("" if name in self._placed else getattr(part, name) for name in ("system", "user"))
         return replace(part, system=system, user=user)
 
     def _collect(self, state: TurnState, step: CallModel) -> dict[str, Any]:
@@ -144,13 +144,14 @@ class Prompts(Middleware):
         if step.tools:
             state.values[_SHOWN] = [spec.name for spec in step.tools]
         shown = state.values.get(_SHOWN)
-        specs = step.tools or [it for it in step.agent.specs if not isinstance(shown, list) or it.name in shown]
+        specs = step.tools or [spec for spec in step.agent.specs if not isinstance(shown, list) or spec.name in shown]
         agent, facts, model = step.agent, self._facts, step.model or step.agent.model
         day = datetime.fromtimestamp(state.sent_at / 1000, UTC)
-        tools = [_describe_tool(it, self._notes.get(it.name, ToolNotes())) for it in specs]
+        tools = [_describe_tool(spec, self._notes.get(spec.name, ToolNotes())) for spec in specs]
         by_server = self._by_server
         said = [
-            ("" if "system" in by_server else it.fenced, "" if "user" in by_server else it.user) for it in step.parts
+            ("" if "system" in by_server else part.fenced, "" if "user" in by_server else part.user)
+            for part in step.parts
         ]
         known = {
             "agent": {"id": agent.id, "description": agent.description, "instruction": agent.instruct(state)},
@@ -163,9 +164,9 @@ class Prompts(Middleware):
             "project_name": facts.project_name,
             "constraints": list(facts.constraints),
             "metadata": dict(facts.metadata or {}),
-            "servers": [_describe_server(it, tools) for it in step.parts],
+            "servers": [_describe_server(part, tools) for part in step.parts],
             "server_prompts": list(facts.server_prompts),
-            "server_user_prompts": [it for it in (*facts.server_user_prompts, *chain.from_iterable(said)) if it],
+            "server_user_prompts": [text for text in (*facts.server_user_prompts, *chain.from_iterable(said)) if text],
             "max_tool_calls_per_turn": agent.policy.max_tool_calls_per_turn,
             "turn": state.turn,
             "max_turns": state.turn if step.is_last else state.max_turns,
@@ -208,15 +209,17 @@ def _name_otherwise(known: Mapping[str, Any]) -> dict[str, Any]:
     """Give the same by the names that templates of orchestrators for one person have."""
     described = [
         {
-            **{name: it[name] for name in ("name", "display_name")},
-            **{f"tool_{name}": it[name] for name in ("description", "system_prompt", "user_prompt")},
-            "tool_format_information_for_system_prompt": it["format"],
+            **{name: tool[name] for name in ("name", "display_name")},
+            **{f"tool_{name}": tool[name] for name in ("description", "system_prompt", "user_prompt")},
+            "tool_format_information_for_system_prompt": tool["format"],
         }
-        for it in known["tools"]
+        for tool in known["tools"]
     ]
     return {
         "tool_descriptions": described,
-        "tool_descriptions_with_user_prompts": [it for it in described if it["tool_user_prompt"]],
+        "tool_descriptions_with_user_prompts": [
+            description for description in described if description["tool_user_prompt"]
+        ],
         "mcp_server_system_prompts": known["server_prompts"],
         "mcp_server_user_prompts": known["server_user_prompts"],
         "max_tools_per_iteration": known["max_tool_calls_per_turn"],
@@ -231,14 +234,16 @@ def _describe_tool(spec: ToolSpec, notes: ToolNotes) -> dict[str, str]:
 
 
 def _describe_server(part: PromptPart, tools: Sequence[Mapping[str, str]]) -> dict[str, object]:
-    own = [it for it in tools if it["name"] in part.tools]
+    own = [tool for tool in tools if tool["name"] in part.tools]
     return {"name": part.name, "tools": own, "system": part.fenced, "user": part.user}
 
 
 def _find_words(template: nodes.Template) -> frozenset[str]:
-    names = {it.name for it in template.find_all(nodes.Name)}
-    read = {it.attr for it in template.find_all(nodes.Getattr)}
-    constants = {it.value for it in template.find_all(nodes.Const) if isinstance(it.value, str)}  # of [...], and of map
+    names = {node.name for node in template.find_all(nodes.Name)}
+    read = {node.attr for node in template.find_all(nodes.Getattr)}
+    constants = {
+        node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)
+    }  # of [...], and of map
     return frozenset(names | read | constants)
 
 

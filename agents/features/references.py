@@ -115,7 +115,10 @@ class Numbers:
     def _find_free(self) -> int | None:
         first = max(self.sources, default=0) + 1
         candidates = (*range(first, MAX_REFERENCES + 1), *range(1, min(first, MAX_REFERENCES + 1)))
-        return next((it for it in candidates if it not in self.sources and it not in self._written), None)
+        return next(
+            (candidate for candidate in candidates if candidate not in self.sources and candidate not in self._written),
+            None,
+        )
 
 
 class References(Middleware):
@@ -142,7 +145,9 @@ class References(Middleware):
         shown = {
             name: MessageThread(
                 thread_id=name,
-                messages=[_renumber(it, numbers if name == trigger.thread_id else None) for it in thread.messages],
+                messages=[
+                    _renumber(message, numbers if name == trigger.thread_id else None) for message in thread.messages
+                ],
                 omitted=thread.omitted,
             )
             for name, thread in threads.items()
@@ -151,13 +156,15 @@ class References(Middleware):
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
         given = read_found(Reference, result.data.get(REFERENCES), call.name)
-        found = [(number, it) for it in given if (number := find_numbers(state).find(it)) is not None]
+        found = [
+            (number, reference) for reference in given if (number := find_numbers(state).find(reference)) is not None
+        ]
         if not found:
             return None
-        numbers = {it.n: number for number, it in found if it.n is not None}
+        numbers = {reference.n: number for number, reference in found if reference.n is not None}
         content = map_citations(result.content, numbers.get) if numbers else result.content
         if not result.is_answer:
-            shown = "\n\n".join(it.write(number) for number, it in found)
+            shown = "\n\n".join(reference.write(number) for number, reference in found)
             content = f"{content}\n\n{HOW_TO_CITE}\n{cut(shown, self._max_chars)}".strip()
         return AfterTool(content)
 
@@ -183,11 +190,13 @@ class References(Middleware):
         wrong = sorted({number for number in find_citations(answer, is_json=is_json) if number not in sources})
         notes = []
         if wrong:
-            answer = map_citations(answer, lambda it: it if it in sources else None, is_json=is_json)
+            answer = map_citations(answer, lambda number: number if number in sources else None, is_json=is_json)
             listed = ", ".join(f"[{number}]" for number in wrong)
             notes = [f"references: {listed} taken out, for there is no such source"]
-        if not any(isinstance(it, References) for it in around.agent.chain.middleware):  # nobody else lists them then
-            cited = [_describe(number, it, with_text=False) for number, it in _find_cited(around, answer)]
+        if not any(
+            isinstance(hook, References) for hook in around.agent.chain.middleware
+        ):  # nobody else lists them then
+            cited = [_describe(number, source, with_text=False) for number, source in _find_cited(around, answer)]
             return Answer(answer, {SOURCES: [*cited]} if cited else {}, notes)
         return Answer(answer, notes=notes) if notes else answer
 
@@ -196,9 +205,9 @@ class References(Middleware):
         if not cited:
             return answer
         if self._in_text and not around.path and not is_structured(around.agent):
-            return f"{answer}\n\nSources:\n" + "\n".join(f"[{number}] {it.name}" for number, it in cited)
+            return f"{answer}\n\nSources:\n" + "\n".join(f"[{number}] {source.name}" for number, source in cited)
         # Whoever called this agent may have to prove its own answer by them.
-        sources: list[JsonValue] = [_describe(number, it, with_text=bool(around.path)) for number, it in cited]
+        sources: list[JsonValue] = [_describe(number, source, with_text=bool(around.path)) for number, source in cited]
         return Answer(answer, {SOURCES: sources})
 
 
@@ -221,8 +230,8 @@ def read_found(kind: type[R], given: JsonValue, tool: str) -> list[R]:
         given = given[:MAX_REFERENCES]
     found: list[R] = []
     problems: list[str] = []
-    for it in given if isinstance(given, list) else [given]:
-        told = {name: value for name, value in it.items() if value is not None} if isinstance(it, dict) else it
+    for item in given if isinstance(given, list) else [given]:
+        told = {name: value for name, value in item.items() if value is not None} if isinstance(item, dict) else item
         try:
             found.append(kind.model_validate(told))
         except ValidationError as error:
@@ -249,7 +258,7 @@ def _read_sources(message: BaseMessage) -> list[Reference]:
     """Give what a message of an agent says that it cites."""
     given = (message.metadata or {}).get(SOURCES) if message.sender_kind == "agent" else None
     found = read_found(Reference, given, "a message") if isinstance(given, list) else []
-    return [it for it in found if it.n is not None and 0 < it.n <= MAX_REFERENCES]
+    return [source for source in found if source.n is not None and 0 < source.n <= MAX_REFERENCES]
 
 
 def _renumber(message: MessageT, numbers: Numbers | None) -> MessageT:
@@ -257,12 +266,18 @@ def _renumber(message: MessageT, numbers: Numbers | None) -> MessageT:
     sources = _read_sources(message)
     if not sources:
         return message
-    new = {it.n: numbers.find(it, it.n) if numbers is not None else None for it in sources if it.n is not None}
+    new = {
+        source.n: numbers.find(source, source.n) if numbers is not None else None
+        for source in sources
+        if source.n is not None
+    }
     if all(n == number for n, number in new.items()):
         return message
     text = map_citations(message.text, lambda n: new.get(n, n))
     kept: list[JsonValue] = [
-        it.model_dump(exclude_defaults=True) | {"n": number} for it in sources if (number := new[it.n or 0]) is not None
+        source.model_dump(exclude_defaults=True) | {"n": number}
+        for source in sources
+        if (number := new[source.n or 0]) is not None
     ]
     return message.model_copy(
         update={"text_representation": text, "metadata": {**(message.metadata or {}), SOURCES: kept}}
@@ -291,8 +306,12 @@ def find_citations(text: str, *, is_json: bool = False) -> list[int]:
     to be JSON, be it a list of numbers."""
     value = _read_json(text, is_json)
     texts = [text] if value is None else _list_strings(value)
-    found = (it["citation"] for one in texts for it in _CITATION.finditer(one))
-    return list(dict.fromkeys(int(number) for it in found if it is not None for number in re.findall(r"\d+", it)))
+    found = (match["citation"] for one in texts for match in _CITATION.finditer(one))
+    return list(
+        dict.fromkeys(
+            int(number) for citation in found if citation is not None for number in re.findall(r"\d+", citation)
+        )
+    )
 
 
 def map_citations(text: str, change: Callable[[int], int | None], *, is_json: bool = False) -> str:
@@ -315,15 +334,15 @@ def merge_sources(answers: Sequence[tuple[str, JsonValue]]) -> tuple[list[str], 
     merged: list[JsonValue] = []
     for _, given in answers:
         own: dict[int, int] = {}
-        for it in given if isinstance(given, list) else ():
-            if isinstance(it, dict) and type(n := it.get("n")) is int and n not in own:
+        for source in given if isinstance(given, list) else ():
+            if isinstance(source, dict) and type(n := source.get("n")) is int and n not in own:
                 own[n] = len(merged) + 1
-                merged.append({**it, "n": own[n]})
+                merged.append({**source, "n": own[n]})
         numbers.append(own)
     if not merged:
         return [text for text, _ in answers], []
     kept = fit_sources(merged)
-    there = {it["n"] for it in kept if isinstance(it, dict)}
+    there = {source["n"] for source in kept if isinstance(source, dict)}
     left = [{n: new for n, new in own.items() if new in there} for own in numbers]
     return [map_citations(text, own.get) for (text, _), own in zip(answers, left, strict=True)], kept
 
@@ -335,7 +354,7 @@ def fit_sources(sources: list[JsonValue]) -> list[JsonValue]:
     for share in (4000, 1000, 0):
         if len(json.dumps(fitting)) <= MAX_SOURCES_CHARS:
             return fitting
-        fitting = [_shorten(it, share) for it in sources]
+        fitting = [_shorten(source, share) for source in sources]
     while len(json.dumps(fitting)) > MAX_SOURCES_CHARS:
         fitting = fitting[: len(fitting) * 3 // 4]
     return fitting
@@ -352,8 +371,8 @@ def _map(text: str, change: Callable[[int], int | None]) -> str:
     def rewrite(found: re.Match[str]) -> str:
         if found["citation"] is None:
             return found[0]
-        numbers = [change(int(it)) for it in re.findall(r"\d+", found[0])]
-        kept = ", ".join(str(it) for it in dict.fromkeys(numbers) if it is not None)
+        numbers = [change(int(number)) for number in re.findall(r"\d+", found[0])]
+        kept = ", ".join(str(number) for number in dict.fromkeys(numbers) if number is not None)
         return f"{' ' if found[0].startswith(' ') else ''}[{kept}]" if kept else ""
 
     return _CITATION.sub(rewrite, text)
@@ -367,7 +386,7 @@ def _read_json(text: str, is_known: bool) -> object | None:
         value: object = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    is_citation = isinstance(value, list) and all(isinstance(it, int) for it in value)
+    is_citation = isinstance(value, list) and all(isinstance(item, int) for item in value)
     return None if is_citation and not is_known else value
 
 
@@ -376,11 +395,11 @@ def _list_strings(value: object) -> Iterator[str]:
         case str():
             yield value
         case dict():
-            for it in value.values():
-                yield from _list_strings(it)
+            for item in value.values():
+                yield from _list_strings(item)
         case list():
-            for it in value:
-                yield from _list_strings(it)
+            for item in value:
+                yield from _list_strings(item)
 
 
 def _map_strings(value: object, change: Callable[[int], int | None]) -> object:
@@ -388,8 +407,8 @@ def _map_strings(value: object, change: Callable[[int], int | None]) -> object:
         case str():
             return _map(value, change)
         case dict():
-            return {name: _map_strings(it, change) for name, it in value.items()}
+            return {name: _map_strings(item, change) for name, item in value.items()}
         case list():
-            return [_map_strings(it, change) for it in value]
+            return [_map_strings(item, change) for item in value]
         case _:
             return value

@@ -63,13 +63,16 @@ class ToolRegistry(Middleware):
         modes: Sequence[str] = (),
         reports_disabled: bool = True,
     ) -> None:
-        given = {name: it if isinstance(it, ToolSet) else ToolSet(it) for name, it in (sets or {}).items()}
-        made = {name: (tuple(map(as_tool, it.tools)), it.replaces) for name, it in given.items()}
+        given = {
+            name: tool_set if isinstance(tool_set, ToolSet) else ToolSet(tool_set)
+            for name, tool_set in (sets or {}).items()
+        }
+        made = {name: (tuple(map(as_tool, tool_set.tools)), tool_set.replaces) for name, tool_set in given.items()}
         self._sets: Mapping[str, tuple[tuple[Tool, ...], bool]] = made
         self._reports_disabled = reports_disabled
         self._tools: dict[str, Tool] = {}
-        for it in tools:
-            self.register(it)
+        for tool in tools:
+            self.register(tool)
         start = [DEFAULT_SET, *modes] if DEFAULT_SET in made else modes
         self._tools = self._add_sets(self._tools, start)
 
@@ -106,7 +109,7 @@ class ToolRegistry(Middleware):
 
     def unregister(self, name: str) -> None:
         """Take a tool away, if it is there."""
-        self._tools = {known: it for known, it in self._tools.items() if known != name}
+        self._tools = {known: tool for known, tool in self._tools.items() if known != name}
 
     def clear(self) -> None:
         """Take all away."""
@@ -128,9 +131,9 @@ class ToolRegistry(Middleware):
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         rules = [
-            f"- {it.name}: {it.selection_rule}"
+            f"- {tool.name}: {tool.selection_rule}"
             for spec in step.tools
-            if (it := step.agent.find_tool(spec.name)) is not None and it.selection_rule
+            if (tool := step.agent.find_tool(spec.name)) is not None and tool.selection_rule
         ]
         return step.instruct("\n".join(["# Which tool when", *rules])) if rules else step
 
@@ -141,7 +144,7 @@ class ToolRegistry(Middleware):
         if isinstance(wanted, str):
             wanted = [wanted]
         if isinstance(wanted, list):
-            known = [str(it) for it in wanted if str(it) in self._sets]
+            known = [str(name) for name in wanted if str(name) in self._sets]
             if len(known) < len(wanted):
                 _logger.warning(
                     "unknown sets of tools", extra={"tool": call.name, "sets": wanted, "known": list(self._sets)}
@@ -166,10 +169,10 @@ class ToolRegistry(Middleware):
                 raise ToolError(f'There is no set of tools named "{name}"; there are: {known}.')
             added, replaces = self._sets[name]
             together = {} if replaces else together
-            together |= {it.name: it for it in added}
+            together |= {tool.name: tool for tool in added}
         return together
 
 
 def _read_names(state: TurnState, key: str) -> list[str]:
     kept = state.values.get(key)
-    return [str(it) for it in kept] if isinstance(kept, list) else []
+    return [str(name) for name in kept] if isinstance(kept, list) else []

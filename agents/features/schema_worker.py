@@ -30,8 +30,8 @@ def find_problems(schema: dict[str, Any], value: Any) -> list[str] | str:
         # An empty registry: by default a `$ref` to an address would be fetched.
         found = kind(schema, registry=Registry()).iter_errors(value)
         return [
-            f"{'.'.join(map(str, it.absolute_path)) or 'the arguments'}: {it.message}"[:MAX_PROBLEM_CHARS]
-            for it in islice(found, MAX_PROBLEMS)
+            f"{'.'.join(map(str, problem.absolute_path)) or 'the arguments'}: {problem.message}"[:MAX_PROBLEM_CHARS]
+            for problem in islice(found, MAX_PROBLEMS)
         ]
     except jsonschema.SchemaError as error:
         return error.message[:MAX_PROBLEM_CHARS]

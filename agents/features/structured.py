@@ -102,7 +102,8 @@ class StructuredAnswer(Middleware, Generic[T]):
             value = self._parse(strip_code_fence(answer))
         except ValidationError as error:
             problems = [
-                f"{'.'.join(map(str, it['loc'])) or 'the answer'}: {it['msg']}" for it in error.errors()[:MAX_PROBLEMS]
+                f"{'.'.join(map(str, problem['loc'])) or 'the answer'}: {problem['msg']}"
+                for problem in error.errors()[:MAX_PROBLEMS]
             ]
             told = f"It does not fit: {'; '.join(problems)}. Give one that does."
             return Correction(told, name=STRUCTURED)
@@ -119,4 +120,4 @@ class StructuredAnswer(Middleware, Generic[T]):
 
 def is_structured(agent: AgentView) -> bool:
     """Whether the agent's answer is a value, to whose text nothing may be added."""
-    return any(isinstance(it, StructuredAnswer) for it in agent.chain.middleware)
+    return any(isinstance(hook, StructuredAnswer) for hook in agent.chain.middleware)

@@ -75,7 +75,7 @@ class Tracing(Middleware):
         }
         with self._span(f"chat {name}", SpanKind.CLIENT, facts) as (span, _):
             if self._content:
-                told = [{"role": _ROLES[type(it).__name__], **_write(it)} for it in request.messages]
+                told = [{"role": _ROLES[type(message).__name__], **_write(message)} for message in request.messages]
                 span.set_attribute("gen_ai.input.messages", json.dumps(told, ensure_ascii=False))
             reply = await proceed(request)
             used = reply.usage
@@ -152,15 +152,15 @@ class Tracing(Middleware):
 
 def _write(message: ChatMessage) -> dict[str, JsonValue]:
     """Return a message as JSON, without the thinking that goes back to its server."""
-    return {name: it for name, it in asdict(_without_bytes(message)).items() if name != "origin"}
+    return {name: value for name, value in asdict(_without_bytes(message)).items() if name != "origin"}
 
 
 def _without_bytes(message: ChatMessage) -> ChatMessage:
     """Give a message as a span holds it: of images and files what they are. A span of megabytes is exported nowhere."""
     if not isinstance(message, UserMessage):
         return message
-    images = tuple(it.partition(",")[0] if it.startswith("data:") else it for it in message.images)
-    return replace(message, images=images, files=tuple(replace(it, data="") for it in message.files))
+    images = tuple(image.partition(",")[0] if image.startswith("data:") else image for image in message.images)
+    return replace(message, images=images, files=tuple(replace(file, data="") for file in message.files))
 
 
 def _read_carrier(metadata: Mapping[str, object] | None) -> dict[str, str]:

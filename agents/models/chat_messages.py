@@ -71,11 +71,11 @@ def write_messages(
 ) -> list[ChatCompletionMessageParam]:
     """Return the messages of the API for a conversation. ``endpoint``: who is asked, as `ReplyOrigin` names it."""
     rules = rules or EndpointRules()
-    heads = [it.content for it in messages if isinstance(it, SystemMessage)][: _count_heads(messages)]
-    head = "\n\n".join(it for it in heads if it.strip())
+    heads = [message.content for message in messages if isinstance(message, SystemMessage)][: _count_heads(messages)]
+    head = "\n\n".join(text for text in heads if text.strip())
     ids = _choose_ids(messages, rules)
     written: list[ChatCompletionMessageParam] = [{"role": "system", "content": head}] if heads else []
-    written += [_write(it, rules, endpoint, ids) for it in _arrange(messages[len(heads) :], rules)]
+    written += [_write(message, rules, endpoint, ids) for message in _arrange(messages[len(heads) :], rules)]
     return written
 
 
@@ -86,7 +86,7 @@ def find_note(content: str) -> int:
 
 
 def _count_heads(messages: Sequence[ChatMessage]) -> int:
-    return next((at for at, it in enumerate(messages) if not isinstance(it, SystemMessage)), len(messages))
+    return next((at for at, message in enumerate(messages) if not isinstance(message, SystemMessage)), len(messages))
 
 
 # --- order
@@ -132,7 +132,7 @@ def _add_user(arranged: list[_Arranged], message: UserMessage, rules: EndpointRu
 def _add_assistant(arranged: list[_Arranged], message: AssistantMessage) -> None:
     last = arranged[-1] if arranged else None
     if isinstance(last, AssistantMessage) and not last.tool_calls:
-        texts = [it for it in (last.content, message.content) if it and it.strip()]
+        texts = [text for text in (last.content, message.content) if text and text.strip()]
         arranged[-1] = replace(message, content="\n\n".join(texts) or None)
     else:
         arranged.append(message)
@@ -198,12 +198,12 @@ def _write_assistant(
         made["tool_calls"] = [_write_call(call, ids) for call in message.tool_calls]
         if origin is not None and is_own:
             is_all = rules.reasoning in ("returned", "required")
-            made |= {name: it for name, it in origin.message.items() if is_all or is_sealed(name, it)}
+            made |= {name: value for name, value in origin.message.items() if is_all or is_sealed(name, value)}
             if len(origin.calls) == len(message.tool_calls):
                 made["tool_calls"] = [
-                    _add_fields(it, of) for it, of in zip(made["tool_calls"], origin.calls, strict=True)
+                    _add_fields(call, of) for call, of in zip(made["tool_calls"], origin.calls, strict=True)
                 ]
-        is_signed = any("extra_content" in it for it in made["tool_calls"])
+        is_signed = any("extra_content" in call for call in made["tool_calls"])
         if rules.signs_calls and not is_signed:
             made["tool_calls"][0]["extra_content"] = {"google": {"thought_signature": _SUBSTITUTE}}
     if rules.reasoning == "required":

@@ -204,7 +204,7 @@ class Draft:
         """Take over what a server has counted. Its counts only grow: some end a stream with zeros."""
         if isinstance(where.get("usage"), Mapping):
             known, counted = self.usage, read_usage(where["usage"])
-            self.usage = Usage(*(max(getattr(it, name) for it in (known, counted)) for name in _COUNTS))
+            self.usage = Usage(*(max(getattr(usage, name) for usage in (known, counted)) for name in _COUNTS))
 
     def _is_empty(self) -> bool:
         return not (self.text.tell() or self.refusal.tell() or self.calls)
@@ -217,7 +217,7 @@ class Draft:
         self.reasoning.write(reasoning)
         self.refusal.write(refused + as_text(message.get("refusal")))
         _add_fields(self.fields, message, _MESSAGE_FIELDS)
-        parts = [_wrap_function(it) for it in _list_objects(message, "tool_calls")]
+        parts = [_wrap_function(call) for call in _list_objects(message, "tool_calls")]
         for place, part in enumerate(parts):
             if not isinstance(part.get("function", {}), Mapping | None):
                 raise ValueError("a call of it has no function")
@@ -274,7 +274,7 @@ class Draft:
         if call_id:
             return self._find_by_id(call_id, index, name, part)
         if index is not None:
-            known = next((it for it in reversed(self.calls) if it.index == index), None)
+            known = next((call for call in reversed(self.calls) if call.index == index), None)
             return None if known is None or self._begins_another(known, name, part) else known
         if count > 1:  # several calls in one piece: the place tells them apart
             known = self.calls[place] if place < len(self.calls) else None
@@ -289,7 +289,11 @@ class Draft:
             if call.id == call_id and same_place:
                 return None if self._begins_another(call, name, part) else call
         # An id that comes late belongs to the call that has none yet.
-        late = next((it for it in reversed(self.calls) if it.index == index), None) if index is not None else self._last
+        late = (
+            next((call for call in reversed(self.calls) if call.index == index), None)
+            if index is not None
+            else self._last
+        )
         if late is not None and not late.id and not self._begins_another(late, name, part):
             return late
         return None
@@ -306,7 +310,7 @@ class Draft:
             return arguments != call.arguments.getvalue() and call.is_whole()
         # The name may come in pieces. `get` and `_time` are one name where `get_time` is a tool, two where both are.
         if call.name in self.tools and name in self.tools and name != call.name:
-            return not any(it.startswith(call.name + name) for it in self.tools)
+            return not any(tool.startswith(call.name + name) for tool in self.tools)
         return False
 
 
@@ -450,13 +454,13 @@ def raise_for_error(body: Json) -> None:
 def raise_for_list(body: object) -> None:
     """Raise `ErrorInside` for a list of errors, which is how Gemini's endpoint answers
     (https://github.com/FuzzAnything/PromptFuzz/issues/42)."""
-    if isinstance(body, list) and any(isinstance(it, Mapping) and it.get("error") for it in body):
+    if isinstance(body, list) and any(isinstance(item, Mapping) and item.get("error") for item in body):
         raise ErrorInside(body)
 
 
 def _is_status(body: Json) -> bool:
     """Whether an object without choices reports an error, and not just that the server is still at work."""
-    kind = " ".join(str(body.get(it) or "") for it in ("object", "type", "status"))
+    kind = " ".join(str(body.get(name) or "") for name in ("object", "type", "status"))
     return isinstance(body.get("message") or body.get("msg"), str) and ("code" in body or "error" in kind.lower())
 
 
@@ -490,7 +494,7 @@ def find_origin(draft: Draft, endpoint: str, learned: Mapping[str, JsonValue], *
     from refusals. ``is_required`` means that the server refuses requests without the thinking."""
     if not draft.calls:
         return ReplyOrigin(endpoint, rules=learned)
-    calls = tuple(it.fields for it in draft.calls) if any(it.fields for it in draft.calls) else ()
+    calls = tuple(call.fields for call in draft.calls) if any(call.fields for call in draft.calls) else ()
     demanded = {name for name, value in draft.fields.items() if is_required or is_sealed(name, value)}
     return ReplyOrigin(endpoint, draft.fields, calls, learned, frozenset(demanded))
 
@@ -545,10 +549,10 @@ def _read_inner(value: object) -> str:
         case str():
             return value
         case list():
-            return "".join(_read_inner(it) for it in value)
+            return "".join(_read_inner(item) for item in value)
         case Mapping():
             names = ("text", "thinking", "reasoning", "refusal", "summary", "content", "value")
-            return next((_read_inner(value[it]) for it in names if value.get(it)), "")
+            return next((_read_inner(value[name]) for name in names if value.get(name)), "")
         case _:
             return ""
 
@@ -589,7 +593,7 @@ def _join(known: JsonValue, value: Any) -> JsonValue:
     if isinstance(known, list) and isinstance(value, list):
         return _join_blocks(known, value)
     if isinstance(known, dict) and isinstance(value, Mapping):
-        return {**known, **{name: _join_object(known.get(name), it) for name, it in value.items()}}
+        return {**known, **{name: _join_object(known.get(name), item) for name, item in value.items()}}
     made: JsonValue = json.loads(json.dumps(value, default=str))
     return made
 
@@ -597,7 +601,7 @@ def _join(known: JsonValue, value: Any) -> JsonValue:
 def _join_object(known: JsonValue, value: Any) -> JsonValue:
     """Signatures come whole: a later one replaces the earlier."""
     if isinstance(known, dict) and isinstance(value, Mapping):
-        return {**known, **{name: _join_object(known.get(name), it) for name, it in value.items()}}
+        return {**known, **{name: _join_object(known.get(name), item) for name, item in value.items()}}
     made: JsonValue = json.loads(json.dumps(value, default=str))
     return made
 
@@ -611,8 +615,8 @@ def _join_blocks(known: list[JsonValue], pieces: Iterable[Any]) -> list[JsonValu
     for piece in pieces:
         last = blocks[-1] if blocks else None
         if isinstance(last, dict) and isinstance(piece, Mapping) and _continues(last, piece):
-            grown = {it: as_text(last.get(it)) + as_text(piece[it]) for it in _GROWING if piece.get(it)}
-            rest = {it: value for it, value in piece.items() if it not in _GROWING and value is not None}
+            grown = {name: as_text(last.get(name)) + as_text(piece[name]) for name in _GROWING if piece.get(name)}
+            rest = {name: value for name, value in piece.items() if name not in _GROWING and value is not None}
             blocks[-1] = {**last, **rest, **grown}
         else:
             blocks.append(json.loads(json.dumps(piece, default=str)))
@@ -638,8 +642,8 @@ def _list_objects(where: Json, name: str) -> Iterator[Json]:
     if isinstance(given, Mapping):
         given = [given]
     if isinstance(given, list) and name == "tool_calls":
-        given = [it for it in given if it is not None]
-    if not isinstance(given, list) or not all(isinstance(it, Mapping) for it in given):
+        given = [item for item in given if item is not None]
+    if not isinstance(given, list) or not all(isinstance(item, Mapping) for item in given):
         raise ValueError(f"its {name} are no list of objects")
     yield from given
 

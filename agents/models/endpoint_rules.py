@@ -64,7 +64,7 @@ class EndpointRules:
 
     def list_changes(self, since: EndpointRules) -> dict[str, JsonValue]:
         """Return the rules that differ from earlier ones, by name."""
-        names = (it.name for it in fields(self))
+        names = (field.name for field in fields(self))
         return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(since, name)}
 
 
@@ -134,7 +134,7 @@ def _choose_rules(base_url: str | None, model: str) -> EndpointRules:
     for name, provider in _HOSTS:
         if host == name or host.endswith(f".{name}"):
             rules = BY_PROVIDER[provider]
-            return replace(rules, signs_calls=rules.signs_calls and not any(it in model for it in _OLD_GEMINI))
+            return replace(rules, signs_calls=rules.signs_calls and not any(prefix in model for prefix in _OLD_GEMINI))
     rules = _choose_by_name(model)
     # https://openrouter.ai/docs/use-cases/reasoning-tokens
     is_open = host == "openrouter.ai" and rules.reasoning == "sealed"
@@ -148,7 +148,7 @@ def _choose_by_name(model: str) -> EndpointRules:
     if "deepseek" in model or "kimi" in model:
         return BY_PROVIDER["deepseek"]
     if "gemini" in model:
-        return EndpointRules(notes="in_results", signs_calls=not any(it in model for it in _OLD_GEMINI))
+        return EndpointRules(notes="in_results", signs_calls=not any(prefix in model for prefix in _OLD_GEMINI))
     if any(name in model for name in ("claude", "anthropic", "bedrock")):
         return BY_PROVIDER["bedrock"]
     return EndpointRules()
@@ -192,7 +192,7 @@ _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
 def is_sealed(name: str, value: JsonValue) -> bool:
     """Whether a field with thinking bears a signature or is encrypted."""
     if isinstance(value, list):
-        return any(isinstance(it, dict) and any(it.get(key) for key in ("signature", "data")) for it in value)
+        return any(isinstance(block, dict) and any(block.get(key) for key in ("signature", "data")) for block in value)
     return name in ("reasoning_opaque", "extra_content")
 
 
@@ -208,7 +208,11 @@ def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
 
 def recall(rules: EndpointRules, recorded: Mapping[str, object]) -> EndpointRules:
     """Return the rules with recorded ones applied. Ignore rules and values of a newer version."""
-    known = {name: it for name, it in recorded.items() if isinstance(it, str | bool) and it in _VALUES.get(name, ())}
+    known = {
+        name: value
+        for name, value in recorded.items()
+        if isinstance(value, str | bool) and value in _VALUES.get(name, ())
+    }
     known.pop("provider", None)
     return replace(rules, **known)  # type: ignore[arg-type]  # of the types checked above
 

@@ -60,4 +60,6 @@ class FallbackModel:
 
 def list_names(model: Model) -> list[str]:
     """Give the names of the models that may answer for this one: its own, if it is no fallback."""
-    return [it for one in model.models for it in list_names(one)] if isinstance(model, FallbackModel) else [model.name]
+    return (
+        [name for one in model.models for name in list_names(one)] if isinstance(model, FallbackModel) else [model.name]
+    )

@@ -158,10 +158,13 @@ def _merge(messages: Iterable[PlainMessage]) -> Iterable[PlainMessage]:
     """Join neighbours of one role: many chat templates refuse a conversation that does not alternate."""
     for _, group in groupby(messages, key=type):
         neighbours = list(group)
-        joined = replace(neighbours[0], content="\n\n".join(it.content or "" for it in neighbours))
+        joined = replace(neighbours[0], content="\n\n".join(neighbour.content or "" for neighbour in neighbours))
         if isinstance(joined, UserMessage):
-            said = [it for it in neighbours if isinstance(it, UserMessage)]
-            images, files = ([it for one in said for it in one.images], [it for one in said for it in one.files])
+            said = [neighbour for neighbour in neighbours if isinstance(neighbour, UserMessage)]
+            images, files = (
+                [image for one in said for image in one.images],
+                [file for one in said for file in one.files],
+            )
             joined = replace(joined, images=tuple(images), files=tuple(files))
         yield joined
 

@@ -140,7 +140,7 @@ class LocalModel:
         if self._tools or request.tool_choice not in ("auto", "none"):
             return await models["steps"].complete(request, on_delta)
         messages, said = read_chat(request)
-        before = [it.content or "" for it in messages if isinstance(it, AssistantMessage)]
+        before = [message.content or "" for message in messages if isinstance(message, AssistantMessage)]
         usage = Usage()
         for way in ("chat", "again"):
             reply = await models[way].complete(replace(request, messages=messages, tools=(), tool_choice="auto"))

@@ -131,7 +131,7 @@ class ReplyOrigin:
 
     def keep_demanded(self) -> ReplyOrigin:
         """Return the origin without the thinking that the server can do without."""
-        return replace(self, message={name: it for name, it in self.message.items() if name in self.demanded})
+        return replace(self, message={name: value for name, value in self.message.items() if name in self.demanded})
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class ModelReply:
             if self.origin.message:
                 told["message"] = dict(self.origin.message)
             if any(self.origin.calls):
-                told["calls"] = [dict(it) for it in self.origin.calls]
+                told["calls"] = [dict(call) for call in self.origin.calls]
             if self.origin.rules:
                 told["rules"] = dict(self.origin.rules)
             value["origin"] = told
@@ -228,9 +228,9 @@ _WITHHELD = frozenset(
 
 def join_origins(replies: Sequence[ModelReply]) -> ReplyOrigin | None:
     """Return the origin of a reply that is made of several; None where they came from different endpoints."""
-    origins = [it.origin for it in replies]
+    origins = [reply.origin for reply in replies]
     first = origins[0] if origins else None
-    if first is None or any(it is None or it.endpoint != first.endpoint for it in origins):
+    if first is None or any(origin is None or origin.endpoint != first.endpoint for origin in origins):
         return None
     message: dict[str, JsonValue] = {}
     calls: list[Mapping[str, JsonValue]] = []

@@ -239,7 +239,7 @@ class OpenAIModel:
         # fields that have their names here already. That is half of a call's CPU, more as the history grows
         # (docs/performance.md). The reply is read as JSON: servers differ from the SDK's types in every part.
         client, body = self._clients.get(), self._build_body(request, step, is_heard=on_delta is not None)
-        tools = [it.name for it in request.tools]
+        tools = [tool.name for tool in request.tools]
         if not body.get("stream"):
             return read_completion(await client.post(_PATH, cast_to=object, body=body), tools)
         draft = Draft(tools)
@@ -478,7 +478,7 @@ def encode_request(
         if request.tool_choice != "auto":  # the API's default, and refused without tools
             body["tool_choice"] = _encode_choice(request.tool_choice)
     elif step is None and rules.declares_used_tools:
-        used = dict.fromkeys(it.name for message in request.messages for it in getattr(message, "tool_calls", ()))
+        used = dict.fromkeys(call.name for message in request.messages for call in getattr(message, "tool_calls", ()))
         if used:
             body["tools"] = [_encode_tool(ToolSpec(name, "Not available any more.", _NO_PARAMETERS)) for name in used]
     if step is not None and step.schema is not None:
@@ -492,9 +492,11 @@ _NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 def _mark_caches(messages: Sequence[Any], prompt: str) -> None:
     """Say where ends what is the same in the next turn: Anthropic's models cache up to such a mark, and nowhere else
     (https://platform.claude.com/docs/en/build-with-claude/prompt-caching; of at most four marks these are three)."""
-    system = (it for it in messages if it["role"] == "system")
-    conversation = (it for it in messages if it["role"] == "user" and _read_first_text(it).startswith(prompt))
-    results = (it for it in reversed(messages) if it["role"] == "tool")
+    system = (message for message in messages if message["role"] == "system")
+    conversation = (
+        message for message in messages if message["role"] == "user" and _read_first_text(message).startswith(prompt)
+    )
+    results = (message for message in reversed(messages) if message["role"] == "tool")
     for found, end in ((system, None), (conversation, len(prompt)), (results, None)):
         message = next(found, None)
         if message is not None:

@@ -45,14 +45,16 @@ def read_failure(status: int, headers: Mapping[str, str], body: object) -> Provi
     """Return what an error says. ``status`` is 200 for an error inside of a reply."""
     error = _find_error(body)
     words = _read_words(error)[:MAX_WORDS]
-    names = [it for it in (_name(error, "code"), _name(error, "status"), _name(error, "type")) if it]
-    inner = next((int(it) for it in names if it.isdigit() and 400 <= int(it) < 600), 0)
+    names = [name for name in (_name(error, "code"), _name(error, "status"), _name(error, "type")) if name]
+    inner = next((int(name) for name in names if name.isdigit() and 400 <= int(name) < 600), 0)
     status = status if status >= 300 else inner
-    code = next((it for it in names if not it.isdigit()), "") or next((it for it in names if it != str(status)), "")
+    code = next((name for name in names if not name.isdigit()), "") or next(
+        (name for name in names if name != str(status)), ""
+    )
     delay = read_retry_after(headers)
     if delay is None:
         delay = _find_delay(error, words)
-    kinds = {it.lower() for it in names}
+    kinds = {name.lower() for name in names}
     is_output = _is_output_limit(words.lower(), _name(error, "param").lower())
     lacks_tools = _NO_TOOLS.search(words) is not None
     reason = "rejected" if lacks_tools else _classify(status, kinds, words.lower(), delay, is_output)
@@ -121,10 +123,10 @@ def _read_details(value: Any) -> str:
     if not isinstance(value, list):
         return _read_words(value)
     told = []
-    for it in value:
-        place = it.get("loc") if isinstance(it, Mapping) else None
+    for fault in value:
+        place = fault.get("loc") if isinstance(fault, Mapping) else None
         where = ".".join(map(str, place)) + ": " if isinstance(place, list) else ""
-        told.append(where + _read_words(it))
+        told.append(where + _read_words(fault))
     return "; ".join(told)
 
 
@@ -208,7 +210,7 @@ def _classify(status: int, kinds: set[str], words: str, delay: int | None, is_ou
     # Google says "you exceeded your current quota" of a minute's quota too, and then when to come again.
     if kinds & _QUOTA_CODES or status == 402 or (_QUOTA.search(words) and delay is None and status not in (401, 404)):
         return "quota"
-    status = status or next((_STATUS_BY_CODE[it] for it in sorted(kinds) if it in _STATUS_BY_CODE), 0)
+    status = status or next((_STATUS_BY_CODE[kind] for kind in sorted(kinds) if kind in _STATUS_BY_CODE), 0)
     if status in (400, 422) or status >= 500 or (status == 0 and not _BUSY.search(words)):
         if is_output and _mentions_limit(words):
             return "misconfigured"
@@ -323,9 +325,9 @@ def _walk(value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
     if depth > 8:
         return
     if isinstance(value, Mapping):
-        yield from ((str(name), it) for name, it in value.items())
-        for it in value.values():
-            yield from _walk(it, depth + 1)
+        yield from ((str(name), item) for name, item in value.items())
+        for item in value.values():
+            yield from _walk(item, depth + 1)
     elif isinstance(value, list):
-        for it in value:
-            yield from _walk(it, depth + 1)
+        for item in value:
+            yield from _walk(item, depth + 1)

@@ -197,8 +197,10 @@ def load_script(spec: str) -> Script:
 
 
 def _estimate_prompt(request: ModelRequest) -> int:
-    calls = (call for it in request.messages if isinstance(it, AssistantMessage) for call in it.tool_calls)
-    return _estimate(*(it.content or "" for it in request.messages), *(it.arguments for it in calls))
+    calls = (
+        call for message in request.messages if isinstance(message, AssistantMessage) for call in message.tool_calls
+    )
+    return _estimate(*(message.content or "" for message in request.messages), *(call.arguments for call in calls))
 
 
 def _estimate(*texts: str) -> int:
@@ -264,7 +266,9 @@ class When(Strict):
         groups: Mapping[str | int, str] = {}
         if self.result_regex is not None:
             contents = [item.content for item in last if self.after is None or item.tool == self.after]
-            found = next(filter(None, (compile_pattern(self.result_regex).search(it) for it in contents)), None)
+            found = next(
+                filter(None, (compile_pattern(self.result_regex).search(content) for content in contents)), None
+            )
             if found is None:
                 return None
             groups = _read_groups(found)

@@ -38,12 +38,12 @@ def read_chat(request: ModelRequest) -> tuple[tuple[SystemMessage | UserMessage 
     chat: list[SystemMessage | UserMessage | AssistantMessage] = [SystemMessage(f"{instruction}\n{SHORT}".strip())]
     said = [*earlier, MessageView(view.incoming_sender or "someone", incoming)]
     # Neighbours of one side are one message: chat templates want the sides in turn.
-    for is_own, group in groupby(said, key=lambda it: it.sender == request.agent_id):
-        text = "\n".join(it.text[:MAX_CHARS] for it in group)
+    for is_own, group in groupby(said, key=lambda message: message.sender == request.agent_id):
+        text = "\n".join(message.text[:MAX_CHARS] for message in group)
         chat.append(AssistantMessage(text) if is_own else UserMessage(text))
     if isinstance(chat[1], AssistantMessage):
         del chat[1]  # the window begins in the middle
-    return tuple(chat), [it.text for it in said if it.sender != request.agent_id]
+    return tuple(chat), [message.text for message in said if message.sender != request.agent_id]
 
 
 def keep_own_words(reply: str, said: Iterable[str], before: Iterable[str] = (), *, is_cut: bool = False) -> str:
@@ -51,19 +51,19 @@ def keep_own_words(reply: str, said: Iterable[str], before: Iterable[str] = (), 
     empty if nothing is left. What the agent said ``before`` goes too, beside something new. ``is_cut``: the reply broke
     off, and its last sentence goes, unless it is the only one."""
     texts = list(said)
-    heard = [_list_words(it) for text in texts for it in (text, *_list_sentences(text))]
+    heard = [_list_words(part) for text in texts for part in (text, *_list_sentences(text))]
     sentences = _list_sentences(reply)
     if is_cut and len(sentences) > 1 and sentences[-1][-1] not in ".!?…":
         sentences.pop()
     kept: dict[tuple[str, ...], str] = {}
     for sentence in sentences:
         words = _list_words(sentence)
-        if words and not any(_repeats(words, it) for it in heard):
+        if words and not any(_repeats(words, sentence) for sentence in heard):
             kept.setdefault(tuple(words), sentence)
-    old = {tuple(_list_words(it)) for text in before for it in _list_sentences(text)}
-    new = [it for words, it in kept.items() if words not in old]
+    old = {tuple(_list_words(sentence)) for text in before for sentence in _list_sentences(text)}
+    new = [sentence for words, sentence in kept.items() if words not in old]
     answer = " ".join((new or [*kept.values()])[:MAX_SENTENCES])
-    return "" if any(_repeats(_list_words(answer), it) for it in heard) else answer
+    return "" if any(_repeats(_list_words(answer), sentence) for sentence in heard) else answer
 
 
 def _repeats(words: Sequence[str], heard: Sequence[str]) -> bool:
@@ -79,7 +79,7 @@ def _holds(words: Sequence[str], part: Sequence[str]) -> bool:
 
 
 def _list_sentences(text: str) -> list[str]:
-    return [it for it in _SENTENCE_END.split(text.strip()) if it]
+    return [sentence for sentence in _SENTENCE_END.split(text.strip()) if sentence]
 
 
 def _list_words(text: str) -> list[str]:

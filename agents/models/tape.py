@@ -73,7 +73,7 @@ def print_request(model: Model, request: ModelRequest) -> dict[str, Any]:
     made: dict[str, Any] = {
         "hash": now.whole[:HASH_CHARS],
         "model": now.model,
-        "messages": "".join(it[: 1 + SHORT_CHARS] for it in now.messages),
+        "messages": "".join(digest[: 1 + SHORT_CHARS] for digest in now.messages),
         "tools": now.all_tools[:SHORT_CHARS],
     }
     if now.settings:
@@ -81,10 +81,10 @@ def print_request(model: Model, request: ModelRequest) -> dict[str, Any]:
     if now.choice != "auto":
         made["tool_choice"] = now.choice
     if now.attached:
-        made["attached"] = [it[:SHORT_CHARS] for it in now.attached]
+        made["attached"] = [digest[:SHORT_CHARS] for digest in now.attached]
     if not any(isinstance(message, AssistantMessage) for message in request.messages):
         made["tools"] = ",".join(f"{name}={value[:SHORT_CHARS]}" for name, value in now.tools.items())
-        made["lines"] = " ".join("".join(_print_lines(it.content or "")) for it in request.messages[:2])
+        made["lines"] = " ".join("".join(_print_lines(message.content or "")) for message in request.messages[:2])
     return made
 
 
@@ -132,7 +132,7 @@ class _Hashes:
             choice if isinstance(choice, str) else f"the tool {choice.name}",
             _digest_messages(request.messages),
             {tool.name: _digest_tool(tool) for tool in request.tools},
-            [_digest(it) for it in _list_attached(request.messages)],
+            [_digest(content) for content in _list_attached(request.messages)],
         )
 
     @property
@@ -173,7 +173,7 @@ def _read_tools(recorded: object) -> Mapping[str, str] | None:
         case "":
             return {}
         case str() if "=" in recorded:
-            return {name: value for name, _, value in (it.partition("=") for it in recorded.split(","))}
+            return {name: value for name, _, value in (item.partition("=") for item in recorded.split(","))}
         case _:
             return None
 
@@ -210,30 +210,30 @@ def _tell_tools(names: Sequence[str], one: str, many: str) -> list[str]:
 def _compare_messages(recorded: Print, now: _Hashes, messages: Sequence[ChatMessage]) -> str | None:
     given = recorded.get("messages") or ""
     then = _split(given, 1 + SHORT_CHARS) if isinstance(given, str) else list(given)
-    present = [it[: len(then[0])] for it in now.messages] if then else list(now.messages)
-    for place, (was, it) in enumerate(zip(then, present, strict=False)):
-        if was == it:
+    present = [digest[: len(then[0])] for digest in now.messages] if then else list(now.messages)
+    for place, (was, digest) in enumerate(zip(then, present, strict=False)):
+        if was == digest:
             continue
-        name, said = f"message {place} ({_ROLES.get(it[:1], 'unknown')})", messages[place].content
-        if was in present[place:] and it in then[place:]:
+        name, said = f"message {place} ({_ROLES.get(digest[:1], 'unknown')})", messages[place].content
+        if was in present[place:] and digest in then[place:]:
             return f"{name} stands in another place; it says now: {_show(said)}"
-        if was[:1] != it[:1]:
+        if was[:1] != digest[:1]:
             return f"{name} was of the role {_ROLES.get(was[:1], 'unknown')}; it says now: {_show(said)}"
         lines = _read_lines(recorded.get("lines"))
         if place < len(lines):
             return f"{name}: {_compare_lines(lines[place], said or '')}"
         return f"{name} is another; it says now: {_show(said)}"
     if len(then) < len(present):
-        it = present[len(then)]
-        return f"message {len(then)} ({_ROLES.get(it[:1], 'unknown')}) is new: {_show(messages[len(then)].content)}"
+        added = present[len(then)]
+        return f"message {len(then)} ({_ROLES.get(added[:1], 'unknown')}) is new: {_show(messages[len(then)].content)}"
     if len(then) > len(present):
         return f"message {len(present)} ({_ROLES.get(then[len(present)][:1], 'unknown')}) is gone"
     return None
 
 
 def _compare_attached(then: Sequence[str], present: Sequence[str]) -> str | None:
-    for place, (was, it) in enumerate(zip(then, present, strict=False), 1):
-        if not _is_same(was, it):
+    for place, (was, digest) in enumerate(zip(then, present, strict=False), 1):
+        if not _is_same(was, digest):
             return f"of the images and files, number {place} is another"
     if len(then) != len(present):
         return f"there were {len(then)} images and files, and there are {len(present)} now"
@@ -243,7 +243,7 @@ def _compare_attached(then: Sequence[str], present: Sequence[str]) -> str | None
 def _compare_lines(then: Sequence[str], text: str) -> str:
     """Name the first line that is another one, in a message that is."""
     lines = text.split("\n")
-    present = _print_lines(text, is_long=any(len(it) == LONG_LINE_CHARS for it in then))
+    present = _print_lines(text, is_long=any(len(line) == LONG_LINE_CHARS for line in then))
     note = "the same lines in another order; " if Counter(then) == Counter(present) else ""
     for kind, start, end, first, last in SequenceMatcher(None, then, present, autojunk=False).get_opcodes():
         if kind == "replace":
@@ -266,13 +266,16 @@ def _print_lines(text: str, *, is_long: bool = False) -> list[str]:
     """Give a short hash of each line: 12 bits, as two digits."""
     lines = text.encode("utf-8", "replace").split(b"\n", MAX_LINES)[:MAX_LINES]
     hashes = [zlib.crc32(line) & 0xFFFF for line in lines]
-    return [f"{it:04x}" if is_long else _LINE_DIGITS[it >> 6 & 63] + _LINE_DIGITS[it & 63] for it in hashes]
+    return [
+        f"{checksum:04x}" if is_long else _LINE_DIGITS[checksum >> 6 & 63] + _LINE_DIGITS[checksum & 63]
+        for checksum in hashes
+    ]
 
 
 def _read_lines(recorded: object) -> list[list[str]]:
     if isinstance(recorded, str):
-        return [_split(it, 2) for it in recorded.split(" ")]
-    return [_split(it, LONG_LINE_CHARS) for it in recorded] if isinstance(recorded, list) else []
+        return [_split(text, 2) for text in recorded.split(" ")]
+    return [_split(text, LONG_LINE_CHARS) for text in recorded] if isinstance(recorded, list) else []
 
 
 def _split(text: str, size: int) -> list[str]:
@@ -308,11 +311,14 @@ def _digest_messages(messages: Sequence[ChatMessage]) -> list[str]:
 
 
 def _list_attached(messages: Sequence[ChatMessage]) -> list[str]:
-    said = [it for it in messages if isinstance(it, UserMessage)]
+    said = [message for message in messages if isinstance(message, UserMessage)]
     return [
-        it
+        attached
         for message in said
-        for it in (*message.images, *("\x1f".join((file.name, file.media_type, file.data)) for file in message.files))
+        for attached in (
+            *message.images,
+            *("\x1f".join((file.name, file.media_type, file.data)) for file in message.files),
+        )
     ]
 
 

@@ -96,7 +96,8 @@ def count_message(message: ChatMessage, count: Count) -> int:
     elif isinstance(message, UserMessage):
         tokens += IMAGE_TOKENS * len(message.images)
         tokens += sum(
-            len(it.data) // (AUDIO_CHARS if it.media_type.startswith("audio/") else FILE_CHARS) for it in message.files
+            len(file.data) // (AUDIO_CHARS if file.media_type.startswith("audio/") else FILE_CHARS)
+            for file in message.files
         )
     return tokens
 
@@ -151,7 +152,7 @@ class Prices(dict[str, Price]):
             return None
         each = max(1, calls)
         prompt, cached, completion = (
-            round(it / each) for it in (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            round(tokens / each) for tokens in (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         )
         try:
             asked = genai_prices.Usage(
