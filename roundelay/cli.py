@@ -39,6 +39,7 @@ from roundelay.commands import (
 )
 from roundelay.commands.options import debug_option, node_options
 from roundelay.garbage import collect_seldom
+from roundelay.nodes.reports import get_reporter
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NO_CONNECTION, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -145,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    reporter = get_reporter()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -167,7 +169,10 @@ def _run(arguments: Sequence[str] | None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_FAILURE
         sentence, code = explain(error)
-        click.echo(_format_traceback(error) if is_debugging() else f"Error: {sentence}", err=True)
+        if is_debugging():
+            click.echo(_format_traceback(error), err=True)
+        else:
+            reporter.report_error(sentence)
         return code
     return code if isinstance(code, int) else 0
 

@@ -19,6 +19,7 @@ from roundelay.commands.options import (
     run,
 )
 from roundelay.commands.output import show, show_list
+from roundelay.nodes.reports import get_reporter
 from roundelay.terminal.connection import login_id
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def run_command(
 
     from roundelay.agents.team import build_runner
     from roundelay.network.yaml import override_file
-    from roundelay.nodes.logs import Voice, log_to_stderr
+    from roundelay.nodes.logs import ProcessLog, log_to_stderr
     from roundelay.nodes.run_agents import read_agents, run_agents
 
     log_to_stderr(log_level, log_format)
@@ -69,8 +70,8 @@ def run_command(
             url=target.url,
             token=target.token,
             until_input_ends=until_input_ends,
-            say=click.echo,
-            note=Voice(log_format).say,
+            reporter=get_reporter(),
+            log=ProcessLog(log_format),
         )
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from roundelay.commands.options import check_url, debug_option, find_target, identity_options, log_options
+from roundelay.nodes.reports import get_reporter
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -116,6 +117,8 @@ def gateway(
     if "webhooks" in what and webhooks_file is None:
         raise click.UsageError("Webhooks need a file for their registrations: --webhooks FILE.")
 
+    reporter = get_reporter()
+
     async def work() -> None:
         with stop_signals() as stopping:
             serving = serve_gateway(
@@ -129,8 +132,8 @@ def gateway(
                 web_hosts=web_hosts,
             )
             async with serving as own_url:
-                told = "/openapi.json tells what it takes" if not until_input_ends else " ".join(what)
-                click.echo(f"Roundelay's gateway to {url} is ready on {own_url}/ ({told})")
+                note = "/openapi.json describes its endpoints" if not until_input_ends else " ".join(what)
+                reporter.report_ready(f"Roundelay's gateway to {url} is ready on {own_url}/ ({note})", f"{own_url}/")
                 await wait_for_first(stopping.wait(), *([wait_for_input_end()] if until_input_ends else []))
 
     try:

@@ -15,6 +15,7 @@ from roundelay.commands.options import debug_option, json_option, log_options, n
 from roundelay.commands.output import show
 from roundelay.network.extras import name_command
 from roundelay.network.platforms import find_loop_factory, has_desktop
+from roundelay.nodes.reports import get_reporter
 from roundelay.terminal.connection import READER_ID, login_id
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def up(
     from roundelay.network.extras import MissingExtra, describe_missing
     from roundelay.network.home import is_loopback
     from roundelay.network.hub.memory import return_large_blocks
-    from roundelay.nodes.logs import Voice, log_to_stderr
+    from roundelay.nodes.logs import ProcessLog, log_to_stderr
     from roundelay.nodes.up import place_mod_error, run_node
 
     flags["interop.port"] = interop_port
@@ -135,11 +136,12 @@ def up(
     if opens is None:
         opens = is_at_terminal and has_desktop() and not config.db.exists()
     opened: Path | None = None
+    reporter = get_reporter()
     command = name_command(Path.cwd())
 
-    def announce_ready(line: str, link: str | None) -> None:
+    def announce_ready(line: str, url: str, link: str | None) -> None:
         nonlocal opened
-        click.echo(line)
+        reporter.report_ready(line, url)
         if link is not None and opens:
             from roundelay.nodes.links import open_in_browser
 
@@ -158,7 +160,7 @@ def up(
         log_level=log_level,
         until_input_ends=until_input_ends,
         announce_ready=announce_ready,
-        voice=Voice(log_format),
+        log=ProcessLog(log_format),
         person_id=login_id() if config.web and (web_link or opens or is_at_terminal) else None,
     )
     return_large_blocks()

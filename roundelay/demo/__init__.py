@@ -1,2 +1,2 @@
-"""The demo, ``roundelay demo``: `play` runs it, on the `screen`; the agents of `team.yaml` are processes of their own
-(`member`)."""
+"""The demo, ``roundelay demo``: an example team (`team.yaml`, with its scripts in `agents` and its `tools`) that `play`
+starts on a node, and shows on the `screen`."""

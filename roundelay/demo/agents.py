@@ -1,8 +1,7 @@
-"""What the demo's agents say when no model drives them: a script for each, which sees only what a model would see.
+"""Scripts of the demo's agents, which take the place of a model. `team.yaml` names them.
 
-That is the prompt which the runner rendered, and the results of the agent's own tool calls. Nothing is remembered
-between two calls, so a reaction that is resumed in another process goes on as if nothing had been. `team.yaml` names
-these scripts; `member` runs one agent.
+A script sees what a model would see: the rendered prompt, and the results of the agent's own tool calls. It keeps no
+state between two calls, so another process can resume its reaction after a crash.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from roundelay.demo.tools import Task, find_sums, find_word_tasks
 
 DESK = "desk"
 SPECIALISTS = {"numbers": "calculate with numbers", "words": "count, pick and turn words and letters"}
-"""What each of them can do."""
+"""The specialists, and what each can do."""
 THINKING_S = 0.25
-"""A script's pause before each reply: a reader can follow, and there is a middle of a reaction in which an agent can be
-killed."""
+"""Pause of a script before each reply, in seconds. Readers can follow the conversation, and ``--kill`` hits an agent in the
+middle of its reaction."""
 THINKING_VARIABLE = "DEMO_THINKING_S"
-"""Tells an agent's process of another pause."""
+"""Environment variable with another pause, for the agents' processes."""
 
 _ASKS = re.compile(r"^(?:@\S+ )*@\S+, (?P<asker>\S+) asks: (?P<question>.*)", re.DOTALL)
 _ANSWERS = re.compile(r"^@desk, for (?P<asker>\S+): (?P<part>.*)", re.DOTALL)
@@ -34,15 +33,17 @@ _NOTHING = "nothing here that I can"
 
 
 def answer_desk(view: PromptView) -> Sequence[Action]:
-    """Pass a question on, join the answers, have them checked, and tell the person: each at the one message that
-    completes it."""
+    """Pass a question on, join the answers, have them checked, and answer the person.
+
+    Each step happens at the message that completes the step before it.
+    """
     if view.turn > 1:
         sent = "The message is on its way"
         failed = [result.content for result in view.tool_results if not result.content.startswith(sent)]
         return [say(f"I could not pass this on: {failed[-1]}")] if failed else [finish("said what there was to say")]
     is_direct = view.incoming_thread_id.startswith("direct:")
     if view.incoming_sender in SPECIALISTS:
-        return _tell_asker(view) if is_direct else _join_answers(view)
+        return _answer_asker(view) if is_direct else _join_answers(view)
     if not is_direct and f"@{DESK}" not in view.incoming_text:
         return [finish("said to everyone; whoever can, answers")]
     names = " ".join(f"@{name}" for name in SPECIALISTS)
@@ -50,10 +51,9 @@ def answer_desk(view: PromptView) -> Sequence[Action]:
 
 
 def _join_answers(view: PromptView) -> Sequence[Action]:
-    """Act at the answer that completes the set, and at no other: which one that is stands in the thread, whoever came
-    first."""
+    """Send the draft at the answer that completes the set. The thread shows which one that is, in any order."""
     thread = view.find_thread(view.incoming_thread_id)
-    earlier = {it.sender: found for it in thread.messages if (found := _ANSWERS.match(it.text))}
+    earlier = {message.sender: match for message in thread.messages if (match := _ANSWERS.match(message.text))}
     answer = _ANSWERS.match(view.incoming_text)
     if answer is None or view.incoming_sender in earlier:
         return [finish("nothing new")]
@@ -70,21 +70,21 @@ def _join_answers(view: PromptView) -> Sequence[Action]:
     return [send(able[0], f"My draft for {asker}: {draft}\nIs your part right?")]
 
 
-def _tell_asker(view: PromptView) -> Sequence[Action]:
+def _answer_asker(view: PromptView) -> Sequence[Action]:
     checked = _CHECKED.match(view.incoming_text)
     if checked is None:
         return [finish("nothing asked")]
-    own = [it.text for it in view.find_thread(view.incoming_thread_id).messages if it.sender == DESK]
-    for found in filter(None, map(_DRAFT.match, reversed(own))):
-        if found["asker"] == checked["asker"] and checked["part"] in found["draft"]:
-            draft = found["draft"]
+    texts = [message.text for message in view.find_thread(view.incoming_thread_id).messages if message.sender == DESK]
+    for match in filter(None, map(_DRAFT.match, reversed(texts))):
+        if match["asker"] == checked["asker"] and checked["part"] in match["draft"]:
+            draft = match["draft"]
             answer = f"{draft[:1].upper()}{draft[1:]}. ({view.incoming_sender} checked its part: {checked['verdict']})"
             return [send(checked["asker"], answer)]
     return [send(checked["asker"], f"{view.incoming_sender} does not confirm our draft: {view.incoming_text}")]
 
 
 def make_specialist(name: str, find_tasks: Callable[[str], list[Task]]) -> Callable[[PromptView], Sequence[Action]]:
-    """Give the script of an agent that finds tasks in a question, does them with its tools and says what came out."""
+    """Return the script of an agent that finds tasks in a question, does them with its tools and says the results."""
 
     def answer(view: PromptView) -> Sequence[Action]:
         if view.incoming_sender in SPECIALISTS:
@@ -100,25 +100,25 @@ def make_specialist(name: str, find_tasks: Callable[[str], list[Task]]) -> Calla
             return [say(f"Checked for {asker}: {part or 'nothing'} — {verdict}")]
         if not part and view.incoming_sender != DESK and not view.incoming_thread_id.startswith("direct:"):
             return [finish("nothing here for me")]  # said to everyone: silence is an answer
-        said = part or f"{_NOTHING} {SPECIALISTS[name]}."
-        return [say(f"@{DESK}, for {asker}: {said}" if view.incoming_sender == DESK else said)]
+        text = part or f"{_NOTHING} {SPECIALISTS[name]}."
+        return [say(f"@{DESK}, for {asker}: {text}" if view.incoming_sender == DESK else text)]
 
     return answer
 
 
 def _read_question(view: PromptView, find_tasks: Callable[[str], list[Task]]) -> tuple[str, str, bool]:
-    """Give who asks, what, and whether a draft of the answer is to be checked: then the question is the one that the
+    """Return who asks, the question, and whether the message asks to check a draft. The question is then the one that the
     draft answers."""
     is_from_desk = view.incoming_sender == DESK
-    if is_from_desk and (asked := _ASKS.match(view.incoming_text)):
-        return asked["asker"], asked["question"], False
+    if is_from_desk and (match := _ASKS.match(view.incoming_text)):
+        return match["asker"], match["question"], False
     if not is_from_desk or not (draft := _DRAFT.match(view.incoming_text)):
         return view.incoming_sender, view.incoming_text, False
-    said = [it.text for it in view.find_thread("broadcast").messages if it.sender == DESK]
-    for found in filter(None, map(_ASKS.match, reversed(said))):
-        tasks = find_tasks(found["question"])
-        if found["asker"] == draft["asker"] and tasks and all(task.label in draft["draft"] for task in tasks):
-            return draft["asker"], found["question"], True
+    texts = [message.text for message in view.find_thread("broadcast").messages if message.sender == DESK]
+    for match in filter(None, map(_ASKS.match, reversed(texts))):
+        tasks = find_tasks(match["question"])
+        if match["asker"] == draft["asker"] and tasks and all(task.label in draft["draft"] for task in tasks):
+            return draft["asker"], match["question"], True
     return draft["asker"], "", True
 
 

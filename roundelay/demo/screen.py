@@ -6,7 +6,6 @@ Takes facts and writes lines; whatever a participant wrote goes through `clean`.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from roundelay.network.messages import BaseMessage
@@ -61,22 +60,13 @@ class DemoScreen(Screen):
         self._hang(mark, 2, [clean(text)], paint=self.paint.yellow, below=mark)
         self.write("")
 
-    def summary(
-        self, threads: Mapping[str, int], turns: int, tool_calls: int, delays_ms: Sequence[float], duration_s: float
-    ) -> None:
-        """What the run came to: how many messages each thread has, and how long each message took to its recipient's
-        process."""
+    def summary(self, threads: Mapping[str, int], turns: int, tool_calls: int, duration_s: float) -> None:
+        """Write the totals of a run. ``threads`` counts the messages of each thread."""
         said = f"{count(sum(threads.values()), 'message')} in {count(len(threads), 'thread')}"
         done = f"{count(turns, 'turn')}, {count(tool_calls, 'tool call')}"
         self.write(self.paint.bold(f"{said}, {done}, {duration_s:.1f} s"))
-        times = f"p50 {_describe_delay(statistics.median(delays_ms))}, slowest {_describe_delay(max(delays_ms))}"
-        facts = {
-            "threads": ", ".join(f"{clean(thread_id)} {number}" for thread_id, number in threads.items()),
-            "delivery": f"{times}, from the hub's stamp to the recipient's process, the commit to disk included; "
-            f"{len(delays_ms)} measured",
-        }
-        for name, fact in facts.items():
-            self._hang(self.paint.dim(f"  {name:<10}"), 12, [fact], paint=self.paint.dim)
+        counts = ", ".join(f"{clean(thread_id)} {number}" for thread_id, number in threads.items())
+        self._hang(self.paint.dim("  threads   "), 12, [counts], paint=self.paint.dim)
         self.write("")
 
     def suggest(self, title: str, commands: Sequence[tuple[str, str]]) -> None:
@@ -118,10 +108,6 @@ def _describe_arguments(arguments: str) -> str:
     if not isinstance(values, dict):
         return _shorten(arguments)
     return ", ".join(f"{name}={_shorten(json.dumps(value, ensure_ascii=False))}" for name, value in values.items())
-
-
-def _describe_delay(delay_ms: float) -> str:
-    return "under 1 ms" if delay_ms < 1 else f"{delay_ms:.0f} ms"
 
 
 def _shorten(text: str) -> str:

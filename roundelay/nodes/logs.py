@@ -1,8 +1,8 @@
-"""What the commands that stay, a node and its agents, write on stderr: log lines, and what is said beside the log, in
-words or as JSON. The only place that configures logging.
+"""Standard error of the commands that stay: a node and its agents.
 
-``info`` and ``debug`` are this package's own: libraries are heard from ``warning`` on, since below that some of them
-log prompts, requests and frames. Nothing of ours logs tokens, prompts or the bodies of messages.
+Log lines and the sentences beside them have one format: text or JSON. Only this module configures logging. The levels
+``info`` and ``debug`` cover this package alone, because below ``warning`` some libraries log prompts, requests and frames.
+This package logs no tokens, prompts or message bodies.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from roundelay.network.credentials import hide_secrets
 from roundelay.terminal.text import clean, clean_json, clean_lines
 
 LogFormat = Literal["text", "json"]
-_OURS = "roundelay"
-_KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_PACKAGE = "roundelay"
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class _LineFormatter(logging.Formatter):
-    """One line for each record, its ``extra`` fields behind the message as ``name=value``, and a traceback below. What
-    was raised may quote a participant, so nothing of it can drive a terminal."""
+    """Formats a record as one line: the message, ``name=value`` for each ``extra`` field, and a traceback below.
+
+    An exception may quote a participant, so control characters are removed.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line = hide_secrets(super().format(record))
@@ -34,82 +36,83 @@ class _LineFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One line of JSON for each record: ``at``, ``level``, ``logger``, ``message``, ``exception`` if there is one, and
-    its ``extra`` fields beside them."""
+    """Formats a record as one JSON object: ``at``, ``level``, ``logger``, ``message``, ``exception`` if there is one,
+    and its ``extra`` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = {"message": record.getMessage()}
+        texts = {"message": record.getMessage()}
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        head = {"at": _write_time(record.created), "level": record.levelname.lower(), "logger": record.name}
-        said = {name: hide_secrets(text) for name, text in said.items()}
-        return _write_json({**_read_extra(record), **head, **said})
+            texts["exception"] = self.formatException(record.exc_info)
+        head = {"at": _format_time(record.created), "level": record.levelname.lower(), "logger": record.name}
+        texts = {name: hide_secrets(text) for name, text in texts.items()}
+        return _format_json({**_read_extra(record), **head, **texts})
 
 
-class Voice:
-    """What a command says on stderr beside its log, and passes on of the processes that it has started."""
+class ProcessLog:
+    """Standard error of a command, beside its log: the command's own sentences, and the output of its processes."""
 
     def __init__(self, log_format: LogFormat) -> None:
         self.format = log_format
 
-    def say(self, text: str) -> None:
-        """Say a sentence."""
-        self._write(text, {"at": _write_time(time.time()), "level": "warning", "logger": _OURS, "message": text})
+    def write(self, sentence: str) -> None:
+        """Write a sentence of the command itself."""
+        fields = {"at": _format_time(time.time()), "level": "warning", "logger": _PACKAGE, "message": sentence}
+        self._print(sentence, fields)
 
-    def pass_on(self, agent_id: str, line: str) -> None:
-        """Pass on a line that the process of an agent has written: its log's, or what its code prints."""
-        found = _read_object(line) if self.format == "json" else {}
-        told = found or {"at": _write_time(time.time()), "level": "info", "logger": "output", "message": line}
-        self._write(f"{agent_id}: {clean_lines(line)[0]}", {**told, "process": agent_id})
+    def forward(self, name: str, line: str) -> None:
+        """Write an output line of a process, with the name of the process before it."""
+        fields = _read_log_line(line) if self.format == "json" else {}
+        fields = fields or {"at": _format_time(time.time()), "level": "info", "logger": "output", "message": line}
+        self._print(f"{name}: {clean_lines(line)[0]}", {**fields, "process": name})
 
-    def _write(self, text: str, told: dict[str, Any]) -> None:
-        print(text if self.format == "text" else _write_json(told), file=sys.stderr, flush=True)
+    def _print(self, text: str, fields: dict[str, Any]) -> None:
+        print(text if self.format == "text" else _format_json(fields), file=sys.stderr, flush=True)
 
 
 def log_to_stderr(level: str, log_format: LogFormat = "text") -> None:
-    """Log what is at least as grave as ``level`` (``debug``, ``info``, ``warning``, ``error``); of libraries nothing
-    below ``warning``."""
+    """Log to stderr from ``level`` on (``debug``, ``info``, ``warning``, ``error``), and of libraries from ``warning``
+    on."""
     handler = logging.StreamHandler(sys.stderr)
     line = _LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
     handler.setFormatter(line if log_format == "text" else _JsonFormatter())
     root, number = logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.WARNING))
-    logging.getLogger(_OURS).setLevel(number)
+    logging.getLogger(_PACKAGE).setLevel(number)
 
 
 def _read_extra(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: _hide(value) for name, value in vars(record).items() if name not in _KNOWN}
+    return {name: _hide(value) for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
 
 
 def _hide(value: Any) -> Any:
-    """Return a value without secrets; what is neither text, number nor a collection becomes text."""
+    """Return a value without secrets. A value of another type becomes text if it holds one."""
     match value:
         case None | bool() | int() | float():
             return value
         case dict():
-            return {key: _hide(it) for key, it in value.items()}
+            return {key: _hide(item) for key, item in value.items()}
         case list() | tuple():
-            return [_hide(it) for it in value]
+            return [_hide(item) for item in value]
         case str():
             return hide_secrets(value)
         case _:
-            shown = hide_secrets(str(value))
-            return value if shown == str(value) else shown
+            text = hide_secrets(str(value))
+            return value if text == str(value) else text
 
 
-def _read_object(line: str) -> dict[str, Any]:
-    """Read a line of another process's log; nothing where it is none."""
+def _read_log_line(line: str) -> dict[str, Any]:
+    """Return the fields of another process's JSON log line; empty for any other line."""
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) and {"at", "level", "message"} <= found.keys() else {}
+    return fields if isinstance(fields, dict) and {"at", "level", "message"} <= fields.keys() else {}
 
 
-def _write_time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _write_json(told: dict[str, Any]) -> str:
-    return clean_json(json.dumps(told, ensure_ascii=False, default=str))
+def _format_json(fields: dict[str, Any]) -> str:
+    return clean_json(json.dumps(fields, ensure_ascii=False, default=str))

@@ -1,9 +1,9 @@
-"""Processes of ours on this machine: the agents of a node, those of the demo, and a network of processes in a test.
+"""Child processes of this package: the agents and the gateway of a node, the node of the demo, and a network of
+processes in a test.
 
-From outside, `Process`: started, killed, stopped; its printed lines handed on, one of which says that it is ready. From
-inside, for a command that stays: it is to end at a signal (`stop_signals`), or at the end of its input
-(`wait_for_input_end`), whose other end whoever started it holds. So no process outlives the one that started it,
-however that ends.
+`Process` is the parent's side: start, stop and kill a child, and read its output lines and reports (`reports`). The other
+functions are the child's side. A command that stays ends at a signal (`stop_signals`) or at the end of its input
+(`wait_for_input_end`). The parent holds the other end of that input, so no child outlives its parent.
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ from pathlib import Path
 
 from roundelay.network.errors import RoundelayError
 from roundelay.network.platforms import handle_signals, list_stop_signals
+from roundelay.nodes.reports import SUPERVISED, Report, read_report
+from roundelay.terminal.text import clean
 
 START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 5.0
-LAST_WORDS_S = 1.0
+DRAIN_TIMEOUT_S = 1.0
+"""Time to read the remaining output of a process that has ended, in seconds."""
 MAX_LINE_BYTES = 64 * 1024
-KEPT_LINES = 20
+MAX_LAST_LINES = 20
 
 
 class NotReady(RoundelayError):
-    """A process has ended, or has not said in time that it is ready; the sentence has its last words."""
+    """A process ended, or did not become ready in time. The sentence quotes its last output."""
 
     code = "not_ready"
 
 
 class Process:
-    """A process of this Python: a module with its arguments. It may be run again and again, one at a time.
+    """A child process of this Python, which can run several times, one run after the other.
 
-    ``ready`` is how the line begins that says it is ready; every other one that it prints goes to ``take_line``.
+    ``arguments`` follow the interpreter. Output lines that are no reports go to ``on_line``.
     """
 
     def __init__(
@@ -43,28 +46,29 @@ class Process:
         name: str,
         arguments: Sequence[str],
         *,
-        ready: str,
-        take_line: Callable[[str], None],
+        on_line: Callable[[str], None] = lambda _: None,
         folder: Path | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         self.name = name
+        self.url = ""
+        """Address at which the process last reported that it is ready; empty before."""
+        self.error = ""
+        """Why the current run failed, as the process reported it; empty otherwise."""
         self.is_ready = False
         self.settled = asyncio.Event()
-        """It has been ready, so that nobody need wait for it any more."""
-        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        """Set once the process was ready, or once nobody needs to wait for that any more."""
+        self.last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
         self._command = [sys.executable, *arguments]
-        self._ready = ready
-        self._take_line = take_line
+        self._on_line = on_line
         self._folder = folder
         self._environment = environment
-        self._place = ""  # where it says that it is ready
         self._process: asyncio.subprocess.Process | None = None
-        self._running: asyncio.Task[int] | None = None
+        self._run_task: asyncio.Task[int] | None = None
 
     @property
     def pid(self) -> int:
-        """Of the process that runs, or ran last; 0 before the first."""
+        """Id of the current process, or of the last one; 0 before the first run."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -72,80 +76,94 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     async def run(self) -> int:
-        """Run it to its end; gives the exit code, that of a signal negative. Cancelled, it is asked to end, and then
-        killed."""
-        # A token in the environment is its user's, and no agent's: that one is in the user's folder.
-        own = ("ROUNDELAY_TOKEN", "ROUNDELAY_URL")
-        environment = {name: value for name, value in self._environment.items() if name not in own}
+        """Run the process to its end and return the exit code; the code of a signal is negative.
+
+        On cancellation the process is asked to end, and killed after `STOP_TIMEOUT_S`.
+        """
+        # The token in the environment is the user's. An agent has its own, in the user's folder.
+        user_variables = ("ROUNDELAY_TOKEN", "ROUNDELAY_URL")
+        environment = {name: value for name, value in self._environment.items() if name not in user_variables}
         self.last_lines.clear()
+        self.error = ""
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=environment | {"PYTHONUNBUFFERED": "1"},
+            env=environment | {"PYTHONUNBUFFERED": "1", SUPERVISED: "1"},
             cwd=self._folder,
-            start_new_session=True,  # Ctrl-C is for the process that started it, which then stops it
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops the child in order
         )
         assert process.stdout is not None
-        hearing = asyncio.create_task(self._hear(process.stdout))
+        reader = asyncio.create_task(self._read_output(process.stdout))
         try:
-            await asyncio.shield(hearing)
+            await asyncio.shield(reader)
             return await process.wait()
         finally:
             self.is_ready = False
             await _stop(process)
-            # Also what it says at its end; but a process that it has left behind may hold its output open.
-            await asyncio.wait([hearing], timeout=LAST_WORDS_S)
-            hearing.cancel()
+            # Read the output of the shutdown too. A grandchild may hold the pipe open for ever, so this wait is bounded.
+            await asyncio.wait([reader], timeout=DRAIN_TIMEOUT_S)
+            reader.cancel()
 
     async def start(self) -> str:
-        """Run it beside, until `kill` or `stop`; gives what stands behind the beginning of its ready line. Raises
-        `NotReady`."""
+        """Run the process in the background until `stop` or `kill`; return the address at which it is ready.
+
+        Raises `NotReady`.
+        """
         self.settled.clear()
-        self._running = asyncio.create_task(self.run())
+        self._run_task = asyncio.create_task(self.run())
         settled = asyncio.create_task(self.settled.wait())
         try:
-            await asyncio.wait([self._running, settled], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([self._run_task, settled], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             settled.cancel()
         if not self.settled.is_set():
-            if self._running.done():
-                self._running.result()  # raises what kept it from being run at all
+            if self._run_task.done():
+                self._run_task.result()  # raises why the process could not be created
             await self.stop()
-            words = "\n".join(self.last_lines).strip()
-            raise NotReady(f"The process of {self.name} did not get ready: {words or 'it said nothing'}")
-        return self._place
+            output = "\n".join(self.last_lines).strip()
+            raise NotReady(f"The process of {self.name} did not get ready: {output or 'it printed nothing'}")
+        return self.url
 
     def kill(self) -> None:
-        """End it as a crash would (SIGKILL)."""
+        """End the process as a crash does (SIGKILL)."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     async def stop(self) -> None:
-        """End what `start` began: asked first, then killed; after `kill` there is nothing left to ask. Idempotent."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.cancel()
-            await asyncio.wait([running])
+        """End what `start` began: ask the process first, then kill it. Idempotent."""
+        task, self._run_task = self._run_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
-    def on_ready(self) -> None:
-        """Called when the process says that it is ready."""
+    async def wait(self) -> int:
+        """Wait for the end of the process that `start` began, and return its exit code."""
+        assert self._run_task is not None
+        return await asyncio.shield(self._run_task)
 
-    async def _hear(self, output: asyncio.StreamReader) -> None:
+    def handle_report(self, report: Report) -> None:
+        """Record a report of the process. Subclasses extend this."""
+        if report["report"] == "error":
+            self.error = clean(report["message"])
+        else:
+            self.url = report["url"]
+            self.is_ready = True
+            self.settled.set()
+
+    async def _read_output(self, output: asyncio.StreamReader) -> None:
         async for line in _read_lines(output):
-            self.last_lines.append(line)
-            if line.startswith(self._ready):
-                self._place = line.removeprefix(self._ready)
-                self.is_ready = True
-                self.settled.set()
-                self.on_ready()
+            report = read_report(line)
+            self.last_lines.append(line if report is None else report["message"])
+            if report is None:
+                self._on_line(line)
             else:
-                self._take_line(line)
+                self.handle_report(report)
 
 
 async def _read_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines without their ends; one that is too long comes in pieces."""
+    """Yield lines without their ends. A line over `MAX_LINE_BYTES` comes in pieces."""
     rest = b""
     while data := await stream.read(MAX_LINE_BYTES):
         *lines, rest = (rest + data).split(b"\n")
@@ -158,7 +176,7 @@ async def _read_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a process: asked at first, then killed. Nothing is left of it."""
+    """End a process: terminate first, kill after `STOP_TIMEOUT_S`."""
     if process.returncode is not None:
         return
     process.terminate()
@@ -170,19 +188,15 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-# --- from inside
-
-
-def ready_line(agent_id: str, url: str) -> str:
-    """What an agent's process prints when the agent has joined; how its beginning is recognised, if no ``url`` is
-    given."""
-    return f"Agent {agent_id} is ready at {url}"
+# --- the child's side
 
 
 @contextmanager
 def stop_signals() -> Iterator[asyncio.Event]:
-    """An event that is set by the first signal to stop; a second one ends the process at once, whatever hinders its
-    end."""
+    """Yield an event that the first stop signal sets.
+
+    A second signal ends the process at once, even while its shutdown hangs.
+    """
     stopping = asyncio.Event()
     numbers = list_stop_signals()
 
@@ -197,7 +211,7 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
 
 async def wait_for_input_end() -> None:
-    """Wait until nobody holds the other end of standard input any more."""
+    """Wait until the parent has closed, or lost, the other end of standard input."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -210,7 +224,7 @@ async def wait_for_input_end() -> None:
 
 
 async def wait_for_first(*waits: Coroutine[object, object, object]) -> None:
-    """Wait until the first of these has ended; the others are cancelled. Raises what it raised."""
+    """Wait until the first of these coroutines ends, and cancel the others. Raises what it raised."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

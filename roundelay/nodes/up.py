@@ -1,8 +1,8 @@
-"""``roundelay up``: a node, and a process of its own for each agent that its file declares, and for the gateway.
+"""``roundelay up``: a node with a supervised process for each agent of its file, and one for the gateway.
 
-Such a process is started again when it ends with an error, later each time, and ends with the node: at its stop by
-SIGTERM, at a crash because its input ends. What a process prints goes to stderr, with the agent's id before it; stdout
-has the one line that says ready.
+A supervised process starts again when it fails (`supervised`). It ends with the node: SIGTERM stops it in order, and after
+a crash of the node the end of its input does. Its output goes to stderr, after the agent's id. Standard output has only
+the line that reports ready.
 """
 
 from __future__ import annotations
@@ -46,16 +46,9 @@ from roundelay.network.platforms import is_read_only, raise_file_limit
 from roundelay.network.tls import read_certificate, server_context
 from roundelay.nodes.hub_http import TIMEOUT_S, read_readiness
 from roundelay.nodes.links import make_owners_link
-from roundelay.nodes.logs import Voice
+from roundelay.nodes.logs import ProcessLog
 from roundelay.nodes.processes import stop_signals, wait_for_first, wait_for_input_end
-from roundelay.nodes.supervised import (
-    GATEWAY_READY,
-    AgentProcess,
-    GatewayProcess,
-    KeptProcess,
-    NodeAgents,
-    webhooks_file,
-)
+from roundelay.nodes.supervised import AgentProcess, GatewayProcess, NodeAgents, SupervisedProcess, webhooks_file
 from roundelay.terminal.text import clean
 
 if TYPE_CHECKING:
@@ -66,9 +59,9 @@ _logger = logging.getLogger(__name__)
 READY_TIMEOUT_S = 30.0
 FEW_FILES = 1024
 NEEDED = ("network.window", "network.records", "network.history")
-"""What an agent calls to see what it works on, and to go on with it after a crash."""
+"""Operations that an agent needs to read its work, and to resume it after a crash."""
 
-Say = Callable[[str], None]
+Write = Callable[[str], None]
 
 
 async def run_node(
@@ -78,66 +71,66 @@ async def run_node(
     operator_id: str,
     log_level: str,
     until_input_ends: bool,
-    announce_ready: Callable[[str, str | None], None],
-    voice: Voice,
+    announce_ready: Callable[[str, str, str | None], None],
+    log: ProcessLog,
     person_id: str | None = None,
 ) -> None:
-    """Run a node with its agents until SIGTERM, SIGINT or, if asked, the end of the input; both are stopped in good
-    order.
+    """Run a node with its agents until SIGTERM or SIGINT, or with ``until_input_ends`` until its input ends.
 
-    ``announce_ready`` gets the ready line once every agent has joined, or has failed at it, and with ``person_id`` a
-    link that logs that person in to the page. ``operator_id`` asks a node that listens there already for its name.
-    Raises what `serve` raises, `ConfigError` when an agent's file is
-    wrong, and `InternalError` when the hub fails.
+    ``announce_ready`` gets the ready line, the node's address and, with ``person_id``, a link that logs that person in to
+    the page. It is called once every agent has joined or failed. ``operator_id`` asks a node that already listens at this
+    address for its name. Raises what `serve` raises, `ConfigError` for a wrong agent file, and `InternalError` when the
+    hub fails.
     """
     check_folder(config.db)
-    say = voice.say
+    write = log.write
     tls, certificate = load_tls(config)
     with (
         stop_signals() as stopping,
         suppress(StoppedWaiting),
-        _Announcement(config, certificate, say) as note,
+        _Announcement(config, certificate, write) as announcement,
         ExitStack() as stack,
     ):
-        ours = _Agents(agents, config, say)
+        own_agents = _OwnAgents(agents, config, write)
 
         async def let_in(hub: Hub, url: str) -> None:
-            await ours.let_in(hub, reachable_url(url))
+            await own_agents.let_in(hub, reachable_url(url))
 
-        async with _listening(config, tls, operator_id, let_in, note.leave, stopping, say) as node:
-            warn_of_few_files(say)
+        async with _listening(config, tls, operator_id, let_in, announcement.publish, stopping, write) as node:
+            warn_of_few_files(write)
             if exposed := find_exposed(config):
-                say(describe_exposed(exposed))
+                write(describe_exposed(exposed))
             for sentence in describe_locked_out(node.hub.state.rights, [spec.id for spec in agents]):
-                say(sentence)
+                write(sentence)
             url = reachable_url(node.url)
             keep_what_is_there()
             place = {"url": url, "network": node.hub.name, "database": str(config.db), "agents": len(agents)}
             _logger.info("the node listens", extra=place)
             snapshots = Path(stack.enter_context(TemporaryDirectory(prefix="roundelay-")))
-            own = [
-                AgentProcess(spec, node.hub, url, log_level=log_level, voice=voice, snapshots=snapshots)
-                for spec in ours.specs
+            agent_processes = [
+                AgentProcess(spec, node.hub, url, log_level=log_level, log=log, snapshots=snapshots)
+                for spec in own_agents.specs
             ]
-            node.hub.supervisor = NodeAgents(own)
-            processes: list[KeptProcess] = [*own]
+            node.hub.supervisor = NodeAgents(agent_processes)
+            processes: list[SupervisedProcess] = [*agent_processes]
             gateway = None
             if config.interop.serve:
-                gateway = GatewayProcess(config, url, log_level=log_level, voice=voice)
+                gateway = GatewayProcess(config, url, log_level=log_level, log=log)
                 processes.append(gateway)
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(process.keep()) for process in processes]
-                tasks.append(group.create_task(node.hub.supervisor.watch_files(say)))
+                tasks = [group.create_task(process.supervise()) for process in processes]
+                tasks.append(group.create_task(node.hub.supervisor.watch_files(write)))
 
                 async def announce(line: str) -> None:
                     if gateway is not None and gateway.is_ready:
-                        note.tell_gateway(gateway.url)
-                        line += f"\n{GATEWAY_READY}{url} is ready on {gateway.url} ({' '.join(config.interop.serve)})"
-                    link = None if person_id is None else await _make_link(node.hub, url, person_id, say)
-                    announce_ready(line, link)
+                        announcement.add_gateway(gateway.url)
+                        served = " ".join(config.interop.serve)
+                        line += f"\nRoundelay's gateway to {url} is ready on {gateway.url} ({served})"
+                    link = None if person_id is None else await _make_link(node.hub, url, person_id, write)
+                    announce_ready(line, node.url, link)
 
-                settling = _announce_when_settled(node, config, processes, announce, say)
-                tasks.append(group.create_task(settling))
+                settled = _announce_when_settled(node, config, processes, announce, write)
+                tasks.append(group.create_task(settled))
                 input_end = [wait_for_input_end()] if until_input_ends else []
                 await wait_for_first(stopping.wait(), node.hub.failed.wait(), *input_end)
                 _logger.info("the node stops", extra={"url": url, "has_failed": node.hub.failed.is_set()})
@@ -145,7 +138,7 @@ async def run_node(
                     task.cancel()
             if node.hub.failed.is_set():
                 raise InternalError(
-                    "The hub failed, and the log says at what; nothing acknowledged is lost: start the node again."
+                    "The hub failed. The log says why. Nothing acknowledged is lost: start the node again."
                 )
     _logger.info("the node has stopped", extra={"url": listening_url(config)})
 
@@ -156,20 +149,20 @@ async def _listening(
     tls: ssl.SSLContext | None,
     operator_id: str,
     prepare: Callable[[Hub, str], Awaitable[None]],
-    listens: Say,
+    listens: Write,
     stopping: asyncio.Event,
-    say: Say,
+    write: Write,
 ) -> AsyncIterator[Node]:
-    """As `serve`; where a node listens already the `ConnectError` says which. Of a log that cannot be had at the start,
-    as at a mistyped address, no file is left that this start has made."""
+    """Serve as `serve` does. If another node listens at the address, the `ConnectError` names it. If the shared log is
+    out of reach, as at a mistyped address, the files that this start made are deleted."""
     index = (Path(f"{config.db}{it}") for it in ("", "-wal", "-shm", ".head", ".owner"))
     new = [] if config.log is None else [it for it in index if not it.exists()]
     async with AsyncExitStack() as stack:
         try:
             node = await stack.enter_async_context(
-                serve(config, tls=tls, prepare=prepare, stopping=stopping, listens=listens, say=say)
+                serve(config, tls=tls, prepare=prepare, stopping=stopping, listens=listens, say=write)
             )
-        except LogUnavailable:  # whoever gets so far has the database for itself
+        except LogUnavailable:  # this start holds the database lock, so nobody else uses the new files
             for path in new:
                 path.unlink(missing_ok=True)
             raise
@@ -179,14 +172,13 @@ async def _listening(
                 raise
             raise ConnectError(
                 f"Cannot listen on {config.host}:{config.port}: {await _name_node(url, operator_id)} listens there "
-                "already. "
-                f"Go on with that one (roundelay chat --url {url}), or choose another --port and another --db."
+                f"already. Use that one (roundelay chat --url {url}), or choose another --port and another --db."
             ) from error
         yield node
 
 
 async def _name_node(url: str, operator_id: str) -> str:
-    """What to call the node at an address: by its network's name, if its owner's token is at hand."""
+    """Return a name for the node at an address: that of its network, if the owner's token is on this machine."""
     try:
         async with (
             asyncio.timeout(TIMEOUT_S),
@@ -200,38 +192,39 @@ async def _name_node(url: str, operator_id: str) -> str:
 async def _announce_when_settled(
     node: Node,
     config: NodeConfig,
-    processes: Sequence[KeptProcess],
+    processes: Sequence[SupervisedProcess],
     announce: Callable[[str], Awaitable[None]],
-    say: Say,
+    write: Write,
 ) -> None:
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
             for process in processes:
                 await process.settled.wait()
     except TimeoutError:
-        say(f"Not ready yet: {', '.join(it.name for it in processes if not it.settled.is_set())}.")
-    await announce(
-        describe_node(node, config, [it.name for it in processes if it.is_ready and isinstance(it, AgentProcess)])
-    )
+        missing = (process.name for process in processes if not process.settled.is_set())
+        write(f"Not ready yet: {', '.join(missing)}.")
+    ready = [process.name for process in processes if process.is_ready and isinstance(process, AgentProcess)]
+    await announce(describe_node(node, config, ready))
 
 
-async def _make_link(hub: Hub, url: str, person_id: str, say: Say) -> str | None:
+async def _make_link(hub: Hub, url: str, person_id: str, write: Write) -> str | None:
     try:
         return await make_owners_link(hub, url, person_id)
     except (ConfigError, LedgerError) as error:
-        say(str(error))
+        write(str(error))
         return None
 
 
 def check_folder(db: Path) -> None:
-    """Raises `LedgerError` when the database cannot be written there. Makes nothing yet: whatever else is wrong is to
-    leave no trace."""
+    """Raise `LedgerError` if the database cannot be written there. Create nothing: a start that fails leaves no files."""
     try:
         if db.is_dir():
             raise IsADirectoryError(errno.EISDIR, "")
         if db.is_symlink() and not db.resolve().parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "")  # only the folder of the name that was given is made
-        folder = next(it for it in db.resolve().parents if it.exists())
+            raise FileNotFoundError(
+                errno.ENOENT, ""
+            )  # the node makes the folder of ``db``, not that of a link's target
+        folder = next(parent for parent in db.resolve().parents if parent.exists())
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "")
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -241,8 +234,8 @@ def check_folder(db: Path) -> None:
 
 
 def place_mod_error(error: ModError, origin: str) -> ConfigError:
-    """What is wrong with a mod, with the place where it is named: ``origin`` is that of the field `mods`, of
-    `resolve_config`."""
+    """Return the error of a mod with the place that names the mod. ``origin`` is where the field `mods` comes from, as
+    `resolve_config` returns it."""
     kind, _, place = origin.partition(" ")
     if kind != "file":
         return ConfigError(f"{place}: {error}" if place else str(error))
@@ -250,12 +243,12 @@ def place_mod_error(error: ModError, origin: str) -> ConfigError:
     root = load_yaml(Path(path)).value
     listed = root["mods"].value if isinstance(root, dict) and "mods" in root else None
     items = listed if isinstance(listed, list) else []
-    return ConfigError(str(error), path=path, line=next((it.line for it in items if it.value == error.mod), int(line)))
+    mod_line = next((item.line for item in items if item.value == error.mod), int(line))
+    return ConfigError(str(error), path=path, line=mod_line)
 
 
 def load_tls(config: NodeConfig) -> tuple[ssl.SSLContext | None, str]:
-    """The node's TLS context and its certificate as PEM; None and nothing if it does not encrypt. Raises
-    `ConfigError`."""
+    """Return the node's TLS context and its certificate as PEM, or None and "" without TLS. Raises `ConfigError`."""
     if config.tls_cert is None and config.tls_key is None:
         return None, ""
     if config.tls_key is None:
@@ -266,28 +259,29 @@ def load_tls(config: NodeConfig) -> tuple[ssl.SSLContext | None, str]:
 
 
 def find_exposed(config: NodeConfig) -> list[Path]:
-    """Of the files that hold a node's secrets, those that others on this machine may read: key, owner's token,
-    database, webhooks."""
+    """Return the files with a node's secrets that other users of this machine may read: its key, the owner's token, the
+    database and the webhooks."""
     files = [config.tls_key, Path(f"{config.db}.owner"), config.db, webhooks_file(config)]
     return [path for path in files if path is not None and _mode_of(path) & 0o044]
 
 
 def describe_exposed(paths: Sequence[Path]) -> str:
-    return f"Others on this machine may read {' and '.join(map(str, paths))}; take that from them: chmod 600"
+    return f"Others on this machine may read {' and '.join(map(str, paths))}; restrict access: chmod 600"
 
 
 def describe_locked_out(rights: Rights | None, agent_ids: Sequence[str]) -> Iterator[str]:
-    """Which of a node's own agents its page of rights lets do nothing: those that may not read what they work on,
-    or write to nobody."""
+    """Yield a warning for each own agent that the page of rights makes useless: it may not read its work, or may write to
+    nobody."""
     if rights is None:
         return
     for agent_id in agent_ids:
         calls = [rights.decide("call", agent_id, "agent", op) for op in NEEDED]
-        if (at := next((at for at, it in enumerate(calls) if not it.allowed), None)) is not None:
-            refused = f"{agent_id} may not call {NEEDED[at]}: {calls[at].rule}."
-            yield f"{refused} Without it what {agent_id} is sent becomes a dead letter."
+        refused = next((index for index, call in enumerate(calls) if not call.allowed), None)
+        if refused is not None:
+            sentence = f"{agent_id} may not call {NEEDED[refused]}: {calls[refused].rule}."
+            yield f"{sentence} Without it, every message to {agent_id} becomes a dead letter."
         if not any(rights.list_rules(verb, agent_id, "agent") for verb in ("send", "broadcast", "write")):
-            yield f"{agent_id} may write to nobody, by `rights` in the node's file: what it answers is refused."
+            yield f"{agent_id} may write to nobody, by `rights` in the node's file: its answers are refused."
 
 
 def _mode_of(path: Path) -> int:
@@ -297,15 +291,15 @@ def _mode_of(path: Path) -> int:
         return 0
 
 
-def warn_of_few_files(say: Say) -> None:
-    """Say so when this process may open few files: each connection is one."""
+def warn_of_few_files(write: Write) -> None:
+    """Write a warning if this process may open few files; each connection takes one."""
     limit = raise_file_limit()
     if limit < FEW_FILES:
-        say(f"At most {limit} files may be open here, and each connection is one; raise it: ulimit -Hn 65536")
+        write(f"This process may open {limit} files, and each connection takes one; raise the limit: ulimit -Hn 65536")
 
 
 def describe_node(node: Node, config: NodeConfig, agent_ids: Sequence[str]) -> str:
-    """The ready line."""
+    """Return the ready line."""
     database = "none" if config.durability == "memory" else str(config.db)
     parts = [f"network {node.hub.name}", f"database {database}"]
     if config.log is not None:
@@ -317,7 +311,7 @@ def describe_node(node: Node, config: NodeConfig, agent_ids: Sequence[str]) -> s
 
 
 def listening_url(config: NodeConfig) -> str:
-    """The URL for clients on this machine of whatever listens where a node with this configuration would."""
+    """Return the URL, for clients on this machine, of the node that listens at the configured address."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     url = reachable_url(f"{'ws' if config.tls_cert is None else 'wss'}://{host}:{config.port}/")
     node = node_at(url)
@@ -325,25 +319,25 @@ def listening_url(config: NodeConfig) -> str:
 
 
 def reachable_url(url: str) -> str:
-    """The URL for clients on this machine: a node on every address is reached by loopback."""
+    """Return the URL for clients on this machine. A node that listens on all addresses is reached by loopback."""
     host = urlsplit(url).hostname
     return {"0.0.0.0": url.replace("0.0.0.0", "127.0.0.1"), "::": url.replace("[::]", "[::1]")}.get(host or "", url)
 
 
-class _Agents:
+class _OwnAgents:
     """The agents that a node runs, and their tokens."""
 
-    def __init__(self, specs: Sequence[AgentSpec], config: NodeConfig, say: Say) -> None:
+    def __init__(self, specs: Sequence[AgentSpec], config: NodeConfig, write: Write) -> None:
         self.specs = list(specs)
         self._config = config
-        self._say = say
+        self._write = write
 
     async def let_in(self, hub: Hub, url: str) -> None:
-        """Bind the tokens that the agents have here, before anybody else can use their ids first. An id that is
-        somebody else's raises `ConfigError`; a node of several leads all the same, and does not run that one.
+        """Bind the agents' tokens before anybody else can use their ids.
 
-        Tokens are kept by the hub's address, so an agent has another one on another port: it is let in with that too.
-        At each node that shares a log it has also one that is made of the owner's token, so that the others may run it.
+        Raises `ConfigError` for an id that belongs to somebody else. A node that shares its log leads without that agent
+        instead. Tokens are stored by the hub's address, so an agent has another token on another port. With a shared log
+        an agent also has a token that is derived from the owner's token, so that every node can run it.
         """
         for spec in list(self.specs):
             try:
@@ -351,7 +345,7 @@ class _Agents:
             except (ConfigError, LogFull) as error:
                 if self._config.log is None:
                     raise
-                self._say(f"{error} This node leads without {spec.id}.")
+                self._write(f"{error} This node leads without {spec.id}.")
                 self.specs.remove(spec)
 
     async def _let_in(self, hub: Hub, url: str, agent_id: str) -> None:
@@ -360,48 +354,48 @@ class _Agents:
             tokens.append(derive_agent_token(owner_token(self._config.db), agent_id))
         tokens.insert(0, agent_token(url, agent_id, (lambda: tokens[0]) if tokens else make_token))
         hashes = dict.fromkeys(map(hash_token, tokens))
-        unknown = [it for it in hashes if hub.state.get("token", it) is None]
+        unknown = [token_hash for token_hash in hashes if hub.state.get("token", token_hash) is None]
         if len(unknown) == len(hashes):
-            _check_ours(hub, agent_id, self._config)
+            _check_own(hub, agent_id, self._config)
         if unknown and hub.state.participant(agent_id) is None and not hub.state.has_token(agent_id):
-            passes_for = describe_reserved(agent_id, hub.mod_ids) or describe_look_alike(hub.state, agent_id)
-            if passes_for is not None:
-                self._say(
-                    f"Warning: the agent {agent_id} {passes_for}: people and models may take its words for another's."
+            confusion = describe_reserved(agent_id, hub.mod_ids) or describe_look_alike(hub.state, agent_id)
+            if confusion is not None:
+                self._write(
+                    f"Warning: the agent {agent_id} {confusion}: people and models may take its words for another's."
                 )
-        for it in unknown:
-            await hub.bind_tokens({agent_id: it})
+        for token_hash in unknown:
+            await hub.bind_tokens({agent_id: token_hash})
 
 
-def _check_ours(hub: Hub, agent_id: str, config: NodeConfig) -> None:
-    """Raises `ConfigError` if somebody else has an id: a participant that is no agent, or whoever holds a token
-    that this user has not."""
+def _check_own(hub: Hub, agent_id: str, config: NodeConfig) -> None:
+    """Raise `ConfigError` if an id belongs to somebody else: a participant that is no agent, or the holder of a token
+    that this user does not have."""
     participant = hub.state.participant(agent_id)
     if participant is not None and participant.kind != "agent":
         raise ConfigError(f"Agent {agent_id}: the network knows {agent_id} as {participant.kind}; choose another id.")
     valid = {key for key, token in hub.state.tokens(agent_id).items() if not token.revoked}
     if valid and valid.isdisjoint(hash_token(token) for token in saved_tokens(agent_id)):
-        way = (
+        revoke = (
             f" --db {config.db}, and start again"
             if config.log is None
             else ", while this node leads, and start it again"
         )
         raise ConfigError(
-            f"Agent {agent_id}: its id is bound to a token that is not among yours ({home() / 'tokens'}). Who holds "
-            f"that joins as {agent_id}. "
-            f"If nobody should, or it is lost: roundelay token revoke {agent_id}{way}. If "
-            f"somebody else runs {agent_id} by right, "
-            "take it out of `agents`."
+            f"Agent {agent_id}: its id is bound to a token that is not among yours ({home() / 'tokens'}). Its holder "
+            f"joins as {agent_id}. "
+            f"If nobody should, or the token is lost: roundelay token revoke {agent_id}{revoke}. If "
+            f"somebody else runs {agent_id}, "
+            "remove it from `agents`."
         )
 
 
 class _Announcement:
-    """The note by which commands on this machine find the node, as long as it listens."""
+    """The file by which commands on this machine find the node while it listens."""
 
-    def __init__(self, config: NodeConfig, certificate: str, say: Say) -> None:
+    def __init__(self, config: NodeConfig, certificate: str, write: Write) -> None:
         self._owner = Path(f"{config.db}.owner")
         self._certificate = certificate
-        self._say = say
+        self._write = write
         self._url = ""
         self._path: Path | None = None
 
@@ -412,14 +406,14 @@ class _Announcement:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def leave(self, url: str) -> None:
+    def publish(self, url: str) -> None:
         self._url = reachable_url(url)
-        self.tell_gateway("")
+        self.add_gateway("")
 
-    def tell_gateway(self, gateway: str) -> None:
-        """Leave it with the gateway's address."""
+    def add_gateway(self, gateway: str) -> None:
+        """Write the file with the gateway's address."""
         try:
             self._path = announce_node(self._url, self._owner, certificate=self._certificate, gateway=gateway)
         except (OSError, ConfigError) as error:
-            told = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
-            self._say(f"No note of this node could be left ({told}); commands need --url {self._url}")
+            reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+            self._write(f"This node could not be announced ({reason}); commands need --url {self._url}")

@@ -15,7 +15,7 @@ from typing import Self
 
 from roundelay.network.config import load_yaml
 from roundelay.network.frames import Kind
-from roundelay.nodes.processes import NotReady, Process, ready_line
+from roundelay.nodes.processes import NotReady, Process
 from roundelay.simulation.network import SimulationError
 from roundelay.testing.agents import AgentPlan
 from roundelay.testing.form import HUB
@@ -74,7 +74,7 @@ class ProcessStage(LiveStage):
         """Start the hub, on the port that it had."""
         port = self.url.rpartition(":")[2].strip("/") or "0"
         command = ("up", "--port", port, "--db", "network.db", "--no-agents")
-        self.url = (await self._run(HUB, command, ready="Roundelay is ready at ")).split()[0]
+        self.url = await self._run(HUB, command)
 
     async def _start(self, agent_id: str) -> None:
         """Write the agent's file, and start a process that runs it."""
@@ -82,10 +82,10 @@ class ProcessStage(LiveStage):
         file = self._folder / f"{agent_id}.yaml"
         file.write_text(json.dumps(value, indent=1), encoding="utf-8")
         command = ("agent", "run", str(file), "--url", self.url)
-        await self._run(agent_id, command, ready=ready_line(agent_id, ""), python_path=python_path)
+        await self._run(agent_id, command, python_path=python_path)
 
-    async def _run(self, name: str, command: Sequence[str], *, ready: str, python_path: Path | None = None) -> str:
-        """Start a process; gives what stands behind the beginning of its ready line. Raises `SimulationError`."""
+    async def _run(self, name: str, command: Sequence[str], *, python_path: Path | None = None) -> str:
+        """Start a process and return the address at which it is ready. Raises `SimulationError`."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ROUNDELAY_")}
         environment["ROUNDELAY_HOME"] = str(self._folder / "home")
         if python_path is not None:
@@ -98,7 +98,7 @@ class ProcessStage(LiveStage):
 
         arguments = ("-m", "roundelay", *command, "--until-input-ends")
         process = self._processes[name] = Process(
-            name, arguments, ready=ready, take_line=write_log, folder=self._folder, environment=environment
+            name, arguments, on_line=write_log, folder=self._folder, environment=environment
         )
         try:
             return await process.start()

@@ -11,7 +11,15 @@ import pytest
 
 from roundelay.nodes.processes import NotReady, Process
 
-COUNTING = "import time\nprint('one')\nprint('two')\nprint('up at 7')\ntime.sleep(600)"
+COUNTING = """
+import time
+from roundelay.nodes.reports import Reporter
+reporter = Reporter()
+print("one")
+print("two", flush=True)
+reporter.report_ready("up", "7")
+time.sleep(600)
+"""
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
@@ -28,7 +36,7 @@ asyncio.run(main())
 
 async def test_a_process_is_ready_when_it_says_so_and_can_be_killed_and_started_again() -> None:
     lines: list[str] = []
-    process = Process("counter", ["-c", COUNTING], ready="up at ", take_line=lines.append)
+    process = Process("counter", ["-c", COUNTING], on_line=lines.append)
     assert await process.start() == "7"
     assert (process.is_up, process.is_ready) == (True, True)
     first = process.pid
@@ -44,7 +52,7 @@ async def test_a_process_is_ready_when_it_says_so_and_can_be_killed_and_started_
 
 
 async def test_what_keeps_a_process_from_getting_ready_is_said_in_its_own_words() -> None:
-    process = Process("broken", ["-c", "import sys; sys.exit('no room here')"], ready="up", take_line=lambda line: None)
+    process = Process("broken", ["-c", "import sys; sys.exit('no room here')"])
     with pytest.raises(NotReady, match="process of broken did not get ready: no room here"):
         await process.start()
     assert not process.is_up
@@ -52,7 +60,7 @@ async def test_what_keeps_a_process_from_getting_ready_is_said_in_its_own_words(
 
 async def test_nothing_is_left_of_a_start_that_is_cancelled_once_the_process_is_stopped() -> None:
     said = asyncio.Event()
-    process = Process("slow", ["-c", COUNTING], ready="never", take_line=lambda line: said.set())
+    process = Process("slow", ["-c", "import time; print('one'); time.sleep(600)"], on_line=lambda line: said.set())
     starting = asyncio.create_task(process.start())
     await said.wait()
     starting.cancel()

@@ -203,13 +203,13 @@ async def test_the_documented_nginx_serves_every_protocol_below_its_path(tmp_pat
 
 def test_the_node_s_file_and_the_command_line_say_where_others_reach_it(tmp_path: Path) -> None:
     from roundelay.network.config import resolve_config
-    from roundelay.nodes.logs import Voice
+    from roundelay.nodes.logs import ProcessLog
 
     file = tmp_path / "node.yaml"
     own = {"public_url": f"https://{NAME}/hub/"}
     file.write_text(json.dumps({"web_hosts": ["hub:8443"], "public_url": f"https://{NAME}", "interop": own}))
     config, _ = resolve_config(file, {}, {})
-    process = GatewayProcess(config, "ws://127.0.0.1:1/", log_level="info", voice=Voice("text"))
+    process = GatewayProcess(config, "ws://127.0.0.1:1/", log_level="info", log=ProcessLog("text"))
     command = process._command
     assert command[command.index("--public-url") + 1] == f"https://{NAME}/hub"
     assert [command[place + 1] for place, it in enumerate(command) if it == "--web-host"] == ["hub:8443", NAME]

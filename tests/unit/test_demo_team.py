@@ -5,22 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roundelay import demo
 from roundelay.agents.models.prompt_view import MessageView, PromptView, ThreadView, ToolResultView
 from roundelay.agents.models.scripted import Action, Call, Say
-from roundelay.agents.team import build_runner
+from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import Tool
 from roundelay.agents.values import ToolError
 from roundelay.demo.agents import ANSWERS, DESK, SPECIALISTS
-from roundelay.demo.member import load_team
 from roundelay.demo.tools import Task, evaluate, find_sums, find_word_tasks, format_number
 
+TEAM = Path(demo.__file__).with_name("team.yaml")
 TOOLS: dict[str, Tool] = {
-    tool.name: tool for agent_id in SPECIALISTS for tool in build_runner(load_team()[agent_id]).tools
+    tool.name: tool for spec in load_agents(TEAM) if spec.id in SPECIALISTS for tool in build_runner(spec).tools
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from roundelay.network.errors import ConnectError
 from roundelay.nodes.hub_http import get_from_hub
-from roundelay.nodes.logs import Voice, log_to_stderr
+from roundelay.nodes.logs import ProcessLog, log_to_stderr
 from roundelay.nodes.starter import write_starter
 
 
@@ -55,10 +55,10 @@ def test_a_line_of_json_is_one_object_whatever_is_in_it(capsys: pytest.CaptureFi
     except ValueError:
         extra = {"agent_id": "a\x9bb", "level": "mine", "path": Path("x")}
         logging.getLogger("roundelay.test").debug("it\nfailed", exc_info=True, extra=extra)
-    voice = Voice("json")
-    voice.say("a\u202eb")
-    voice.pass_on("ann", '{"at": "t", "level": "error", "message": "m", "seq": 3}')
-    voice.pass_on("ann", "printed\x1b")
+    log = ProcessLog("json")
+    log.write("a\u202eb")
+    log.forward("ann", '{"at": "t", "level": "error", "message": "m", "seq": 3}')
+    log.forward("ann", "printed\x1b")
     lines = capsys.readouterr().err.splitlines()
     assert not any(char in line for line in lines for char in "\x1b\x9b\u202e")
     library, own, said, passed, printed = map(json.loads, lines)
