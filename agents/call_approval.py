@@ -87,7 +87,7 @@ class NotApproved(Exception):
 
 @dataclass(slots=True)
 class CallApproval:
-    """The approval of one planned call. ``run`` gives the call as people let it be made."""
+    """Approval of one planned call. ``obtain`` returns the call as people approved it."""
 
     turn: int
     planned: PlannedCall
@@ -107,7 +107,7 @@ class CallApproval:
     find_replayed: Callable[[str], JsonValue]
     """Gives a note of the recorded run, in a replay."""
 
-    async def run(self) -> PlannedCall:
+    async def obtain(self) -> PlannedCall:
         """Give the call as people let it be made. Raises `NotApproved`."""
         try:
             approval = await self._find_approval()

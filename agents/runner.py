@@ -22,7 +22,6 @@ from roundelay.network.messages import BaseMessage, MessageThread
 
 from .agent import check_list
 from .approvals import answer_late_decision
-from .driver import Playback
 from .events import OnEvent
 from .inbox import (
     Arrival,
@@ -40,6 +39,7 @@ from .live_activity import ActivityReporter, ActivitySender
 from .policy import AgentPolicy
 from .prompt import build_context
 from .replies import Replies
+from .run_context import Playback
 from .running_reaction import (
     InboxMessages,
     ReactionResult,

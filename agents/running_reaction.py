@@ -39,9 +39,10 @@ from .inbox import ASK, DECLINED, STOPPED, Inbox, Visibility, is_addressed, is_q
 from .isolation import CallCrashed, abandon, describe_error, redact_error, retry_later
 from .journal import Journal, Recorded, Started, derived_id, find_reporter, open_journal, reaction_id
 from .live_activity import ActivityReporter
+from .loop_texts import REPORTED
 from .models.model import Usage
 from .prompt import render_new_messages
-from .reaction import REPORTED, LoopState, Reaction
+from .reaction import LoopState, Reaction
 from .replies import Replies
 from .text import replace_surrogates, write_stopped
 from .values import FAILURE, Finish, NewMessages, Status, StopTrace
@@ -246,7 +247,7 @@ class RunningReaction:
 
     async def _decline(self, finish: Finish) -> None:
         """Tell who waits for an answer that there is none."""
-        is_reviewed = self.reaction is not None and self.reaction.withholds  # a reason is the model's own words
+        is_reviewed = self.reaction is not None and self.reaction.control.withholds  # a reason is the model's own words
         text = (finish.reason if finish.status == "finished" and not is_reviewed else "") or "there is no answer"
         try:
             await self._reply(text, {DECLINED: True})

@@ -27,7 +27,7 @@ from .models.endpoint_rules import RuleChanges
 from .models.model import Model
 from .network_tools import check_wanted, choose_tools, communication_tools, mod_tools
 from .prompt import ConversationPrompt, drop_empty, keep_recorded, list_manifest, render_system_prompt, select_threads
-from .reaction import Reaction
+from .reaction import Reaction, ReactionSetup
 from .runner import AgentRunner, RunnerOptions
 from .running_reaction import ReactionResult, RunningReaction
 from .tool_client import ToolClient
@@ -163,13 +163,12 @@ class SimpleAgentRunner(AgentRunner):
             prompt_hash = hash_text(prompt)
         keeper = self._find_keeper(agent, message_threads.get(incoming_thread_id))
         message = incoming_message
-        reaction = begun.reaction = Reaction(
-            limit_run(keeper or agent, message),
+        setup = ReactionSetup(
+            threads=(incoming_thread_id, f"thread:{message.seq}"),
+            frame=partial(render_system_prompt, agent_id=self.agent_id),
+            shorten=partial(self._render_shortly, threads, incoming_thread_id, shown, omitted),
             keeper=keeper.id if keeper is not None else None,  # its own id, once it gets the thread back
             earlier=[agent] if keeper is not None and keeper.id != agent.id else (),
-            prompt=prompt,
-            answers=begun.is_awaited,
-            threads=(incoming_thread_id, f"thread:{message.seq}"),
             sent_at=message.sent_at,
             trigger=Trigger(
                 message.seq,
@@ -180,9 +179,10 @@ class SimpleAgentRunner(AgentRunner):
                 {name: thread.messages[0].seq for name, thread in threads.items() if thread.omitted},
             ),
             conversation=[*(it for thread in threads.values() for it in thread.messages), shown],
-            frame=partial(render_system_prompt, agent_id=self.agent_id),
-            shorten=partial(self._render_shortly, threads, incoming_thread_id, shown, omitted),
             is_explained=self._prompt.says_how_to_answer,
+        )
+        reaction = begun.reaction = Reaction(
+            limit_run(keeper or agent, message), prompt=prompt, answers=begun.is_awaited, setup=setup
         )
         begun.shown.shows_text = reaction.sends_text
         driver = Driver(

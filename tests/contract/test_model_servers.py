@@ -36,7 +36,7 @@ from roundelay.agents.models.model import (
 )
 from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.reaction import Reaction
+from roundelay.agents.reaction import Reaction, ReactionSetup
 from roundelay.agents.values import NewMessages
 from tests.support.loops import Killed, Loop, Records, make_context
 from tests.support.model_servers import (
@@ -81,7 +81,9 @@ class TenTurns(Loop):
     pending: list[NewMessages] = field(default_factory=lambda: [NewMessages(MEANWHILE, (8,), answers=True)])
 
     def make_driver(self, journal: Journal) -> Driver:
-        reaction = Reaction(self.agent, prompt="<conversation/>", answers=True, threads=("direct:bob~mia",))
+        reaction = Reaction(
+            self.agent, prompt="<conversation/>", answers=True, setup=ReactionSetup(threads=("direct:bob~mia",))
+        )
         arrivals = Arrivals(reaction, self.pending)
         return Driver(
             reaction, journal=journal, make_context=make_context, new_messages=arrivals, on_event=self.events.append

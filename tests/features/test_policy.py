@@ -24,7 +24,7 @@ from roundelay.agents.models.model import (
     UserMessage,
 )
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.reaction import Reaction
+from roundelay.agents.reaction import Reaction, ReactionSetup
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import Tool, tool
@@ -295,7 +295,7 @@ def test_a_prompt_that_is_shortened_takes_the_place_of_no_turn() -> None:
         "bob", "", make_runner("bob", lambda request: "x").model, [look],
         AgentPolicy(after_tool=lambda *_: AfterTool(messages=[])),
     )  # fmt: skip
-    reaction = Reaction(agent, prompt="long", answers=True, shorten=lambda: "short")
+    reaction = Reaction(agent, prompt="long", answers=True, setup=ReactionSetup(shorten=lambda: "short"))
     for outcome in (Begin(), reply, ToolsDone({0: ToolResult("seen", ok=True)})):
         reaction.advance(outcome)
     step = reaction.advance(ModelFailed("too long", "context_too_long"))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from roundelay.agents import driver
+from roundelay.agents import model_call
 from roundelay.agents.events import ModelOutput, ModelRetry
 from roundelay.agents.models.fallback import FallbackModel
 from roundelay.agents.policy import AgentPolicy
@@ -49,7 +49,7 @@ async def network() -> AsyncIterator[Network]:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(model_call, "FIRST_DELAY_S", 0.001)
 
 
 @tool(idempotent=True)

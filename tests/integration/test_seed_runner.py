@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from roundelay.agents.loop_texts import ANSWER_BY_TOOL, CLOSING
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.scripted import ScriptedModel, finish, say, send
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.reaction import ANSWER_BY_TOOL, CLOSING
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.app import Network

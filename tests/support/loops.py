@@ -18,8 +18,9 @@ from roundelay.agents.agent import Agent
 from roundelay.agents.driver import Driver
 from roundelay.agents.events import Event
 from roundelay.agents.journal import Journal, Started
+from roundelay.agents.loop_texts import ANSWER, OR_FINISH
 from roundelay.agents.models.model import Model
-from roundelay.agents.reaction import ANSWER, OR_FINISH, Reaction
+from roundelay.agents.reaction import Reaction, ReactionSetup
 from roundelay.agents.tool_client import ToolClient
 from roundelay.agents.tools import ToolContext
 from roundelay.agents.values import Finish
@@ -104,7 +105,9 @@ class Loop:
         return task.result()
 
     def make_driver(self, journal: Journal) -> Driver:
-        reaction = Reaction(self.agent, prompt="<conversation/>", answers=True, threads=("direct:bob~mia",))
+        reaction = Reaction(
+            self.agent, prompt="<conversation/>", answers=True, setup=ReactionSetup(threads=("direct:bob~mia",))
+        )
         return Driver(reaction, journal=journal, make_context=make_context, on_event=self.events.append)
 
 

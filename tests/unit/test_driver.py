@@ -319,7 +319,7 @@ async def test_a_failure_that_may_pass_is_retried(caplog: pytest.LogCaptureFixtu
     assert [event for event in run.events if isinstance(event, ModelRetry)] == [
         ModelRetry("r1", 1, "Busy.", 0.001), ModelRetry("r1", 1, "Gone.", 0.002),
     ]  # fmt: skip
-    assert caplog.text.count("a model is asked again") == 1, "once for a request, however often"
+    assert caplog.text.count("model call is retried") == 1, "once for a request, however often"
 
 
 @pytest.mark.parametrize(

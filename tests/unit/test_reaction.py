@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundelay.agents.agent import Agent
+from roundelay.agents.loop_texts import UNKNOWN_OUTCOME
 from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import (
     AssistantMessage,
@@ -26,7 +27,7 @@ from roundelay.agents.models.model import (
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy, OnText
-from roundelay.agents.reaction import UNKNOWN_OUTCOME, CallTools, IllegalStep, LoopState, Reaction, Step
+from roundelay.agents.reaction import CallTools, IllegalStep, LoopState, Reaction, ReactionSetup, Step
 from roundelay.agents.tools import tool
 from roundelay.agents.values import (
     Begin,
@@ -57,7 +58,7 @@ def make_reaction(
 ) -> Reaction:
     policy = AgentPolicy(max_turns=max_turns, on_text=on_text, max_tool_calls_per_turn=max_calls)
     agent = Agent("bob", "Be brief.", ScriptedModel(lambda request: None), TOOLS, policy)
-    return Reaction(agent, prompt="<conversation/>", answers=answers, threads=["direct:bob~mia"])
+    return Reaction(agent, prompt="<conversation/>", answers=answers, setup=ReactionSetup(threads=["direct:bob~mia"]))
 
 
 def call(name: str, call_id: str = "c1", /, **arguments: object) -> ToolCall:
@@ -177,7 +178,7 @@ def test_a_wrong_call_is_answered_and_the_loop_goes_on(wrong: ToolCall, words: s
     step = reaction.advance(reply(call("add", "c0", a=1, b=1), wrong))
     assert isinstance(step, CallTools)
     assert [it.call.id for it in step.planned] == ["c0"]
-    assert [(it.index, it.result.ok) for it in step.answered] == [(1, False)]
+    assert [(index, result.ok) for index, result in step.refused.items()] == [(1, False)]
     following = reaction.advance(done(step))
     assert isinstance(following, CallModel)
     assert_valid(following.messages)
@@ -219,7 +220,7 @@ def test_finish_ends_the_reaction_with_its_reason() -> None:
     reaction = make_reaction()
     reaction.advance(Begin())
     step = reaction.advance(reply(call("finish", reason="nothing to do")))
-    assert step == CallTools(1, (), (), None, (call("finish", reason="nothing to do"),))
+    assert step == CallTools(1, (), {}, None, (call("finish", reason="nothing to do"),))
     assert reaction.advance(ToolsDone({})) == Finish("finished", "nothing to do", None, 1, Usage(10, 2))
     assert reaction.state is LoopState.FINISHED
     assert_valid(reaction.history)
@@ -402,8 +403,8 @@ def test_the_same_call_with_the_same_result_is_not_run_for_ever() -> None:
     step = reaction.advance(reply(call("add", "c9", a=1, b=2), call("add", "c10", a=1, b=3)))
     assert isinstance(step, CallTools)
     assert [it.call.id for it in step.planned] == ["c10"]
-    [answered] = step.answered
-    assert "this very call 3 times" in answered.result.content
+    [refusal] = step.refused.values()
+    assert "this very call 3 times" in refusal.content
 
 
 def test_a_call_whose_result_changes_may_go_on() -> None:
@@ -434,7 +435,7 @@ def test_a_call_whose_outcome_is_unknown_is_not_the_same_result_again(way: str) 
             results = {0: told} if way == "recorded" else {}
             step = reaction.advance(Replayed(made, results, frozenset({0}), frozenset({0}), goes_on=True))
             assert isinstance(step, CallTools)
-            assert [it.result for it in step.answered] == [told]
+            assert [*step.refused.values()] == [told]
             reaction.advance(ToolsDone({}))
     assert reaction.tool_calls == 0
     step = reaction.advance(reply(call("add", "c9", a=1, b=2)))
@@ -447,7 +448,7 @@ def test_a_call_whose_outcome_is_unknown_is_not_the_same_result_again(way: str) 
 
 def test_a_context_that_is_too_long_is_shortened_and_tried_once_more_in_the_same_turn() -> None:
     agent = Agent("bob", "Be brief.", ScriptedModel(lambda request: None), TOOLS)
-    reaction = Reaction(agent, prompt="long " * 100, answers=True, shorten=lambda: "short")
+    reaction = Reaction(agent, prompt="long " * 100, answers=True, setup=ReactionSetup(shorten=lambda: "short"))
     reaction.advance(Begin())
     for number in range(2):
         reaction.advance(reply(call("add", f"c{number}", a=number, b=1)))
@@ -633,7 +634,7 @@ def test_any_model_ends_within_its_turns_with_a_valid_history_at_every_step(
             assert step.is_last or asked < max_turns
             step = reaction.advance(replies[asked - 1])
         else:
-            assert {it.index for it in step.planned}.isdisjoint(it.index for it in step.answered)
+            assert {it.index for it in step.planned}.isdisjoint(step.refused)
             step = reaction.advance(done(step, ok=oks[asked - 1]))
     assert_valid(reaction.history)
     assert step.turns == asked <= max_turns

@@ -1,0 +1,38 @@
+"""Texts that the loop writes itself: for the model, and for people when there is no answer. Pure."""
+
+from __future__ import annotations
+
+NO_TEXT = "(no reply)"
+EMPTY_REPLY = "Your reply was empty."
+REPLY_TOO_LARGE = "Your reply was too large to be kept and was dropped. Say it shorter, or in several steps."
+NOT_KEPT = "You were interrupted, and what you wrote last was not kept and not sent. Write it again."
+WITHHELD = "The provider's filter withheld your reply. Say it in other words."
+CUT = "Your reply was cut off at its limit of length and was not sent. Give all of it again, shorter."
+CUT_EMPTY = "Your reply was cut off at its limit of length before it said anything. Think less, and answer at once."
+CUT_HERE = "[cut off here: the reply reached its limit of length]"
+NUDGE = "Nobody has read this: your text reaches nobody by itself."
+
+ANSWER = (
+    "Your answer is the text that you write without calling a tool: it is sent to {to} and ends your work. "
+    "Call the tools that you need before it, and do not send the answer by a tool as well."
+)
+ANSWERED = (
+    "You have written to the incoming thread by a tool. Text that you write without calling one is sent there, too."
+)
+ANSWER_BY_TOOL = "Text without a tool call reaches nobody. Send your answer by a tool that sends messages."
+NOBODY_WAITS = "Nobody waits for an answer, and text without a tool call reaches nobody. Act by calling tools."
+OR_FINISH = "If nothing is left to do or to say, call finish."
+CLOSING = "Write your answer now, as plain text: it is sent as it is."
+CLOSING_UNSENT = "Write in plain text how far you have come: that is recorded and sent to nobody."
+
+BLOCKED = "I could not answer: what I had to say did not pass a check that it has to pass."
+
+REPORTED = "{agent_id} cannot answer right now; the operator has been notified."
+"""Answer after a fault that waits in the operators' inbox."""
+
+UNKNOWN_OUTCOME = (
+    "The agent was interrupted while this call was running. Whether it took effect is unknown, and it was not "
+    "repeated. "
+    "Find out before you call it again."
+)
+ARGUMENTS_LOST = "Not run: the agent was interrupted, and the arguments of this call were not kept. Call it again."

@@ -1,0 +1,288 @@
+"""Model calls of one run: the attempts of a request, what streams from it, and checks on the reply.
+
+`ModelCaller` stands between `driver` and the models. It sends the request of a turn through the agent's middleware and
+retries failures that may pass. A failure that stays is returned as `ModelFailed`; the reaction then decides how to end.
+Requests that middleware makes itself (`Around.complete`) get the same attempts. Nothing here writes the reply into the
+journal: `driver` does that before the reaction reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+from pydantic import JsonValue
+
+from .events import ModelOutput, ModelRetry
+from .isolation import CallTimedOut, describe_error, pause_hook_timer, redact_error, run_isolated
+from .middleware import Around, CallModel
+from .models.model import (
+    Model,
+    ModelDelta,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    ModelUse,
+    ReplyOrigin,
+    ToolCall,
+    Usage,
+)
+from .models.tokens import count_request, estimate_tokens
+from .run_context import RunContext, add_usage
+from .text import replace_all_surrogates, replace_surrogates
+from .values import ModelFailed
+
+_logger = logging.getLogger(__name__)
+
+FIRST_DELAY_S = 0.5
+"""Approximate delay before the second attempt if the provider named none. It doubles for each further attempt, up to
+``model_timeout_s``."""
+
+MAX_DOUBLINGS = 30
+"""Keeps the delay a finite number, whatever ``model_attempts`` is."""
+
+
+class ModelCaller:
+    """Requests of one run to its models."""
+
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
+        self.sent: tuple[Model, ModelRequest] | None = None
+        """Model and request of the current turn, as middleware left it. Middleware may send several; the first counts.
+        None if it sent none."""
+
+        self.middleware_use: tuple[ModelUse, ...] = ()
+        """Use of requests that middleware made around the current turn's request."""
+
+        self.streamed_text = ""
+        """Text of the current turn's reply that has streamed so far."""
+
+    async def request_reply(self, step: CallModel) -> ModelReply | ModelFailed:
+        """Ask until the model replies or no attempt is left. Never raises for a failing model or middleware."""
+        self.sent, self.middleware_use = None, ()
+        run, model = self._run, step.model or step.agent.model
+        prompt = step.state.history[1].content if len(step.state.history) > 1 else None
+        request = ModelRequest(
+            step.messages, step.tools, step.tool_choice, step.agent.id, run.id, step.turn, prompt=prompt or ""
+        )
+        used: list[ModelUse] = []
+        around = partial(self.make_around, step.turn, "model", used, model)
+        send = partial(self.complete, model, is_turn_request=True)
+        outcome: ModelReply | ModelFailed
+        try:
+            reply = _check_reply(await step.agent.chain.around_model(around, request, send), model.name)
+            self.middleware_use = tuple(used)
+            outcome = replace(reply, usage=add_usage(used, reply.usage)) if used else reply
+        except ModelError as error:
+            _logger.warning("model failed", extra={"reaction": run.id, "reason": error.reason, "error": str(error)})
+            run.unrecorded_use += used
+            outcome = ModelFailed(replace_surrogates(str(error)), error.reason)
+        except Exception as error:  # user code (model, middleware): it ends this call, never the runner
+            place = {"reaction": run.id, "agent_id": step.agent.id}
+            _logger.error("model failed", extra=place, exc_info=redact_error(error))
+            run.unrecorded_use += used
+            outcome = ModelFailed(replace_surrogates(describe_error(error)))
+        return outcome if run.playback is None else run.playback.settle(run.id, run.path, step.turn, outcome)
+
+    async def complete(self, model: Model, request: ModelRequest, *, is_turn_request: bool = False) -> ModelReply:
+        """Send a request with the attempts of the agent's policy. Raises `ModelError`.
+
+        ``is_turn_request`` is False for requests that middleware makes: they do not stream to people. The first request
+        of a turn is the one that the journal keeps.
+        """
+        is_recorded = is_turn_request and self.sent is None
+        if is_recorded:
+            self.sent = (model, request)
+        policy, attempt = self._run.reaction.agent.policy, 0
+        while True:
+            attempt += 1
+            try:
+                return await self._attempt(model, request, policy.model_timeout_s, is_turn_request, is_recorded)
+            except ModelError as error:
+                delay_s = self._find_retry_delay(request, error, attempt)
+                if delay_s is None:
+                    raise
+                if attempt == 1:
+                    details = {"model": model.name, "reason": error.reason, "attempts": policy.model_attempts}
+                    _logger.warning("model call is retried", extra={"reaction": self._run.id, **details})
+                self._emit_retry(request.turn, str(error), delay_s)
+            await asyncio.sleep(delay_s)
+
+    def _find_retry_delay(self, request: ModelRequest, error: ModelError, attempt: int) -> float | None:
+        """Return the seconds to wait before the next attempt; None if there is none."""
+        policy = self._run.reaction.agent.policy
+        if not error.retryable or attempt >= policy.model_attempts:
+            return None
+        if error.retry_after_ms is not None:
+            wanted_s = error.retry_after_ms / 1000
+            # Give up if the provider wants more time than a model call may take.
+            return wanted_s if wanted_s <= policy.model_timeout_s else None
+        delay_s: float = min(FIRST_DELAY_S * 2 ** min(attempt - 1, MAX_DOUBLINGS), policy.model_timeout_s)
+        # Spread the retries: many agents may wait for the same provider.
+        return delay_s * _spread(self._run.id, request.turn, attempt)
+
+    async def _attempt(
+        self, model: Model, request: ModelRequest, timeout_s: float, is_shown: bool, is_recorded: bool
+    ) -> ModelReply:
+        run = self._run
+        stream = _ReplyStream(self, model.name, request.turn, is_shown=is_shown, is_recorded=is_recorded)
+        send = partial(model.complete, request, stream.add)
+        if run.playback is not None:
+            send = partial(run.playback.complete, model, request, run.path, is_own=is_recorded)
+        try:
+            return await run_isolated(send, name=f"model-{model.name}", timeout_s=timeout_s)
+        except CallTimedOut:
+            text = f"The model {model.name} gave no reply within {timeout_s:g} s."
+            raise ModelError(text, reason="timeout") from None
+        except asyncio.CancelledError:
+            if run.playback is None:  # a replay asks nobody
+                used = _estimate_usage(request, "".join(stream.texts), stream.reported_usage)
+                run.interrupted_use.append(ModelUse(model.name, used))
+            raise
+        finally:
+            stream.is_open = False
+
+    def _emit_retry(self, turn: int, error: str, delay_s: float) -> None:
+        self._run.emit(ModelRetry(self._run.id, turn, error, delay_s, path=self._run.path))
+
+    def show_delta(self, turn: int, delta: ModelDelta, *, has_text: bool) -> None:
+        """Emit a piece of the reply, and before it that an interrupted stream starts again."""
+        run = self._run
+        if delta.broken_off:
+            self._emit_retry(turn, replace_surrogates(delta.broken_off), 0.0)
+        if has_text and (delta.text or delta.reasoning or not delta.broken_off):
+            text, reasoning = replace_all_surrogates([delta.text, delta.reasoning])
+            index, is_held = next(run.stream_numbers), run.is_text_withheld()
+            run.emit(ModelOutput(run.id, turn, text, reasoning, index, is_held, path=run.path))
+
+    # --- requests of middleware
+
+    def make_around(self, turn: int, call: int | str, used: list[ModelUse], model: Model | None = None) -> Around:
+        """Return what middleware may know and do around a step. Requests that it makes add to ``used``."""
+        run = self._run
+        agent = run.reaction.agent
+        return Around(
+            run.id,
+            run.path,
+            agent,
+            model or agent.model,
+            run.reaction.describe(),
+            run.make_call_context(turn, call, "-around"),
+            run.emit,
+            partial(self._complete_for_middleware, used),
+            partial(self._keep_note, turn),
+            partial(run.find_replayed_note, turn),
+            run.journal.max_body_bytes // 12,  # an escaped character takes 6 bytes; the other half is the envelope's
+        )
+
+    async def _complete_for_middleware(self, used: list[ModelUse], model: Model, request: ModelRequest) -> ModelReply:
+        reply = await pause_hook_timer(self.complete(model, request))
+        used.append(ModelUse(reply.model or model.name, reply.usage))
+        return reply
+
+    async def _keep_note(self, turn: int, name: str, value: JsonValue, *, of: Collection[str] = ()) -> None:
+        await pause_hook_timer(self._run.journal.record_note(turn, name, value, of))
+        self._run.reaction.update_values({name: value})
+
+
+class _ReplyStream:
+    """Pieces of one attempt. A model whose attempt was given up may go on calling ``add``; closed, it drops them."""
+
+    def __init__(self, caller: ModelCaller, model_name: str, turn: int, *, is_shown: bool, is_recorded: bool) -> None:
+        self.is_open = True
+        self.texts: list[str] = []
+        self.reported_usage = Usage()
+        self._caller = caller
+        self._model_name = model_name
+        self._turn = turn
+        self._is_shown = is_shown
+        self._is_recorded = is_recorded
+        if is_recorded:
+            caller.streamed_text = ""
+
+    def add(self, delta: ModelDelta) -> None:
+        if not self.is_open:
+            return
+        self.reported_usage = delta.usage or self.reported_usage
+        # User-written models are not checked before this point.
+        has_text = isinstance(delta.text, str) and isinstance(delta.reasoning, str)
+        self.texts.append(delta.text + delta.reasoning if has_text else "")
+        if self._is_recorded:
+            before = "" if delta.broken_off else self._caller.streamed_text
+            self._caller.streamed_text = before + (delta.text if has_text else "")
+        is_usage_only = delta.usage is not None and not (delta.text or delta.reasoning)
+        if not self._is_shown or is_usage_only:
+            return
+        self._caller.show_delta(self._turn, delta, has_text=has_text)
+        if not has_text:
+            kinds = {"text": type(delta.text).__name__, "reasoning": type(delta.reasoning).__name__}
+            _logger.error("a piece of a reply is no text and is not shown", extra={"model": self._model_name, **kinds})
+
+
+def _spread(reaction: str, turn: int, attempt: int) -> float:
+    """Return a factor from 0.75 to 1.25 that differs between reactions and repeats when a run is repeated."""
+    digest = hashlib.sha256(f"{reaction}/{turn}/{attempt}".encode()).digest()
+    return 0.75 + int.from_bytes(digest[:4], "big") / 2**33
+
+
+def _estimate_usage(request: ModelRequest, streamed: str, reported: Usage) -> Usage:
+    """Return the usage of an interrupted request: the provider's count, or an estimate from the texts."""
+    prompt = reported.prompt_tokens or count_request(request.messages, request.tools, estimate_tokens)
+    completion = max(reported.completion_tokens, estimate_tokens(streamed))
+    return replace(reported, prompt_tokens=prompt, completion_tokens=completion)
+
+
+# --- checks on a reply
+
+
+def _check_reply(reply: ModelReply, name: str) -> ModelReply:
+    """Return a reply that can be recorded and sent: without lone surrogates. Raises `ModelError` for values of a wrong
+    type, since user-written models and middleware are not checked before."""
+    problem = _find_type_error(reply)
+    if problem:
+        raise ModelError(f"The model {name} gave a reply that cannot be used: {problem}.", reason="broken_reply")
+    call_texts = [part for call in reply.tool_calls for part in (call.id, call.name, call.arguments)]
+    text, model, *parts = replace_all_surrogates([reply.text or "", reply.model, *call_texts])
+    calls = tuple(itertools.starmap(ToolCall, zip(parts[::3], parts[1::3], parts[2::3], strict=True)))
+    origin = reply.origin
+    if origin is not None and origin.has_fields:
+        origin = replace(origin, message=_clean_json(origin.message), calls=tuple(map(_clean_json, origin.calls)))
+    return replace(reply, text=None if reply.text is None else text, tool_calls=calls, model=model, origin=origin)
+
+
+def _clean_json(value: Any) -> Any:
+    """Replace lone surrogates in every text of a JSON value."""
+    match value:
+        case str():
+            return replace_surrogates(value)
+        case Mapping():
+            return {name: _clean_json(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_clean_json(inner) for inner in value]
+        case _:
+            return value
+
+
+def _find_type_error(reply: object) -> str:
+    """Return which part of a reply has a wrong type; empty if none."""
+    if not isinstance(reply, ModelReply):
+        return f"it is a {type(reply).__name__}"
+    if not isinstance(reply.origin, ReplyOrigin | None):
+        return f"origin is a {type(reply.origin).__name__}"
+    texts = {"text": reply.text or "", "finish_reason": reply.finish_reason, "model": reply.model}
+    texts["reasoning"] = reply.reasoning
+    for index, call in enumerate(reply.tool_calls):
+        where = f"tool_calls.{index}"
+        texts |= {f"{where}.id": call.id, f"{where}.name": call.name, f"{where}.arguments": call.arguments}
+    counts = {field.name: getattr(reply.usage, field.name) for field in fields(reply.usage)}
+    for kind, values in ((str, texts), (int, counts)):
+        for where, value in values.items():
+            if not isinstance(value, kind):
+                return f"{where} is a {type(value).__name__}"
+    return ""

@@ -1,0 +1,157 @@
+"""State that the parts of one run share: the loop, its journal, and where events and records go.
+
+A run is a reaction, or an agent inside a tool call of one. `driver` creates the context; `model_call`, `review` and
+`tool_call` work on it. A run inside a call points to the run around it (``outer``): reviewers, approvers and stream
+numbers of the outer run hold for the inner one too. The context decides nothing and awaits nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from pydantic import JsonValue
+
+from .events import OnEvent
+from .journal import Journal, Recorded
+from .middleware import Guard
+from .models.model import Model, ModelReply, ModelRequest, ModelUse, Usage
+from .policy import AgentPolicy
+from .reaction import Reaction
+from .replies import Replies
+from .tools import PlannedCall, ToolContext
+from .values import ModelFailed, Reviewed, StopTrace, ToolResult
+
+MakeContext = Callable[[str, int], ToolContext]
+"""Creates the context of a call from its derived id and its turn."""
+
+
+class Playback(Protocol):
+    """Recorded outcomes that replace models, tools and reviewers while a run is replayed. ``path`` tells the runs of
+    one reaction apart, as in the journal.
+
+    Playback is not middleware: it must also answer the models that middleware asks (`Around.complete`), and replace
+    reviewers.
+    """
+
+    async def complete(self, model: Model, request: ModelRequest, path: str, *, is_own: bool) -> ModelReply:
+        """Answer a request to ``model``. ``is_own`` is False for a request that middleware makes. Raises
+        `ModelError`."""
+        ...
+
+    def settle(
+        self, reaction: str, path: str, turn: int, outcome: ModelReply | ModelFailed
+    ) -> ModelReply | ModelFailed:
+        """Return the recorded outcome of a turn's request, whatever models and middleware return now."""
+        ...
+
+    async def perform(self, reaction: str, path: str, turn: int, planned: PlannedCall) -> ToolResult | None:
+        """Return the recorded result of a call; None if the tool has to run."""
+        ...
+
+    def review(self, reaction: str, path: str, turn: int, message: tuple[int, int] | None = None) -> Reviewed | None:
+        """Return the recorded review of an answer, or of a ``message`` (its call and its place there); None if the
+        reviewers have to be asked."""
+        ...
+
+    def find_note(self, reaction: str, path: str, turn: int, name: str) -> JsonValue:
+        """Return what middleware kept in a turn; None if nothing."""
+        ...
+
+    def find_stopped(self, reaction: str) -> StopTrace | None:
+        """Return the trace of a person's stop; None if the stop left none."""
+        ...
+
+    def reads_new_messages(self, reaction: str) -> bool:
+        """Return whether the reaction reads new messages of its thread at this point."""
+        ...
+
+
+class RunContext:
+    """One run: its loop and journal, what it recorded before, and where its events go."""
+
+    def __init__(
+        self,
+        reaction: Reaction,
+        journal: Journal,
+        make_context: MakeContext,
+        *,
+        replies: Replies | None = None,
+        emit: OnEvent = lambda event: None,
+        playback: Playback | None = None,
+        outer: RunContext | None = None,
+    ) -> None:
+        self.reaction = reaction
+        self.journal = journal
+        self.make_context = make_context
+        self.replies = replies
+        self.emit = emit
+        self.playback = playback
+        self.outer = outer
+        self.recorded = Recorded()
+        """Records from before a restart. Empty for a new run."""
+
+        self.sent_counts: dict[str, int] = {}
+        """Messages that tool calls sent, by address (``max_messages_per_recipient``)."""
+
+        self.last_live_turn = 0
+        """Last turn in which something ran instead of being read from the records."""
+
+        self.unrecorded_use: list[ModelUse] = []
+        """Model use that only the final record reports: of middleware around turns and the run, and of failed calls."""
+
+        # Shared with the outer run: a stop reports the use of all interrupted calls, and screens order the pieces of
+        # all runs by one number.
+        self.interrupted_use: list[ModelUse] = outer.interrupted_use if outer is not None else []
+        self.stream_numbers: Iterator[int] = outer.stream_numbers if outer is not None else itertools.count(1)
+
+    @property
+    def id(self) -> str:
+        """Id of the reaction."""
+        return self.journal.reaction
+
+    @property
+    def path(self) -> str:
+        """Path of the run in its reaction; empty for the reaction's own run."""
+        return self.journal.path
+
+    def make_call_context(self, turn: int, call: int | str, suffix: str = "") -> ToolContext:
+        """Create the context of a call. ``suffix`` separates the ids of messages about the call from its own."""
+        return self.make_context(self.journal.derive_id(turn, call) + suffix, turn)
+
+    def is_text_withheld(self) -> bool:
+        """Return whether reviewers of this run, or of a run around it, must see the model's text before people do."""
+        return self.reaction.control.withholds or (self.outer is not None and self.outer.is_text_withheld())
+
+    @property
+    def reviews_messages(self) -> bool:
+        """Whether reviewers see what tools send to the requester."""
+        return self.reaction.is_reviewed or (self.outer is not None and bool(self.list_guards()))
+
+    def list_guards(self) -> list[Guard]:
+        """Return the reviews that apply to messages beside those of the current agent: of agents that had the
+        conversation before, and of the runs around this one."""
+        guards = self.reaction.control.guards
+        if self.outer is None:
+            return guards
+        return [*guards, *self.outer.reaction.agent.chain.guards, *self.outer.list_guards()]
+
+    def list_policies(self) -> list[AgentPolicy]:
+        """Return the policies whose approvers apply: of the current agent, of agents before it, and of outer runs."""
+        return [*self.reaction.control.policies, *(self.outer.list_policies() if self.outer else ())]
+
+    def list_causes(self, turn: int) -> tuple[int, ...]:
+        """Return the seqs of the messages that led to a call: the trigger first, then messages read later."""
+        trigger = self.make_call_context(turn, 0).trigger.seq
+        read_later = self.reaction.read_meanwhile + (self.outer.list_causes(turn) if self.outer else ())
+        return tuple(dict.fromkeys((trigger, *read_later)))
+
+    def find_replayed_note(self, turn: int, name: str) -> JsonValue:
+        """Return a note of the run that is replayed; None outside a replay."""
+        return self.playback.find_note(self.id, self.path, turn, name) if self.playback is not None else None
+
+
+def add_usage(used: Iterable[ModelUse], total: Usage) -> Usage:
+    """Return ``total`` plus the usage of these requests."""
+    return sum((use.usage for use in used), total)
