@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,20 +38,37 @@ PYTHON = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 MAY_BE_ANOTHER = os.getuid() == 0 and Path(PYTHON).exists()
 
 
-def read_dockerfile() -> list[tuple[str, str]]:
-    """The instructions of the image, without those of the stage that builds."""
+def read_dockerfile() -> list[list[tuple[str, str]]]:
+    """Return the instructions of each stage of the image, as (name, arguments)."""
     text = re.sub(r"^#.*\n", "", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     lines = text.replace("\\\n", " ").split("\n")
-    found = [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in lines if line)]
-    return found[max(place for place, (name, _) in enumerate(found) if name == "FROM") :]
+    stages: list[list[tuple[str, str]]] = []
+    for name, _, rest in (line.partition(" ") for line in lines if line):
+        if name == "FROM":
+            stages.append([])
+        stages[-1].append((name, rest.strip()))
+    return stages
 
 
-IMAGE = read_dockerfile()
+BUILD, IMAGE = read_dockerfile()
+BUILD_STEPS = [rest for name, rest in BUILD if name == "RUN"]
+[EXTRAS] = re.findall(r"roundelay\[(.*?)\]", " ".join(BUILD_STEPS))
+MAX_PACKAGES_MB = 200 - 53
+"""What the image's packages may take: the image is at most 200 MB, and its base has 53."""
 
 
 def of(name: str) -> str:
     [value] = [rest for it, rest in IMAGE if it == name]
     return value
+
+
+@pytest.fixture
+def other_users_path() -> Iterator[Path]:
+    """Make an empty folder that other users may enter; pytest's own are private."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
 
 
 async def test_the_images_command_runs_and_its_health_check_follows_it(tmp_path: Path) -> None:
@@ -87,25 +105,84 @@ async def test_the_images_command_runs_and_its_health_check_follows_it(tmp_path:
 
 def test_the_image_has_what_it_needs_and_no_root() -> None:
     names = [name for name, _ in IMAGE]
-    [(made, user)] = re.findall(
-        r"useradd --uid (\d+) .* (\w+) &&", " ".join(rest for name, rest in IMAGE if name == "RUN")
-    )
+    [(made, user)] = re.findall(r"useradd --uid (\d+) .* (\w+) &&", " ".join(BUILD_STEPS))
     assert (of("USER"), user) == (made, "roundelay")
     assert int(made) > 0
+    assert f"--chown={made}:{made} /data /data" in " ".join(rest for name, rest in IMAGE if name == "COPY")
     assert names.index("USER") < names.index("CMD")
-    [extras] = re.findall(r"roundelay\[(.*?)\]", " ".join(rest for _, rest in IMAGE))
+    assert "RUN" not in names, "the last stage has no shell"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(extras.split(",")) <= set(project["optional-dependencies"]) - {"dev", "all", "local"}
-    for _, rest in (it for it in IMAGE if it[0] == "RUN"):
-        subprocess.run(["sh", "-n", "-c", re.sub(r"^--mount\S+ ", "", rest)], check=True)
+    assert set(EXTRAS.split(",")) <= set(project["optional-dependencies"]) - {"dev", "all", "local"}
+    for step in BUILD_STEPS:
+        subprocess.run(["sh", "-n", "-c", step], check=True)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)  # installs 68 packages
+@pytest.mark.skipif(not MAY_BE_ANOTHER, reason="needs root and the system's own Python of the same version")
+def test_build_steps_give_packages_that_run_without_root_on_debians_python(other_users_path: Path) -> None:
+    """The build stage's commands with their folders moved; the last stage's Python is the one of this Debian."""
+    moved = {name: other_users_path / name for name in ("source", "wheels", "packages", "data", "team")}
+    for name in ("source", "data", "team"):
+        moved[name].mkdir()
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(
+        ["tar", "-c", "--null", "-T", "-", "-f", other_users_path / "tree.tar"], cwd=ROOT, input=tracked, check=True
+    )
+    subprocess.run(["tar", "-x", "-f", other_users_path / "tree.tar", "-C", moved["source"]], check=True)
+
+    def move(text: str) -> str:
+        return re.sub(r"(?<![\w.])/(wheels|packages|data|team)\b", lambda found: str(moved[found[1]]), text)
+
+    subprocess.run([sys.executable, "-m", "venv", other_users_path / "venv"], check=True)
+    path = f"{other_users_path / 'venv/bin'}:{os.environ['PATH']}"
+    for step in BUILD_STEPS:
+        if not step.startswith("useradd"):
+            done = subprocess.run(["sh", "-c", move(step)], cwd=moved["source"], env=os.environ | {"PATH": path}, capture_output=True, text=True)  # fmt: skip
+            assert done.returncode == 0, done.stderr
+    size = sum(file.stat().st_blocks * 512 for file in moved["packages"].rglob("*"))
+    assert size < MAX_PACKAGES_MB * 1e6
+    user = int(of("USER"))
+    shutil.chown(moved["data"], user, user)
+    environment = dict(pair.split("=") for pair in shlex.split(move(of("ENV"))))
+    program, *arguments = json.loads(move(of("CMD")))
+    command_line = [
+        "setpriv",
+        f"--reuid={user}",
+        f"--regid={user}",
+        "--clear-groups",
+        "--no-new-privs",
+        program,
+        *arguments,
+    ]
+    with subprocess.Popen(
+        [
+            "/usr/bin/env",
+            "-i",
+            *(f"{name}={value}" for name, value in environment.items()),
+            *command_line,
+            "--port",
+            "0",
+        ],
+        cwd=moved["team"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        process.terminate()
+        _, errors = process.communicate()
+    assert ready.startswith("Roundelay is ready at ws://0.0.0.0:"), errors
+    assert process.returncode == 0
+    assert {file.stat().st_uid for file in moved["data"].rglob("*")} == {user}
 
 
 def test_the_image_has_the_packages_of_its_extras_by_their_hashes_and_none_of_the_tests() -> None:
     build = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     assert "--require-hashes -r deploy/constraints-image.txt" in build
     assert "-r constraints.txt" not in build
-    [extras] = re.findall(r"roundelay\[(.*?)\]", " ".join(rest for _, rest in IMAGE))
-    assert "gateway" in extras.split(",")
+    assert "gateway" in EXTRAS.split(",")
     pins, everything = read_pins("deploy/constraints-image.txt"), read_pins("constraints.txt")
     assert pins.items() <= everything.items()
     assert {"uvicorn", "a2a-sdk", "mcp", "asyncpg", "nats-py", "setuptools"} <= pins.keys()
@@ -113,7 +190,7 @@ def test_the_image_has_the_packages_of_its_extras_by_their_hashes_and_none_of_th
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [
         *project["dependencies"],
-        *(it for name in extras.split(",") for it in project["optional-dependencies"][name]),
+        *(it for name in EXTRAS.split(",") for it in project["optional-dependencies"][name]),
     ]
     seen: set[str] = set()
     waiting = [Requirement(it) for it in wanted]
@@ -290,7 +367,7 @@ def test_the_cluster_of_compose_is_of_this_image() -> None:
         assert f"./owner:{of('VOLUME')}/roundelay.db.owner:ro" in node["volumes"]
         hosts = re.findall(r"([\w-]+):4222", node["environment"]["ROUNDELAY_LOG"])
         assert hosts == [it for it in services if it.startswith("nats-")]
-    assert "cluster" in re.findall(r"roundelay\[(.*?)\]", " ".join(rest for _, rest in IMAGE))[0].split(",")
+    assert "cluster" in EXTRAS.split(",")
     used = {it.split(":")[0] for service in services.values() for it in service["volumes"] if not it.startswith("./")}
     assert used == set(compose["volumes"])
 
