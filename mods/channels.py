@@ -25,7 +25,7 @@ from roundelay.network.core.tables import Access, History
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import ID_PATTERN, Seq
 from roundelay.network.mod import Change, Mod, Reading, operation
-from roundelay.network.operations.listing import take_page
+from roundelay.network.operations.paging import take_page
 from roundelay.network.operations.views import find_audience
 
 ChannelName = Annotated[str, Meta(pattern=ID_PATTERN, description="The channel's name, without 'channel:'.")]

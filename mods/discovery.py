@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from roundelay.network.core.tables import Participant
 from roundelay.network.mod import Mod, Reading, operation
-from roundelay.network.operations.listing import take_page
+from roundelay.network.operations.paging import take_page
 
 _WORD = re.compile(r"\w+")
 _WEIGHTS = {"tags": 3, "tools": 2, "description": 1}

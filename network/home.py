@@ -127,7 +127,7 @@ class AgentToken:
         self._is_untried = False
         """It was made for the hub that it is shown to, which has not answered yet."""
 
-    def show(self, url: str) -> str:
+    def present(self, url: str) -> str:
         """What to show to the hub at this URL: what is saved for the first of the addresses that has one, or for that
         hub, or else a new one, which is saved for it. Raises `ConfigError`."""
         self._is_untried = False
@@ -138,7 +138,7 @@ class AgentToken:
             self._is_untried = self._token == made
         return self._token
 
-    def keep(self, url: str) -> None:
+    def save(self, url: str) -> None:
         """The hub at this URL has let it in: it is saved for that, and for those of the addresses that have none.
         Raises `ConfigError`."""
         self._is_untried = False
@@ -146,7 +146,7 @@ class AgentToken:
             if not path.exists():
                 _read_or_make(path, lambda: self._token)
 
-    def forget(self) -> str:
+    def discard(self) -> str:
         """The hub that it was shown to refuses it. One that was made for that hub is not kept, so that it hides none
         that is found later. Gives a sentence of where it is from."""
         if not self._is_untried:

@@ -224,7 +224,7 @@ class NetworkClient:
         try:
             await self._link.open()
         except NotAuthenticated as error:
-            source = self._saved.forget() if self._saved is not None else ""
+            source = self._saved.discard() if self._saved is not None else ""
             if source:
                 raise NotAuthenticated(f"{error} {source}") from error
             raise
@@ -244,7 +244,7 @@ class NetworkClient:
             protocol=PROTOCOL_VERSION,
             agent_id=self.agent_id,
             kind=UNSET if self._kind is None else self._kind,
-            token=self._saved.show(self.url)
+            token=self._saved.present(self.url)
             if self._saved is not None
             else UNSET
             if self._token is None
@@ -289,7 +289,7 @@ class NetworkClient:
             self._acks = Acks()  # another history: its seqs are others
         if self._saved is not None and self.url != self._joined_at:
             try:
-                self._saved.keep(self.url)
+                self._saved.save(self.url)
             except ConfigError as error:  # where it was read from it stays
                 log.warning("a token is not saved: %s", error, extra={"agent_id": self.agent_id})
         self._epoch, self._joined_at = welcome.network.epoch, self.url

@@ -17,6 +17,7 @@ from roundelay.network.errors import Forbidden, RoundelayError
 
 from .calls import apply_mod_entry, apply_operate, call_keys
 from .change import ChangeSet, refuse_entry, refuse_over_budget
+from .conversation_budgets import BudgetExceeded
 from .entries import (
     AnsweredEntry,
     BindCredentials,
@@ -37,17 +38,16 @@ from .entries import (
     SessionLost,
 )
 from .faults import apply_ended
-from .joining import CLOSE_CODES, apply_join, bind
+from .joining import CLOSE_CODES, apply_join, bind_credentials
 from .mod import list_named_seqs
 from .reactions import apply_lost, apply_nack, apply_record, merge_ack_cursor
 from .sending import Rules, apply_send
-from .shares import BudgetExceeded
 from .state import State
 from .tables import Facts, LookupRequest
-from .takeovers import end_takeover
+from .takeover_control import apply_end_takeover
 
 
-def wanted(entries: list[Entry]) -> LookupRequest:
+def build_lookup(entries: list[Entry]) -> LookupRequest:
     """Step 5's question: what `apply` will need to know from the ledger."""
     want = LookupRequest(set(), set(), set())
     for entry in entries:
@@ -133,11 +133,11 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
             case Leave():
                 return Outcome(effects=(RefuseSession(entry.origin.session_id, 1000, None),))
             case SaveAckCursors():
-                return Outcome(puts=tuple(merge_ack_cursor(state, put) for put in entry.puts))
+                return Outcome(writes=tuple(merge_ack_cursor(state, put) for put in entry.writes))
             case EndTakeover():
-                return end_takeover(rules, state, facts, entry)
+                return apply_end_takeover(rules, state, facts, entry)
             case BindCredentials():
-                return Outcome(puts=bind(state, entry))
+                return Outcome(writes=bind_credentials(state, entry))
             case _:
                 assert_never(entry)
     except BudgetExceeded as error:
@@ -154,7 +154,7 @@ def _run_hooks(rules: Rules, state: State, facts: Facts, entry: Send, sent: Outc
     """Let the mods change what they want in the commit of a message."""
     change = ChangeSet(rules, state, facts, entry.origin)
     [row] = sent.rows
-    change.take(row, sent.puts)
+    change.add_row(row, sent.writes)
     change.run_apply_hooks([row])
     change.count_stored()
     return change.outcome(*sent.effects)

@@ -32,7 +32,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
         if known.digest != entry.digest:
             raise repeat_error("call", entry.call_id, None, is_damaged=False)
         return Outcome(effects=(_result(entry, known.value),))
-    signed = next((facts.known[it] for it in call_keys(entry) if it in facts.known), None)
+    signed = next((facts.stored[it] for it in call_keys(entry) if it in facts.stored), None)
     if signed is not None:  # its result is forgotten, what it stored is not
         if signed.is_damaged:
             raise repeat_error("call", entry.call_id, signed.seq, is_damaged=True)
@@ -52,7 +52,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
     # an operator mends what others cannot, also a spent quota's doings
     is_bounded = not (origin.is_operator and change.mod_id == "network")
     change.count_stored(len(bytes(result)) + ROW_BYTES, is_bounded=is_bounded)
-    change.sign(call_keys(entry), entry.digest)
+    change.set_call_key(call_keys(entry), entry.digest)
     change.set_value("call", key, CallResult(entry.digest, state.stamp, result))
     return change.outcome(_result(entry, result))
 

@@ -30,6 +30,7 @@ from roundelay.network.errors import (
 from roundelay.network.frames import SendFrame, encode, is_id
 
 from .access import check_admission, check_right, find_channel, is_found
+from .conversation_budgets import BudgetExceeded
 from .entries import (
     AnsweredEntry,
     Effect,
@@ -46,11 +47,10 @@ from .entries import (
     SessionReply,
     error_bytes,
 )
-from .ids import NETWORK
 from .limits import ROW_BYTES, count_entry, count_stored
-from .mod import Incoming, ask_before
+from .mod import Incoming, run_before_hooks
+from .reserved_ids import NETWORK
 from .sending import Rules, charge_message, find_budget, find_readable, mod_message, write_message
-from .shares import BudgetExceeded
 from .state import State
 from .tables import (
     MAX_NOTIFIED_THREADS,
@@ -94,38 +94,38 @@ class ChangeSet:
         self.effects: list[Effect] = []
         # what this change writes itself is known to its later steps: as a cause, or to be replied to
         self._heads: dict[int, MessageHead] = {}
-        self.facts = Facts(facts.known, ChainMap(self._heads, facts.heads), facts.cold, facts.damaged)
+        self.facts = Facts(facts.stored, ChainMap(self._heads, facts.heads), facts.cold, facts.damaged)
         self.payer = origin.agent_id
         """For whom it is stored, as `limits.count_stored` counts."""
         self._unpaid_bytes = self._unpaid_messages = 0
-        self._refusal: RoundelayError | None = None
+        self._deferred_refusal: RoundelayError | None = None
         """What ends this change when all else would have let it be stored: it tells what nobody may find out for
         nothing."""
         self._call_id = call_id
         self._posts = 0
         self._rows: list[Row] = []
-        self._puts: list[TableWrite] = []
+        self._writes: list[TableWrite] = []
 
     def outcome(self, *effects: Effect) -> Outcome:
         """Everything gathered; ``effects`` come before those that its steps added."""
-        return Outcome(self._rows, self._puts, (*effects, *self.effects))
+        return Outcome(self._rows, self._writes, (*effects, *self.effects))
 
     # --- for apply
 
-    def take(self, row: Row, puts: Sequence[TableWrite]) -> None:
+    def add_row(self, row: Row, puts: Sequence[TableWrite]) -> None:
         """Add a row made elsewhere, with its puts."""
         self._rows.append(row)
         if row.head is not None:
             self._heads[row.seq] = row.head
         self.state.head = row.seq
-        self.keep(puts)
+        self.add_writes(puts)
 
-    def keep(self, puts: Sequence[TableWrite]) -> None:
+    def add_writes(self, puts: Sequence[TableWrite]) -> None:
         """Change tables of the network's."""
-        self._puts += puts
-        self.state.change(puts)
+        self._writes += puts
+        self.state.apply_writes(puts)
 
-    def sign(self, keys: Sequence[tuple[str, str]], digest: str) -> None:
+    def set_call_key(self, keys: Sequence[tuple[str, str]], digest: str) -> None:
         """Let the first row whose actor has one of these keys stand for the whole call: by it a late repeat is
         recognised."""
         for actor, key in keys:
@@ -154,19 +154,19 @@ class ChangeSet:
             own = ChangeSet(self.rules, self.state, self.facts, self.origin, mod_id=mod.id)
             try:
                 mod.ended(own, reaction)
-                if own._refusal is not None:
-                    raise own._refusal
+                if own._deferred_refusal is not None:
+                    raise own._deferred_refusal
             except Exception:
                 log.exception("a mod's ended hook failed", extra={"mod": mod.id})
             else:
-                self._take_over(own)
+                self._merge(own)
         self.count_stored(is_bounded=False)  # what ends has to end
 
-    def _take_over(self, other: ChangeSet) -> None:
+    def _merge(self, other: ChangeSet) -> None:
         """Add all that a change on top of this one has gathered."""
         for row in other._rows:
-            self.take(row, ())
-        self.keep(other._puts)
+            self.add_row(row, ())
+        self.add_writes(other._writes)
         self.effects += other.effects
         self._unpaid_bytes += other._unpaid_bytes
         self._unpaid_messages += other._unpaid_messages
@@ -186,22 +186,22 @@ class ChangeSet:
             digest=digest,
             data=data,
         )
-        self.take(row, ())
+        self.add_row(row, ())
         self._unpaid_bytes += len(data) + ROW_BYTES
         return row
 
     def set_value(self, table: Table, key: str, value: Any) -> None:
         """Change a table of the network's."""
-        self.keep((TableWrite(table, key, value),))
+        self.add_writes((TableWrite(table, key, value),))
 
-    def find_cold(self, table: Table, key: str) -> Any:
+    def lookup_cold(self, table: Table, key: str) -> Any:
         """A value of a table that is not loaded; `apply.wanted` must have asked for it."""
         found = self.state.get(table, key, absent := object())
         return self.facts.cold.get((table, key)) if found is absent else found
 
     def count_send(self) -> None:
         """Count this entry against the sender's rate. Raises `RateLimited`."""
-        self.keep((count_entry(self.rules.limits, self.state, self.origin.agent_id),))
+        self.add_writes((count_entry(self.rules.limits, self.state, self.origin.agent_id),))
 
     def count_stored(self, more_bytes: int = 0, *, is_bounded: bool = True) -> None:
         """Count all that this change stores, and ``more_bytes``, against the day of whoever asked for it: what it has
@@ -214,10 +214,12 @@ class ChangeSet:
             return
         bucket = self.state.bucket(self.payer)
         rates, quotas = (bucket.sends, bucket.roots), self.rules.quotas
-        self.keep(count_stored(quotas, self.payer, bucket, rates, self.stamp, size, messages, is_bounded=is_bounded))
+        self.add_writes(
+            count_stored(quotas, self.payer, bucket, rates, self.stamp, size, messages, is_bounded=is_bounded)
+        )
         self._unpaid_bytes = self._unpaid_messages = 0
-        if self._refusal is not None:
-            raise self._refusal
+        if self._deferred_refusal is not None:
+            raise self._deferred_refusal
 
     # --- mod.Change
 
@@ -256,7 +258,7 @@ class ChangeSet:
             taken = InvalidArguments(f"The name {name!r} is taken; choose another, or join the channel if you may.")
             if is_found(self.state, self.origin, known):
                 raise taken
-            self._refusal = taken
+            self._deferred_refusal = taken
         body = {"channel": name, "event": "created", "topic": topic, "history": history, "access": access}
         row = self.write_row("channel", data=encode(body))
         self.set_value("channel", name, Channel(name, row.seq, creator, topic, history, access, creator))
@@ -352,12 +354,12 @@ class ChangeSet:
             reply_to=UNSET if reply_to is None else reply_to,
             cause=UNSET if cause is None else cause,
         )
-        refusal = ask_before(self.rules.before_hooks, Incoming(self.origin, frame))
+        refusal = run_before_hooks(self.rules.before_hooks, Incoming(self.origin, frame))
         if refusal is not None:
             raise refusal
         # the call's own id makes it idempotent (`sign`): the message needs no key, and cannot meet a client's
         row, puts = write_message(self.rules, self.state, self.facts, self.origin, frame, "")
-        self.take(row, puts)
+        self.add_row(row, puts)
         if not self.origin.session_id:
             self._count_message(row)
         return row
@@ -378,7 +380,7 @@ class ChangeSet:
         if origin is not None and row.head is not None:  # counted for whoever it is an answer to
             limits, payer = self.rules.limits, _answered(origin)
             puts.append(charge_message(limits, self.state, self.facts, row.head, origin, payer, ()))
-        self.take(row, puts)
+        self.add_row(row, puts)
         self._count_message(row)
         return row
 
@@ -399,7 +401,7 @@ def refuse_entry(rules: Rules, state: State, entry: AnsweredEntry, error: Rounde
             puts = [count_entry(rules.limits, state, origin.agent_id)]
         except RateLimited as limited:
             error = limited
-    return Outcome(puts=puts, effects=(SessionReply(origin.session_id, error_bytes(error, entry.keys)),))
+    return Outcome(writes=puts, effects=(SessionReply(origin.session_id, error_bytes(error, entry.keys)),))
 
 
 def refuse_over_budget(
@@ -420,14 +422,14 @@ def refuse_over_budget(
     is_new_here = head.thread_id not in budget.stopped_in and len(budget.stopped_in) < MAX_NOTIFIED_THREADS
     if not (is_news or is_new_here):
         return refused
-    rows, puts, effects = list(refused.rows), list(refused.puts), list(refused.effects)
+    rows, puts, effects = list(refused.rows), list(refused.writes), list(refused.effects)
     body: dict[str, Any] = {"root": head.root, "seq": budget.last_seq, **_why(error), "began_by": budget.began_by}
     if is_news:
         puts.append(TableWrite("stopped", stopped_key(head.root), StoppedConversation(at=state.stamp, **body)))
         if state.present(budget.began_by) is not None:
-            rows.append(_tell(state, state.head + 1, budget.began_by, body, error.told, root=head.root))
+            rows.append(_tell(state, state.head + 1, budget.began_by, body, error.notice, root=head.root))
     readers = thread_readers(state, head) if is_new_here else set()
-    effects.append(SendNotice(frozenset(readers), "loop_stopped", head.thread_id, body, operators=is_news))
+    effects.append(SendNotice(frozenset(readers), "loop_stopped", head.thread_id, body, to_operators=is_news))
     told = (*budget.told, error.bound) if is_news else budget.told
     stopped_in = (*budget.stopped_in, head.thread_id) if is_new_here else budget.stopped_in
     puts.append(TableWrite("root", str(head.root), msgspec.structs.replace(budget, told=told, stopped_in=stopped_in)))
@@ -443,15 +445,15 @@ def _stop_agent(state: State, origin: Origin, error: BudgetExceeded, refused: Ou
     """An agent has to stop that answers without causes: it gets a message, and so does the person who wrote to it
     last."""
     head = error.head
-    bucket: Bucket = refused.puts[0].value if refused.puts else state.bucket(origin.agent_id)
-    if bucket.uncaused.is_told:
+    bucket: Bucket = refused.writes[0].value if refused.writes else state.bucket(origin.agent_id)
+    if bucket.answer_count.is_reported:
         return refused
-    told = msgspec.structs.replace(bucket, uncaused=msgspec.structs.replace(bucket.uncaused, is_told=True))
+    told = msgspec.structs.replace(bucket, answer_count=msgspec.structs.replace(bucket.answer_count, is_reported=True))
     body = {"agent_id": origin.agent_id, **_why(error)}
-    person = state.heard.people.get(agent_address(origin.agent_id), (0, ""))[1]
+    person = state.recent_messages.from_people.get(agent_address(origin.agent_id), (0, ""))[1]
     names = [name for name in dict.fromkeys((origin.agent_id, person)) if state.present(name) is not None]
-    rows = [_tell(state, state.head + 1 + place, name, body, error.told) for place, name in enumerate(names)]
-    notice = SendNotice(frozenset(thread_readers(state, head)), "loop_stopped", head.thread_id, body, operators=True)
+    rows = [_tell(state, state.head + 1 + place, name, body, error.notice) for place, name in enumerate(names)]
+    notice = SendNotice(frozenset(thread_readers(state, head)), "loop_stopped", head.thread_id, body, to_operators=True)
     return Outcome(rows, (TableWrite("bucket", origin.agent_id, told),), (*refused.effects, notice))
 
 

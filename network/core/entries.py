@@ -25,7 +25,7 @@ class Origin(Struct, frozen=True):
     agent_id: str
     kind: Kind
     is_operator: bool = False
-    fence: int | None = None
+    fencing_token: int | None = None
     joined_at: int = 0
     token: str = ""
     """The hash of the token that the session joined with; empty for the owner, and within the node's process."""
@@ -57,7 +57,7 @@ class Join(Struct, frozen=True):
     token_hash: str | None
     peer: Peer
     is_owner: bool
-    is_held: bool = False
+    has_live_reactor: bool = False
     new_hash: str | None = None
 
 
@@ -88,11 +88,11 @@ class Record(Struct, frozen=True):
     trigger: int | None = None
     oldest: int | None = None
     refusal: RoundelayError | None = None
-    spent: Mapping[str, TokenUsage] | None = None
+    usage: Mapping[str, TokenUsage] | None = None
     """The model and the tokens that the body tells of."""
     call: str = ""
     """Which call it is about (`reactions.follow`)."""
-    awaited: CallWait | None = None
+    wait: CallWait | None = None
     """What that waits for, by a ``waiting`` record."""
     may_withdraw: bool = False
     """It ends a reaction that is not open: perhaps one that was given up."""
@@ -142,7 +142,7 @@ class ProcessEnded(Struct, frozen=True):
 class SaveAckCursors(Struct, frozen=True):
     """Floors to be kept; changes nothing but them."""
 
-    puts: tuple[TableWrite, ...]
+    writes: tuple[TableWrite, ...]
 
 
 class BindCredentials(Struct, frozen=True):
@@ -220,7 +220,7 @@ class AcceptSession(Struct, frozen=True):
     hello: HelloFrame
     participant: Participant
     is_new: bool
-    cancelled: tuple[RequestCancel, ...] = ()
+    cancel_requests: tuple[RequestCancel, ...] = ()
 
 
 class RefuseSession(Struct, frozen=True):
@@ -241,9 +241,9 @@ class SendNotice(Struct, frozen=True):
     ]
     thread_id: str | None
     body: dict[str, Any]
-    operators: bool = False
-    asker: str | None = None
-    but: str = ""
+    to_operators: bool = False
+    sender_id: str | None = None
+    except_session: str = ""
 
 
 class NotifyMembership(Struct, frozen=True):
@@ -304,13 +304,13 @@ class Outcome(Struct, frozen=True, gc=False):
     """What one entry comes to. Nothing of it happens before the commit."""
 
     rows: Sequence[Row] = ()
-    puts: Sequence[TableWrite] = ()
+    writes: Sequence[TableWrite] = ()
     effects: Sequence[Effect] = ()
 
     @property
     def stores(self) -> bool:
         """Whether anything of it is for the ledger."""
-        return bool(self.rows) or any(put.table not in VOLATILE_TABLES for put in self.puts)
+        return bool(self.rows) or any(put.table not in VOLATILE_TABLES for put in self.writes)
 
 
 NOTHING = Outcome()

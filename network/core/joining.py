@@ -26,9 +26,9 @@ from roundelay.network.frames import PROTOCOL_VERSION, HelloFrame, encode, is_id
 
 from .change import ChangeSet
 from .entries import AcceptSession, BindCredentials, Join, Origin, Outcome, Peer, RefuseSession, RequestCancel
-from .ids import IS_THE_HUB, NETWORK, describe_reserved
 from .limits import MINUTE_MS, next_arrival
 from .reactions import count_lost_reactions
+from .reserved_ids import IS_THE_HUB, NETWORK, describe_reserved
 from .sending import Rules
 from .state import State
 from .tables import Bucket, Facts, Login, Participant, TableWrite, Token
@@ -151,7 +151,7 @@ def _find_kind(state: State, entry: Join) -> HelloFrame:
     return msgspec.structs.replace(hello, kind=kind)
 
 
-def bind(state: State, entry: BindCredentials) -> tuple[TableWrite, ...]:
+def bind_credentials(state: State, entry: BindCredentials) -> tuple[TableWrite, ...]:
     """What the node lets in by itself; logins whose time is over make room."""
     tokens = (TableWrite("token", key, Token(it, "agent", state.stamp)) for it, key in entry.tokens.items())
     over = (TableWrite("login", key, None) for key in find_expired_logins(state)) if entry.logins else ()
@@ -166,7 +166,7 @@ def find_expired_logins(state: State) -> dict[str, Login]:
 def _lost_its_welcome(participant: Participant | None, fence: int, entry: Join) -> bool:
     """Whether the newest fence was given for this one, and nobody holds it: it came to no one, or its session is
     over."""
-    return participant is not None and fence == participant.fence_shown and not entry.is_held
+    return participant is not None and fence == participant.fence_shown and not entry.has_live_reactor
 
 
 def _count_registration(change: ChangeSet) -> None:

@@ -145,7 +145,7 @@ def count_stored(
     next_messages = min(
         (messages_now // allowed.step_messages + 1) * allowed.step_messages, allowed.messages_per_day + 1
     )
-    now = Bucket(*rates, day, bytes_now, messages_now, next_bytes, next_messages, bucket.uncaused)
+    now = Bucket(*rates, day, bytes_now, messages_now, next_bytes, next_messages, bucket.answer_count)
     put = TableWrite("bucket", agent_id, now)
     if bytes_now % allowed.step_bytes < size or messages_now % allowed.step_messages < messages:  # over a step
         is_near = bytes_now >= NEAR * allowed.bytes_per_day or messages_now >= NEAR * allowed.messages_per_day

@@ -106,7 +106,7 @@ class Change(Protocol):
         """
 
 
-def ask_before(mods: Iterable[Mod], incoming: Incoming) -> RoundelayError | None:
+def run_before_hooks(mods: Iterable[Mod], incoming: Incoming) -> RoundelayError | None:
     """Step 3: the first refusal of the mods' ``before`` hooks. A hook that fails refuses too: it was meant to guard."""
     for mod in mods:
         try:

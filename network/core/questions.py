@@ -68,7 +68,7 @@ def remove_questions_of(state: State, agent_id: str) -> list[TableWrite]:
     return [TableWrite("question", key, None) for key in list(keys)]
 
 
-def forget_dropped(state: State, first_seq: int) -> list[TableWrite]:
+def remove_dropped_questions(state: State, first_seq: int) -> list[TableWrite]:
     """Questions whose messages retention has dropped."""
     old = (key for key, _ in state.items("question") if int(key.partition("/")[2]) < first_seq)
     return [TableWrite("question", key, None) for key in list(old)]

@@ -26,7 +26,6 @@ from roundelay.network.frames import SEQ_LIMIT, Seq, StoredFrame, encode, is_id
 from .change import ChangeSet, refuse_entry
 from .entries import NOTHING, MarkHandled, Nack, Outcome, Record, ScheduleRetry, SendNotice, SessionLost, SessionReply
 from .faults import CONVERSATION_FAILURES, FinishedBody, record_failure, record_finished
-from .holds import check_may_start
 from .limits import MINUTE_MS, next_arrival_or_none
 from .sending import Rules, check_session, find_budget, repeat_error
 from .state import State
@@ -52,6 +51,7 @@ from .tables import (
     UndeliveredMessage,
     descending_key,
 )
+from .takeovers import check_may_start
 from .visibility import is_recipient, thread_readers
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ meanwhile."""
 
 def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
     """What a record comes to. Raises the `RoundelayError` that refuses it."""
-    known = facts.known.get((entry.origin.agent_id, "r:" + entry.frame.record_id))
+    known = facts.stored.get((entry.origin.agent_id, "r:" + entry.frame.record_id))
     if known is not None:
         return _repeat(rules, state, facts, entry, known)
     try:
@@ -101,8 +101,8 @@ def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
         change.effects.append(_tell_budget(state, entry, opened.trigger_head, str(error)))
     if frame.kind == "started" and entry.trigger is not None:
         _begin_reaction(change, facts, entry, entry.trigger, row)
-    if entry.spent is not None:
-        charge(change, origin.agent_id, frame.reaction, entry.spent, is_total=frame.kind == "finished")
+    if entry.usage is not None:
+        charge(change, origin.agent_id, frame.reaction, entry.usage, is_total=frame.kind == "finished")
     failed = parse_failure(body) if frame.kind == "model_failed" and opened is not None else None
     if failed is not None and opened is not None and failed.failure == "budget":
         reason = failed.reason[: rules.limits.max_reason_chars]
@@ -126,7 +126,7 @@ def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
         change.set_value("reaction", f"{opened.agent_id}/{opened.reaction}", None)
         finished = _read_finished(body) or FinishedBody()
         record_finished(change, opened.agent_id, opened.trigger, opened.reaction, finished)
-        change.keep(clear_attempts(state, opened.agent_id, opened.trigger))
+        change.add_writes(clear_attempts(state, opened.agent_id, opened.trigger))
         change.run_ended_hooks(opened)
     elif entry.may_withdraw:
         withdraw_dead_letter(change, origin.agent_id, frame.reaction)
@@ -146,7 +146,9 @@ def _tell_refused(state: State, facts: Facts, entry: Record, refused: Outcome, r
     if due_at is None:
         return refused
     notice = _tell_budget(state, entry, trigger, reason)
-    return Outcome(puts=(*refused.puts, TableWrite("bucket", key, Bucket(due_at))), effects=(*refused.effects, notice))
+    return Outcome(
+        writes=(*refused.writes, TableWrite("bucket", key, Bucket(due_at))), effects=(*refused.effects, notice)
+    )
 
 
 def _stored_reply(entry: Record, seq: int, *, duplicate: bool) -> SessionReply:
@@ -171,7 +173,7 @@ def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, known: Stor
         return answered
     change = ChangeSet(rules, state, facts, entry.origin)
     _go_on(change, entry)
-    return Outcome((), (*answered.puts, *change.outcome().puts), answered.effects)
+    return Outcome((), (*answered.writes, *change.outcome().writes), answered.effects)
 
 
 def _go_on(change: ChangeSet, entry: Record) -> None:
@@ -182,7 +184,7 @@ def _go_on(change: ChangeSet, entry: Record) -> None:
     participant = change.state.participant(agent_id)
     if opened is None or participant is None:
         return
-    now = follow(opened, frame.kind, entry.call, participant.life, entry.awaited)
+    now = track_calls(opened, frame.kind, entry.call, participant.life, entry.wait)
     if now is not opened:
         change.set_value("reaction", key, now)
 
@@ -209,8 +211,8 @@ def _begin_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     )
     change.set_value("reaction", key, opened)
     key = f"{agent_id}/{trigger}"
-    earlier: TriggeredReactions | None = change.find_cold("triggered", key)
-    begun = TriggeredReactions(reaction, row.seq) if earlier is None else earlier.then(reaction, row.seq)
+    earlier: TriggeredReactions | None = change.lookup_cold("triggered", key)
+    begun = TriggeredReactions(reaction, row.seq) if earlier is None else earlier.with_started(reaction, row.seq)
     change.set_value("triggered", key, begun)
     change.effects.append(MarkHandled(agent_id, trigger))
 
@@ -221,7 +223,7 @@ def _tell_budget(state: State, entry: Record, trigger: MessageHead, reason: str)
     agent_id, reaction = entry.origin.agent_id, entry.frame.reaction
     body = {"root": trigger.root, "seq": trigger.seq, "agent_id": agent_id, "reaction": reaction, "reason": reason}
     readers = frozenset(thread_readers(state, trigger))
-    return SendNotice(readers, "budget_exhausted", trigger.thread_id, body, operators=True)
+    return SendNotice(readers, "budget_exhausted", trigger.thread_id, body, to_operators=True)
 
 
 def _keep_spent_out(change: ChangeSet, opened: OpenReaction, reason: str) -> None:
@@ -270,7 +272,7 @@ def record_delivery_failure(
 def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
     agent_id = entry.origin.agent_id
     participant = state.participant(agent_id)
-    if participant is None or participant.fence != entry.origin.fence or not state.reactions_of(agent_id):
+    if participant is None or participant.fence != entry.origin.fencing_token or not state.reactions_of(agent_id):
         return NOTHING
     change = ChangeSet(rules, state, Facts(), entry.origin)
     change.set_value("participant", agent_id, msgspec.structs.replace(participant, is_lost=True))
@@ -301,7 +303,7 @@ def reset_failures(change: ChangeSet, opened: OpenReaction) -> None:
 def withdraw_dead_letter(change: ChangeSet, agent_id: str, reaction: str) -> None:
     """A reaction that was given up has ended after all: what it was for is no dead letter, and who was told is
     told so."""
-    given_up: AbandonedReaction | None = change.find_cold("given_up", f"{agent_id}/{reaction}")
+    given_up: AbandonedReaction | None = change.lookup_cold("given_up", f"{agent_id}/{reaction}")
     if given_up is None:
         return
     seq = given_up.trigger
@@ -314,7 +316,7 @@ def withdraw_dead_letter(change: ChangeSet, agent_id: str, reaction: str) -> Non
     body = {"seq": seq, "agent_id": agent_id, "reaction": reaction}
     told = frozenset((agent_id,))
     change.effects.append(
-        SendNotice(told, "dead_letter_withdrawn", None, body, operators=True, asker=given_up.sender_id)
+        SendNotice(told, "dead_letter_withdrawn", None, body, to_operators=True, sender_id=given_up.sender_id)
     )
 
 
@@ -327,7 +329,7 @@ def merge_ack_cursor(state: State, put: TableWrite) -> TableWrite:
     """A floor with what was handled since it was taken: by a dead letter, whose commit it would undo."""
     if put.table != "floor":
         return put
-    floor, taken = state.floor(put.key), put.value
+    floor, taken = state.ack_cursor(put.key), put.value
     since = {seq for seq in floor.above if seq > taken.seq}.union(seq for seq in taken.open if floor.is_handled(seq))
     return TableWrite("floor", put.key, taken.with_handled(since)) if since else put
 
@@ -363,7 +365,7 @@ def count_failure(
         change.set_value("reaction", its_key, None)
         change.set_value("given_up", f"{agent_id}/{reaction}", AbandonedReaction(seq, sender_id or "", failures))
     letter = DeadLetter(agent_id, seq, reason, failures, stamp, tuple(opened), sender_id or "")
-    floor = change.state.floor(agent_id)
+    floor = change.state.ack_cursor(agent_id)
     if not floor.is_handled(seq):  # in this same commit: after a crash a dead letter is not delivered again
         change.set_value("floor", agent_id, floor.with_handled([seq]))
     change.set_value("attempt", key, None)
@@ -377,7 +379,7 @@ def count_failure(
     change.write_row("dead", data=encode(body))
     change.effects.append(MarkHandled(agent_id, seq))
     told = frozenset((agent_id,))
-    change.effects.append(SendNotice(told, "dead_letter", None, body, operators=True, asker=sender_id))
+    change.effects.append(SendNotice(told, "dead_letter", None, body, to_operators=True, sender_id=sender_id))
     return failures
 
 
@@ -485,7 +487,7 @@ def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, 
     if is_total:
         told = {model: it for model, it in spent.items() if model}
         # `parse_usage` has taken these out of the total, which holds what the sum has already as well.
-        spent = {**told, "": _rest(spent.get("", TokenUsage()), sum_up(opened.spent))}
+        spent = {**told, "": _rest(spent.get("", TokenUsage()), total_usage(opened.spent))}
     most = change.rules.limits.max_record_tokens
     by_model = {model: _limit(it, most) for model, it in spent.items() if it != TokenUsage()}
     if not by_model:
@@ -513,7 +515,7 @@ def usage_on(day: int, newest: DayUsage | None) -> Mapping[str, TokenUsage]:
     return newest.spent if newest is not None and newest.day == day else {}
 
 
-def sum_up(spent: Mapping[str, TokenUsage]) -> TokenUsage:
+def total_usage(spent: Mapping[str, TokenUsage]) -> TokenUsage:
     """All models together."""
     return reduce(_plus, spent.values(), TokenUsage())
 
@@ -626,7 +628,7 @@ def parse_wait(body: bytes) -> CallWait | None:
     return CallWait(tuple(name for name in it.questions if is_id(name))[:MAX_AWAITED])
 
 
-def follow(opened: OpenReaction, kind: str, call: str, life: int, awaited: CallWait | None = None) -> OpenReaction:
+def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: CallWait | None = None) -> OpenReaction:
     """The reaction after one more record, written in a process's ``life``; the same object if that changes nothing."""
     calls = opened.calls
     if kind == "started":  # a process goes on with it: until it has come to its waits again, it works

@@ -37,14 +37,14 @@ from roundelay.network.errors import (
 from roundelay.network.frames import SendFrame, StoredFrame, WireMessage, encode
 
 from .access import check_right_to_send, find_channel
+from .conversation_budgets import charge_budget, count_answer, has_unanswered_news, sends_like_program, start_budget
 from .entries import Origin, Outcome, Send, SessionReply, body_digest
-from .holds import check_may_answer
 from .limits import ROW_BYTES, Quotas, count_stored, next_rates
 from .mod import Mod, Operation
 from .questions import add_questions, remove_answered
-from .shares import charge_budget, count_answer, has_unanswered_news, sends_like_program, start_budget
 from .state import State
 from .tables import DAY_MS, Bucket, ConversationBudget, Facts, MessageHead, Row, StoredKey, TableWrite
+from .takeovers import check_may_answer
 from .visibility import has_people, may_read
 
 
@@ -68,7 +68,7 @@ class Rules(Struct, frozen=True):
 def apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcome:
     """What a ``send`` comes to. Raises the `RoundelayError` that refuses it."""
     origin, frame = entry.origin, entry.frame
-    known = facts.known.get(entry.key)
+    known = facts.stored.get(entry.key)
     if known is not None:
         if known.is_damaged or not is_same_send(known, frame):
             raise repeat_error("message", frame.message_id, known.seq, is_damaged=known.is_damaged)
@@ -149,9 +149,9 @@ def check_session(state: State, origin: Origin) -> None:
         raise Forbidden(f"The token of {origin.agent_id} was revoked.")
     if origin.token and (token := state.get("token", origin.token)) is not None and token.revoked:
         raise Forbidden(f"This token of {origin.agent_id} was revoked.")
-    if origin.fence is not None and participant.fence != origin.fence:
+    if origin.fencing_token is not None and participant.fence != origin.fencing_token:
         raise Forbidden(
-            f"A newer reactor of {origin.agent_id} holds fence {participant.fence}; this session's is {origin.fence}."
+            f"A newer reactor of {origin.agent_id} holds fence {participant.fence}; this session's is {origin.fencing_token}."
         )
 
 
@@ -173,7 +173,7 @@ def write_message(
     if state.rights is not None:
         check_right_to_send(state, origin, address_kind, name)
     place = _find_destination(rules, state, origin, address_kind, name, parent, frame)
-    if origin.kind == "agent" and state.holds:
+    if origin.kind == "agent" and state.takeovers:
         for thread_id in {place.thread_id, parent.thread_id} if parent is not None else (place.thread_id,):
             check_may_answer(state, origin, thread_id, None if cause is None else cause.seq)
     seq = state.head + 1
@@ -198,8 +198,10 @@ def write_message(
             head = msgspec.structs.replace(head, label=cause.label)
     else:
         if origin.kind == "agent" or (origin.kind == "human" and sends_like_program(limits, bucket, stamp)):
-            heard, last = state.heard, bucket.uncaused.last
-            if heard.given.get(sender, 0) > last or (heard.newest > last and has_unanswered_news(state, sender, last)):
+            heard, last = state.recent_messages, bucket.answer_count.last
+            if heard.delivered.get(sender, 0) > last or (
+                heard.newest > last and has_unanswered_news(state, sender, last)
+            ):
                 bucket = count_answer(limits, state, bucket, head)
         if frame.requires_response is not UNSET and (named := _named(state, frame)):
             puts.append(TableWrite("root", str(root), start_budget(head, named)))
@@ -214,7 +216,7 @@ def write_message(
     if not origin.session_id:  # a mod's own: whose message it follows from is told by its `ChangeSet`
         puts.append(TableWrite("bucket", sender, bucket.at_rates((sends, roots))))
     elif size_now < upto and messages_now < upto_messages and day == bucket.day:  # nearly always: no bound is near
-        now = Bucket(sends, roots, day, size_now, messages_now, upto, upto_messages, bucket.uncaused)
+        now = Bucket(sends, roots, day, size_now, messages_now, upto, upto_messages, bucket.answer_count)
         puts.append(TableWrite("bucket", sender, now))
     else:
         puts += count_stored(rules.quotas, sender, bucket, (sends, roots), stamp, size, 1)

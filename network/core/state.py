@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from msgspec import UNSET
 
 from .entries import Outcome
-from .ids import skeleton
+from .reserved_ids import skeleton
 from .rights import Rights
 from .tables import (
     COLD_TABLES,
@@ -60,18 +60,18 @@ class State:
         self.tables: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         """What this level holds, by table and key: all of the committed state, of a draft what it changed (None:
         deleted)."""
-        self.kept: dict[tuple[Table, str], TableWrite] = {}
+        self.durable_writes: dict[tuple[Table, str], TableWrite] = {}
         """What a draft changed that the ledger keeps, the last value of each key."""
         self.everyone: Mapping[str, Participant] = self.tables["participant"] if parent is None else parent.everyone
         """All who were ever registered, by id: the committed table itself, as long as a draft changes nobody."""
-        self.holds: Mapping[str, Takeover] = self.tables["hold"] if parent is None else parent.holds
+        self.takeovers: Mapping[str, Takeover] = self.tables["hold"] if parent is None else parent.takeovers
         """The last time that a person took each thread over, given back or not: nearly always there is none."""
         self._groups: dict[Group, dict[Any, Any]] = {}
         """By key; None for one that this level took out."""
         self._orders: dict[str, _Order] = {}
         self._ascending: dict[str, list[str]] = {}
         """The keys of tables that were listed, in order: made at the first asking, kept up by `change` and `merge`."""
-        self.heard: RecentMessages = parent.heard if parent is not None else RecentMessages()
+        self.recent_messages: RecentMessages = parent.recent_messages if parent is not None else RecentMessages()
         """The same in all drafts: it tells of what is stored."""
         self.head: int = parent.head if parent is not None else head
         self.stamp: int = parent.stamp if parent is not None else stamp
@@ -183,7 +183,7 @@ class State:
         kept: DayStored | None = self.get("stored", agent_id)
         return Bucket(0.0, 0.0, kept.day, kept.bytes, kept.messages) if kept is not None else _IDLE
 
-    def floor(self, agent_id: str) -> AckCursor:
+    def ack_cursor(self, agent_id: str) -> AckCursor:
         found: AckCursor = self.get("floor", agent_id) or _UNTOUCHED
         return found
 
@@ -251,7 +251,7 @@ class State:
 
     # --- reading: what people keep for themselves
 
-    def marks_of(self, agent_id: str) -> Mapping[str, ReadState]:
+    def read_states_of(self, agent_id: str) -> Mapping[str, ReadState]:
         """What a participant keeps of threads, by thread; under an empty id of all others."""
         return self._group("marks of", agent_id)
 
@@ -274,7 +274,7 @@ class State:
 
     # --- writing
 
-    def change(self, puts: Iterable[TableWrite]) -> None:
+    def apply_writes(self, puts: Iterable[TableWrite]) -> None:
         """Apply puts to this level."""
         for put in puts:
             name, value = put.table, put.value
@@ -285,16 +285,16 @@ class State:
             else:
                 self.tables[name][put.key] = value
 
-    def take(self, outcome: Outcome) -> None:
+    def apply_outcome(self, outcome: Outcome) -> None:
         """Let the next entries of the batch see what one came to."""
         if outcome.rows:
             self.head = outcome.rows[-1].seq
-        if outcome.puts:
-            self.change(outcome.puts)
+        if outcome.writes:
+            self.apply_writes(outcome.writes)
 
     def merge(self, draft: State) -> None:
         """Take over a draft of this state: step 8, after the commit. Cold tables stay in the ledger alone."""
-        self.change(put for put in draft.kept.values() if put.table not in COLD_TABLES)
+        self.apply_writes(put for put in draft.durable_writes.values() if put.table not in COLD_TABLES)
         for name in VOLATILE_TABLES:
             self.tables[name].update(draft.tables[name])
         self.head = draft.head
@@ -312,11 +312,11 @@ class State:
             elif value is not None and not is_there:
                 insort(keys, key)
         if self._parent is not None:
-            self.kept[name, key] = put
+            self.durable_writes[name, key] = put
             if name == "participant" and self.everyone is self._parent.everyone:
                 self.everyone = ChainMap(self.tables[name], self.everyone)  # type: ignore[arg-type]
-            elif name == "hold" and self.holds is self._parent.holds:
-                self.holds = ChainMap(self.tables[name], self.holds)  # type: ignore[arg-type]
+            elif name == "hold" and self.takeovers is self._parent.takeovers:
+                self.takeovers = ChainMap(self.tables[name], self.takeovers)  # type: ignore[arg-type]
 
     def _levels(self) -> Iterator[State]:
         """This one and those below it, down to the committed state."""

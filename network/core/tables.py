@@ -256,7 +256,7 @@ class AnswerCount(Struct, frozen=True, gc=False):
     count: int = 0
     last: int = 0
     since: int = 0
-    is_told: bool = False
+    is_reported: bool = False
     """Whether it was said that it has to stop."""
     thread_id: str = ""
     """The thread of the last of them, if no person reads it."""
@@ -277,11 +277,13 @@ class Bucket(Struct, frozen=True, gc=False):
     messages: int = 0
     next_bytes: int = 0
     next_messages: int = 0
-    uncaused: AnswerCount = AnswerCount()
+    answer_count: AnswerCount = AnswerCount()
 
     def at_rates(self, rates: Rates) -> Bucket:
         """This bucket, its rates counted on."""
-        return Bucket(*rates, self.day, self.bytes, self.messages, self.next_bytes, self.next_messages, self.uncaused)
+        return Bucket(
+            *rates, self.day, self.bytes, self.messages, self.next_bytes, self.next_messages, self.answer_count
+        )
 
 
 class RecentMessages:
@@ -289,19 +291,19 @@ class RecentMessages:
     ``shared`` at each place of many, with its sender and the newest of anybody else; ``newest`` at any such place.
     ``people``, by address, are those of people, and who said them."""
 
-    __slots__ = ("given", "newest", "people", "shared")
+    __slots__ = ("delivered", "from_people", "group_posts", "newest")
 
     def __init__(self) -> None:
-        self.given: dict[str, int] = {}
-        self.shared: dict[str, tuple[int, str, int]] = {}
+        self.delivered: dict[str, int] = {}
+        self.group_posts: dict[str, tuple[int, str, int]] = {}
         self.newest = 0
-        self.people: dict[str, tuple[int, str]] = {}
+        self.from_people: dict[str, tuple[int, str]] = {}
 
-    def share(self, to: str, seq: int, sender: str) -> None:
+    def record_group_post(self, to: str, seq: int, sender: str) -> None:
         """Somebody has said something at a place of many."""
-        known = self.shared.get(to)
+        known = self.group_posts.get(to)
         other = 0 if known is None else known[2] if known[1] == sender else known[0]
-        self.shared[to] = (seq, sender, other)
+        self.group_posts[to] = (seq, sender, other)
         self.newest = seq
 
 
@@ -560,7 +562,7 @@ class TriggeredReactions(Struct, frozen=True):
         """All of them, ascending."""
         return (*self.earlier, ReactionStart(self.reaction, self.seq))
 
-    def then(self, reaction: str, seq: int) -> TriggeredReactions:
+    def with_started(self, reaction: str, seq: int) -> TriggeredReactions:
         """These, and one that is begun now."""
         first, *others = self.all
         return TriggeredReactions(reaction, seq, (first, *others[2 - MAX_BEGUN :]))
@@ -646,7 +648,7 @@ class Facts(Struct):
     """What the ledger says about a batch before it is applied. A key that is absent from a table does not exist, but
     those of ``damaged``: (table, key) of values that are no longer what was stored."""
 
-    known: dict[tuple[str, str], StoredKey] = {}
+    stored: dict[tuple[str, str], StoredKey] = {}
     heads: MutableMapping[int, MessageHead] = {}
     cold: dict[tuple[str, str], Any] = {}
     damaged: set[tuple[str, str]] = set()

@@ -20,7 +20,7 @@ from msgspec import UNSET
 from roundelay.network.backoff import Backoff
 from roundelay.network.clock import Clock, NewId, SteadyClock, system_clock
 from roundelay.network.config import Limits, Quota, Registration, Retain
-from roundelay.network.core.apply import apply, wanted
+from roundelay.network.core.apply import apply, build_lookup
 from roundelay.network.core.change import refuse_after_defect, refuse_unstored
 from roundelay.network.core.entries import (
     BindCredentials,
@@ -34,20 +34,20 @@ from roundelay.network.core.entries import (
 )
 from roundelay.network.core.limits import Quotas
 from roundelay.network.core.mod import Mod, Operation
-from roundelay.network.core.questions import forget_dropped
+from roundelay.network.core.questions import remove_dropped_questions
 from roundelay.network.core.reactions import clear_attempts
 from roundelay.network.core.rights import Rights
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import Facts, Login, LookupRequest, Participant, Row, StoredKey, TableWrite
-from roundelay.network.core.takeovers import list_expired
+from roundelay.network.core.takeover_control import list_expired
 from roundelay.network.core.visibility import Visibility
 from roundelay.network.errors import Forbidden, LedgerError, Overloaded, RoundelayError
 from roundelay.network.frames import Follows, format_lost_leadership
 from roundelay.network.ledger import KeyTaken, LeadershipLost, Ledger, LogFull, Unstorable
 from roundelay.network.operations import list_operations
+from roundelay.network.operations.head_cache import RecentHeads
 from roundelay.network.operations.reading import AgentSupervisor, PriceList
-from roundelay.network.operations.recent import RecentHeads
 from roundelay.network.platforms import seconds_since_boot
 
 from .admission import Gate
@@ -84,7 +84,7 @@ class Batch:
 
     def __init__(self, entries: list[Entry]) -> None:
         self.entries = entries
-        self.wanted = wanted(entries)
+        self.wanted = build_lookup(entries)
         self.is_guessed = not self.wanted.seqs and not self.wanted.cold
         """No entry is taken for a repeat, and nothing else is to be known: so nothing is looked up."""
         self.is_checked = False
@@ -240,8 +240,8 @@ class Hub:
         async with self.writing:
             board = self.switchboard
             draft = board.state.draft(max(self._clock(), board.state.stamp))
-            outcome = Outcome(rows=rows, puts=puts)
-            draft.take(outcome)
+            outcome = Outcome(rows=rows, writes=puts)
+            draft.apply_outcome(outcome)
             for put in puts:  # before anything is shown that was stored after
                 if put.table == "participant" and put.value is not None:
                     self._end_those_before(put.value)
@@ -377,7 +377,7 @@ class Hub:
         self._clock_watch.look(board.meta.stamp)  # the newest row was stamped then
         self._clock.not_before(board.meta.stamp)
         for start in range(0, len(puts), LOADED_AT_ONCE):
-            board.state.change(puts[start : start + LOADED_AT_ONCE])
+            board.state.apply_writes(puts[start : start + LOADED_AT_ONCE])
             await asyncio.sleep(0)  # who leads a shared log goes on saying so
         self.is_open = True
         self.opened.set()
@@ -524,12 +524,12 @@ class Hub:
         self._apply_entries(batch)
         found: dict[tuple[str, str], StoredKey] = {}
         asked: set[tuple[str, str]] = set()
-        while batch.is_guessed and (doubted := batch.wanted.keys - batch.facts.known.keys() - asked):
+        while batch.is_guessed and (doubted := batch.wanted.keys - batch.facts.stored.keys() - asked):
             asked |= doubted
-            known = (await self.ledger.lookup(LookupRequest(doubted, set(), set()))).known
+            known = (await self.ledger.lookup(LookupRequest(doubted, set(), set()))).stored
             if known:
                 found |= known
-                batch.facts = Facts(known=dict(found))
+                batch.facts = Facts(stored=dict(found))
                 self._apply_entries(batch)
 
     def _apply_entries(self, batch: Batch) -> None:
@@ -541,23 +541,23 @@ class Hub:
             try:
                 outcome = apply(self._rules, draft, facts, entry)
                 if batch.is_checked:
-                    self.ledger.check(outcome.rows, outcome.puts)
+                    self.ledger.check(outcome.rows, outcome.writes)
             except Exception:  # a defect: this entry alone is refused
                 quote = self._new_id()
                 log.exception("apply failed", extra={"quote": quote, "entry": type(entry).__name__})
                 outcome = refuse_after_defect(entry, quote)
             batch.outcomes.append((entry, outcome))
-            draft.take(outcome)
+            draft.apply_outcome(outcome)
             for row in outcome.rows:
                 if row.key:
-                    facts.known[row.actor, row.key] = row
+                    facts.stored[row.actor, row.key] = row
                 if row.head is not None:
                     facts.heads[row.seq] = row.head
 
     async def _append(self, batch: Batch) -> None:
         """Step 7. Where nothing is stored yet, and the batch is to be decided again, it says so in the batch."""
         rows = batch.rows = [row for _, outcome in batch.outcomes for row in outcome.rows]
-        puts = list(batch.draft.kept.values())
+        puts = list(batch.draft.durable_writes.values())
         started = time.perf_counter()
         try:
             if rows or puts:
@@ -654,7 +654,7 @@ class Hub:
     def is_waiting(self, agent_id: str, seq: int) -> bool:
         return self.switchboard.mailboxes.is_waiting(agent_id, seq)
 
-    def is_put_off(self, agent_id: str, seq: int) -> bool:
+    def is_deferred(self, agent_id: str, seq: int) -> bool:
         """Whether a message that failed is not due again yet."""
         attempt = self.switchboard.mailboxes.attempt(agent_id, seq)
         return self.is_waiting(agent_id, seq) and attempt is not None and attempt.due_at > self._clock()
@@ -687,7 +687,7 @@ class Hub:
         finally:
             session.arrivals.pop(arrival, None)
 
-    def find_floor(self, agent_id: str) -> tuple[int, list[int]]:
+    def find_ack_cursor(self, agent_id: str) -> tuple[int, list[int]]:
         """A participant's floor, and what of the messages below it is not handled, ascending."""
         participant, mailboxes = self.state.participant(agent_id), self.switchboard.mailboxes
         if participant is None:
@@ -696,7 +696,7 @@ class Hub:
         mailbox = mailboxes.of(participant).mailbox
         return max(mailbox.floor, participant.registered_seq), sorted(mailbox.open)
 
-    def hand_over(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None:
+    def mark_delivered(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None:
         """A participant has asked for what is delivered to it, and was given it up to a seq; from its floor on,
         ``given`` are all of that which it has not handled."""
         mailbox = self.switchboard.mailboxes.mailbox(agent_id)
@@ -745,7 +745,7 @@ class Hub:
         first_seq = board.meta.first_seq
         if first_seq != self._questions_from:
             self._questions_from = first_seq
-            puts += forget_dropped(board.state, first_seq)
+            puts += remove_dropped_questions(board.state, first_seq)
         return SaveAckCursors(tuple(puts))
 
     async def _flush_floors(self) -> None:
@@ -754,7 +754,7 @@ class Hub:
         while True:
             await asyncio.sleep(FLOOR_FLUSH_S)
             floors = self._floors()
-            if floors.puts:
+            if floors.writes:
                 self._intake.enter(floors)
             if self.is_open and not self._rules.is_read_only:
                 for thread_id in list_expired(self.state, self._clock()):

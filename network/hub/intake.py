@@ -38,7 +38,7 @@ from roundelay.network.core.entries import (
 )
 from roundelay.network.core.joining import hash_token
 from roundelay.network.core.limits import SENDS, rate_limited_error
-from roundelay.network.core.mod import Incoming, Operation, ask_before
+from roundelay.network.core.mod import Incoming, Operation, run_before_hooks
 from roundelay.network.core.reactions import CALL_KINDS, USAGE_KINDS, parse_call_place, parse_usage, parse_wait
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.tables import OpenReaction
@@ -291,7 +291,7 @@ class Intake:
             self._count(session)
         try:
             kind, _ = parse_address(frame.to)
-            refusal = ask_before(self._before, Incoming(origin, frame)) if self._before else None  # 3 mods.before
+            refusal = run_before_hooks(self._before, Incoming(origin, frame)) if self._before else None  # 3 mods.before
             if self.pending.bytes >= self._max_pending_bytes:
                 self._check_load(origin)
         except RoundelayError as error:
@@ -322,7 +322,7 @@ class Intake:
                 entry = Record(origin, frame, digest, refusal=error)
         elif frame.kind in CALL_KINDS:
             awaited = parse_wait(body) if frame.kind == "waiting" else None
-            entry = Record(origin, frame, digest, call=parse_call_place(body), awaited=awaited)
+            entry = Record(origin, frame, digest, call=parse_call_place(body), wait=awaited)
         elif frame.kind == "model_failed":
             failing: OpenReaction | None = self._board.state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
             entry = Record(origin, frame, digest, failing.trigger if failing is not None else None)
@@ -331,7 +331,7 @@ class Intake:
             if opened is None:  # its `started` may not be stored yet: then its `finished` will tell what it has spent
                 entry = Record(origin, frame, digest, may_withdraw=frame.kind == "finished")
             elif (spent := parse_usage(frame.kind, body)) is not None:
-                entry = Record(origin, frame, digest, opened.trigger, spent=spent)
+                entry = Record(origin, frame, digest, opened.trigger, usage=spent)
         self.enter(entry, size)
 
     def _accept_call(self, session: Session, origin: Origin, frame: CallFrame, size: int) -> None:
@@ -385,7 +385,7 @@ class Intake:
         if is_owner or peer.is_trusted or self._is_known(hello.agent_id, token_hash, new_hash):
             session.connection.admit()
         others = self._board.mailboxes.sessions_of(hello.agent_id)
-        is_held = any(other.origin is not None and other.origin.fence is not None for other in others)
+        is_held = any(other.origin is not None and other.origin.fencing_token is not None for other in others)
         self.enter(Join(session.session_id, hello, token_hash, peer, is_owner, is_held, new_hash))
 
     def _is_known(self, agent_id: str, *hashes: str | None) -> bool:

@@ -125,7 +125,7 @@ class Mailboxes:
                 if mailbox.is_dirty:
                     continue
                 if not mailbox.waiting and mailbox.delivered <= mailbox.floor:
-                    if mailbox.as_floor() != self.state.floor(agent_id):
+                    if mailbox.as_floor() != self.state.ack_cursor(agent_id):
                         continue  # its commit is under way
                     del self.live[agent_id]
             del self._idle[agent_id]
@@ -135,7 +135,7 @@ class Mailboxes:
         if live is not None:
             return live.mailbox.is_handled(seq)
         attempt = self.attempt(agent_id, seq)
-        return self.state.floor(agent_id).is_handled(seq) and not (attempt is not None and attempt.is_revived)
+        return self.state.ack_cursor(agent_id).is_handled(seq) and not (attempt is not None and attempt.is_revived)
 
     def is_waiting(self, agent_id: str, seq: int) -> bool:
         """Whether a message that failed has yet to be handed over again."""
@@ -152,7 +152,7 @@ class Mailboxes:
         return max([live.mailbox.delivered, *(session.outbox.delivered for session in live.sessions)])
 
     def _load(self, agent_id: str) -> Mailbox:
-        mailbox = Mailbox(self.state.floor(agent_id), agent_id, self._changed)
+        mailbox = Mailbox(self.state.ack_cursor(agent_id), agent_id, self._changed)
         open_triggers = self.open_triggers(agent_id)
         for seq, attempt in self.state.attempts(agent_id).items():
             if seq in open_triggers:

@@ -21,6 +21,7 @@ from msgspec import UNSET, Raw, UnsetType
 from roundelay.network.addresses import channel_address, name_of, parse_address
 from roundelay.network.clock import NewId
 from roundelay.network.config import Limits
+from roundelay.network.core.conversation_budgets import record_message, record_person
 from roundelay.network.core.entries import (
     AcceptSession,
     DisconnectParticipant,
@@ -39,12 +40,11 @@ from roundelay.network.core.entries import (
     SessionReply,
     error_bytes,
 )
-from roundelay.network.core.holds import is_blocked_by_takeover
 from roundelay.network.core.mod import AfterContext, Mod
 from roundelay.network.core.sending import Rules
-from roundelay.network.core.shares import note, record_person
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import Participant, Row
+from roundelay.network.core.takeovers import is_blocked_by_takeover
 from roundelay.network.core.visibility import broadcast_readers, is_recipient, parties, thread_readers
 from roundelay.network.errors import Forbidden, LedgerError, RoundelayError
 from roundelay.network.frames import (
@@ -192,7 +192,7 @@ class Switchboard:
         self.mailboxes.leave(live, session)
         self.joined -= 1
         log.info("left", extra={**_name(session, live.agent_id), "code": code})
-        if session.origin.fence is not None and (away := self._away.pop(live.agent_id, None)) is not None:
+        if session.origin.fencing_token is not None and (away := self._away.pop(live.agent_id, None)) is not None:
             away.set_result(code == 1000)
         if live.sessions:
             self.redelivery.pass_on(live)
@@ -204,7 +204,7 @@ class Switchboard:
     def has_reactor(self, agent_id: str) -> bool:
         """Whether a runner serves an agent."""
         sessions = self.mailboxes.sessions_of(agent_id)
-        return any(it.origin is not None and it.origin.fence is not None for it in sessions)
+        return any(it.origin is not None and it.origin.fencing_token is not None for it in sessions)
 
     async def wait_until_away(self, agent_id: str, grace_s: float) -> None:
         """Wait until no runner serves an agent, and for one that was lost as long as it may take to come back."""
@@ -228,7 +228,12 @@ class Switchboard:
         """The connection is gone. Idempotent."""
         was_live = session.state is SessionState.LIVE
         self.leave(session)
-        if was_live and not session.said_bye and session.origin is not None and session.origin.fence is not None:
+        if (
+            was_live
+            and not session.said_bye
+            and session.origin is not None
+            and session.origin.fencing_token is not None
+        ):
             self._on_reactor_lost(session.origin)
 
     def end(self, session: Session, code: int, reason: str) -> None:
@@ -283,7 +288,7 @@ class Switchboard:
         frame = FIRST_DELIVERY % row.data
         if kind == "direct":  # nearly every message: to one participant, and to the sender's other sessions
             _, name = parse_address(row.target)
-            state.heard.given[name] = seq
+            state.recent_messages.delivered[name] = seq
             if head.sender_kind == "human":
                 record_person(self._limits, state, head)
             if name != sender and name in live:
@@ -291,7 +296,7 @@ class Switchboard:
             if sender in live:
                 self._push(live[sender].sessions, (seq, frame, False), sender_session)
             return
-        note(self._limits, state, head)
+        record_message(self._limits, state, head)
         if kind == "broadcast":
             before, excluded = broadcast_readers(head)
             targets = [
@@ -601,13 +606,15 @@ class Publisher:
                     for agent_id in sorted(effect.agent_ids)  # the same order in every process
                     for session in board.mailboxes.sessions_of(agent_id)
                 }
-                if effect.operators:
+                if effect.to_operators:
                     self._board.counts["loops_stopped"] += effect.kind == "loop_stopped"
                     sessions |= {session.session_id: session for session in board.operators()}
-                sessions.pop(effect.but, None)
+                sessions.pop(effect.except_session, None)
                 board.notice(sessions.values(), effect.kind, effect.thread_id, effect.body)
-                if effect.asker is not None:
-                    others = [it for it in board.mailboxes.sessions_of(effect.asker) if it.session_id not in sessions]
+                if effect.sender_id is not None:
+                    others = [
+                        it for it in board.mailboxes.sessions_of(effect.sender_id) if it.session_id not in sessions
+                    ]
                     less = {name: value for name, value in effect.body.items() if name != "reason"}
                     board.notice(others, effect.kind, effect.thread_id, less)
             case NotifyMembership():
@@ -640,14 +647,15 @@ class Publisher:
         body = Raw(encode({"reaction": effect.reaction}))
         frame = SignalOutFrame(sender_id=effect.sender_id, thread_id=effect.thread_id, kind="cancel", body=body)
         for session in self._board.mailboxes.sessions_of(effect.agent_id):
-            if session.origin is not None and session.origin.fence is not None:
+            if session.origin is not None and session.origin.fencing_token is not None:
                 self._board.write(session, encode(frame))
 
     # --- welcome
 
     def _welcome(self, effect: AcceptSession) -> None:
         hello, participant, origin, meta = effect.hello, effect.participant, effect.origin, self._board.meta
-        if origin.fence is not None:  # even if the new one is gone by now: the older fence is refused from here on
+        # Even if the new session is gone by now: the older fencing token is refused from here on.
+        if origin.fencing_token is not None:
             self._supersede(participant.agent_id)
         session = self._board.sessions.get(origin.session_id)
         if session is None or session.state is not SessionState.JOINING:
@@ -674,19 +682,19 @@ class Publisher:
             follows=UNSET if self._follows is None else self._follows(),
             role=hello.role,
             session_id=session.session_id,
-            fence=UNSET if origin.fence is None else origin.fence,
+            fence=UNSET if origin.fencing_token is None else origin.fencing_token,
             cursor=cursor,
             head=self._board.state.head,
             resume=resume,
             missing_before=UNSET if missing_before is None else missing_before,
-            open_reactions=UNSET if origin.fence is None else sorted(reactions, key=lambda info: info.seq),
+            open_reactions=UNSET if origin.fencing_token is None else sorted(reactions, key=lambda info: info.seq),
             mods=self._mod_infos,
             limits=self._show_limits(participant.agent_id),
         )
         self._board.write(session, encode(frame))
         at_floor = hello.resume is UNSET
         self._board.join(session, origin, participant, cursor, at_floor=at_floor, is_silent=not hello.deliver)
-        for asked in effect.cancelled:
+        for asked in effect.cancel_requests:
             self._ask_to_stop(asked)
         self._release(session)
 
@@ -715,7 +723,7 @@ class Publisher:
 
     def _supersede(self, agent_id: str) -> None:
         for other in self._board.mailboxes.sessions_of(agent_id):
-            if other.origin is not None and other.origin.fence is not None:
+            if other.origin is not None and other.origin.fencing_token is not None:
                 self._board.notice([other], "superseded", None, {"agent_id": agent_id})
                 self._board.end(other, 4409, "A newer reactor has taken over.")
 

@@ -112,7 +112,7 @@ class Redelivery:
         if not able:
             return
         passed_by = [session for session in able if seq in session.outbox.skipped]
-        chosen = passed_by or [max(able, key=lambda session: session.live_origin().fence or 0)]
+        chosen = passed_by or [max(able, key=lambda session: session.live_origin().fencing_token or 0)]
         live.mailbox.waiting.discard(seq)
         for session in chosen:
             session.outbox.skipped.discard(seq)

@@ -92,7 +92,7 @@ class MemoryLedger:
         for key in wanted.keys:
             known = self._keys.get(key)
             if known is not None:
-                facts.known[key] = known
+                facts.stored[key] = known
         for seq in wanted.seqs:
             row = self._rows.get(seq)
             if row is not None and row.head is not None:

@@ -360,7 +360,7 @@ def look_up(wanted: LookupRequest, damage: Damage, unplaced: Unplaced, db: sqlit
                 damage.note(seq)  # it is not what this entry was written for
                 row = damaged_row(seq)
             if row.is_damaged or (row.actor, row.key) == keys[index]:
-                facts.known[keys[index]] = row
+                facts.stored[keys[index]] = row
     for seq in wanted.seqs:
         found = find_row(damage, seq, db)
         if found is not None and found.head is not None:

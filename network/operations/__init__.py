@@ -15,7 +15,7 @@ from typing import Any
 
 from roundelay.network.core.mod import Mod, Operation, make_operation
 
-from . import conversation, marking, memories, needs, operators, reactions, receiving, searching, supervising, views
+from . import conversation, inbox, memories, node_agents, operators, reactions, read_state, receiving, searching, views
 
 FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.cancel,
@@ -27,9 +27,9 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.resume_root,
     conversation.take,
     conversation.watch,
-    marking.mark,
-    needs.dismiss,
-    needs.inbox,
+    read_state.mark,
+    inbox.dismiss,
+    inbox.inbox,
     operators.dead_letters,
     operators.drop_dead_letter,
     operators.quotas,
@@ -63,8 +63,8 @@ FOR_OPERATORS: tuple[Callable[..., Any], ...] = (
     operators.rows,
     operators.status,
     operators.stopped,
-    supervising.control_agent,
-    supervising.node_agents,
+    node_agents.control_agent,
+    node_agents.node_agents,
 )
 
 

@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET
 
+from roundelay.network.core.conversation_budgets import has_person_written
 from roundelay.network.core.faults import describe_fault as describe_what
 from roundelay.network.core.faults import describe_remedy
-from roundelay.network.core.holds import is_blocked_by_takeover, is_held
 from roundelay.network.core.reactions import innermost_calls, is_at_work
-from roundelay.network.core.shares import has_person_written
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import AgentFault, OpenReaction, Participant
+from roundelay.network.core.takeovers import is_blocked_by_takeover, is_taken_over
 
 from .reading import Reading, reads
 
@@ -45,10 +45,10 @@ def describe_activity(reading: Reading, participant: Participant, *, is_online: 
     oldest = nsmallest(MAX_LOOKED_AT, state.reactions_of(participant.agent_id).values(), key=lambda it: it.seq)
     opened = [it for it in oldest if reads(reading, it.trigger_head)]
     work = [(it, _find_activity(state, participant, it, is_online=is_online)) for it in opened]
-    uncaused = state.bucket(participant.agent_id).uncaused
+    answers = state.bucket(participant.agent_id).answer_count
     if not is_online:
         activity = "gone"
-    elif uncaused.is_told and not has_person_written(state, participant.agent_id, uncaused.since):
+    elif answers.is_reported and not has_person_written(state, participant.agent_id, answers.since):
         activity = "stopped"
     else:
         activity = next((it for it in ORDER if it in {at for _, at in work}), "idle")
@@ -85,7 +85,7 @@ def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any]
 
 def _find_activity(state: State, participant: Participant, opened: OpenReaction, *, is_online: bool) -> Activity:
     if is_blocked_by_takeover(state, opened):
-        return "held" if is_held(state, opened.trigger_head) else "queued"
+        return "held" if is_taken_over(state, opened.trigger_head) else "queued"
     if not is_online:
         return "interrupted"
     if opened.is_cancelled:

@@ -18,7 +18,6 @@ from roundelay.network.addresses import name_of, thread_parties, thread_start
 from roundelay.network.core.access import is_found
 from roundelay.network.core.change import ChangeSet, stopped_key
 from roundelay.network.core.entries import RequestCancel
-from roundelay.network.core.holds import describe_takeover, find_thread, is_blocked_by_takeover, next_message_head
 from roundelay.network.core.sending import find_budget
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import (
@@ -35,7 +34,14 @@ from roundelay.network.core.tables import (
     Takeover,
     TriggeredReactions,
 )
-from roundelay.network.core.takeovers import check_may_take, encode_takeover_event, give_back, may_take, notify_readers
+from roundelay.network.core.takeover_control import (
+    check_may_take,
+    encode_takeover_event,
+    end_takeover,
+    may_take,
+    notify_readers,
+)
+from roundelay.network.core.takeovers import describe_takeover, find_thread, is_blocked_by_takeover, next_message_head
 from roundelay.network.core.visibility import may_read, readable_spans, recipients, thread_readers
 from roundelay.network.errors import Forbidden, InvalidArguments, ThreadHeld, UnknownMessage
 from roundelay.network.frames import Kind, Seq
@@ -43,8 +49,8 @@ from roundelay.network.ledger import ThreadSummary, find_newest
 from roundelay.network.titles import is_about_something, name_place, write_title
 
 from .activity import describe_activity, tells_activity
-from .listing import ListPage, take_page
-from .marking import count_unread, describe_read_state, describe_thread_message
+from .paging import ListPage, take_page
+from .read_state import count_unread, describe_read_state, describe_thread_message
 from .reading import Reading, reads
 from .views import Limit, find_message
 
@@ -116,7 +122,7 @@ def take(
     state, by = change.state, change.origin.agent_id
     head = find_thread(state, change.facts, change.origin, thread_id)
     check_may_take(state, change.origin, head)
-    known = state.holds.get(thread_id)
+    known = state.takeovers.get(thread_id)
     lasts_ms = ttl_ms or change.rules.limits.takeover_ms
     until = change.stamp + lasts_ms if lasts_ms else 0
     if known is not None and known.by:
@@ -142,10 +148,10 @@ def take(
 def give(change: ChangeSet, *, thread_id: str) -> dict[str, Any]:
     """Give a thread back that was taken over, by whomever: its agents answer there again."""
     find_thread(change.state, change.facts, change.origin, thread_id)
-    hold = change.state.holds.get(thread_id)
+    hold = change.state.takeovers.get(thread_id)
     if hold is None or not hold.by:
         raise InvalidArguments(f"Nobody has taken {thread_id} over, so it is not given back; network.take takes it.")
-    return {"thread_id": thread_id, "seq": give_back(change, hold), "taken": hold.taken, "by": hold.by}
+    return {"thread_id": thread_id, "seq": end_takeover(change, hold), "taken": hold.taken, "by": hold.by}
 
 
 def resume_root(change: ChangeSet, *, root: Seq) -> dict[str, Any]:
@@ -251,7 +257,7 @@ async def list_threads(
         asked = limit - len(page.entries) + 1
         summaries = await _threads(reading, before, asked, among)
         is_at_end = len(summaries) < asked
-        marks = dict(reading.hub.state.marks_of(reading.origin.agent_id))  # as of one moment, as each entry is
+        marks = dict(reading.hub.state.read_states_of(reading.origin.agent_id))  # as of one moment, as each entry is
         unread = await count_unread(reading, {it.thread_id: it.last_seq for it in summaries}, marks)
         first = await _find_first(reading, (it.thread_id for it in summaries), marks)
         for start in range(0, len(summaries), THREADS_AT_ONCE):
@@ -262,7 +268,7 @@ async def list_threads(
                 before = summary.last_seq
                 thread_id = summary.thread_id
                 entry = await _describe_thread(reading, summary, ends, unread[thread_id], marks.get(thread_id))
-                if entry is not None and not page.take(entry):
+                if entry is not None and not page.add(entry):
                     break
             if page.has_more:
                 break
@@ -396,7 +402,7 @@ async def message_status(reading: Reading, *, seq: Seq, after: str = "", limit: 
         now = {name: _look_at(reading, name, seq) for name in chosen}  # before the ledger, which is as new at least
         cold = (await hub.ledger.lookup(LookupRequest(set(), set(), asked))).cold
         for agent_id in chosen:
-            if not page.take(await _describe_fate(reading, agent_id, seq, now[agent_id], cold)):
+            if not page.add(await _describe_fate(reading, agent_id, seq, now[agent_id], cold)):
                 break
     return {"seq": seq, "recipients": page.entries, "has_more": page.has_more}
 

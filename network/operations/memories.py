@@ -21,9 +21,9 @@ from roundelay.network.core.visibility import Visibility
 from roundelay.network.frames import Seq
 from roundelay.network.ledger.search import PRIVATE
 
-from .listing import ListPage
+from .head_cache import Grouping, HeadGroup, IsPerson
+from .paging import ListPage
 from .reading import Reading
-from .recent import Grouping, HeadGroup, IsPerson
 from .views import PAGE, View, open_view
 
 MAX_THREADS = 100
@@ -62,7 +62,7 @@ async def memory(
     page = ListPage(MAX_THREADS, reading.hub.limits.max_result_bytes)
     for thread_id in dict.fromkeys(threads):
         found = await _find_newest(reading, view, thread_id)
-        if found is not None and not page.take(found):
+        if found is not None and not page.add(found):
             break
     return {"memories": page.entries}
 
@@ -80,7 +80,7 @@ async def _find_newest(reading: Reading, view: View, thread_id: str) -> dict[str
             entry = {"thread_id": thread_id, "seq": found.seq, "upto": found.upto, "messages": found.messages}
             return {**entry, "text": body.text}
         # dropped or damaged since it was read: without it, all that go on from it are none either
-        reading.hub.recent.forget(_key(reading, thread_id))
+        reading.hub.recent.discard(_key(reading, thread_id))
 
 
 def _key(reading: Reading, thread_id: str) -> Hashable:
@@ -183,11 +183,11 @@ async def _read_memories(reading: Reading, thread_id: str) -> _Memories:
                 missing = {head.label for head in heads.values()} - heads.keys()
                 read.append((row.seq, body, heads, heads | (await ledger.heads(missing) if missing else {})))
         if known.upto == after:  # else another call has read the same meanwhile
-            recent.forget(key)
+            recent.discard(key)
             for it in read:
                 known.add(*it)
             known.upto = rows[-1].seq if rows else after
-            recent.keep(key, known)
+            recent.store(key, known)
             if not has_more:
                 return known
 

@@ -13,13 +13,13 @@ import msgspec
 from msgspec import Meta, Raw
 
 from roundelay.network.core.change import ChangeSet, stopped_key
+from roundelay.network.core.conversation_budgets import has_person_written
 from roundelay.network.core.entries import DisconnectParticipant, NotifyMembership, ScheduleRetry
-from roundelay.network.core.ids import IS_THE_HUB, NETWORK, describe_reserved
 from roundelay.network.core.joining import describe_look_alike, find_expired_logins
 from roundelay.network.core.limits import Quotas, stored_today
 from roundelay.network.core.questions import remove_questions_of
 from roundelay.network.core.reactions import undelivered_key
-from roundelay.network.core.shares import has_person_written
+from roundelay.network.core.reserved_ids import IS_THE_HUB, NETWORK, describe_reserved
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import (
     DAY_MS,
@@ -32,14 +32,14 @@ from roundelay.network.core.tables import (
     StoppedConversation,
     Token,
 )
-from roundelay.network.core.takeovers import give_back
+from roundelay.network.core.takeover_control import end_takeover
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
 from roundelay.network.frames import Kind, Seq, is_id
 from roundelay.network.ledger.log_file import encode_row
 
 from .conversation import PageLimit
-from .listing import take_page
-from .reading import Reading, whose
+from .paging import take_page
+from .reading import Reading, resolve_owner
 from .views import Limit
 
 
@@ -52,11 +52,11 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
         if member.is_in:
             change.leave_channel(channel, agent_id)
     for _, hold in [it for it in change.state.items("hold") if it[1].by == agent_id]:
-        give_back(change, hold)
-    for thread_id in list(change.state.marks_of(agent_id)):
+        end_takeover(change, hold)
+    for thread_id in list(change.state.read_states_of(agent_id)):
         change.set_value("mark", f"{agent_id}/{thread_id}", None)
     change.set_value("dismissed", agent_id, None)
-    change.keep(remove_questions_of(change.state, agent_id))
+    change.add_writes(remove_questions_of(change.state, agent_id))
     row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
     change.set_value("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
     _drop_logins(change, change.state.logins(agent_id))
@@ -218,7 +218,7 @@ async def dead_letters(
     """Messages that failed too often at their recipient: the caller's own, or, for operators, anybody's or everybody's.
     By recipient and seq; those behind `after`, which is AGENT/SEQ of the last one.
     """
-    asked = whose(reading.origin, agent_id, _OTHERS_LETTERS)
+    asked = resolve_owner(reading.origin, agent_id, _OTHERS_LETTERS)
     owner, _, seq = after.rpartition("/") if after is not None else ("", "", "")
     last = f"{owner}/{int(seq):016d}" if after is not None else ""
     found = await reading.hub.ledger.cold("dead", f"{asked}/" if asked else "", limit + 1, after=last)
@@ -255,9 +255,9 @@ def drop_dead_letter(change: ChangeSet, *, seq: Seq, agent_id: str | None = None
 
 
 def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> DeadLetter:
-    owner = whose(change.origin, agent_id, _OTHERS_LETTERS) or change.origin.agent_id
+    owner = resolve_owner(change.origin, agent_id, _OTHERS_LETTERS) or change.origin.agent_id
     key = f"{owner}/{seq:016d}"
-    letter: DeadLetter | None = change.find_cold("dead", key)
+    letter: DeadLetter | None = change.lookup_cold("dead", key)
     if letter is None:
         raise UnknownMessage(f"{owner} has no dead letter {seq}; network.dead_letters lists them.")
     change.set_value("dead", key, None)
@@ -282,9 +282,9 @@ async def stopped(reading: Reading, *, before: Seq | None = None, limit: Limit =
     shown = (msgspec.structs.asdict(it) for _, it in found)
     conversations, has_more = take_page(shown, limit, hub.limits.max_result_bytes)
     agents = [
-        {"agent_id": agent_id, "limit": "limits.max_uncaused_answers", "used": bucket.uncaused.count}
+        {"agent_id": agent_id, "limit": "limits.max_uncaused_answers", "used": bucket.answer_count.count}
         for agent_id, bucket in hub.state.items("bucket")
-        if bucket.uncaused.is_told and not has_person_written(hub.state, agent_id, bucket.uncaused.since)
+        if bucket.answer_count.is_reported and not has_person_written(hub.state, agent_id, bucket.answer_count.since)
     ]
     return {"conversations": conversations, "has_more": has_more, "agents": agents[:limit]}
 
@@ -294,10 +294,10 @@ def resume_agent(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     if change.state.present(agent_id) is None:
         raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
     bucket = change.state.bucket(agent_id)
-    uncaused = bucket.uncaused
-    was_stopped = uncaused.is_told and not has_person_written(change.state, agent_id, uncaused.since)
+    answers = bucket.answer_count
+    was_stopped = answers.is_reported and not has_person_written(change.state, agent_id, answers.since)
     change.write_row("budget", data=msgspec.json.encode({"agent_id": agent_id, "event": "resumed"}))
-    change.set_value("bucket", agent_id, msgspec.structs.replace(bucket, uncaused=AnswerCount()))
+    change.set_value("bucket", agent_id, msgspec.structs.replace(bucket, answer_count=AnswerCount()))
     return {"was_stopped": was_stopped}
 
 
@@ -308,7 +308,7 @@ async def quotas(reading: Reading, *, agent_id: str | None = None, limit: Limit 
     """What participants have stored today and may store, the fullest quota first: one's own; operators name anybody, or
     nobody for all."""
     hub = reading.hub
-    agent_id = whose(reading.origin, agent_id, "The quotas of others are for operators.")
+    agent_id = resolve_owner(reading.origin, agent_id, "The quotas of others are for operators.")
     if agent_id is not None and hub.state.participant(agent_id) is None:
         raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
     names = [agent_id] if agent_id is not None else _who_stored(hub.state)

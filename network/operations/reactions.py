@@ -14,9 +14,8 @@ import msgspec
 from msgspec import Meta, Raw
 
 from roundelay.network.core.change import ChangeSet
-from roundelay.network.core.holds import is_blocked_by_takeover
-from roundelay.network.core.ids import NETWORK
 from roundelay.network.core.reactions import MAX_REQUESTS, USAGE_KINDS, usage_on
+from roundelay.network.core.reserved_ids import NETWORK
 from roundelay.network.core.sending import mod_message
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import (
@@ -28,12 +27,13 @@ from roundelay.network.core.tables import (
     Row,
     TokenUsage,
 )
+from roundelay.network.core.takeovers import is_blocked_by_takeover
 from roundelay.network.core.visibility import may_read
 from roundelay.network.errors import Forbidden, InternalError, InvalidArguments, UnknownMessage
 from roundelay.network.frames import Seq
 
-from .listing import ListPage, take_page
-from .reading import Reading, UsedTokens, reads, reads_as_itself, whose
+from .paging import ListPage, take_page
+from .reading import Reading, UsedTokens, reads, reads_as_itself, resolve_owner
 from .views import PAGE, Limit, View, find_message, find_reaction, shows_cause
 
 
@@ -46,7 +46,7 @@ async def open_reactions(
 ) -> dict[str, Any]:
     """Reactions begun and not finished, by the seq of their beginning, above `after`: one's own; operators name
     anybody, or nobody for all."""
-    agent_id = whose(reading.origin, agent_id, "The reactions of others are for operators.")
+    agent_id = resolve_owner(reading.origin, agent_id, "The reactions of others are for operators.")
     state = reading.hub.state
     named: Iterable[OpenReaction] = (
         (it for _, it in state.items("reaction")) if agent_id is None else state.reactions_of(agent_id).values()
@@ -84,7 +84,7 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
                 continue
             thread_id = request.thread_id if request.reads_trigger else head.thread_id
             told = {**request.told, "thread_id": thread_id, **request.describe_rights(reading, head)}
-            if not page.take({**told, "message": Raw(row.data)}):
+            if not page.add({**told, "message": Raw(row.data)}):
                 return {"approvals": page.entries, "has_more": True}
     return {"approvals": page.entries, "has_more": False}
 
@@ -186,7 +186,7 @@ def decide(
     content = {"kind": "decision", "request": seq, "by": origin.agent_id, "decision": decision.strip()}
     text = f"{origin.agent_id} decides on #{seq}: {decision.strip()}"
     row = mod_message(NETWORK, head.sender_id, content, seq=state.head + 1, stamp=change.stamp, cause=head, text=text)
-    change.take(row, ())
+    change.add_row(row, ())
     return {"seq": row.seq}
 
 
@@ -288,7 +288,7 @@ async def records(
             is_own = origin.is_operator or row.actor == origin.agent_id
             if row.is_damaged or not is_own or agent_id not in (None, row.actor):
                 continue
-            if not page.take(_describe_record(row)):
+            if not page.add(_describe_record(row)):
                 break
     return {"records": page.entries, "has_more": page.has_more}
 
@@ -349,7 +349,7 @@ async def usage(
     `next_agent` is who comes next by id, for operators who look at all.
     """
     origin, hub = reading.origin, reading.hub
-    agent_id = whose(origin, agent_id, "What other agents used is for operators.") or _next_agent(reading, "")
+    agent_id = resolve_owner(origin, agent_id, "What other agents used is for operators.") or _next_agent(reading, "")
     if agent_id is None:
         return {"agent_id": None, "calls": [], "reactions": {}, "has_more": False, "next_agent": None}
     rows: list[Row] = []
@@ -367,7 +367,7 @@ async def usage(
     calls = ListPage(limit, hub.limits.max_result_bytes // 2)  # the other half is for the reactions
     reactions: set[str] = set()
     for row in rows:
-        if not calls.take(describe_call(row, msgspec.json.decode(row.data))):
+        if not calls.add(describe_call(row, msgspec.json.decode(row.data))):
             break
         reactions.add(row.stream)
     has_more = until is not None or calls.has_more

@@ -18,7 +18,7 @@ from roundelay.network.core.visibility import Visibility, may_read
 from roundelay.network.errors import Forbidden
 from roundelay.network.ledger import Ledger
 
-from .recent import RecentHeads
+from .head_cache import RecentHeads
 
 TokenCount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 AgentAction: TypeAlias = Literal["start", "stop", "restart", "reload"]
@@ -103,7 +103,7 @@ class HubView(Protocol):
 
     def is_waiting(self, agent_id: str, seq: int) -> bool: ...
 
-    def is_put_off(self, agent_id: str, seq: int) -> bool: ...
+    def is_deferred(self, agent_id: str, seq: int) -> bool: ...
 
     def figures(self) -> dict[str, float]: ...
 
@@ -111,9 +111,9 @@ class HubView(Protocol):
 
     async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None: ...
 
-    def find_floor(self, agent_id: str) -> tuple[int, list[int]]: ...
+    def find_ack_cursor(self, agent_id: str) -> tuple[int, list[int]]: ...
 
-    def hand_over(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None: ...
+    def mark_delivered(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None: ...
 
     def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None: ...
 
@@ -160,7 +160,7 @@ def reads(reading: Reading, head: MessageHead | None) -> bool:
     return head is not None and (reading.origin.is_operator or reads_as_itself(reading, head))
 
 
-def whose(origin: Origin, agent_id: str | None, refusal: str) -> str | None:
+def resolve_owner(origin: Origin, agent_id: str | None, refusal: str) -> str | None:
     """Whose things are meant: one's own, unless an operator names somebody, or nobody for all (None). Raises
     `Forbidden` with the refusal."""
     if origin.is_operator:

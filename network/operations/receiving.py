@@ -21,7 +21,7 @@ from roundelay.network.core.visibility import inbox_spans, is_recipient
 from roundelay.network.errors import RateLimited, UnknownMessage
 from roundelay.network.frames import Seq
 
-from .listing import ListPage
+from .paging import ListPage
 from .reading import Reading
 from .views import Limit
 
@@ -53,7 +53,7 @@ async def receive(
         await reading.wait_for_message(given.position, left_s)
         await given.read_on()
     if not peek:
-        hub.hand_over(agent_id, given.position, given.seqs if after is None else None)
+        hub.mark_delivered(agent_id, given.position, given.seqs if after is None else None)
     told = {"damaged": given.damaged} if given.damaged else {}
     return {"messages": given.page.entries, "next": given.position, "has_more": given.page.has_more, **told}
 
@@ -66,7 +66,7 @@ class _Given:
         self.page = ListPage(limit, reading.hub.limits.max_result_bytes)
         self.seqs: list[int] = []
         self.damaged: list[int] = []
-        floor, self._below = reading.hub.find_floor(agent_id) if after is None else (after, [])
+        floor, self._below = reading.hub.find_ack_cursor(agent_id) if after is None else (after, [])
         """What is still to be given of what lies below the floor: among all that is handled there, so it is read by
         itself."""
         self.position = self._below[0] - 1 if self._below else floor
@@ -114,14 +114,14 @@ class _Given:
     def _take(self, row: Row) -> bool:
         """Take one row, unless it is not for the caller; False where the page has no room for it."""
         hub, agent_id, seq = self._hub, self._agent_id, row.seq
-        if self._is_open and (hub.is_handled(agent_id, seq) or hub.is_put_off(agent_id, seq)):
+        if self._is_open and (hub.is_handled(agent_id, seq) or hub.is_deferred(agent_id, seq)):
             return True
         if row.is_damaged:
             self.damaged.append(seq)
             return True
         if row.actor == agent_id or row.head is None or not is_recipient(hub.state, agent_id, row.head):
             return True
-        if not self.page.take(Raw(row.data)):
+        if not self.page.add(Raw(row.data)):
             return False
         self.seqs.append(seq)
         return True
@@ -131,13 +131,13 @@ def acknowledge(change: ChangeSet, *, seqs: Annotated[list[Seq], Meta(min_length
     """Say that these messages are handled: they are not delivered again. It is durable when the answer comes."""
     agent_id = change.origin.agent_id
     _check_given(change, seqs)
-    floor = change.state.floor(agent_id)
+    floor = change.state.ack_cursor(agent_id)
     settled = sorted({seq for seq in seqs if not _is_handled(change, seq)})
     if settled:
         change.set_value("floor", agent_id, floor.with_handled(settled))
         change.effects += [MarkHandled(agent_id, seq) for seq in settled]
         for seq in settled:
-            change.keep(clear_attempts(change.state, agent_id, seq))
+            change.add_writes(clear_attempts(change.state, agent_id, seq))
     return {"acknowledged": len(settled)}
 
 
@@ -167,7 +167,7 @@ def nack(
 def _is_handled(change: ChangeSet, seq: int) -> bool:
     """Whether the caller has handled a message. A dead letter that was taken back is not, though its floor says so."""
     attempt = change.state.attempts(change.origin.agent_id).get(seq)
-    return change.state.floor(change.origin.agent_id).is_handled(seq) and not (attempt and attempt.is_revived)
+    return change.state.ack_cursor(change.origin.agent_id).is_handled(seq) and not (attempt and attempt.is_revived)
 
 
 def _check_given(change: ChangeSet, seqs: Sequence[int]) -> None:

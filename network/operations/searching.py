@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Raw
 
-from roundelay.network.core.queries import Query, is_chosen, read_query
+from roundelay.network.core.search_query import Query, is_chosen, read_query
 from roundelay.network.core.tables import MessageHead, Row, Span
 from roundelay.network.core.visibility import Visibility, readable_spans
 from roundelay.network.errors import InvalidArguments
@@ -16,8 +16,8 @@ from roundelay.network.frames import Seq
 from roundelay.network.ledger import Ledger, take_page
 from roundelay.network.ledger.search import holds, is_within, list_words
 
+from .head_cache import NewestHeads
 from .reading import Reading
-from .recent import NewestHeads
 from .views import PAGE, ROWS_AT_ONCE, SCANNED, Limit, View, open_view
 
 Milliseconds = Annotated[int, Meta(ge=0, le=2**53)]

@@ -14,16 +14,16 @@ import msgspec
 from msgspec import UNSET, Meta, Raw
 
 from roundelay.network.addresses import BROADCAST, thread_parties
-from roundelay.network.core.holds import describe_takeover, next_message_head
 from roundelay.network.core.tables import ConversationBudget, MessageHead, ReactionStart, Row, TriggeredReactions
+from roundelay.network.core.takeovers import describe_takeover, next_message_head
 from roundelay.network.core.visibility import VISIBILITIES, PromptFilter, Visibility, audience, may_read, readable_spans
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import SEQ_LIMIT, Seq
 from roundelay.network.ledger.search import PRIVATE
 
-from .listing import ListPage
+from .head_cache import HeadGroup, NewestHeads
+from .paging import ListPage
 from .reading import Reading, reads, reads_as_itself
-from .recent import HeadGroup, NewestHeads
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 PAGE = 500
@@ -241,7 +241,7 @@ async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
     agent_id, state = reading.origin.agent_id, reading.hub.state
     if thread_id == BROADCAST:
         return True
-    if (hold := state.holds.get(thread_id)) is not None:
+    if (hold := state.takeovers.get(thread_id)) is not None:
         return reading.origin.is_operator or may_read(state, agent_id, next_message_head(state, hold.head))
     if kind == "channel" and state.channel(name) is not None:
         return reading.origin.is_operator or bool(state.member(name, agent_id).spans)
@@ -442,7 +442,7 @@ async def why(
         is_seen = await view.shows(head)
         if is_seen:
             row = (await reading.hub.ledger.messages([head.seq])).get(head.seq)
-            if row is None or row.is_damaged or not messages.take(Raw(row.data)):  # gone meanwhile, broken, or no room
+            if row is None or row.is_damaged or not messages.add(Raw(row.data)):  # gone meanwhile, broken, or no room
                 break
             chain.append(messages.entries[-1])
         if head.cause is None:
@@ -488,7 +488,7 @@ async def impact(
             found = row.head if row.head is not None and row.head.root == start.root else None
             # what is not shown ends no page either: its place would be told
             if found is not None and await _follows(reading, found, follows) and await view.shows(found):
-                if not messages.take(Raw(row.data)):
+                if not messages.add(Raw(row.data)):
                     break
                 sent_in = await find_reaction(reading, found) if await shows_cause(view, reading, found) else None
                 if sent_in is not None and sent_in not in reactions:

@@ -14,7 +14,7 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-from roundelay.network.core.ids import describe_reserved
+from roundelay.network.core.reserved_ids import describe_reserved
 
 STARTERS = Path(__file__).with_name("starters")
 

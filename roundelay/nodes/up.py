@@ -24,8 +24,8 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.clock import make_token
 from roundelay.network.cluster.shared_log import LogUnavailable
 from roundelay.network.config import NodeConfig, load_yaml
-from roundelay.network.core.ids import describe_reserved
 from roundelay.network.core.joining import describe_look_alike, hash_token
+from roundelay.network.core.reserved_ids import describe_reserved
 from roundelay.network.core.rights import Rights
 from roundelay.network.errors import ConfigError, ConnectError, InternalError, LedgerError, ModError, RoundelayError
 from roundelay.network.home import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.core import state as state_module
-from roundelay.network.core.ids import NOBODY, PLACES, POWERS, ROLES, skeleton
+from roundelay.network.core.reserved_ids import NOBODY, PLACES, POWERS, ROLES, skeleton
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import Participant, TableWrite
 from tests.support.node import Node, running_node
@@ -144,13 +144,15 @@ def test_a_skeleton_is_what_the_eye_keeps() -> None:
 
 def test_one_more_among_many_is_compared_with_its_look_alikes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     state = State()
-    state.change(TableWrite("participant", f"a{it}z", Participant(f"a{it}z", "agent", it + 1)) for it in range(2000))
+    state.apply_writes(
+        TableWrite("participant", f"a{it}z", Participant(f"a{it}z", "agent", it + 1)) for it in range(2000)
+    )
     seen: list[str] = []
     monkeypatch.setattr(state_module, "skeleton", lambda agent_id: seen.append(agent_id) or skeleton(agent_id))
     draft = state.draft()
     assert set(draft.look_alikes("alo_z")) == set()
     assert set(draft.look_alikes("a1oz")) == {"a10z"}
-    draft.change([TableWrite("participant", "a1oz", Participant("a1oz", "agent", 3000))])
+    draft.apply_writes([TableWrite("participant", "a1oz", Participant("a1oz", "agent", 3000))])
     state.merge(draft)
     assert set(state.look_alikes("aloz")) == {"a10z", "a1oz"}
     assert len(seen) == 5

@@ -15,7 +15,7 @@ from roundelay.network.addresses import memory_of
 from roundelay.network.core.visibility import VISIBILITIES, Visibility
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import decode_json
-from roundelay.network.operations import memories, recent, views
+from roundelay.network.operations import head_cache, memories, views
 from roundelay.network.operations.reading import Reading
 from tests.support.counting_ledger import count_reads
 from tests.support.counts import Note
@@ -77,7 +77,7 @@ def write(
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-@pytest.mark.parametrize("max_bytes", [recent.MAX_BYTES, 3_000])
+@pytest.mark.parametrize("max_bytes", [head_cache.MAX_BYTES, 3_000])
 def test_a_memory_is_what_reading_all_of_them_gives(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -87,7 +87,7 @@ def test_a_memory_is_what_reading_all_of_them_gives(
     make_network: Callable[..., RandomNetwork],
 ) -> None:
     """Also where little is kept in memory, and where rows are damaged later."""
-    monkeypatch.setattr(recent.RecentHeads.__init__, "__defaults__", (max_bytes,))
+    monkeypatch.setattr(head_cache.RecentHeads.__init__, "__defaults__", (max_bytes,))
     monkeypatch.setattr(memories, "MAX_GROUPS_AT_ONCE", 3)
     compared = found = none = 0
     for seed in range(3 if kind == "memory" else 1):

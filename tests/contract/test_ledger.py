@@ -121,7 +121,7 @@ async def test_lookup_finds_keys_heads_their_roots_and_cold_values(ledger: Ledge
     )
     keys = {("ann", "m:ann-1"), ("ann", "m:none"), ("bob", "m:ann-1")}
     facts = await ledger.lookup(LookupRequest(keys, {2, 99}, {("call", "ann/c"), ("call", "ann/d")}))
-    assert {key: (known.seq, known.stream, known.digest) for key, known in facts.known.items()} == {
+    assert {key: (known.seq, known.stream, known.digest) for key, known in facts.stored.items()} == {
         ("ann", "m:ann-1"): (1, "t", "d1")
     }
     assert facts.heads == {2: second.head}
@@ -363,7 +363,7 @@ async def test_a_damaged_row_has_a_stand_in_in_its_place(ledger: Ledger, damage:
         assert await ledger.messages([1, 2, 99]) == {1: rows[0], 2: damaged_row(2)}
         assert await ledger.heads([1, 2, 99]) == {1: rows[0].head}
         facts = await ledger.lookup(LookupRequest({("ann", "m:ann-2"), ("bob", "r:5")}, {1, 2}, set()))
-        assert {key: (it.seq, it.is_damaged) for key, it in facts.known.items()} == {
+        assert {key: (it.seq, it.is_damaged) for key, it in facts.stored.items()} == {
             ("ann", "m:ann-2"): (2, True),
             ("bob", "r:5"): (5, True),
         }

@@ -13,7 +13,7 @@ from roundelay.network.frames import decode_json
 from roundelay.network.ledger import find_newest
 from roundelay.network.operations import conversation
 from roundelay.network.operations.conversation import list_threads
-from roundelay.network.operations.marking import describe_message_line
+from roundelay.network.operations.read_state import describe_message_line
 from roundelay.network.operations.reading import Reading, reads
 from tests.support.counting_ledger import count_reads
 from tests.support.counts import Note

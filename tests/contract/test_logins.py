@@ -230,7 +230,7 @@ async def test_only_operators_make_logins_and_are_warned_of_ids_that_pass_for_ot
 
 def test_a_login_ends_at_its_time() -> None:
     state, key, new = State(stamp=999), digest("code"), digest("new")
-    state.change([TableWrite("login", key, Login("mia", "human", expires_at=1000))])
+    state.apply_writes([TableWrite("login", key, Login("mia", "human", expires_at=1000))])
     hello = HelloFrame(protocol=1, agent_id="mia", kind="human", token="code", new_token="n" * 43)
     join = Join("s", hello, key, Peer(is_page=True), is_owner=False, new_hash=new)
     assert identify(state, join, (), "closed").login is not None

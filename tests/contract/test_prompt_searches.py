@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from roundelay.network.core.queries import is_chosen, read_query
+from roundelay.network.core.search_query import is_chosen, read_query
 from roundelay.network.core.visibility import VISIBILITIES, readable_spans
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import decode_json

@@ -11,7 +11,7 @@ import pytest
 
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
-from roundelay.network.core.queries import read_query
+from roundelay.network.core.search_query import read_query
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.ledger.search import list_words
 from tests.support.announced import announced_node

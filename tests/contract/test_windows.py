@@ -21,7 +21,7 @@ from roundelay.network.core.visibility import VISIBILITIES, readable_spans
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import Follows
 from roundelay.network.hub import Hub
-from roundelay.network.operations import recent, views
+from roundelay.network.operations import head_cache, views
 from roundelay.network.operations.reading import Reading
 from tests.support.counting_ledger import count_reads
 from tests.support.counts import Note
@@ -149,7 +149,7 @@ async def compare(reading: Reading, args: dict[str, Any], counts: Counter[str]) 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("conversations", [1, 5])
-@pytest.mark.parametrize("max_bytes", [recent.MAX_BYTES, 20_000])
+@pytest.mark.parametrize("max_bytes", [head_cache.MAX_BYTES, 20_000])
 def test_a_window_is_what_reading_every_message_anew_gives(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -160,7 +160,7 @@ def test_a_window_is_what_reading_every_message_anew_gives(
     make_network: Callable[..., RandomNetwork],
 ) -> None:
     """Over a random past, while it grows; also where little is kept in memory, and at a hub that only reads."""
-    monkeypatch.setattr(recent.RecentHeads.__init__, "__defaults__", (max_bytes,))
+    monkeypatch.setattr(head_cache.RecentHeads.__init__, "__defaults__", (max_bytes,))
     counts: Counter[str] = Counter()
     for seed in range(2):
         rng = Random(f"{seed}{kind}{conversations}")

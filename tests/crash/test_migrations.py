@@ -331,7 +331,7 @@ async def _read_everything(db: Path) -> list[Any]:
         await ledger.reaction("r", 20, 5), await ledger.reaction("r", 0, 99, actor="ann"), await ledger.records("bob", "result", 0, 9, reaction="r"),
         await ledger.threads(spans, "bob"), await ledger.threads(spans, "bob", among=["channel:dev"]), await ledger.all_threads(),
         await ledger.newest_heads({"direct:ann~bob": 5}, 9), await ledger.search(["said"], spans, "bob", limit=7),
-        sorted(facts.known.items()), sorted(facts.heads.items()),
+        sorted(facts.stored.items()), sorted(facts.heads.items()),
     ]  # fmt: skip
     with pytest.raises(KeyTaken):
         await ledger.append([msgspec.structs.replace(SAID[5], seq=ROWS + 1)], [])
@@ -399,18 +399,18 @@ async def test_keys_with_one_hash_are_as_many_as_there_are(tmp_path: Path, monke
             await ledger.append([msgspec.structs.replace(row, seq=10)], [])
     await ledger.append(rows[9:], [])
     wanted = LookupRequest({*((row.actor, row.key) for row in rows), ("ann", "m:new")}, set(), set())
-    assert (await ledger.lookup(wanted)).known == {(row.actor, row.key): row for row in rows}
+    assert (await ledger.lookup(wanted)).stored == {(row.actor, row.key): row for row in rows}
     await ledger.close()  # then the tables alone say where they are
     await ledger.open()
     dropped = await ledger.trim(Trim(messages_before=rows[5].at, records_before=rows[5].at, pinned=20))
     assert dropped.dropped == 5
-    assert (await ledger.lookup(wanted)).known == {(row.actor, row.key): row for row in rows[5:]}
+    assert (await ledger.lookup(wanted)).stored == {(row.actor, row.key): row for row in rows[5:]}
     for row in rows[5:]:  # also the one that has taken the place of a key that is gone
         with pytest.raises(KeyTaken):
             await ledger.append([msgspec.structs.replace(row, seq=21)], [])
     again = msgspec.structs.replace(rows[0], seq=21)
     await ledger.append([again], [])
-    assert (await ledger.lookup(wanted)).known[again.actor, again.key].seq == 21
+    assert (await ledger.lookup(wanted)).stored[again.actor, again.key].seq == 21
     await ledger.close()
     assert check_file(tmp_path / DB) == []
 

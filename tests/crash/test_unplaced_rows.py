@@ -55,7 +55,7 @@ async def ask_everything(ledger: Ledger, rows: list[Row], random: Random) -> lis
     newest, who, among = random.random() < 0.5, random.choice(PEOPLE), random.sample(THREADS, 2)
     facts = await ledger.lookup(LookupRequest(keys, set(), set()))
     return [
-        sorted((key, row.seq) for key, row in facts.known.items()),
+        sorted((key, row.seq) for key, row in facts.stored.items()),
         await ledger.inbox(SPANS, who, after, end, limit, newest=newest),
         await ledger.inbox(SPANS, who, 0, before, limit, newest=newest),
         await ledger.thread("t1", after=after, before=before, limit=limit, newest=newest),
@@ -192,7 +192,7 @@ async def _find_all(db: Path, head: int, random: Random) -> None:
         assert await ask_everything(here, rows, Random(seed)) == await ask_everything(there, rows, Random(seed))
     keyed = [row for row in rows if row.key]
     facts = await here.lookup(LookupRequest({(row.actor, row.key) for row in keyed}, set(), set()))
-    assert {row.seq for row in facts.known.values()} == {row.seq for row in keyed}
+    assert {row.seq for row in facts.stored.values()} == {row.seq for row in keyed}
     for row in (*keyed[-5:], random.choice(keyed)):
         with pytest.raises(KeyTaken):
             await here.append([msgspec.structs.replace(row, seq=head + 1)], [])

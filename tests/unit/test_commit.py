@@ -260,7 +260,7 @@ async def test_a_repeat_among_refused_ones_is_a_repeat_and_the_others_stay_refus
     seq = (await find_frame(ann, "stored"))["seq"]
     participant = hub.state.present("bob")
     assert participant is not None
-    hub.state.change([TableWrite("participant", "bob", msgspec.structs.replace(participant, removed_seq=seq))])
+    hub.state.apply_writes([TableWrite("participant", "bob", msgspec.structs.replace(participant, removed_seq=seq))])
     for message_id in ("before", "again", "after"):
         say(ann, **{**repeated, "message_id": message_id})
     say(ann, type="send", message_id="last", to="agent:ann", content=1)

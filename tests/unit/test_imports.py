@@ -251,7 +251,7 @@ def test_each_wing_of_the_network_stands_on_those_before_it(imports: dict[str, s
     [
         ("core", "from roundelay.network.ledger import Ledger"),
         ("core", "def late():\n    from roundelay.network.hub.session import Session"),
-        ("ledger", "from roundelay.network.operations.listing import Page"),
+        ("ledger", "from roundelay.network.operations.paging import Page"),
         ("ledger", "from roundelay.network.cluster.shared_log import SharedLog"),
         ("operations", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roundelay.network.hub.hub import Hub"),
         ("client", "from roundelay.network.core.tables import Row"),

@@ -310,11 +310,11 @@ def test_what_became_of_a_message_is_not_looked_for_in_all_that_its_agent_did_si
 def test_a_message_enters_a_prompt_without_asking_each_of_many_people(kind: str) -> None:
     def admit(size: int) -> int:
         state = State(head=size + 3)
-        state.change([TableWrite("channel", "dev", Channel("dev", 0, "ann"))])
+        state.apply_writes([TableWrite("channel", "dev", Channel("dev", 0, "ann"))])
         for number in range(size):
             name = f"person-{number}"
-            state.change([TableWrite("participant", name, Participant(name, "human", number))])
-            state.change([TableWrite("member", f"dev/{name}", Member(((number, None),)))])
+            state.apply_writes([TableWrite("participant", name, Participant(name, "human", number))])
+            state.apply_writes([TableWrite("member", f"dev/{name}", Member(((number, None),)))])
         to = "broadcast" if kind == "broadcast" else "channel:dev"
         first, second, trigger = (
             MessageHead(
@@ -334,13 +334,13 @@ def test_a_change_of_the_state_takes_no_memory_for_those_who_are_there() -> None
         state = State(head=size)
         for number in range(size):
             name = f"person-{number}"
-            state.change([TableWrite("participant", name, Participant(name, "human", number))])
-            state.change([TableWrite("member", f"dev/{name}", Member(((number, None),)))])
+            state.apply_writes([TableWrite("participant", name, Participant(name, "human", number))])
+            state.apply_writes([TableWrite("member", f"dev/{name}", Member(((number, None),)))])
 
         def draft() -> None:
             zoe = Participant("zoe", "human", size)
             draft = state.draft()
-            draft.change(
+            draft.apply_writes(
                 [TableWrite("participant", "zoe", zoe), TableWrite("member", "dev/zoe", Member(((size, None),)))]
             )
             assert draft.member("dev", "zoe").is_in

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roundelay.network.config import Limits
-from roundelay.network.core.shares import MAX_SPENDERS, BudgetExceeded, charge_budget, start_budget
+from roundelay.network.core.conversation_budgets import MAX_SPENDERS, BudgetExceeded, charge_budget, start_budget
 from roundelay.network.core.tables import ConversationBudget, MessageHead
 
 LIMITS = Limits(max_root_messages=64, max_hops=1000)

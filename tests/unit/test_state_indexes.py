@@ -56,7 +56,7 @@ class World:
         return self.levels[-1]
 
     def put(self, table: Table, key: str, value: Any) -> None:
-        self.state.change([TableWrite(table, key, value)])
+        self.state.apply_writes([TableWrite(table, key, value)])
 
     def step(self) -> None:
         """Something happens: nearly always a put."""
@@ -129,7 +129,7 @@ class World:
         puts = [TableWrite(table, key, value) for table in LOADED_TABLES for key, value in bottom.items(table)]
         self.chance.shuffle(puts)
         self.levels = [State(head=bottom.head)]
-        self.state.change(puts)
+        self.state.apply_writes(puts)
 
     def head(self) -> MessageHead:
         """A message as there may be one, of the past or just being written."""

@@ -46,7 +46,7 @@ def make_state(history: Literal["since_join", "members"], spans: Spans) -> State
     """alice, who is in the channel from its beginning, dave, whose spans are given, and erin, who is somewhere else."""
     state = State(head=30)
     members = {"alice": Member(((2, None),))} | ({"dave": Member(spans)} if spans else {})
-    state.change(
+    state.apply_writes(
         [
             *(TableWrite("participant", name, Participant(name, "agent", 1)) for name in ("alice", "dave", "erin")),
             TableWrite("channel", "dev", Channel("dev", 2, "alice", history=history)),
@@ -124,7 +124,9 @@ def test_what_is_delivered_may_be_read_and_who_may_read_is_listed(
     history: Literal["since_join", "members"], stay: str, registered: int, removed: int | None
 ) -> None:
     state = make_state(history, STAYS[stay])
-    state.change([TableWrite("participant", "dave", Participant("dave", "agent", registered, removed_seq=removed))])
+    state.apply_writes(
+        [TableWrite("participant", "dave", Participant("dave", "agent", registered, removed_seq=removed))]
+    )
     for message in every_message():
         present = {participant.agent_id for participant in state.participants()}
         reading = {name for name in present if may_read(state, name, message)}
@@ -149,7 +151,7 @@ def make_network(rng: Random) -> tuple[State, list[MessageHead]]:
     removed = {name: 58 if rng.random() < 0.1 else None for name in kinds}
     stays = [(), ((2, None),), ((2, 25),), ((20, None),), ((2, 15), (30, None))]
     members = {name: Member(rng.choice(stays)) for name in kinds}
-    state.change(
+    state.apply_writes(
         [
             *(
                 TableWrite("participant", name, Participant(name, kinds[name], 1, removed_seq=removed[name]))

@@ -14,7 +14,7 @@ import pytest
 from roundelay.network.client import Presence, Signal
 from roundelay.network.client.acks import Acks
 from roundelay.network.messages import message_from_wire, write_content
-from roundelay.network.operations.marking import write_line
+from roundelay.network.operations.read_state import write_line
 from roundelay.under_way import UnderWay
 from tests.support.page_modules import NODE, run_module
 

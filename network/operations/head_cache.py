@@ -86,7 +86,7 @@ class Grouping:
             self._alike.setdefault(rule, group)
         return group
 
-    def keep(self, kept: Set[HeadGroup | None]) -> None:
+    def retain(self, kept: Set[HeadGroup | None]) -> None:
         """Forget all groups but these."""
         self._known = {key: it for key, it in self._known.items() if it in kept}
         alike = {it.alike for it in kept if it is not None}
@@ -124,7 +124,7 @@ class Heads:
             gone = len(self.seqs) - self._at_most - self._at_most // 2
             del self.seqs[:gone], self.groups[:gone]
             self.is_cut = True
-            self._grouping.keep(set(self.groups))
+            self._grouping.retain(set(self.groups))
 
     def newest(self, until: int) -> NewestHeads | None:
         """The newest of them up to a seq; None if too few of those are kept."""
@@ -233,7 +233,7 @@ class RecentHeads:
             if heads is None or len(newer) > at_most:  # nothing of what is kept would be left
                 made = await self._make(ledger, newer, at_most, until)
                 if self._kept.get(key) is heads:
-                    self.keep(key, made)
+                    self.store(key, made)
             else:
                 labels = await _find_labels(ledger, newer)
                 # another call may have read the same meanwhile
@@ -257,15 +257,15 @@ class RecentHeads:
         """Return what is kept for a key."""
         return self._kept.get(key)
 
-    def forget(self, key: Hashable) -> None:
+    def discard(self, key: Hashable) -> None:
         """Forget what is kept for a key, if anything is. Whoever changes a value takes it out so, and keeps it again: its
         size is counted as of then."""
         gone = self._kept.pop(key, None)
         self.bytes -= gone.size if gone is not None else 0
 
-    def keep(self, key: Hashable, value: KeptInMemory) -> None:
+    def store(self, key: Hashable, value: KeptInMemory) -> None:
         """Keep a value for a key, and forget what was asked for least recently if there is too much."""
-        self.forget(key)
+        self.discard(key)
         self._kept[key] = value
         self.bytes += value.size
         self._forget_oldest(key)

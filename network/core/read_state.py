@@ -13,7 +13,7 @@ from roundelay.network.addresses import BROADCAST, thread_parties, thread_start
 from roundelay.network.errors import UnknownMessage
 
 from .change import ChangeSet
-from .ids import NETWORK
+from .reserved_ids import NETWORK
 from .tables import MessageHead, ReadState
 from .visibility import may_read
 
@@ -36,7 +36,7 @@ def _is_own(change: ChangeSet, thread_id: str) -> bool:
     state, origin = change.state, change.origin
     agent_id, is_operator = origin.agent_id, origin.is_operator
     kind, _, name = thread_id.partition(":")
-    if thread_id in state.marks_of(agent_id):  # it was then; what it began with may be dropped by now
+    if thread_id in state.read_states_of(agent_id):  # it was then; what it began with may be dropped by now
         return True
     if thread_id == BROADCAST:
         return True
@@ -65,7 +65,7 @@ def store_read_state(change: ChangeSet, thread_id: str, mark: ReadState) -> None
     """Keep a mark of the caller's, and let those go that say least where there are too many: the ones that were read
     the longest ago, before those with anything else. All up to there counts as read in threads without a mark."""
     agent_id = change.origin.agent_id
-    known = change.state.marks_of(agent_id)
+    known = change.state.read_states_of(agent_id)
     most = change.rules.limits.max_marks
     others = [(name, it) for name, it in known.items() if name not in ("", thread_id)]
     if thread_id not in known and len(others) >= most:

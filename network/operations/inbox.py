@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from msgspec import UNSET, Meta
 
 from roundelay.network.core.change import ChangeSet
+from roundelay.network.core.conversation_budgets import has_person_written
 from roundelay.network.core.limits import stored_today
 from roundelay.network.core.questions import dismiss_question
-from roundelay.network.core.shares import has_person_written
 from roundelay.network.core.tables import (
     DAY_MS,
     BudgetStop,
@@ -32,9 +32,9 @@ from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import ID_PATTERN, Seq
 
 from .activity import describe_fault
-from .listing import ListPage
-from .marking import describe_message_line, format_line
+from .paging import ListPage
 from .reactions import ListedRequest, list_requests
+from .read_state import describe_message_line, format_line
 from .reading import Reading, reads, reads_as_itself
 from .views import Limit
 
@@ -93,7 +93,7 @@ async def inbox(
         ended = await _find_ended(reading, chunk)
         for item in chunk:
             entry = _describe(reading, item, rows.get(item.seq)) if item.place not in ended else None
-            if entry is not None and not page.take(entry):
+            if entry is not None and not page.add(entry):
                 assert last is not None, "the first one is always taken"
                 return {"items": page.entries, "has_more": True, "next": "/".join(map(str, last.place))}
             last = item
@@ -208,11 +208,11 @@ def _list_stopped_agents(reading: Reading) -> Iterator[Item]:
         return
     state = reading.hub.state
     for agent_id, bucket in state.items("bucket"):
-        uncaused = bucket.uncaused
-        if uncaused.is_told and not has_person_written(state, agent_id, uncaused.since):
-            text = f"{agent_id} has answered others {uncaused.count} times without a cause, and is stopped."
-            told = {"limit": "limits.max_uncaused_answers", "used": uncaused.count}
-            yield Item(uncaused.last, "stopped", agent_id, 0, told, text)
+        answers = bucket.answer_count
+        if answers.is_reported and not has_person_written(state, agent_id, answers.since):
+            text = f"{agent_id} has answered others {answers.count} times without a cause, and is stopped."
+            told = {"limit": "limits.max_uncaused_answers", "used": answers.count}
+            yield Item(answers.last, "stopped", agent_id, 0, told, text)
 
 
 async def _list_spent_out(reading: Reading) -> list[Item]:
@@ -299,7 +299,7 @@ def dismiss(
     else:
         raise InvalidArguments("network.dismiss takes agent_id for the kind fault, and seq for every other kind.")
     if kind == "question":
-        change.keep(dismiss_question(change.state, agent_id, place[1]))
+        change.add_writes(dismiss_question(change.state, agent_id, place[1]))
         return {}
     known: DismissedItems = change.state.get("dismissed", agent_id) or DismissedItems()
     others = [it for it in known.items if it[:2] != place]

@@ -60,7 +60,7 @@ class BudgetExceeded(LoopStopped):
         self, sentence: str, head: MessageHead, limit: str, bound: str, used_by: str, used: int, told: str
     ) -> None:
         super().__init__(sentence)
-        self.told = told
+        self.notice = told
         self.head = head
         self.limit = limit
         self.bound = bound
@@ -160,17 +160,17 @@ ANY_CHANNEL = "channel:"
 """No address: under it stands what was said in any channel."""
 
 
-def note(limits: Limits, state: State, head: MessageHead) -> None:
+def record_message(limits: Limits, state: State, head: MessageHead) -> None:
     """A message that is not direct is stored (of a direct one whoever delivers it says so itself)."""
-    heard, to = state.heard, head.to
+    heard, to = state.recent_messages, head.to
     if head.kind == "mod":
         kind, name = parse_address(to)
         if kind == "agent":
-            heard.given[name] = head.seq
+            heard.delivered[name] = head.seq
         return
     places = (to, ANY_CHANNEL) if head.kind == "channel" else (to,)
     for place in places:
-        heard.share(place, head.seq, head.sender_id)
+        heard.record_group_post(place, head.seq, head.sender_id)
         if head.sender_kind == "human":
             record_person(limits, state, head, place)
 
@@ -179,7 +179,7 @@ def record_person(limits: Limits, state: State, head: MessageHead, place: str | 
     """A person has spoken to agents, at a place (where the message goes to, if it is not said)."""
     bucket: Bucket | None = state.get("bucket", head.sender_id)
     if bucket is None or not sends_like_program(limits, bucket, state.stamp):
-        state.heard.people[place or head.to] = (head.seq, head.sender_id)
+        state.recent_messages.from_people[place or head.to] = (head.seq, head.sender_id)
 
 
 def sends_like_program(limits: Limits, bucket: Bucket, stamp: int) -> bool:
@@ -190,7 +190,7 @@ def sends_like_program(limits: Limits, bucket: Bucket, stamp: int) -> bool:
 
 def has_unanswered_news(state: State, agent_id: str, last: int) -> bool:
     """Whether somebody else has said something since a seq at a place of many where this agent is."""
-    heard = state.heard
+    heard = state.recent_messages
     return _is_told_at(heard, "broadcast", agent_id, last) or (
         _is_told_at(heard, ANY_CHANNEL, agent_id, last)
         and any(
@@ -201,13 +201,13 @@ def has_unanswered_news(state: State, agent_id: str, last: int) -> bool:
 
 
 def _is_told_at(heard: RecentMessages, place: str, agent_id: str, last: int) -> bool:
-    known = heard.shared.get(place)
+    known = heard.group_posts.get(place)
     return known is not None and (known[2] if known[1] == agent_id else known[0]) > last
 
 
 def has_person_written(state: State, agent_id: str, since: int) -> bool:
     """Whether a person has spoken to an agent since a seq."""
-    people = state.heard.people
+    people = state.recent_messages.from_people
     if not people:
         return False
 
@@ -226,7 +226,7 @@ def has_person_written(state: State, agent_id: str, since: int) -> bool:
 
 def count_answer(limits: Limits, state: State, bucket: Bucket, head: MessageHead) -> Bucket:
     """Count one more answer without a cause. Raises `BudgetExceeded`."""
-    agent_id, known = head.sender_id, bucket.uncaused
+    agent_id, known = head.sender_id, bucket.answer_count
     if known.count and has_person_written(state, agent_id, known.since):
         known = AnswerCount()
     in_a_row = 0
@@ -256,4 +256,4 @@ def count_answer(limits: Limits, state: State, bucket: Bucket, head: MessageHead
         thread_id=head.thread_id if in_a_row else "",
         in_a_row=in_a_row,
     )
-    return msgspec.structs.replace(bucket, uncaused=counted)
+    return msgspec.structs.replace(bucket, answer_count=counted)

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from roundelay.network.core.change import ChangeSet
 from roundelay.network.core.entries import SendNotice
-from roundelay.network.core.marks import check_may_mark, store_read_state
+from roundelay.network.core.read_state import check_may_mark, store_read_state
 from roundelay.network.core.tables import MessageHead, ReadState, Row
 from roundelay.network.frames import Seq, decode_json
 from roundelay.network.messages import write_content
@@ -44,7 +44,7 @@ def mark(
     """Keep for oneself how far one has read a thread, whether it is pinned, muted or archived, and a title of one's
     own for it. What is left out stays; an empty title takes it away."""
     check_may_mark(change, thread_id, read_upto)
-    marks = change.state.marks_of(change.origin.agent_id)
+    marks = change.state.read_states_of(change.origin.agent_id)
     before = marks.get(thread_id) or ReadState(read_upto=_upto_without(marks))
     given = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
     read = max(before.read_upto, min(read_upto or 0, change.state.head))
@@ -54,7 +54,7 @@ def mark(
         store_read_state(change, thread_id, now)
         origin = change.origin
         change.effects.append(
-            SendNotice(frozenset((origin.agent_id,)), "marked", thread_id, told, but=origin.session_id)
+            SendNotice(frozenset((origin.agent_id,)), "marked", thread_id, told, except_session=origin.session_id)
         )
     return {"thread_id": thread_id, **told}
 

@@ -21,7 +21,7 @@ class ListPage:
         self._max_bytes = max_bytes
         self._size = 0
 
-    def take(self, entry: object) -> bool:
+    def add(self, entry: object) -> bool:
         """Take one more, if it has room."""
         data = encode(entry)
         self._size += len(data) + 1
@@ -36,6 +36,6 @@ def take_page(entries: Iterable[object], limit: int, max_bytes: int) -> tuple[li
     """The first of these entries, and whether there are more. No further ones are asked for."""
     page = ListPage(limit, max_bytes)
     for entry in entries:
-        if not page.take(entry):
+        if not page.add(entry):
             break
     return page.entries, page.has_more
