@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from pydantic import BaseModel, ValidationError
 
 from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.client.paging import read_pages
 from roundelay.network.errors import (
     ConnectError,
     IdConflict,
@@ -207,11 +208,8 @@ async def find_people(client: RecordClient, trigger: AnyMessage) -> set[str] | N
     people: set[str] = set()
     try:
         readers |= {str(it["agent_id"]) for it in await fetch_fates(partial(_ask, client), trigger.seq)}
-        after, has_more = "", True
-        while has_more:
-            page = await _ask(client, "network.list_agents", {"kind": "human", "after": after})
+        async for page in read_pages(partial(_ask, client), "network.list_agents", {"kind": "human"}):
             people |= {str(it["agent_id"]) for it in page["agents"]}
-            has_more, after = page["has_more"], max(people, default="")
     except RequestError:
         return None
     return readers & people

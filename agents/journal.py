@@ -44,6 +44,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, JsonValue, TypeAdapter
 
 from roundelay.network.client import NetworkClient
+from roundelay.network.client.paging import Call, read_pages
 from roundelay.network.errors import IdConflict, RequestError, RetryLater
 
 from .isolation import redact_error, retry_later, wait_retry_delay
@@ -347,32 +348,17 @@ class Recorded:
                 self.finished = value
 
 
-Ask = Callable[[str, Mapping[str, object]], Awaitable[Any]]
-"""Calls an operation of the hub's."""
-
-
-async def fetch_records(call: Ask, reaction: str, agent_id: str | None) -> list[Mapping[str, Any]]:
-    """All records of an agent's reaction that the caller may see, oldest first, page by page. None: of everybody's
-    under this id, which others may have used as well."""
+async def fetch_records(call: Call, reaction: str, agent_id: str | None) -> list[Mapping[str, Any]]:
+    """Return all records of an agent's reaction that the caller may see, oldest first. None: those of every agent under
+    this id, which several may have used."""
     args = {"reaction": reaction, **({"agent_id": agent_id} if agent_id is not None else {})}
-    return await _fetch_pages(call, "network.records", {**args, "after": 0}, "records", "seq")
+    return [record async for page in read_pages(call, "network.records", args) for record in page["records"]]
 
 
-async def fetch_fates(call: Ask, seq: int) -> list[Mapping[str, Any]]:
-    """How far a message has got with each of its recipients, page by page, as ``network.message_status`` tells it."""
-    return await _fetch_pages(call, "network.message_status", {"seq": seq}, "recipients", "agent_id")
-
-
-async def _fetch_pages(
-    call: Ask, op: str, args: Mapping[str, object], listed: str, after: str
-) -> list[Mapping[str, Any]]:
-    """Ask for page after page of what is ``listed``; ``after`` names the field by which the next page is asked for."""
-    found: list[Mapping[str, Any]] = []
-    while True:
-        page = await call(op, {**args, "after": found[-1][after]} if found else args)
-        found += page[listed]
-        if not page.get("has_more"):
-            return found
+async def fetch_fates(call: Call, seq: int) -> list[Mapping[str, Any]]:
+    """Return the state of a message at each of its recipients, as ``network.message_status`` has it."""
+    pages = read_pages(call, "network.message_status", {"seq": seq})
+    return [recipient async for page in pages for recipient in page["recipients"]]
 
 
 def read_records(records: Iterable[Mapping[str, Any]]) -> Recorded:

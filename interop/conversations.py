@@ -30,14 +30,14 @@ from msgspec import Struct
 
 from roundelay.network.addresses import agent_address
 from roundelay.network.client import AnyMessage, NetworkClient, Notice, Reconnected, Signal
-from roundelay.network.errors import RetryLater, RoundelayError
+from roundelay.network.errors import RoundelayError
 from roundelay.network.frames import is_id
 from roundelay.network.messages import message_from_wire
 
 _logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 15.0
-RECEIVE_MS = 25_000
+RECEIVE_S = 25.0
 STOP_WAIT_S = 30.0
 """How long `FollowedQuestion.stop` waits for a reaction that has yet to begin."""
 STOP_LOOK_S = 5.0
@@ -226,18 +226,15 @@ class FollowedQuestion:
     async def _read_answers(self, state: Mapping[str, Any]) -> tuple[list[AnyMessage], bool]:
         """The answers that were not given yet, ascending, and whether the thread is held."""
         found: list[AnyMessage] = []
-        page: dict[str, Any] = {"has_more": True}
-        args: dict[str, Any] = {"thread_id": self.stored.thread_id, "limit": KNOWN_PAGE if self._known else PAGE}
+        args = {"thread_id": self.stored.thread_id, "limit": KNOWN_PAGE if self._known else PAGE}
         is_held = False
         known_to = max(self._known[-1].seq if self._known else 0, self._told)
-        while page["has_more"]:
-            page = await self._client.call("network.history", args)
+        async for page in self._client.pages("network.history", args):
             is_held |= "held" in page
             messages = [message_from_wire(it) for it in page["messages"]]
             found = [it for it in messages if it.seq > known_to] + found
             if not messages or messages[0].seq <= known_to:
                 break
-            args["before"] = messages[0].seq
         said = (*self._known, *found)
         return [it for it in said if it.seq > self._told and self._is_answer(it, state)], is_held
 
@@ -414,16 +411,13 @@ class Conversations:
         after = self.client.welcome.head
         while self.client.failure is None:
             await self._wanted.wait()
-            args = {"after": after, "limit": 500, "wait_ms": RECEIVE_MS, "peek": True}
             try:
-                page = await self.client.call("network.receive", args)
-            except RetryLater as error:
-                await asyncio.sleep(error.retry_after_ms / 1000)
-                continue
+                # Waits to its end: the hub would hold a read of this session for each wait that is given up.
+                async for message in self.client.follow(after=after, timeout_s=RECEIVE_S):
+                    after = message.seq
+                    self._ring({message.thread_id})
             except RoundelayError:
                 break  # the session has ended
-            after = page["next"]
-            self._ring({it["thread_id"] for it in page["messages"]})
         self._ring()
 
     def _ring(self, threads: Container[str] | None = None) -> None:

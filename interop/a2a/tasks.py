@@ -260,14 +260,10 @@ class TaskLedger:
 
     async def _find_threads(self) -> list[str]:
         prefix, found = f"{direct_thread(self.client.agent_id, self.agent_id)}:", list[str]()
-        args: dict[str, Any] = {"limit": PAGE}
-        page: dict[str, Any] = {"has_more": True}
-        while page["has_more"] and len(found) < MAX_THREADS:
-            page = await self.client.call("network.list_threads", args)
+        async for page in self.client.pages("network.list_threads", {"limit": PAGE}):
             found += [it["thread_id"] for it in page["threads"] if it["thread_id"].startswith(prefix)]
-            if not page["threads"]:
+            if len(found) >= MAX_THREADS:
                 break
-            args["before"] = page["threads"][-1]["last_seq"]
         return found[:MAX_THREADS]
 
     def _gather(self, said: Sequence[AnyMessage]) -> Iterable[GatheredTask]:
@@ -296,15 +292,11 @@ class TaskLedger:
     async def _read_thread(self, thread_id: str, since: int, most: int = sys.maxsize) -> list[AnyMessage]:
         """What it has from a seq on, ascending: the newest ``most`` of it."""
         found: list[AnyMessage] = []
-        args: dict[str, Any] = {"thread_id": thread_id, "limit": PAGE}
-        page: dict[str, Any] = {"has_more": True}
-        while page["has_more"]:
-            page = await self.client.call("network.history", args)
+        async for page in self.client.pages("network.history", {"thread_id": thread_id, "limit": PAGE}):
             messages = [message_from_wire(it) for it in page["messages"]]
             found = [it for it in messages if it.seq >= since] + found
             if not messages or messages[0].seq <= since or len(found) >= most:
                 break
-            args["before"] = messages[0].seq
         return found[-most:]
 
     async def judge(self, gathered: GatheredTask) -> TaskRecord:

@@ -346,16 +346,15 @@ async def _ask_node(
         epoch = client.welcome.network.epoch
         if notes.epoch != epoch:  # another history: its numbers mean others
             notes.epoch, notes.tellings, notes.taken, notes.shown, notes.repeated = epoch, [], [], [], []
-        told, untold, asked = notes.told, list[AnyMessage](), {"limit": MAX_FETCHED, "peek": True}
-        while True:  # what was told and is not acknowledged may fill pages before what is new
-            page = await client.call("network.receive", asked)
+        told, untold = notes.told, list[AnyMessage]()
+        # What was told and is not acknowledged may fill pages before what is new.
+        async for page in client.pages("network.receive", {"limit": MAX_FETCHED, "peek": True}):
             seqs = [it["seq"] for it in page["messages"]]
             if done := [it for it in seqs if it in notes.taken]:
                 await client.call("network.acknowledge", {"seqs": done})
             untold += [message_from_wire(it) for it in page["messages"] if it["seq"] not in told]
-            if not page["has_more"] or (len(untold) >= ENOUGH and page["next"] >= max(notes.taken, default=0)):
+            if len(untold) >= ENOUGH and page["next"] >= max(notes.taken, default=0):
                 break
-            asked = {**asked, "after": page["next"], "unhandled": True}
         notes.taken = []
         return untold, client.welcome.network.name
 

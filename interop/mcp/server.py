@@ -6,7 +6,6 @@ how far it has got in the ledger (`ack`) or with the caller (`after`).
 """
 
 # annotations are evaluated as they stand: the SDK finds there which argument a person gives, not the model
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,7 +14,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from roundelay.interop.rendering import THEIRS, describe_agent, plain, reads_by_turn, tell_messages, tell_page
+from roundelay.interop.rendering import (
+    THEIRS,
+    describe_agent,
+    plain,
+    reads_by_turn,
+    tell_message,
+    tell_messages,
+    tell_page,
+)
 from roundelay.interop.session_pool import receive_messages
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError, UnknownMessage
@@ -300,17 +307,16 @@ async def _find_message(client: NetworkClient, seq: int) -> AnyMessage:
 
 async def _await_answer(client: NetworkClient, question: int, agent_id: str, wait_s: float) -> str:
     """Wait for the answer to a question; what else comes meanwhile stays for `check`."""
-    loop = asyncio.get_running_loop()
-    until, after, left_s = loop.time() + wait_s, question, wait_s
-    while left_s >= 0:
-        args = {"after": after, "limit": 100, "wait_ms": int(left_s * 1000), "peek": True}
-        page = await client.call("network.receive", args)
-        answers = [it for it in page["messages"] if it["sender_id"] == agent_id and it.get("reply_to") == question]
-        if answers:
-            return f"{tell_messages(answers, '')}\nSay ack when you have handled it."
-        if not page["messages"]:
-            break
-        after, left_s = page["next"], until - loop.time()
+
+    def is_answer(message: AnyMessage) -> bool:
+        return message.sender_id == agent_id and message.reply_to == question
+
+    async for message in client.follow(after=question, timeout_s=wait_s):
+        if is_answer(message):
+            # An agent may answer in several messages: show those that are there by now.
+            others = [it async for it in client.follow(after=message.seq, timeout_s=0) if is_answer(it)]
+            answers = [tell_message(it) for it in (message, *others)]
+            return "\n".join([THEIRS, *answers, "Say ack when you have handled it."])
     return (
         f"Your question is stored as #{question}; {plain(agent_id)} has not answered yet."
         f"{await _tell_waiting(client, agent_id)} wait(after={question}) waits on; other messages may come first."

@@ -162,12 +162,8 @@ class _OpenAIApi:
 
     async def _list_models(self, request: Request) -> Response:
         async with self._callers.session(_credentials(request)) as client:
-            agents: list[str] = []
-            page: dict[str, Any] = {"has_more": True}
-            while page["has_more"]:
-                args = {"kind": "agent", "after": agents[-1] if agents else ""}
-                page = await client.call("network.list_agents", args)
-                agents += [it["agent_id"] for it in page["agents"]]
+            pages = client.pages("network.list_agents", {"kind": "agent"})
+            agents = [it["agent_id"] async for page in pages for it in page["agents"]]
             network = client.welcome.network.name
             return JSONResponse({"object": "list", "data": [describe_model(it, network) for it in agents]})
 
@@ -734,18 +730,13 @@ async def _list_places(client: NetworkClient, agent_id: str, asked: AgentRequest
 async def _find_sent(client: NetworkClient, threads: AsyncIterator[str], message_id: str) -> AnyMessage | None:
     """The caller's message of this id, however much has been said behind it."""
     async for thread_id in threads:
-        before: int | None = None
-        while True:
-            try:
-                page = await client.history(thread_id, before=before, limit=LOOKED_BACK)
-            except UnknownMessage:  # there is no such thread yet
-                break
-            for message in page.messages:
-                if (message.sender_id, message.message_id) == (client.agent_id, message_id):
-                    return message
-            if not (page.has_more and page.messages):
-                break
-            before = page.messages[0].seq
+        try:
+            async for page in client.pages("network.history", {"thread_id": thread_id, "limit": LOOKED_BACK}):
+                for message in page["messages"]:
+                    if (message["sender_id"], message["message_id"]) == (client.agent_id, message_id):
+                        return message_from_wire(message)
+        except UnknownMessage:  # there is no such thread yet
+            continue
     return None
 
 
@@ -759,18 +750,16 @@ async def _read_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage
 
 async def _list_threads(client: NetworkClient, prefix: str) -> AsyncIterator[str]:
     """The caller's newest threads whose ids begin so."""
-    before, looked_at, given = None, 0, 0
-    while looked_at < MAX_THREADS:
-        args = {"limit": 500, **({"before": before} if before is not None else {})}
-        page = await client.call("network.list_threads", args)
+    looked_at, given = 0, 0
+    async for page in client.pages("network.list_threads", {"limit": 500}):
         for thread in page["threads"]:
-            before, looked_at = thread["last_seq"], looked_at + 1
+            looked_at += 1
             if thread["thread_id"].startswith(prefix):
                 yield thread["thread_id"]
                 given += 1
                 if given == MAX_CANDIDATES:
                     return
-        if not page["has_more"] or not page["threads"]:
+        if looked_at >= MAX_THREADS:
             return
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from roundelay.network.addresses import agent_address, conversation_of, direct_t
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.extras import needs
+from roundelay.network.messages import message_from_wire
 
 from .requests import AgentRequest, ApiProblem, SaidItem, conversation_id, read_items
 
@@ -213,16 +215,11 @@ def make_list(items: Sequence[ConversationItem], *, has_more: bool) -> dict[str,
 
 async def read_whole_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage]:
     """Read all messages of a thread, oldest first; none where there is no such thread."""
-    found: list[AnyMessage] = []
-    while True:
-        before = found[0].seq if found else None
-        try:
-            page = await client.history(thread_id, before=before, limit=PAGE)
-        except UnknownMessage:
-            return found
-        found = [*page.messages, *found]
-        if not (page.has_more and page.messages):
-            return found
+    messages: list[AnyMessage] = []
+    with suppress(UnknownMessage):
+        async for page in client.pages("network.history", {"thread_id": thread_id, "limit": PAGE}):
+            messages = [*map(message_from_wire, page["messages"]), *messages]
+    return messages
 
 
 async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem]:
@@ -255,17 +252,13 @@ async def _find_threads(client: NetworkClient, name: str) -> list[str]:
     """Return the caller's threads with others that have a conversation's name."""
     own, wanted = client.agent_id, conversation_id(name)
     found: list[str] = []
-    args: dict[str, Any] = {"limit": PAGE}
-    while True:
-        page = await client.call("network.list_threads", args)
-        for it in page["threads"]:
-            thread_id = it["thread_id"]
+    async for page in client.pages("network.list_threads", {"limit": PAGE}):
+        for thread in page["threads"]:
+            thread_id = thread["thread_id"]
             is_named = thread_id.startswith("direct:") and conversation_of(thread_id) == wanted
-            if is_named and own in it["readers"] and thread_id != direct_thread(own, own, wanted):
+            if is_named and own in thread["readers"] and thread_id != direct_thread(own, own, wanted):
                 found.append(thread_id)
-        if not page["has_more"] or not page["threads"]:
-            return found
-        args["before"] = page["threads"][-1]["last_seq"]
+    return found
 
 
 async def _note(

@@ -27,6 +27,7 @@ from roundelay.network.errors import (
     ConnectError,
     InvalidArguments,
     NotAuthenticated,
+    RetryLater,
     RoundelayError,
     UnknownRecipient,
 )
@@ -53,6 +54,7 @@ from roundelay.network.messages import DirectMessage, ModMessage, message_from_w
 
 from .acks import Acks, Delivery
 from .link import Link
+from .paging import Page, read_pages
 from .transport import Transport, WebSocketTransport, Wire
 from .values import (
     AnyMessage,
@@ -70,6 +72,8 @@ from .values import (
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 1000
+MAX_WAIT_S = 25.0
+"""Maximum time that one `network.receive` waits at the hub, in seconds."""
 MAX_OWN_WAITING, MAX_OWN_CHARS = 1000, 8 * 1024 * 1024
 """Bounds of the participant's own messages, sent by its other sessions, that wait here for a program that asks for none.
 They need no acknowledgement, so that the hub's window does not bound them; beyond, the older half is dropped."""
@@ -440,6 +444,13 @@ class NetworkClient:
         frame = CallFrame(call_id=chosen, op=op, args=Raw(encode(dict(args or {}))))
         return await self._link.ask(f"c:{plain_text(chosen)}", encode(frame))
 
+    def pages(self, op: str, args: Mapping[str, Any] | None = None) -> AsyncIterator[Page]:
+        """Yield the values of a listing operation, page after page. ``args`` chooses the first page and the page size.
+
+        Raises `ValueError` for an operation without pages, and what `call` raises.
+        """
+        return read_pages(self.call, op, args)
+
     async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str) -> Stored:
         """Keep a turn record; returns when it is durable."""
         frame = RecordFrame(record_id=record_id, reaction=reaction, kind=kind, body=Raw(encode(dict(body))))
@@ -530,6 +541,31 @@ class NetworkClient:
             if not self._link.is_closing:
                 raise self._link.failure or ConnectError("The connection is closed.")
         return delivery
+
+    async def follow(
+        self, thread_id: str | None = None, *, after: int, timeout_s: float | None = None
+    ) -> AsyncIterator[AnyMessage]:
+        """Yield the messages to this participant above the seq ``after``, of one thread or of all, as they arrive.
+
+        They are looked at only: none counts as delivered, and none has to be acknowledged. The participant's own
+        messages are not among them. Ends after ``timeout_s`` seconds, having looked at least once; None: never.
+        A busy hub is asked again after the delay that it names. Raises what ends the connection.
+        """
+        loop = asyncio.get_running_loop()
+        until = None if timeout_s is None else loop.time() + timeout_s
+        is_due = True
+        while is_due or until is None or until > loop.time():
+            left_s = MAX_WAIT_S if until is None else max(until - loop.time(), 0.0)
+            args = {"after": after, "limit": 500, "wait_ms": int(min(left_s, MAX_WAIT_S) * 1000), "peek": True}
+            try:
+                page = await self.call("network.receive", args)
+            except RetryLater as error:
+                await asyncio.sleep(error.retry_after_ms / 1000)
+                continue
+            after, is_due = page["next"], False
+            for message in page["messages"]:
+                if thread_id in (None, message["thread_id"]):
+                    yield message_from_wire(message)
 
     async def handle(self, handler: Callable[[AnyMessage], Awaitable[None]]) -> None:
         """Call a handler for each message, for ever: ack when it returns, nack when it raises."""

@@ -3,7 +3,7 @@ letters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from roundelay.network.client import NetworkClient
@@ -13,88 +13,66 @@ Entry = dict[str, Any]
 
 
 async def list_participants(client: NetworkClient, *, online: bool | None = None) -> list[Entry]:
-    """The participants by id; only those who are connected, or are not, if asked. Raises `RoundelayError`."""
+    """Return the participants by id; with ``online`` only those that are connected, or are not. Raises
+    `RoundelayError`."""
     args: dict[str, object] = {} if online is None else {"online": online}
-    found = await _read_pages(client, "network.list_agents", "agents", args, lambda last: {"after": last["agent_id"]})
-    return [agent for agent in found if agent["agent_id"] != READER_ID]
+    agents = await _read_entries(client, "network.list_agents", "agents", args)
+    return [agent for agent in agents if agent["agent_id"] != READER_ID]
 
 
 async def list_channels(client: NetworkClient) -> list[Entry]:
-    """The channels that the client may see, by name. Raises `RoundelayError`: a hub may be without channels."""
-    return await _read_pages(client, "channels.list", "channels", {}, lambda last: {"after": last["name"]})
+    """Return the channels that the client may see, by name. Raises `RoundelayError`: a hub may have no channels."""
+    return await _read_entries(client, "channels.list", "channels")
 
 
 async def list_threads(client: NetworkClient, *, most: int | None = None, above: int = 0) -> list[Entry]:
-    """Threads that the client may read, the newest first: at most so many, and all that go on above a seq. Raises
-    `RoundelayError`."""
-    return await _read_pages(
-        client,
-        "network.list_threads",
-        "threads",
-        {"limit": min(most or PAGE, PAGE)},
-        lambda last: {"before": last["last_seq"]} if last["last_seq"] > above else None,
-        most,
-    )
+    """Return the threads that the client may read, newest first: at most ``most``, with a message above the seq
+    ``above`` (the last page may hold older ones). Raises `RoundelayError`."""
+    threads: list[Entry] = []
+    async for page in client.pages("network.list_threads", {"limit": min(most or PAGE, PAGE)}):
+        threads += page["threads"]
+        if (most is not None and len(threads) >= most) or (threads and threads[-1]["last_seq"] <= above):
+            break
+    return threads[:most]
 
 
 async def list_dead_letters(client: NetworkClient, *, of: str | None = None, most: int | None = None) -> list[Entry]:
-    """Dead letters by recipient and seq, at most so many. Raises `RoundelayError`."""
+    """Return dead letters by recipient and seq, at most ``most``. Raises `RoundelayError`."""
     args: dict[str, object] = {"limit": min(most or LETTERS, LETTERS)}
     if of is not None:
         args["agent_id"] = of
-    return await _read_pages(
-        client,
-        "network.dead_letters",
-        "dead_letters",
-        args,
-        lambda last: {"after": f"{last['agent_id']}/{last['seq']}"},
-        most,
-    )
+    return await _read_entries(client, "network.dead_letters", "dead_letters", args, most)
 
 
 async def list_approvals(client: NetworkClient) -> list[Entry]:
-    """Calls that wait for a person's decision, by the seq of the request. Raises `RoundelayError`."""
-    return await _read_pages(client, "network.approvals", "approvals", {}, lambda last: {"after": last["seq"]})
+    """Return the calls that wait for a person's decision, by the seq of the request. Raises `RoundelayError`."""
+    return await _read_entries(client, "network.approvals", "approvals")
 
 
 async def list_inbox(client: NetworkClient, *, most: int) -> list[Entry]:
-    """What waits for the client, the newest first, at most so many. Raises `RoundelayError`."""
-    page = await client.call("network.inbox", {"limit": min(most, PAGE)})
-    found: list[Entry] = list(page["items"])
-    while page["has_more"] and len(found) < most:
-        page = await client.call("network.inbox", {"limit": min(most - len(found), PAGE), "before": page["next"]})
-        found += page["items"]
-    return found
+    """Return what waits for the client, newest first, at most ``most``. Raises `RoundelayError`."""
+    return await _read_entries(client, "network.inbox", "items", {"limit": min(most, PAGE)}, most)
 
 
 async def list_tokens(client: NetworkClient) -> list[Entry]:
-    """Who has tokens, for operators. Raises `RoundelayError`."""
-    return await _read_pages(client, "network.list_tokens", "tokens", {}, lambda last: {"after": last["hash"]})
+    """Return the tokens, for operators. Raises `RoundelayError`."""
+    return await _read_entries(client, "network.list_tokens", "tokens")
 
 
 PAGE, LETTERS = 500, 1000
-"""What a hub gives at once."""
+"""Maximum number of entries that a hub returns at once."""
 
 
-async def _read_pages(
-    client: NetworkClient,
-    op: str,
-    name: str,
-    args: dict[str, object],
-    go_on: Callable[[Entry], dict[str, object] | None],
-    most: int | None = None,
+async def _read_entries(
+    client: NetworkClient, op: str, name: str, args: Mapping[str, object] | None = None, most: int | None = None
 ) -> list[Entry]:
-    """All entries of a list, or the first of them. ``go_on`` gives what asks for those behind the last one; None for
-    enough."""
-    page = await client.call(op, args)
-    found: list[Entry] = list(page[name])
-    while page.get("has_more") and found and (most is None or len(found) < most):  # an older hub says nothing of it
-        further = go_on(found[-1])
-        if further is None:
+    """Return all entries of a list, or the first ``most``."""
+    entries: list[Entry] = []
+    async for page in client.pages(op, args):
+        entries += page[name]
+        if most is not None and len(entries) >= most:
             break
-        page = await client.call(op, {**args, **further})
-        found += page[name]
-    return found[:most]
+    return entries[:most]
 
 
 async def list_node_agents(client: NetworkClient) -> list[dict[str, Any]]:

@@ -92,14 +92,8 @@ class LiveSource:
 
     async def following(self, seq: int) -> list[BaseMessage]:
         """Give what followed from a message, ascending. Raises `UnknownMessage`."""
-        found: list[BaseMessage] = []
-        args: dict[str, Any] = {"seq": seq, "limit": MAX_PAGE}
-        while True:
-            page = await self.client.call("network.impact", args)
-            found += [message_from_wire(message) for message in page["messages"]]
-            if not page["has_more"]:
-                return found
-            args["after"] = page["next"]
+        pages = self.client.pages("network.impact", {"seq": seq, "limit": MAX_PAGE})
+        return [message_from_wire(message) async for page in pages for message in page["messages"]]
 
     async def reaction(self, agent_id: str, reaction: str) -> RecordedReaction:
         """Give a reaction, with those of its records that may be seen."""
@@ -138,15 +132,13 @@ class LiveSource:
         asked: str | None = agent_id
         while True:
             args = {"after": after, "limit": MAX_PAGE, **({"agent_id": asked} if asked is not None else {})}
-            page = await self.client.call("network.usage", args)
-            yield page
-            while page["has_more"]:
-                args["after"] = page["calls"][-1]["seq"] if page["calls"] else args["after"]
-                page = await self.client.call("network.usage", args)
+            next_agent: str | None = None
+            async for page in self.client.pages("network.usage", args):
                 yield page
-            asked = page["next_agent"] if agent_id is None else None
-            if asked is None:
+                next_agent = page["next_agent"]
+            if agent_id is not None or next_agent is None:
                 return
+            asked = next_agent
 
     async def reactions_to(self, message: BaseMessage) -> list[RecordedReaction]:
         """Give the first reaction of each agent that a message began, by agent, and behind it the one that has taken
@@ -162,13 +154,8 @@ class LiveSource:
 
     async def open_reactions(self) -> set[tuple[str, str]]:
         """Give the reactions that are open, as far as the caller may see, however old they are, as agent and id."""
-        found: set[tuple[str, str]] = set()
-        after, has_more = 0, True
-        while has_more:
-            page = await self.client.call("network.open_reactions", {"after": after, "limit": MAX_PAGE})
-            found |= {(it["agent_id"], it["reaction"]) for it in page["reactions"]}
-            after, has_more = max((it["seq"] for it in page["reactions"]), default=after), page["has_more"]
-        return found
+        pages = self.client.pages("network.open_reactions", {"limit": MAX_PAGE})
+        return {(it["agent_id"], it["reaction"]) async for page in pages for it in page["reactions"]}
 
     async def read_reactions(self, named: Iterable[tuple[str, str]]) -> list[RecordedReaction]:
         """Give these reactions, each of an agent and by its id."""
@@ -290,14 +277,13 @@ class LiveSource:
 
     async def _read_thread(self, thread_id: str, after: int) -> list[AnyMessage]:
         """Give the messages of a thread above a seq, ascending. Raises `UnknownMessage`."""
-        found: list[AnyMessage] = []
-        before: int | None = None
-        while True:
-            page = await self.client.history(thread_id, before=before, limit=MAX_PAGE)
-            found[:0] = [message for message in page.messages if message.seq > after]
-            if not page.has_more or not page.messages or page.messages[0].seq <= after:
-                return found
-            before = page.messages[0].seq
+        newer: list[AnyMessage] = []
+        async for page in self.client.pages("network.history", {"thread_id": thread_id, "limit": MAX_PAGE}):
+            messages = list(map(message_from_wire, page["messages"]))
+            newer[:0] = [message for message in messages if message.seq > after]
+            if not messages or messages[0].seq <= after:
+                break
+        return newer
 
 
 async def read_few_at_once(read: Callable[[A], Awaitable[B]], items: Iterable[A]) -> list[B]:

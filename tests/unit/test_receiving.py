@@ -87,3 +87,26 @@ async def test_a_closed_client_receives_no_more() -> None:
     with pytest.raises(ConnectError, match="closed"):
         async with bob.receive():
             pass
+
+
+async def test_following_gives_messages_of_one_thread_and_acknowledges_none() -> None:
+    async with Network.open() as network:
+        ann, bob = await network.join("ann", kind="human"), await network.join("bob")
+        first = await ann.send_text("bob", "one")
+        await ann.broadcast("elsewhere")
+        await ann.send_text("bob", "two")
+        texts = [it.text async for it in bob.follow(first.thread_id, after=0, timeout_s=0)]
+        everything = [it.text async for it in bob.follow(after=first.seq, timeout_s=0)]
+        assert (texts, everything) == (["one", "two"], ["elsewhere", "two"])
+        status = await ann.call("network.message_status", {"seq": first.seq})
+        assert status["recipients"][0]["state"] != "handled"
+
+
+async def test_following_waits_for_what_comes_and_ends_with_its_time() -> None:
+    async with Network.open() as network:
+        ann, bob = await network.join("ann", kind="human"), await network.join("bob")
+        messages = aiter(bob.follow(after=bob.welcome.head, timeout_s=30))
+        waiting = asyncio.ensure_future(anext(messages))
+        await ann.send_text("bob", "late")
+        assert (await waiting).text == "late"
+        assert [it async for it in bob.follow(after=bob.welcome.head + 1, timeout_s=0.01)] == []
