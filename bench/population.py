@@ -186,8 +186,8 @@ class World:
 
     async def tick(self) -> None:
         """What the hub does with mailboxes twice a second."""
-        mailboxes = self.hub.switchboard.mailboxes
-        for mailbox in mailboxes.changed():
+        mailboxes = self.hub.registry.participants
+        for mailbox in mailboxes.list_changed():
             mailbox.snapshot()
         mailboxes.drop_idle()
 
@@ -224,7 +224,7 @@ async def _figures(world: World) -> None:
 
 
 async def _pins(world: World) -> None:
-    plan_trim(KEEP_ALL, world.hub.switchboard, 0)
+    plan_trim(KEEP_ALL, world.hub.registry, 0)
 
 
 Event = Callable[[World], Coroutine[Any, Any, object]]

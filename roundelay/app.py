@@ -30,11 +30,11 @@ from roundelay.network.frames import Kind
 from roundelay.network.frames import Role as SessionRole
 from roundelay.network.home import owner_token
 from roundelay.network.hub import Hub
-from roundelay.network.hub.browsers import Doors
-from roundelay.network.hub.following import Readers
 from roundelay.network.hub.hub import NO_QUOTAS
 from roundelay.network.hub.local import LocalTransport
-from roundelay.network.hub.metrics import list_log_figures
+from roundelay.network.hub.metrics import list_log_metrics
+from roundelay.network.hub.origin_policy import OriginPolicy
+from roundelay.network.hub.replica import ReplicaReaders
 from roundelay.network.hub.server import WebSocketServer
 from roundelay.network.ledger import LeadershipLost, Ledger
 from roundelay.network.ledger.memory import MemoryLedger
@@ -198,7 +198,7 @@ async def serve(
     ledger = make_ledger(config.db, config.name, config.durability, random_id, is_read_only=is_read_only)
     shared = readers = None
     if config.log is not None:
-        readers = Readers(lambda index: make_hub(index, follows=index.describe_leader))
+        readers = ReplicaReaders(lambda index: make_hub(index, follows=index.describe_leader))
         ledger = shared = make_replicated_ledger(config, say, readers)
     hub = make_hub(ledger)
     hub.public_url = config.public_url
@@ -206,7 +206,7 @@ async def serve(
         hub,
         config.limits,
         behind_proxy=config.behind_proxy,
-        doors=Doors(config.host, list_web_hosts(config), behind_proxy=config.behind_proxy),
+        doors=OriginPolicy(config.host, list_web_hosts(config), behind_proxy=config.behind_proxy),
         site=PageSite(is_reloaded=config.web_reload) if config.web else None,
         standing=None if shared is None else lambda: str(shared.status),
         leader=None if shared is None else lambda: shared.leader_node,
@@ -214,7 +214,7 @@ async def serve(
     )
     close = partial(_close, hub, server, shared)
     if shared is not None:
-        hub.list_more_figures = lambda: list_log_figures(shared.status)
+        hub.list_more_figures = lambda: list_log_metrics(shared.status)
     try:
         host = f"[{config.host}]" if ":" in config.host else config.host
         try:
@@ -223,7 +223,7 @@ async def serve(
             if shared is not None:  # it says that it waits, to whom it would serve
                 name = socket.gethostname() if config.host in ("0.0.0.0", "::") else host
                 shared.set_identity(f"{name}:{port}", owner=hash_token(hash_token(token))[:16])
-                server.is_letting_in = False
+                server.is_accepting_sessions = False
                 server.listen(tls=tls)
                 listens(url)
             await _unless_stopped(hub.start(), stopping)
@@ -232,7 +232,7 @@ async def serve(
             if shared is None:
                 server.listen(tls=tls)
                 listens(url)
-            server.is_letting_in = True
+            server.is_accepting_sessions = True
         except OSError as error:
             raise _cannot_listen(config.host, config.port, error) from error
         yield Node(hub, url, token, config.durability if shared is None else shared.durability, close)
@@ -261,7 +261,7 @@ async def _prepare(hub: Hub, prepare: Callable[[], Awaitable[None]]) -> None:
         try:
             return await prepare()
         except (LeadershipLost, LogUnavailable) as error:
-            hub.mend(error)
+            hub.reopen_ledger(error)
             await hub.opened.wait()
 
 

@@ -2,7 +2,7 @@
 
 `read_site` reads the folder ``page`` once; what is asked for later is looked up by its whole path among what was read,
 so that no request opens a file. Whether a browser may ask at all, by its Host and Origin, the hub's server has decided
-before (`roundelay.network.hub.browsers`). It knows nothing of what the page shows.
+before (`roundelay.network.hub.origin_policy`). It knows nothing of what the page shows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 
-from roundelay.network.hub.browsers import WebFile
+from roundelay.network.hub.origin_policy import WebFile
 
 FOLDER = Path(__file__).parent / "page"
 PREFIX = "/web/"

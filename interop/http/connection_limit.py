@@ -1,7 +1,7 @@
 """Connections of a gateway that no token vouches for: their number is bounded, and a newcomer always finds a place.
 
 A connection is a newcomer until the hub has taken the token of its request, and again when that is answered. Newcomers
-share places as those of the hub do (`network.hub.admission.Gate`): the address with the most of them loses the oldest.
+share places as those of the hub do (`network.hub.admission.HandshakeLimiter`): the address with the most of them loses the oldest.
 What callers do with their tokens is bounded by `callers`.
 """
 
@@ -18,7 +18,7 @@ import h11
 
 from roundelay.interop.session_pool import token_taken
 from roundelay.network.extras import needs
-from roundelay.network.hub.admission import Gate, crowd_of
+from roundelay.network.hub.handshakes import HandshakeLimiter, source_of
 
 with needs("gateway"):
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -67,7 +67,7 @@ class Arrivals:
     """The newcomers of one gateway."""
 
     def __init__(self, places: int | None = None) -> None:
-        self.gate = Gate(MAX_NEWCOMERS if places is None else places)
+        self.gate = HandshakeLimiter(MAX_NEWCOMERS if places is None else places)
         self.refusals = RefusalLog()
 
 
@@ -90,7 +90,7 @@ class HeadInTime(H11Protocol):
     """An HTTP connection that is cut unless each request's head comes in time, or when others need its place."""
 
     _due: asyncio.TimerHandle | None = None
-    crowd = ""
+    source = ""
 
     def __init__(self, arrivals: Arrivals, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -101,10 +101,10 @@ class HeadInTime(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._due = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
-        self.crowd = crowd_of(transport.get_extra_info("peername"))
-        self._arrivals.gate.enter(self)
+        self.source = source_of(transport.get_extra_info("peername"))
+        self._arrivals.gate.add(self)
 
-    def make_room(self) -> None:
+    def evict(self) -> None:
         """End the connection: another one needs its place."""
         self._arrivals.refusals.note("ended for newcomers")
         self.transport.abort()
@@ -124,18 +124,18 @@ class HeadInTime(H11Protocol):
 
     def on_response_complete(self) -> None:
         if not self.transport.is_closing():
-            self._arrivals.gate.enter(self)
+            self._arrivals.gate.add(self)
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._arrivals.gate.leave(self)
+        self._arrivals.gate.remove(self)
         self._cancel_due()
         super().connection_lost(exc)
 
     def leave_newcomers(self) -> None:
         """The hub has taken the token of the request under way."""
         if not self.transport.is_closing():
-            self._arrivals.gate.leave(self)
+            self._arrivals.gate.remove(self)
 
     def _cancel_due(self) -> None:
         if self._due is not None:

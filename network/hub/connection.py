@@ -30,10 +30,10 @@ from roundelay.network.errors import InvalidFrame
 from roundelay.network.frames import SUBPROTOCOL
 from roundelay.network.platforms import count_unsent
 
-from .admission import Gate, crowd_of, describe_peer, forwarded_for
 from .frame_splitter import REFUSED, WAITING, FrameJoiner, FrameSplitter
+from .handshakes import HandshakeLimiter, describe_peer, read_forwarded_address, source_of
 from .hub import Hub
-from .session import Pause, Session, SessionState
+from .session import PauseReason, Session, SessionState
 from .stall import Look, StallWatch
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class HubConnection(ServerConnection):
         address: Any,
         hub: Hub,
         limits: Limits,
-        gate: Gate,
+        gate: HandshakeLimiter,
         behind_proxy: bool,
     ) -> None:
         checked = _Protocol(
@@ -114,7 +114,7 @@ class HubConnection(ServerConnection):
         )
         super().__init__(checked, server, ping_interval=None, close_timeout=CLOSE_TIMEOUT_S)
         self.peer = Peer()
-        self.crowd = crowd_of(address)
+        self.source = source_of(address)
         self._behind_proxy = behind_proxy
         self._accepted: socket.socket | None = accepted
         """The socket until it has a transport: as long as TLS has not come about."""
@@ -141,7 +141,7 @@ class HubConnection(ServerConnection):
         self._written = 0
         self._is_heard = True
 
-    def serve_by(self, hub: Hub) -> None:
+    def choose_hub(self, hub: Hub) -> None:
         """This hub's session it is to be, if any."""
         self._hub = hub
 
@@ -167,11 +167,11 @@ class HubConnection(ServerConnection):
         self._holds = frozenset()
         self.resume_reading()  # the other end's close frame has to be seen, also where reading was suspended
         if self._session is not None and self._session.origin is None:
-            self._gate.enter(self)  # known, and refused for all that
+            self._gate.add(self)  # known, and refused for all that
 
     def admit(self) -> None:
-        self._gate.leave(self)
-        self._splitter.most = self._limits.max_frame_bytes
+        self._gate.remove(self)
+        self._splitter.max_bytes = self._limits.max_frame_bytes
 
     def pause_reading(self, why: str = "hub") -> None:
         self._holds |= {why}
@@ -202,14 +202,14 @@ class HubConnection(ServerConnection):
         splitter, protocol = self._splitter, self.protocol
         splitter.feed(data)
         left = TURN_FRAMES
-        while not self._holds and protocol.state is _OPEN and (frame := splitter.take()) is not None:
+        while not self._holds and protocol.state is _OPEN and (frame := splitter.next_frame()) is not None:
             left -= 1
             if isinstance(frame, bytes):
                 self._is_heard = True
                 self._take_text(frame)
             else:
                 super().data_received(frame.data)
-            if splitter.state is not WAITING or not left or splitter.at > TURN_BYTES:
+            if splitter.state is not WAITING or not left or splitter.offset > TURN_BYTES:
                 break
         if protocol.state is not _OPEN:
             if self._session is not None or protocol.eof_sent:
@@ -232,7 +232,7 @@ class HubConnection(ServerConnection):
             self.transport.resume_reading()
 
     def _refuse_size(self) -> None:
-        most = self._splitter.most
+        most = self._splitter.max_bytes
         is_hello = most < self._limits.max_frame_bytes
         what, limit = ("hello", f"max_card_bytes and {HELLO_BYTES}") if is_hello else ("frame", "max_frame_bytes")
         self._fail(CloseCode.MESSAGE_TOO_BIG, f"a {what} has at most {most} bytes ({limit})")
@@ -299,7 +299,7 @@ class HubConnection(ServerConnection):
             self._fragments = bytearray()
         # in one piece: thousands of small ones, or of empty ones, would cost more than they hold
         self._fragments += frame.data
-        if len(self._fragments) > self._splitter.most:
+        if len(self._fragments) > self._splitter.max_bytes:
             self._refuse_size()
             return
         if not frame.fin:
@@ -322,19 +322,19 @@ class HubConnection(ServerConnection):
 
     def arrive(self) -> None:
         """The connection was accepted: until it has said hello its time runs, and its place may go to others."""
-        self._gate.enter(self)
+        self._gate.add(self)
         self._after("hello", self._limits.hello_timeout_ms / 1000, self._check_hello)
 
     def read_address(self, headers: Headers) -> None:
         """The request has come. Behind a proxy everybody has the proxy's address, and whose connection it is
         stands there."""
-        host = forwarded_for(headers) if self._behind_proxy else None
+        host = read_forwarded_address(headers) if self._behind_proxy else None
         if host is not None:
-            self._gate.move(self, crowd_of((host,)))
+            self._gate.move(self, source_of((host,)))
 
-    def depart(self) -> None:
+    def close_session(self) -> None:
         """The connection is gone. Idempotent."""
-        self._gate.leave(self)
+        self._gate.remove(self)
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -344,7 +344,7 @@ class HubConnection(ServerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.depart()
+        self.close_session()
         # What refers to itself is found by the garbage collector alone, which stops everything for long when
         # thousands have come and gone.
         self.protocol.parser.close()
@@ -364,7 +364,7 @@ class HubConnection(ServerConnection):
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
-    def make_room(self) -> None:
+    def evict(self) -> None:
         """End the connection at once: who has asked for a session is told, if that takes no time."""
         is_plain = self._accepted is None and self.transport.get_extra_info("sslcontext") is None
         if self._session is None or not is_plain or self.transport.get_write_buffer_size():
@@ -399,13 +399,13 @@ class HubConnection(ServerConnection):
         self._session = self._hub.connect(self)
         if self._hub.is_draining:  # the one that readers were let in to has ended while they shook hands
             self.end(4503, "This node follows no longer, or stops; reconnect.")
-        self._gate.get_on(self)
+        self._gate.record_progress(self)
         self._after("ping", self._limits.ping_interval_ms / 1000, self._ping)
         self.resume_reading("session")
         try:
             await self.wait_closed()
         finally:
-            self.depart()
+            self.close_session()
 
     def _check_hello(self) -> None:
         if self._session is None:
@@ -423,7 +423,7 @@ class HubConnection(ServerConnection):
         self._cancel("stall")
         if self._session is None or self.protocol.state is not _OPEN:
             return
-        if Pause.OVERLOAD in self._session.pauses or Pause.RATE in self._session.pauses:
+        if PauseReason.OVERLOAD in self._session.pauses or PauseReason.RATE in self._session.pauses:
             self._stall.forget()  # its acknowledgements are not read, and that is not its fault
         waiting = self._waiting()
         unacked = self._session.outbox.unacked

@@ -34,8 +34,8 @@ from roundelay.network.core.tables import AckCursor
 # cursor <= delivered <= _done <= position <= head holds in each session. An acknowledgement moves from right to left
 # through it:
 #
-#   ack 9            Outbox.settle_up_to: what was handed over up to 9 leaves the window (but a late redelivery)
-#                    Mailbox.settle_up_to: floor = 9, `open` below is emptied (but what failed and did not come again)
+#   ack 9            Outbox.release_up_to: what was handed over up to 9 leaves the window (but a late redelivery)
+#                    Mailbox.release_up_to: floor = 9, `open` below is emptied (but what failed and did not come again)
 #   ack 12, only     Outbox.settle, Mailbox.settle: 12 joins `above`, until `compact` raises the floor past it
 #   nack 7           Mailbox.wait: 7 joins `waiting` and `tried`, below the floor also `open`; `redelivery` repeats it
 #
@@ -85,7 +85,7 @@ class Outbox:
         self._max_bytes = max_bytes
         self._unacked: dict[int, None] = {}
         self._queue = _NOTHING_QUEUED
-        self._late: dict[int, int] = {}
+        self._redeliveries: dict[int, int] = {}
         """Redeliveries: in the window or the queue, and not in the order of the rest; with the highest seq handed over
         before each."""
 
@@ -115,13 +115,13 @@ class Outbox:
             return True
         # redeliveries below that are not in the pages to come: they stay
         self._queue = deque(item for item in self._queue if item[0] <= self._done)
-        self._late = {late: before for late, before in self._late.items() if late <= self._done}
+        self._redeliveries = {late: before for late, before in self._redeliveries.items() if late <= self._done}
         self.queued_bytes = sum(len(item[1]) for item in self._queue)
         self.position = self._done
         self.is_behind = True
         return False
 
-    def pass_over(self, seq: int) -> None:
+    def skip_own(self, seq: int) -> None:
         """The session sent this message itself: it gets no delivery of it."""
         if self.is_silent:
             return
@@ -140,9 +140,9 @@ class Outbox:
         at = bisect_left(own, seq)
         return at < len(own) and own[at] == seq
 
-    def push_again(self, seq: int, frame: bytes) -> None:
+    def push_redelivery(self, seq: int, frame: bytes) -> None:
         """Queue a redelivery, before everything else; but one that this session has not had comes in its order."""
-        self._late[seq] = self.delivered
+        self._redeliveries[seq] = self.delivered
         is_new = seq > self.delivered  # an ack of it must not cover what is queued below it
         at = sum(queued < seq for queued, _, _ in self._queue) if is_new else 0
         if self._queue is _NOTHING_QUEUED:
@@ -150,11 +150,11 @@ class Outbox:
         self._queue.insert(at, (seq, frame, True))
         self.queued_bytes += len(frame)
 
-    def take(self, max_bytes: int) -> list[bytes]:
+    def take_frames(self, max_bytes: int) -> list[bytes]:
         """Hand over what the window and ``max_bytes`` allow (one frame at least)."""
         frames: list[bytes] = []
         size = newest = 0
-        queue, unacked, late = self._queue, self._unacked, self._late
+        queue, unacked, late = self._queue, self._unacked, self._redeliveries
         while queue and size < max_bytes:
             seq, frame, needs_ack = queue[0]
             if needs_ack:
@@ -186,57 +186,57 @@ class Outbox:
             return False
         return not self._queue and len(self._unacked) < self._max_unacked
 
-    def holds(self, seq: int) -> bool:
+    def is_unacked(self, seq: int) -> bool:
         """Whether this message was handed over and is neither acknowledged nor refused."""
         return seq in self._unacked
 
     def has(self, seq: int) -> bool:
         """Whether this message is in the window or the queue."""
-        return seq in self._unacked or seq in self._late or any(queued == seq for queued, _, _ in self._queue)
+        return seq in self._unacked or seq in self._redeliveries or any(queued == seq for queued, _, _ in self._queue)
 
     def has_or_will_get(self, seq: int) -> bool:
         """Whether this message is in the window, in the queue, or in a page to come."""
         return not self.is_silent and (seq > self.position or self.has(seq))
 
-    def settle(self, seq: int) -> None:
+    def release(self, seq: int) -> None:
         """One message is handled, or will come again: it leaves the window."""
-        if seq in self._late and seq not in self._unacked:  # its redelivery is in the queue yet
+        if seq in self._redeliveries and seq not in self._unacked:  # its redelivery is in the queue yet
             self._queue = deque(item for item in self._queue if item[0] != seq)
             self.queued_bytes = sum(len(item[1]) for item in self._queue)
         self._unacked.pop(seq, None)
-        self._late.pop(seq, None)
+        self._redeliveries.pop(seq, None)
 
     def covers(self, acked: int, seq: int) -> bool:
         """Whether an acknowledgement of everything up to ``acked`` means this message too.
 
         A redelivery that was handed over after what is named may have been on its way when that was said: it is not
         meant."""
-        return seq in self._unacked and seq <= acked and (seq == acked or acked > self._late.get(seq, -1))
+        return seq in self._unacked and seq <= acked and (seq == acked or acked > self._redeliveries.get(seq, -1))
 
-    def settle_up_to(self, seq: int) -> None:
+    def release_up_to(self, seq: int) -> None:
         """Everything up to ``seq`` that was handed over, and that it `covers`, is handled."""
         unacked = self._unacked
-        if self._late:
-            for late in [other for other in self._late if self.covers(seq, other)]:
-                self.settle(late)
+        if self._redeliveries:
+            for late in [other for other in self._redeliveries if self.covers(seq, other)]:
+                self.release(late)
         elif seq >= self.delivered:  # nearly always: nothing above it was handed over
             unacked.clear()
             return
         for handled in list(itertools.takewhile(lambda other: other <= seq, unacked)):
-            if handled not in self._late:
+            if handled not in self._redeliveries:
                 del unacked[handled]
 
-    def first_owed(self) -> int | None:
+    def first_undelivered(self) -> int | None:
         """The smallest seq that may yet have to be read from the ledger, or None when it is up to date."""
         queued = next((seq for seq, _, _ in self._queue if seq > self.delivered), None)  # an overflow drops them
         if queued is not None:
             return queued
         return self.position + 1 if self.is_behind and not self.is_silent else None
 
-    def open_up_to(self, top: int) -> list[int]:
+    def list_unacked(self, top: int) -> list[int]:
         """What was handed over, up to ``top``, and is not acknowledged, and the redeliveries that are still in the
         queue."""
-        return [seq for seq in itertools.chain(self._unacked, self._late) if seq <= top]
+        return [seq for seq in itertools.chain(self._unacked, self._redeliveries) if seq <= top]
 
 
 class Mailbox:
@@ -249,14 +249,14 @@ class Mailbox:
 
     def __init__(self, floor: AckCursor, agent_id: str = "", changed: dict[str, Mailbox] | None = None) -> None:
         self.agent_id = agent_id
-        self.floor = floor.seq
+        self.ack_cursor = floor.seq
         self.open: set[int] = set(floor.open)
         self.above: set[int] = set(floor.above)
-        self.waiting: set[int] = set()
-        self.tried: set[int] = set()
-        self.settled: list[int] = []
+        self.awaiting_retry: set[int] = set()
+        self.failed: set[int] = set()
+        self.handled_failures: list[int] = []
         self.delivered = 0
-        self._settled_then = floor
+        self._last_join_snapshot = floor
         self._changed = changed if changed is not None else {}
 
     @property
@@ -264,117 +264,117 @@ class Mailbox:
         """Whether it changed since its last snapshot."""
         return self.agent_id in self._changed
 
-    def mark(self) -> None:
+    def mark_changed(self) -> None:
         """It changed: the ledger is to keep it."""
         self._changed[self.agent_id] = self
 
     def is_handled(self, seq: int) -> bool:
-        return seq in self.above or (seq <= self.floor and seq not in self.open)
+        return seq in self.above or (seq <= self.ack_cursor and seq not in self.open)
 
-    def starts_after(self) -> int:
+    def delivery_start(self) -> int:
         """Where delivery from the floor begins: just below the first message that is open."""
-        return min(self.open, default=self.floor + 1) - 1
+        return min(self.open, default=self.ack_cursor + 1) - 1
 
-    def wait(self, seq: int) -> None:
+    def schedule_retry(self, seq: int) -> None:
         """One message failed, or was taken back from the dead letters: it is to come again."""
-        self.tried.add(seq)
-        self.waiting.add(seq)
-        if seq in self.settled:  # or its new attempts would be forgotten with the old ones
-            self.settled.remove(seq)
-        if seq <= self.floor:
+        self.failed.add(seq)
+        self.awaiting_retry.add(seq)
+        if seq in self.handled_failures:  # or its new attempts would be forgotten with the old ones
+            self.handled_failures.remove(seq)
+        if seq <= self.ack_cursor:
             self.open.add(seq)
         self.above.discard(seq)
 
-    def stop_waiting(self, seq: int) -> None:
+    def cancel_retry(self, seq: int) -> None:
         """What was said of its failure does not count: the message is as it was before."""
-        self.waiting.discard(seq)
-        self.tried.discard(seq)
+        self.awaiting_retry.discard(seq)
+        self.failed.discard(seq)
 
-    def settle(self, seq: int) -> None:
+    def mark_handled(self, seq: int) -> None:
         """One message is handled."""
-        self.waiting.discard(seq)
-        if seq in self.tried:
-            self.tried.discard(seq)
-            self.settled.append(seq)
-            self.mark()
+        self.awaiting_retry.discard(seq)
+        if seq in self.failed:
+            self.failed.discard(seq)
+            self.handled_failures.append(seq)
+            self.mark_changed()
         if self.is_handled(seq):
             return
-        self.mark()
-        if seq <= self.floor:
+        self.mark_changed()
+        if seq <= self.ack_cursor:
             self.open.discard(seq)
             return
         self.above.add(seq)
         if len(self.above) > MAX_ABOVE:
             self.above = set(sorted(self.above)[MAX_ABOVE // 2 :])
 
-    def settle_up_to(self, seq: int, outbox: Outbox) -> None:
+    def mark_handled_up_to(self, seq: int, outbox: Outbox) -> None:
         """Everything up to ``seq`` is handled, but what failed and has not come again to the session of ``outbox``, as
         far as it knew."""
-        if not self.tried and not self.open:  # nearly always
-            if seq > self.floor:
-                self._raise_floor(seq)
+        if not self.failed and not self.open:  # nearly always
+            if seq > self.ack_cursor:
+                self._raise_ack_cursor(seq)
             return
-        exempt = {tried for tried in self.tried if tried <= seq and not outbox.covers(seq, tried)}
-        for tried in [tried for tried in self.tried if tried <= seq and tried not in exempt]:
-            self.settle(tried)
+        exempt = {tried for tried in self.failed if tried <= seq and not outbox.covers(seq, tried)}
+        for tried in [tried for tried in self.failed if tried <= seq and tried not in exempt]:
+            self.mark_handled(tried)
         kept = {other for other in self.open if other > seq} | exempt
-        if seq <= self.floor and kept == self.open:
+        if seq <= self.ack_cursor and kept == self.open:
             return
         self.open = kept
-        if seq > self.floor:
-            self._raise_floor(seq)
-        self.mark()
+        if seq > self.ack_cursor:
+            self._raise_ack_cursor(seq)
+        self.mark_changed()
 
-    def _raise_floor(self, seq: int) -> None:
-        self.floor = seq
+    def _raise_ack_cursor(self, seq: int) -> None:
+        self.ack_cursor = seq
         if self.above:
             self.above = {other for other in self.above if other > seq}
-        self.mark()
+        self.mark_changed()
 
-    def give_up_before(self, first_seq: int) -> None:
+    def drop_before(self, first_seq: int) -> None:
         """What is older is no longer there to be delivered."""
-        kept = {seq for seq in self.open if seq >= first_seq or seq in self.waiting}
+        kept = {seq for seq in self.open if seq >= first_seq or seq in self.awaiting_retry}
         if kept != self.open:
             self.open = kept
-            self.mark()
+            self.mark_changed()
 
     def compact(self, outbox: Outbox) -> None:
         """Raise the floor to what a session was delivered that was given everything open above it: one from the floor.
 
         So that a client that acknowledges one by one leaves no endless list behind. What that session left out was
         handled when it joined, or has failed (``tried``); what it was given and has not acknowledged,
-        `Outbox.open_up_to` says."""
+        `Outbox.list_unacked` says."""
         top = outbox.delivered
-        if self.above and top > self.floor:
-            self.compact_to(top, outbox.open_up_to(top))
+        if self.above and top > self.ack_cursor:
+            self.compact_to(top, outbox.list_unacked(top))
 
     def compact_to(self, top: int, given: Iterable[int]) -> None:
         """Raise the floor to ``top``: of what lies up to there and is not handled, ``given`` are all that did not
         fail."""
-        if not self.above or top <= self.floor:
+        if not self.above or top <= self.ack_cursor:
             return
-        candidates = self.tried.union(given)
-        self.open |= {seq for seq in candidates if self.floor < seq <= top and seq not in self.above}
-        self.floor = top
+        candidates = self.failed.union(given)
+        self.open |= {seq for seq in candidates if self.ack_cursor < seq <= top and seq not in self.above}
+        self.ack_cursor = top
         self.above = {seq for seq in self.above if seq > top}
-        self.mark()
+        self.mark_changed()
 
-    def settled_now(self) -> AckCursor:
+    def snapshot_at_join(self) -> AckCursor:
         """What is handled at this moment or waits for another attempt, for a session that joins.
 
         Sessions that join with the same share it; ``above`` bounds it (32 KiB), and how much a participant holds open.
         """
-        above = self.above.union(seq for seq in self.waiting if seq > self.floor)
-        now = AckCursor(self.floor, tuple(sorted(above)), tuple(sorted(self.open - self.waiting)))
-        if now != self._settled_then:
-            self._settled_then = now
-        return self._settled_then
+        above = self.above.union(seq for seq in self.awaiting_retry if seq > self.ack_cursor)
+        now = AckCursor(self.ack_cursor, tuple(sorted(above)), tuple(sorted(self.open - self.awaiting_retry)))
+        if now != self._last_join_snapshot:
+            self._last_join_snapshot = now
+        return self._last_join_snapshot
 
     def snapshot(self) -> AckCursor:
         """What the ledger keeps; the mailbox is clean afterwards."""
         self._changed.pop(self.agent_id, None)
-        self.settled = []
+        self.handled_failures = []
         return self.as_floor()
 
     def as_floor(self) -> AckCursor:
-        return AckCursor(self.floor, tuple(sorted(self.above)), tuple(sorted(self.open)))
+        return AckCursor(self.ack_cursor, tuple(sorted(self.above)), tuple(sorted(self.open)))

@@ -62,12 +62,12 @@ class FrameSplitter:
     """The bytes of one connection, split into frames of at most ``most`` bytes (it may be changed between two
     turns)."""
 
-    __slots__ = ("_data", "_is_bypassed", "_is_fragmented", "_owed", "at", "most", "state")
+    __slots__ = ("_data", "_is_bypassed", "_is_fragmented", "_owed", "max_bytes", "offset", "state")
 
     def __init__(self, most: int) -> None:
-        self.most = most
+        self.max_bytes = most
         self.state = BETWEEN
-        self.at = 0
+        self.offset = 0
         """How many bytes were taken since the last `feed`."""
         self._data = b""
         self._owed = 0
@@ -80,15 +80,15 @@ class FrameSplitter:
     def feed(self, data: bytes) -> None:
         """Add what was received; of what was not taken nothing is lost."""
         if self.state is not BETWEEN:
-            data = self._data[self.at :] + data
+            data = self._data[self.offset :] + data
         if data:
             self.state = WAITING
-        self._data, self.at = data, 0
+        self._data, self.offset = data, 0
 
-    def take(self) -> bytes | ForParser | None:
+    def next_frame(self) -> bytes | ForParser | None:
         """The next thing in the order of the bytes: a whole text message's payload, or what is for the parser. None:
         `state` says why."""
-        data, at = self._data, self.at
+        data, at = self._data, self.offset
         head, length = _first_four(data, at) if len(data) - at > 7 else (0, 0)
         if head == 0x81FE:
             start = at + 8
@@ -97,16 +97,16 @@ class FrameSplitter:
         else:
             return self._take_other()
         end = start + length
-        if end > len(data) or length > self.most or not self._is_bypassed:
+        if end > len(data) or length > self.max_bytes or not self._is_bypassed:
             return self._take_other()
-        self.at = end
+        self.offset = end
         if end == len(data):
             self.state = BETWEEN
         return apply_mask(data[start:end], data[start - 4 : start])
 
     def _take_other(self) -> bytes | ForParser | None:
         """`take` for whatever is not a text message of less than 64 KiB, whole."""
-        data, at, size = self._data, self.at, len(self._data)
+        data, at, size = self._data, self.offset, len(self._data)
         if self._owed:
             end = self._owed
         else:
@@ -114,25 +114,25 @@ class FrameSplitter:
             end = start + length
             if start > size:
                 self.state = IN_HEADER
-            elif length > self.most:
+            elif length > self.max_bytes:
                 self.state = REFUSED
             if self.state is not WAITING:
                 return None
             if data[at] == 0x81 and data[at + 1] & 0x80 and end <= size and self._is_bypassed:
-                self.at, self.state = end, BETWEEN if end == size else WAITING
+                self.offset, self.state = end, BETWEEN if end == size else WAITING
                 return apply_mask(data[start:end], data[start - 4 : start])
             if not data[at] & 0x08:  # no control frame
                 self._is_fragmented = not data[at] & 0x80
-        self.at = min(end, size)
-        self._owed = end - self.at
+        self.offset = min(end, size)
+        self._owed = end - self.offset
         self._is_bypassed = not (self._owed or self._is_fragmented)
-        if self.at == size:
+        if self.offset == size:
             self.state = IN_FRAME if self._owed else BETWEEN
-        return ForParser(data[at : self.at])
+        return ForParser(data[at : self.offset])
 
     def take_rest(self) -> bytes:
         """Everything that was not taken, for the parser: the end of a closing handshake."""
-        rest, self._data, self.at = self._data[self.at :], b"", 0
+        rest, self._data, self.offset = self._data[self.offset :], b"", 0
         return rest
 
 

@@ -50,13 +50,13 @@ from roundelay.network.operations.head_cache import RecentHeads
 from roundelay.network.operations.reading import AgentSupervisor, PriceList
 from roundelay.network.platforms import seconds_since_boot
 
-from .admission import Gate
+from .handshakes import HandshakeLimiter
 from .intake import Intake
-from .metrics import CommitFigures, Figure, list_figures
-from .outage import Outage
-from .publisher import Publisher, Switchboard
+from .metrics import CommitStats, Metric, list_metrics
+from .publisher import Publisher, SessionRegistry
 from .reads import answer_read
-from .retention import KEEP_ALL, ClockWatch, give_up_before, keep_trimming
+from .repeated_errors import RepeatedErrorLog
+from .retention import KEEP_ALL, ClockWatch, drop_before, run_retention
 from .session import Connection, Session, SessionState
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Hub:
         self._owner_hash = owner_hash
         self.is_open = False
         """Whether the ledger is open, and no commit's outcome unknown."""
-        self.commits = CommitFigures()
+        self.commits = CommitStats()
         self._mods = {mod.id: mod for mod in mods}
         self._visibility: Visibility = visibility
         self._rights = rights
@@ -173,14 +173,14 @@ class Hub:
         self.opened = asyncio.Event()
         """Set while the ledger is open."""
         self._draining = asyncio.Event()
-        self.newcomers: Gate | None = None
+        self.handshakes: HandshakeLimiter | None = None
         """Of the server that listens for this hub, if one does: its figures."""
-        self.list_more_figures: Callable[[], list[Figure]] = list
+        self.list_more_figures: Callable[[], list[Metric]] = list
         """Those of the log that this hub's ledger shares with others, if it does."""
         self._writer: asyncio.Task[None] | None = None
         self._retain = retain
         self._upkeep: list[asyncio.Task[None]] = []
-        self.writing = asyncio.Lock()
+        self.commit_lock = asyncio.Lock()
         """Held by each commit, and by whatever else must not meet one."""
         self.loop = asyncio.get_running_loop()
         seconds = seconds_since_boot if clock is system_clock else self.loop.time
@@ -190,13 +190,13 @@ class Hub:
         """The ledger does not answer, and that was said."""
         self._questions_from = 0
         """Questions that were asked before it are forgotten."""
-        self._outage = Outage("the ledger failed; reopening it", "the ledger is open again", self.loop.time)
-        self._fullness = Outage("nothing is stored", "there is room again", self.loop.time)
-        self.switchboard = Switchboard(limits, ledger, self._clock, new_id, self._lose_reactor)
-        self.counts = self.switchboard.counts
+        self._outage = RepeatedErrorLog("the ledger failed; reopening it", "the ledger is open again", self.loop.time)
+        self._fullness = RepeatedErrorLog("nothing is stored", "there is room again", self.loop.time)
+        self.registry = SessionRegistry(limits, ledger, self._clock, new_id, self._lose_reactor)
+        self.counts = self.registry.counts
         self._recent = ("", 0, 0.0), RecentHeads(self._is_person)
         self._intake = Intake(
-            self.switchboard,
+            self.registry,
             self._rules,
             owner_hash=owner_hash,
             clock=self._clock,
@@ -206,7 +206,7 @@ class Hub:
         self.receive = self._intake.receive
         """One text message, valid UTF-8, has arrived: steps 1 to 4."""
         self._publisher = Publisher(
-            self.switchboard,
+            self.registry,
             self._rules,
             server=server,
             release=self._intake.release,
@@ -223,8 +223,8 @@ class Hub:
         self._writer.add_done_callback(self._on_end)
         if self._follows is not None:  # the ledger is another one's, who looks after it
             return
-        trimming = keep_trimming(
-            self._retain, self.switchboard, self.ledger, self._wall_clock, self.writing, self._clock_watch
+        trimming = run_retention(
+            self._retain, self.registry, self.ledger, self._wall_clock, self.commit_lock, self._clock_watch
         )
         self._upkeep = [
             asyncio.create_task(self._flush_floors(), name="hub-floors"),
@@ -234,11 +234,11 @@ class Hub:
         for task in self._upkeep:
             task.add_done_callback(self._on_end)
 
-    async def take_over(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
+    async def apply_followed(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         """What another node has stored is in the ledger here: the state and the sessions get it. For a hub that
         follows."""
-        async with self.writing:
-            board = self.switchboard
+        async with self.commit_lock:
+            board = self.registry
             draft = board.state.draft(max(self._clock(), board.state.stamp))
             outcome = Outcome(rows=rows, writes=puts)
             draft.apply_outcome(outcome)
@@ -251,59 +251,59 @@ class Hub:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    async def give_up_before(self, first_seq: int) -> None:
+    async def drop_before(self, first_seq: int) -> None:
         """What is older is in the ledger no more, by what another node has decided. For a hub that follows."""
-        async with self.writing:
-            give_up_before(self.switchboard, first_seq)
+        async with self.commit_lock:
+            drop_before(self.registry, first_seq)
 
     def _end_those_before(self, participant: Participant) -> None:
         """End the sessions of who was removed, or whose tokens were revoked, since they joined."""
         ended = max(participant.cut_seq, participant.removed_seq or 0)
-        for session in self.switchboard.mailboxes.sessions_of(participant.agent_id):
+        for session in self.registry.participants.sessions_of(participant.agent_id):
             if session.joined_at < ended:
                 gone = Forbidden(f"{participant.agent_id} was removed, or its token was revoked.")
-                self.switchboard.refuse(session, 4403, gone)
+                self.registry.refuse(session, 4403, gone)
 
     def _end_those_of(self, token: str, agent_id: str) -> None:
         """End the sessions that joined with a token that is revoked."""
-        for session in list(self.switchboard.mailboxes.sessions_of(agent_id)):
+        for session in list(self.registry.participants.sessions_of(agent_id)):
             if session.origin is not None and session.origin.token == token:
-                self.switchboard.refuse(session, 4403, Forbidden(f"This token of {agent_id} was revoked."))
+                self.registry.refuse(session, 4403, Forbidden(f"This token of {agent_id} was revoked."))
 
     def count_sessions(self, agent_id: str, token: str) -> int:
         """Return the number of sessions of a participant that joined with a token."""
-        sessions = self.switchboard.mailboxes.sessions_of(agent_id)
+        sessions = self.registry.participants.sessions_of(agent_id)
         return sum(it.origin is not None and it.origin.token == token for it in sessions)
 
     async def bind_tokens(self, tokens: Mapping[str, str]) -> None:
         """Bind tokens of agents, their hashes by id, as a first use does; they are on the disk when it returns.
         Raises `LedgerError`."""
-        async with self.writing:
+        async with self.commit_lock:
             await self.commit([BindCredentials(dict(tokens))])
 
-    def note_ended(self, agent_id: str, reason: str | None) -> None:
+    def record_process_end(self, agent_id: str, reason: str | None) -> None:
         """Keep, in the next batch, that the process of an agent of this node has ended, and why; None: it is up
         again."""
         if not self.is_draining:
             self._intake.enter(ProcessEnded(agent_id, reason))
 
-    async def wait_until_away(self, agent_id: str, grace_s: float) -> None:
+    async def wait_until_unserved(self, agent_id: str, grace_s: float) -> None:
         """Wait until no runner serves an agent. One that was lost, without a goodbye, may come back within a grace."""
-        await self.switchboard.wait_until_away(agent_id, grace_s)
+        await self.registry.wait_until_away(agent_id, grace_s)
 
     async def add_login(self, login_hash: str, agent_id: str, ttl_ms: int) -> None:
         """Let the code with this hash log a person in once, as an operator: the node's owner. It is on the disk when
         this returns. Raises `LedgerError`."""
         login = Login(agent_id, "human", self._clock() + ttl_ms, operator=True)
         try:
-            async with self.writing:
+            async with self.commit_lock:
                 await self.commit([BindCredentials(logins={login_hash: login})])
         except LedgerError as error:
             if not isinstance(error, LogFull):
-                self.mend(error)
+                self.reopen_ledger(error)
             raise
 
-    def mend(self, error: LedgerError) -> None:
+    def reopen_ledger(self, error: LedgerError) -> None:
         """Have the ledger opened anew: who is not the writer has met this error. `opened` says when it is."""
         if self.is_open:  # else the writer has met it too, and recovers
             self._trouble = error
@@ -320,8 +320,8 @@ class Hub:
             return
         self.is_draining = True
         self._draining.set()
-        everyone = [session for session in self.switchboard.sessions.values() if session.state is SessionState.LIVE]
-        self.switchboard.notice(everyone, "draining", None, {"reason": why})
+        everyone = [session for session in self.registry.sessions.values() if session.state is SessionState.LIVE]
+        self.registry.notice(everyone, "draining", None, {"reason": why})
         self._intake.is_closed = True
         self._intake.enter(SaveAckCursors(()) if self._follows is not None else self._floors())
         if self._writer is not None:
@@ -330,8 +330,8 @@ class Hub:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
         successor = await hand_over() if hand_over is not None else ""
-        self.switchboard.end_all(format_lost_leadership(successor) if successor else why)
-        await self.switchboard.close()
+        self.registry.end_all(format_lost_leadership(successor) if successor else why)
+        await self.registry.close()
         await self.ledger.close()
 
     async def abandon(self) -> None:
@@ -342,7 +342,7 @@ class Hub:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.switchboard.close()
+        await self.registry.close()
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """A task of the hub's own has ended. Unasked, that is a defect: say so, take nobody in, and let `failed` end
@@ -354,7 +354,7 @@ class Hub:
         )
         self.is_open = False
         self._intake.is_closed = True
-        self.switchboard.end_all(STOPPING)
+        self.registry.end_all(STOPPING)
         self.failed.set()
 
     async def _load_unless_draining(self) -> None:
@@ -371,10 +371,10 @@ class Hub:
             loading.result()
 
     async def _load(self) -> None:
-        board = self.switchboard
+        board = self.registry
         board.meta, puts = await self.ledger.open()
-        board.mailboxes.state = State(head=board.meta.head, stamp=board.meta.stamp, rights=self._rights)
-        self._clock_watch.look(board.meta.stamp)  # the newest row was stamped then
+        board.participants.state = State(head=board.meta.head, stamp=board.meta.stamp, rights=self._rights)
+        self._clock_watch.check(board.meta.stamp)  # the newest row was stamped then
         self._clock.not_before(board.meta.stamp)
         for start in range(0, len(puts), LOADED_AT_ONCE):
             board.state.apply_writes(puts[start : start + LOADED_AT_ONCE])
@@ -410,7 +410,7 @@ class Hub:
     def connect(self, connection: Connection) -> Session:
         """A connection is open; its first frame must be ``hello``."""
         self.counts["connections"] += 1
-        return self.switchboard.open(self._new_id(), connection)
+        return self.registry.open(self._new_id(), connection)
 
     def refuse(self, session: Session, error: RoundelayError) -> None:
         """The transport refused a frame (a binary one, say)."""
@@ -418,11 +418,11 @@ class Hub:
 
     def resume(self, session: Session) -> None:
         """The connection takes bytes again."""
-        self.switchboard.touch(session)
+        self.registry.schedule_flush(session)
 
     def disconnect(self, session: Session) -> None:
         """The connection is gone. Idempotent."""
-        self.switchboard.lose(session)
+        self.registry.lose(session)
 
     def _lose_reactor(self, origin: Origin) -> None:
         if not self.is_draining:
@@ -441,7 +441,7 @@ class Hub:
             if batch:
                 self._committing_since_s = self.loop.time()
                 try:
-                    async with self.writing:
+                    async with self.commit_lock:
                         await self._commit_or_put_off(batch)
                 except LedgerError as error:
                     await self._recover(error)
@@ -462,7 +462,7 @@ class Hub:
         try:
             return await self._commit(batch)
         except LogFull as error:
-            self._fullness.fail(error)
+            self._fullness.record(error)
             told = "There is no room to store it, as this node's log says to its operator. Send the same again."
             outcome = refuse_unstored(entries[0], Overloaded(told, FULL_RETRY_MS), 4503)
         except LedgerError:
@@ -477,7 +477,7 @@ class Hub:
             for entry in entries:
                 await self._commit_or_put_off([entry])
             return
-        state = self.switchboard.mailboxes.state
+        state = self.registry.participants.state
         self._publisher.publish(state.draft(max(self._clock(), state.stamp)), [(entries[0], outcome)])
 
     async def _has_stored_nothing(self, batch: Batch) -> bool:
@@ -497,7 +497,7 @@ class Hub:
             try:
                 await self.ledger.verify()
             except LedgerError as error:
-                self.mend(error)
+                self.reopen_ledger(error)
 
     async def commit(self, entries: list[Entry]) -> None:
         """Commit one batch. Raises `LedgerError`: then its outcome is unknown."""
@@ -534,7 +534,7 @@ class Hub:
 
     def _apply_entries(self, batch: Batch) -> None:
         """Apply each entry in order, on a draft that is new; the next ones see what one came to."""
-        state, facts = self.switchboard.mailboxes.state, batch.facts
+        state, facts = self.registry.participants.state, batch.facts
         draft = batch.draft = state.draft(max(self._clock(), state.stamp))
         batch.outcomes = []
         for entry in batch.entries:
@@ -574,7 +574,7 @@ class Hub:
         else:
             batch.is_stored = True
             if rows or puts:
-                self._fullness.end()
+                self._fullness.record_success()
                 commits, seconds = self.commits, time.perf_counter() - started
                 commits.number += 1
                 commits.rows += len(rows)
@@ -589,39 +589,39 @@ class Hub:
         """Wait for room for the result, read, and queue what it gave."""
         if session.state is not SessionState.LIVE:
             return
-        place = self.switchboard.place(session)
+        place = self.registry.place(session)
         try:
-            await place.take()
-            outage = self.switchboard.read_outage
+            await place.acquire()
+            outage = self.registry.read_outage
             as_of = UNSET if self._follows is None else self._follows().as_of  # of before it reads
             origin = session.live_origin()
             data = await answer_read(self, origin, operation, call_id, args, self._new_id, outage, place, as_of)
             if session.state is SessionState.LIVE:
-                self.switchboard.write_result(session, data)
+                self.registry.write_result(session, data)
         finally:
             session.reads_under_way -= 1
             session.asked_bytes -= asked_bytes
-            place.give_back()
+            place.release()
 
     @property
     def name(self) -> str:
         """The network's name."""
-        return self.switchboard.meta.name
+        return self.registry.meta.name
 
     @property
     def epoch(self) -> str:
         """Changes exactly when the ledger was lost, replaced or forked."""
-        return self.switchboard.meta.epoch
+        return self.registry.meta.epoch
 
     @property
     def state(self) -> State:
         """The committed state."""
-        return self.switchboard.state
+        return self.registry.state
 
     @property
     def recent(self) -> RecentHeads:
         """Heads of messages, in memory; read anew when old messages were dropped, or another ledger was opened."""
-        meta = self.switchboard.meta
+        meta = self.registry.meta
         if self._recent[0] != (meta.epoch, meta.first_seq, self.counts["recoveries"]):
             self._recent = (meta.epoch, meta.first_seq, self.counts["recoveries"]), RecentHeads(self._is_person)
         return self._recent[1]
@@ -643,20 +643,20 @@ class Hub:
         return len(self._intake.pending)
 
     def is_online(self, agent_id: str) -> bool:
-        return bool(self.switchboard.mailboxes.sessions_of(agent_id))
+        return bool(self.registry.participants.sessions_of(agent_id))
 
     def delivered_up_to(self, agent_id: str) -> int:
-        return self.switchboard.mailboxes.delivered_up_to(agent_id)
+        return self.registry.participants.delivered_up_to(agent_id)
 
     def is_handled(self, agent_id: str, seq: int) -> bool:
-        return self.switchboard.mailboxes.is_handled(agent_id, seq)
+        return self.registry.participants.is_handled(agent_id, seq)
 
     def is_waiting(self, agent_id: str, seq: int) -> bool:
-        return self.switchboard.mailboxes.is_waiting(agent_id, seq)
+        return self.registry.participants.is_waiting(agent_id, seq)
 
     def is_deferred(self, agent_id: str, seq: int) -> bool:
         """Whether a message that failed is not due again yet."""
-        attempt = self.switchboard.mailboxes.attempt(agent_id, seq)
+        attempt = self.registry.participants.find_attempt(agent_id, seq)
         return self.is_waiting(agent_id, seq) and attempt is not None and attempt.due_at > self._clock()
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
@@ -671,8 +671,8 @@ class Hub:
     async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None:
         """Wait until there may be a message above ``after`` that is delivered to a session's participant, or the time
         is over. Raises `CancelledError` when the session is gone."""
-        board = self.switchboard
-        if board.may_have_come(origin.agent_id, after):
+        board = self.registry
+        if board.may_have_new(origin.agent_id, after):
             return
         session = board.sessions.get(origin.session_id)
         if session is None:
@@ -689,56 +689,56 @@ class Hub:
 
     def find_ack_cursor(self, agent_id: str) -> tuple[int, list[int]]:
         """A participant's floor, and what of the messages below it is not handled, ascending."""
-        participant, mailboxes = self.state.participant(agent_id), self.switchboard.mailboxes
+        participant, mailboxes = self.state.participant(agent_id), self.registry.participants
         if participant is None:
             return 0, []
-        mailboxes.floor_of(participant, self.switchboard.meta.first_seq)  # what retention dropped is given up
-        mailbox = mailboxes.of(participant).mailbox
-        return max(mailbox.floor, participant.registered_seq), sorted(mailbox.open)
+        mailboxes.find_delivery_start(participant, self.registry.meta.first_seq)  # what retention dropped is given up
+        mailbox = mailboxes.activate(participant).mailbox
+        return max(mailbox.ack_cursor, participant.registered_seq), sorted(mailbox.open)
 
     def mark_delivered(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None:
         """A participant has asked for what is delivered to it, and was given it up to a seq; from its floor on,
         ``given`` are all of that which it has not handled."""
-        mailbox = self.switchboard.mailboxes.mailbox(agent_id)
+        mailbox = self.registry.participants.find_mailbox(agent_id)
         if mailbox is not None:
             mailbox.delivered = max(mailbox.delivered, up_to)
-            mailbox.waiting.difference_update(given or ())
+            mailbox.awaiting_retry.difference_update(given or ())
             if given is not None:
                 mailbox.compact_to(up_to, given)
 
     def figures(self) -> dict[str, float]:
         return {figure.name: figure.value for figure in self.list_figures()}
 
-    def list_figures(self) -> list[Figure]:
+    def list_figures(self) -> list[Metric]:
         """What `metrics` tells of this hub."""
-        figures = list_figures(
-            self.switchboard,
+        figures = list_metrics(
+            self.registry,
             self.ledger,
             self.counts,
             self.commits,
             is_ready=self.is_ready,
             pending=self.pending,
-            made_room=self.newcomers.made_room if self.newcomers is not None else 0,
+            made_room=self.handshakes.evicted if self.handshakes is not None else 0,
         )
         return [*figures, *self.list_more_figures()]
 
     def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None:
-        session = self.switchboard.sessions.get(session_id)
+        session = self.registry.sessions.get(session_id)
         if session is not None:
-            self.switchboard.watch(session, presence, signals)
+            self.registry.watch(session, presence, signals)
 
     # --- floors and failures
 
     def _floors(self) -> SaveAckCursors:
         """What was handled since the last time; failures of what is handled by now are forgotten."""
-        board = self.switchboard
+        board = self.registry
         puts: list[TableWrite] = []
-        for mailbox in board.mailboxes.changed():
+        for mailbox in board.participants.list_changed():
             agent_id = mailbox.agent_id
-            if mailbox.settled:
-                kept = board.mailboxes.open_triggers(agent_id)
+            if mailbox.handled_failures:
+                kept = board.participants.open_triggers(agent_id)
                 # of a dead letter nothing is left to delete, and it may be about to be taken back
-                for seq in mailbox.settled:
+                for seq in mailbox.handled_failures:
                     if seq not in kept:
                         puts += clear_attempts(board.state, agent_id, seq)
             puts.append(TableWrite("floor", agent_id, mailbox.snapshot()))
@@ -759,7 +759,7 @@ class Hub:
             if self.is_open and not self._rules.is_read_only:
                 for thread_id in list_expired(self.state, self._clock()):
                     self._intake.enter(EndTakeover(thread_id))
-            self.switchboard.mailboxes.drop_idle()
+            self.registry.participants.drop_idle()
             self._watch_writer()
 
     def _watch_writer(self) -> None:
@@ -779,21 +779,21 @@ class Hub:
         self._trouble = None
         self._committing_since_s = None
         if not isinstance(cause, LeadershipLost):  # which is no failure, and was said
-            self._outage.fail(cause)
+            self._outage.record(cause)
         self.counts["recoveries"] += 1
-        self.switchboard.end_all(format_lost_leadership(cause.leader) if isinstance(cause, LeadershipLost) else FAILED)
+        self.registry.end_all(format_lost_leadership(cause.leader) if isinstance(cause, LeadershipLost) else FAILED)
         self._intake.drop_batches()
-        self.switchboard.forget()
+        self.registry.reset()
         failures = 0
         while not self.is_open and not self.is_draining:
             try:
-                async with self.writing:  # nothing is cut by a plan from before
+                async with self.commit_lock:  # nothing is cut by a plan from before
                     await self.ledger.close()
                     await self._load_unless_draining()
             except Exception as error:  # noqa: BLE001 (whatever a failing storage raises, it is tried again)
-                self._outage.fail(error, is_defect=not isinstance(error, LedgerError))
+                self._outage.record(error, is_defect=not isinstance(error, LedgerError))
                 failures += 1
                 await asyncio.sleep(REOPEN_BACKOFF.delay_s(failures))
             else:
                 if self.is_open:
-                    self._outage.end()
+                    self._outage.record_success()

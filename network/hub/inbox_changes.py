@@ -27,7 +27,7 @@ class InboxChanges(Struct):
         return self.agent_ids.union(*(thread_readers(state, head) for head in self.heads))
 
 
-def find_changes(state: State, draft: State) -> InboxChanges | None:
+def find_inbox_changes(state: State, draft: State) -> InboxChanges | None:
     """What the tables of a draft, which the committed state does not hold yet, change of inboxes; None for nothing."""
     tables, found = draft.tables, InboxChanges()
     for table in ("question", "dismissed", "dead", "undelivered"):

@@ -66,8 +66,8 @@ from roundelay.network.frames import (
     SignalFrame,
 )
 
-from .publisher import Switchboard
-from .session import LIVE, OVERDRAFT, PAUSE_S, Pace, Pause, Session, SessionState
+from .publisher import SessionRegistry
+from .session import LIVE, MAX_EXCESS_FRAMES, PAUSE_S, PauseReason, SendRate, Session, SessionState
 from .shape import FrameError, read_frame
 from .signals import Signals
 
@@ -96,7 +96,7 @@ class Intake:
 
     def __init__(
         self,
-        board: Switchboard,
+        board: SessionRegistry,
         rules: Rules,
         *,
         owner_hash: str | None,
@@ -122,7 +122,7 @@ class Intake:
         self._read = read
         self._signals = Signals(board, rules, clock, self.enter)
         self._held_back: list[Session] = []
-        self._paces: WeakValueDictionary[str, Pace] = WeakValueDictionary()
+        self._paces: WeakValueDictionary[str, SendRate] = WeakValueDictionary()
         """Of the participants that have a session."""
         self._loop = asyncio.get_running_loop()
 
@@ -132,7 +132,7 @@ class Intake:
         if self._held_back and self.pending.bytes < self._max_pending_bytes:
             held_back, self._held_back = self._held_back, []
             for session in held_back:
-                session.resume_reading(Pause.OVERLOAD)
+                session.resume_reading(PauseReason.OVERLOAD)
         return batch
 
     def drop_batches(self) -> None:
@@ -143,11 +143,11 @@ class Intake:
     def _hold_back(self, session: Session) -> None:
         """The last resort: refusals are entries too, so beyond twice the bound, who has more than its share of it is
         not read for a while."""
-        if Pause.OVERLOAD in session.pauses or session.origin is None:
+        if PauseReason.OVERLOAD in session.pauses or session.origin is None:
             return
         if self.pending.is_beyond_share(session.origin.agent_id, self._max_pending_bytes):
             self._held_back.append(session)
-            session.pause_reading(Pause.OVERLOAD)
+            session.pause_reading(PauseReason.OVERLOAD)
 
     def receive(self, session: Session, data: bytes) -> None:
         """One text message, valid UTF-8, has arrived."""
@@ -159,9 +159,9 @@ class Intake:
             return
         if session.state is not LIVE:
             return
-        pace = session.pace
+        pace = session.send_rate
         if not pace.credit:
-            pace.look(self._clock())
+            pace.refill(self._clock())
         try:
             frame = read_frame(data, self._max_depth, is_brief=not pace.credit)  # 2 shape
         except FrameError as error:
@@ -177,7 +177,7 @@ class Intake:
     def _receive_first(self, session: Session, data: bytes) -> None:
         """1 auth: before its welcome a session says ``hello`` once; what follows waits. Who it is, `apply` decides."""
         if session.state is SessionState.JOINING:
-            session.held.append(data)
+            session.early_frames.append(data)
         if session.state is not SessionState.OPENING:
             return
         try:
@@ -196,14 +196,14 @@ class Intake:
         agent_id = session.live_origin().agent_id
         pace = self._paces.get(agent_id)
         if pace is None:
-            pace = self._paces[agent_id] = Pace(self._limits.sends_per_s)
-        session.pace = pace
+            pace = self._paces[agent_id] = SendRate(self._limits.sends_per_s)
+        session.send_rate = pace
         if pace.is_paused:
-            session.pause_reading(Pause.RATE)
-        held, session.held = session.held, []
+            session.pause_reading(PauseReason.RATE)
+        held, session.early_frames = session.early_frames, []
         for data in held:
             self.receive(session, data)
-        session.resume_reading(Pause.JOINING)
+        session.resume_reading(PauseReason.JOINING)
 
     def refuse(self, session: Session, error: RoundelayError) -> None:
         """A frame was refused by the transport (a binary one, say): answered in its order; before ``welcome`` it ends
@@ -237,7 +237,7 @@ class Intake:
                 case NackFrame():
                     self._accept_nack(session, origin, frame)
                 case SignalFrame():
-                    is_beyond = not session.pace.credit
+                    is_beyond = not session.send_rate.credit
                     self._count(session)
                     self._signals.accept(session, origin, frame, is_beyond=is_beyond)
                 case HelloFrame():
@@ -256,35 +256,35 @@ class Intake:
     def _refuse_frame(self, session: Session, origin: Origin, error: FrameError) -> None:
         """Beyond the rate a wrong frame is not looked into, and its answer is that (`read_frame`, ``is_brief``)."""
         answer: RoundelayError = error.error
-        if not session.pace.credit:
-            answer = rate_limited_error(self._limits.sends_per_s, SENDS, session.pace.wait_ms)
+        if not session.send_rate.credit:
+            answer = rate_limited_error(self._limits.sends_per_s, SENDS, session.send_rate.wait_ms)
         self._count(session)
         self.enter(RefusedFrame(origin, answer, error.keys))
 
     def _count(self, session: Session) -> None:
         """One frame counts against its participant's rate; who is far beyond it is not read for a while."""
-        pace = session.pace
+        pace = session.send_rate
         if pace.credit:
             pace.credit -= 1
             return
-        pace.beyond += 1
-        if pace.beyond >= OVERDRAFT and not pace.is_paused:
+        pace.excess += 1
+        if pace.excess >= MAX_EXCESS_FRAMES and not pace.is_paused:
             self._pause(session.live_origin().agent_id, pace)
 
-    def _pause(self, agent_id: str, pace: Pace) -> None:
+    def _pause(self, agent_id: str, pace: SendRate) -> None:
         pace.is_paused = True
-        for session in self._board.mailboxes.sessions_of(agent_id):
-            session.pause_reading(Pause.RATE)
+        for session in self._board.participants.sessions_of(agent_id):
+            session.pause_reading(PauseReason.RATE)
         self._loop.call_later(PAUSE_S, self._go_on, agent_id, pace)
 
-    def _go_on(self, agent_id: str, pace: Pace) -> None:
+    def _go_on(self, agent_id: str, pace: SendRate) -> None:
         pace.is_paused = False
-        pace.beyond = 0
-        for session in self._board.mailboxes.sessions_of(agent_id):
-            session.resume_reading(Pause.RATE)
+        pace.excess = 0
+        for session in self._board.participants.sessions_of(agent_id):
+            session.resume_reading(PauseReason.RATE)
 
     def _accept_send(self, session: Session, origin: Origin, frame: SendFrame, size: int) -> None:
-        pace = session.pace
+        pace = session.send_rate
         if pace.credit:  # nearly always; the rest of `_count`
             pace.credit -= 1
         else:
@@ -368,7 +368,7 @@ class Intake:
     def _accept_hello(self, session: Session, hello: HelloFrame) -> None:
         peer = session.connection.peer
         self._board.joining += 1
-        if self._board.taken > self._limits.max_connections and not peer.is_trusted:
+        if self._board.admitted > self._limits.max_connections and not peer.is_trusted:
             self._board.end(session, 4503, "max_connections is reached; try again later.")
             return
         most = self._limits.max_card_bytes
@@ -378,13 +378,13 @@ class Intake:
             )
             self._board.refuse(session, 4400, error)
             return
-        session.pause_reading(Pause.JOINING)  # what follows hello waits for its welcome
+        session.pause_reading(PauseReason.JOINING)  # what follows hello waits for its welcome
         token_hash = hash_token(hello.token) if hello.token is not UNSET else None
         new_hash = hash_token(hello.new_token) if hello.new_token is not UNSET else None
         is_owner = token_hash is not None and token_hash == self._owner_hash
         if is_owner or peer.is_trusted or self._is_known(hello.agent_id, token_hash, new_hash):
             session.connection.admit()
-        others = self._board.mailboxes.sessions_of(hello.agent_id)
+        others = self._board.participants.sessions_of(hello.agent_id)
         is_held = any(other.origin is not None and other.origin.fencing_token is not None for other in others)
         self.enter(Join(session.session_id, hello, token_hash, peer, is_owner, is_held, new_hash))
 
@@ -397,44 +397,44 @@ class Intake:
 
     def _accept_ack(self, session: Session, origin: Origin, frame: AckFrame) -> None:
         outbox = session.outbox
-        mailbox = self._board.mailboxes.mailbox(origin.agent_id)
+        mailbox = self._board.participants.find_mailbox(origin.agent_id)
         if frame.seq > outbox.delivered or mailbox is None:
             self._count(session)
             raise InvalidArguments(
                 f"ack {frame.seq} is above {outbox.delivered}, the highest delivered on this session."
             )
-        if mailbox.is_handled(frame.seq) and not outbox.holds(frame.seq):
+        if mailbox.is_handled(frame.seq) and not outbox.is_unacked(frame.seq):
             self._count(session)  # it says nothing new
         if frame.only:
-            outbox.settle(frame.seq)
-            mailbox.settle(frame.seq)
+            outbox.release(frame.seq)
+            mailbox.mark_handled(frame.seq)
         else:
-            mailbox.settle_up_to(frame.seq, outbox)
-            outbox.settle_up_to(frame.seq)
-        if session.starts_at_floor:
+            mailbox.mark_handled_up_to(frame.seq, outbox)
+            outbox.release_up_to(frame.seq)
+        if session.starts_at_ack_cursor:
             mailbox.compact(outbox)
         if outbox.has_work() or outbox.is_behind:
-            self._board.touch(session)
+            self._board.schedule_flush(session)
 
     def _accept_nack(self, session: Session, origin: Origin, frame: NackFrame) -> None:
         outbox = session.outbox
         self._count(session)
-        mailbox = self._board.mailboxes.mailbox(origin.agent_id)
-        if not outbox.holds(frame.seq) or mailbox is None:
+        mailbox = self._board.participants.find_mailbox(origin.agent_id)
+        if not outbox.is_unacked(frame.seq) or mailbox is None:
             raise InvalidArguments(
                 f"nack {frame.seq} names no delivery of this session that is open; nack what was delivered and not "
                 "acked."
             )
-        if len(mailbox.tried) >= self._limits.max_put_off and frame.seq not in mailbox.tried:
+        if len(mailbox.failed) >= self._limits.max_put_off and frame.seq not in mailbox.failed:
             raise RateLimited(
-                f"{len(mailbox.tried)} messages of {origin.agent_id} that failed are not handled yet, the most that "
+                f"{len(mailbox.failed)} messages of {origin.agent_id} that failed are not handled yet, the most that "
                 f"may be (max_put_off); {frame.seq} stays with this session: ack it, or nack it again later."
             )
-        outbox.settle(frame.seq)
-        self._board.touch(session)
+        outbox.release(frame.seq)
+        self._board.schedule_flush(session)
         if mailbox.is_handled(frame.seq):  # another session has acknowledged it
             return
-        mailbox.wait(frame.seq)
+        mailbox.schedule_retry(frame.seq)
         retry_after_ms = min(frame.retry_after_ms, MAX_RETRY_AFTER_MS) if frame.retry_after_ms is not UNSET else None
         self.enter(Nack(origin, frame.seq, frame.reason[: self._limits.max_reason_chars], retry_after_ms))
 

@@ -17,9 +17,9 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.frames import deliver_bytes
 from roundelay.network.ledger import Ledger
 
-from .outage import Outage
-from .participants import Mailboxes
-from .session import Outlet, Session, SessionState
+from .participants import LiveParticipants
+from .repeated_errors import RepeatedErrorLog
+from .session import Session, SessionOutput, SessionState
 
 # From pages to live, without a gap and without a repeat. Seqs grow to the right:
 #
@@ -46,9 +46,15 @@ class Pages:
     """Reads pages for sessions. ``recent`` are the newest of the published messages, in order."""
 
     def __init__(
-        self, outlet: Outlet, mailboxes: Mailboxes, ledger: Ledger, limits: Limits, outage: Outage, recent: deque[Row]
+        self,
+        outlet: SessionOutput,
+        mailboxes: LiveParticipants,
+        ledger: Ledger,
+        limits: Limits,
+        outage: RepeatedErrorLog,
+        recent: deque[Row],
     ) -> None:
-        self.read = 0
+        self.pages_read = 0
         """How many pages were read."""
         self._outlet = outlet
         self._mailboxes = mailboxes
@@ -58,7 +64,7 @@ class Pages:
         self._turns = asyncio.Semaphore(PAGES_AT_ONCE)
         self._recent = recent
 
-    def begin(self, session: Session) -> None:
+    def start(self, session: Session) -> None:
         """Read pages for a session that is behind, until it is not or its window is full."""
         session.outbox.is_paging = True
         self._outlet.spawn(self._read_pages(session))
@@ -78,9 +84,9 @@ class Pages:
                     page = await self._ledger.inbox(
                         spans, agent_id, outbox.position, until, PAGE_ROWS, max_bytes=max_bytes
                     )
-                self.read += 1
-                if self._outage.is_on:
-                    self._outage.end(agent_id)
+                self.pages_read += 1
+                if self._outage.is_failing:
+                    self._outage.record_success(agent_id)
                 if session.state is not SessionState.LIVE:
                     return
                 if self._push_page(session, page.rows):
@@ -90,12 +96,12 @@ class Pages:
                 outbox.position = max(outbox.position, until)
                 self._go_live(session)
         except LedgerError as error:
-            self._outage.fail(error, agent_id)
+            self._outage.record(error, agent_id)
             if session.state is SessionState.LIVE:
                 self._outlet.end(session, 4503, "The hub cannot read what is to be delivered; reconnect and resume.")
         finally:
             outbox.is_paging = False
-            self._outlet.touch(session)
+            self._outlet.schedule_flush(session)
 
     def _push_page(self, session: Session, rows: Iterable[Row]) -> bool:
         """Queue a page's rows. True when the queue has no room for another page before some are acknowledged."""
@@ -121,11 +127,11 @@ class Pages:
     def _pass_damaged(self, session: Session, seq: int) -> None:
         """Go on after a row that can no longer be read. Its reader is told each time that it would have come, until its
         floor is beyond."""
-        mailbox = self._mailboxes.mailbox(session.live_origin().agent_id)
+        mailbox = self._mailboxes.find_mailbox(session.live_origin().agent_id)
         session.outbox.position = seq
         if mailbox is None or session.outbox.is_own(seq):
             return
-        if session.starts_at_floor and (session.settled_at_join.is_handled(seq) or seq in mailbox.waiting):
+        if session.starts_at_ack_cursor and (session.handled_at_join.is_handled(seq) or seq in mailbox.awaiting_retry):
             return  # of what waits, its timer tells
         self._outlet.notice([session], "damaged", None, {"seq": seq})
 
@@ -140,18 +146,18 @@ class Pages:
         mailbox = live.mailbox
         if session.outbox.is_own(row.seq):
             return None
-        if session.starts_at_floor:  # from a cursor nothing is left out
+        if session.starts_at_ack_cursor:  # from a cursor nothing is left out
             if row.actor == agent_id and row.seq <= session.joined_at:
                 return None
             # By the moment of joining alone: how fast a session reads must not decide what it is given. What was
             # settled then and is not handled now has been taken back since: it comes as another attempt.
-            if session.settled_at_join.is_handled(row.seq):
+            if session.handled_at_join.is_handled(row.seq):
                 if mailbox.is_handled(row.seq):
                     return None
-                if row.seq in mailbox.waiting:
+                if row.seq in mailbox.awaiting_retry:
                     session.outbox.skipped.add(row.seq)
                     return None  # its timer brings it
-        attempt = self._mailboxes.attempt(agent_id, row.seq) if row.seq in mailbox.tried else None
+        attempt = self._mailboxes.find_attempt(agent_id, row.seq) if row.seq in mailbox.failed else None
         return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
 
     def _go_live(self, session: Session) -> None:

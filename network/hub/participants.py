@@ -27,7 +27,7 @@ class LiveParticipant:
         self.sessions: list[Session] = []
 
 
-class Mailboxes:
+class LiveParticipants:
     """Every participant with a session, and those whose mailbox is of use yet. ``state`` is the committed one."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Mailboxes:
         """Those without a session that `drop_idle` has yet to look at."""
         self._changed: dict[str, Mailbox] = {}
 
-    def note_members(self, members: Iterable[str]) -> None:
+    def update_members(self, members: Iterable[str]) -> None:
         """These have come to channels or left them, by ``CHANNEL/ID``."""
         for key in members:
             channel, _, agent_id = key.partition("/")
@@ -77,7 +77,7 @@ class Mailboxes:
         if live.sessions:
             return
         # whoever comes next gets what the last one held on another attempt, also from a cursor above it
-        mailbox.waiting |= mailbox.tried
+        mailbox.awaiting_retry |= mailbox.failed
         self._idle[live.agent_id] = None
         del self._online[live.agent_id]
         for channel in self.state.memberships(live.agent_id):
@@ -86,12 +86,12 @@ class Mailboxes:
             if not inside:
                 del self._in_channels[channel]
 
-    def attempt(self, agent_id: str, seq: int) -> Attempt | None:
+    def find_attempt(self, agent_id: str, seq: int) -> Attempt | None:
         """The failures of one message at one participant, if it failed and is not settled."""
         found: Attempt | None = self.state.get("attempt", f"{agent_id}/{seq}")
         return found
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop everything: the state is loaded anew."""
         for known in (self.live, self._online, self._in_channels, self._idle):
             known.clear()
@@ -101,12 +101,12 @@ class Mailboxes:
         live = self.live.get(agent_id)
         return list(live.sessions) if live is not None else []
 
-    def mailbox(self, agent_id: str) -> Mailbox | None:
+    def find_mailbox(self, agent_id: str) -> Mailbox | None:
         """The mailbox of a participant, or None if nobody is registered so."""
         participant = self.state.participant(agent_id)
-        return self.of(participant).mailbox if participant is not None else None
+        return self.activate(participant).mailbox if participant is not None else None
 
-    def of(self, participant: Participant) -> LiveParticipant:
+    def activate(self, participant: Participant) -> LiveParticipant:
         """The participant, live from here on if it was not."""
         live = self.live.get(participant.agent_id)
         if live is None:
@@ -124,7 +124,7 @@ class Mailboxes:
                 mailbox = live.mailbox
                 if mailbox.is_dirty:
                     continue
-                if not mailbox.waiting and mailbox.delivered <= mailbox.floor:
+                if not mailbox.awaiting_retry and mailbox.delivered <= mailbox.ack_cursor:
                     if mailbox.as_floor() != self.state.ack_cursor(agent_id):
                         continue  # its commit is under way
                     del self.live[agent_id]
@@ -134,15 +134,15 @@ class Mailboxes:
         live = self.live.get(agent_id)
         if live is not None:
             return live.mailbox.is_handled(seq)
-        attempt = self.attempt(agent_id, seq)
+        attempt = self.find_attempt(agent_id, seq)
         return self.state.ack_cursor(agent_id).is_handled(seq) and not (attempt is not None and attempt.is_revived)
 
     def is_waiting(self, agent_id: str, seq: int) -> bool:
         """Whether a message that failed has yet to be handed over again."""
         live = self.live.get(agent_id)
         if live is not None:
-            return seq in live.mailbox.waiting
-        return self.attempt(agent_id, seq) is not None and not self.is_handled(agent_id, seq)
+            return seq in live.mailbox.awaiting_retry
+        return self.find_attempt(agent_id, seq) is not None and not self.is_handled(agent_id, seq)
 
     def delivered_up_to(self, agent_id: str) -> int:
         """The highest seq that any session of this participant was handed, as far as it is known."""
@@ -158,26 +158,26 @@ class Mailboxes:
             if seq in open_triggers:
                 continue
             if attempt.is_revived or not mailbox.is_handled(seq):
-                mailbox.wait(seq)
+                mailbox.schedule_retry(seq)
             else:  # acknowledged just before a crash
-                mailbox.settled.append(seq)
-                mailbox.mark()
+                mailbox.handled_failures.append(seq)
+                mailbox.mark_changed()
         return mailbox
 
     def open_triggers(self, agent_id: str) -> set[int]:
         """The triggers of an agent's open reactions, whose attempts count until those are finished."""
         return {reaction.trigger for reaction in self.state.reactions_of(agent_id).values()}
 
-    def floor_of(self, participant: Participant, first_seq: int) -> int:
+    def find_delivery_start(self, participant: Participant, first_seq: int) -> int:
         """Where delivery from the floor begins. What retention dropped meanwhile is given up, after this one answer."""
-        mailbox = self.of(participant).mailbox
-        floor = max(mailbox.starts_after(), participant.registered_seq)
-        if mailbox.floor >= first_seq - 1:
-            mailbox.give_up_before(first_seq)
+        mailbox = self.activate(participant).mailbox
+        floor = max(mailbox.delivery_start(), participant.registered_seq)
+        if mailbox.ack_cursor >= first_seq - 1:
+            mailbox.drop_before(first_seq)
         return floor
 
-    def changed(self) -> list[Mailbox]:
-        """Mailboxes that changed since their last snapshot, which is to be taken now."""
+    def list_changed(self) -> list[Mailbox]:
+        """LiveParticipants that changed since their last snapshot, which is to be taken now."""
         found = list(self._changed.values())
         self._idle.update((mailbox.agent_id, None) for mailbox in found if mailbox.agent_id not in self._online)
         return found

@@ -1,8 +1,8 @@
 """Step 8: the committed state takes a batch over, and what it came to goes out to sessions.
 
-`Publisher` turns outcomes into deliveries, answers, notices, welcomes and goodbyes. `Switchboard` has the sessions: who
+`Publisher` turns outcomes into deliveries, answers, notices, welcomes and goodbyes. `SessionRegistry` has the sessions: who
 is connected, what is to be written to whom, once per tick. Both run on the hub's loop, without a lock: between two
-awaits nothing else moves. They decide nothing about the network. `Mailboxes` know what each participant has handled,
+awaits nothing else moves. They decide nothing about the network. `LiveParticipants` know what each participant has handled,
 `pages` brings sessions up to date that are behind, `redelivery` hands over again what failed.
 """
 
@@ -63,13 +63,13 @@ from roundelay.network.frames import (
 from roundelay.network.ledger import Ledger, Meta
 
 from .delivery import Delivery, Outbox
-from .inbox_changes import find_changes
-from .outage import Outage
+from .inbox_changes import find_inbox_changes
 from .pages import Pages
-from .participants import Mailboxes
-from .reads import PlaceInRoom, Room
+from .participants import LiveParticipants
+from .reads import ReadBudget, ReadSlot
 from .redelivery import Redelivery
-from .session import LIVE, Connection, Pause, Session, SessionState
+from .repeated_errors import RepeatedErrorLog
+from .session import LIVE, Connection, PauseReason, Session, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +81,9 @@ RECENT_ROWS, RECENT_BYTES = 2048, 4 << 20
 """How much of what was published is kept in memory, for sessions that are about to be up to date."""
 
 
-class Switchboard:
+class SessionRegistry:
     """The hub's sessions. ``meta`` is the ledger's; the hub refreshes it, and the committed state of ``mailboxes``.
-    Implements `Outlet`."""
+    Implements `SessionOutput`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Switchboard:
         self.ledger = ledger
         self.counts: Counter[str] = Counter()
         """What the figures tell of, since the start."""
-        self.mailboxes = Mailboxes()
+        self.participants = LiveParticipants()
         self.meta = Meta(epoch="", name="", first_seq=1, head=0, stamp=0)
         self.sessions: dict[str, Session] = {}
         self.joined = 0
@@ -116,18 +116,20 @@ class Switchboard:
         self._flush_is_due = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.read_outage = Outage("the ledger cannot be read", "the ledger can be read again", self._loop.time, new_id)
+        self.read_outage = RepeatedErrorLog(
+            "the ledger cannot be read", "the ledger can be read again", self._loop.time, new_id
+        )
         """Of whatever is read beside the batches."""
         self._recent: deque[Row] = deque()
         self._recent_bytes = 0
-        self.pages = Pages(self, self.mailboxes, ledger, limits, self.read_outage, self._recent)
-        self.redelivery = Redelivery(self, self.mailboxes, ledger, now, self.read_outage)
-        self.room = Room(limits)
+        self.pages = Pages(self, self.participants, ledger, limits, self.read_outage, self._recent)
+        self.redelivery = Redelivery(self, self.participants, ledger, now, self.read_outage)
+        self.room = ReadBudget(limits)
 
     @property
     def state(self) -> State:
         """The committed state."""
-        return self.mailboxes.state
+        return self.participants.state
 
     # --- sessions come and go
 
@@ -148,7 +150,7 @@ class Switchboard:
         is_silent: bool,
     ) -> None:
         """The session is live from here on; its first page brings it up to date, unless it is silent."""
-        live = self.mailboxes.of(participant)
+        live = self.participants.activate(participant)
         if not live.sessions:
             self._announce(participant, "online")
         session.origin = origin
@@ -157,16 +159,16 @@ class Switchboard:
             self._operators[session] = None
         session.connection.admit()
         self.joining -= 1
-        session.starts_at_floor = at_floor
+        session.starts_at_ack_cursor = at_floor
         session.joined_at = self.state.head
         if at_floor:
-            session.settled_at_join = live.mailbox.settled_now()
+            session.handled_at_join = live.mailbox.snapshot_at_join()
         session.outbox.is_silent = is_silent
         session.outbox.start(cursor)
-        self.mailboxes.join(live, session)
+        self.participants.join(live, session)
         self.joined += 1
         log.info("joined", extra={**_name(session, participant.agent_id), "kind": participant.kind})
-        self.redelivery.take_up(live)
+        self.redelivery.resume(live)
 
     def leave(self, session: Session, code: int | None = None) -> None:
         """The session's connection is gone, or is ended with a code. Idempotent."""
@@ -182,20 +184,20 @@ class Switchboard:
         session.arrivals.clear()
         if session.room is not None:
             session.results.clear()
-            self.room.close(session.room)
+            self.room.close_session(session.room)
             session.room = None
         if session.origin is None:
             return
-        live = self.mailboxes.get(session.origin.agent_id)
+        live = self.participants.get(session.origin.agent_id)
         if live is None or session not in live.sessions:
             return
-        self.mailboxes.leave(live, session)
+        self.participants.leave(live, session)
         self.joined -= 1
         log.info("left", extra={**_name(session, live.agent_id), "code": code})
         if session.origin.fencing_token is not None and (away := self._away.pop(live.agent_id, None)) is not None:
             away.set_result(code == 1000)
         if live.sessions:
-            self.redelivery.pass_on(live)
+            self.redelivery.reassign(live)
             return
         participant = self.state.participant(live.agent_id)
         if participant is not None:
@@ -203,7 +205,7 @@ class Switchboard:
 
     def has_reactor(self, agent_id: str) -> bool:
         """Whether a runner serves an agent."""
-        sessions = self.mailboxes.sessions_of(agent_id)
+        sessions = self.participants.sessions_of(agent_id)
         return any(it.origin is not None and it.origin.fencing_token is not None for it in sessions)
 
     async def wait_until_away(self, agent_id: str, grace_s: float) -> None:
@@ -215,7 +217,7 @@ class Switchboard:
                 await asyncio.sleep(grace_s)
 
     @property
-    def taken(self) -> int:
+    def admitted(self) -> int:
         """Sessions that were welcomed, or are about to be."""
         return self.joined + self.joining
 
@@ -261,15 +263,15 @@ class Switchboard:
     def operators(self) -> list[Session]:
         return list(self._operators)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop everything: the ledger is reopened and its state loaded anew."""
-        self.redelivery.forget()
-        self.mailboxes.forget()
+        self.redelivery.cancel_all()
+        self.participants.reset()
         self._recent.clear()
         self._recent_bytes = 0
 
     async def close(self) -> None:
-        self.forget()
+        self.reset()
         self.room.stop()
         for task in list(self._tasks):
             task.cancel()
@@ -284,7 +286,7 @@ class Switchboard:
         self._recent.append(row)
         self._recent_bytes += len(row.data)
         seq, sender, kind = row.seq, head.sender_id, head.kind
-        state, live = self.mailboxes.state, self.mailboxes.live
+        state, live = self.participants.state, self.participants.live
         frame = FIRST_DELIVERY % row.data
         if kind == "direct":  # nearly every message: to one participant, and to the sender's other sessions
             _, name = parse_address(row.target)
@@ -301,11 +303,11 @@ class Switchboard:
             before, excluded = broadcast_readers(head)
             targets = [
                 it
-                for it in self.mailboxes.online()
+                for it in self.participants.online()
                 if (it.registered_seq < before and it.agent_id not in excluded) or it.agent_id == sender
             ]
         elif kind == "channel":
-            inside = self.mailboxes.online_in(name_of(head.to))
+            inside = self.participants.online_in(name_of(head.to))
             targets = [it for it in inside if is_recipient(state, it.agent_id, head)]
         else:
             targets = [live[name] for name in dict.fromkeys(parties(head)) if name in live]
@@ -314,7 +316,7 @@ class Switchboard:
         own = [session for it in targets if it.agent_id == row.actor for session in it.sessions]
         self._push(own, (seq, frame, False), sender_session)
 
-    def may_have_come(self, agent_id: str, after: int) -> bool:
+    def may_have_new(self, agent_id: str, after: int) -> bool:
         """Whether a message above ``after`` may be there that is delivered to a participant. Only memory is asked:
         what it no longer holds may have been one."""
         if self.state.head <= after:
@@ -340,13 +342,13 @@ class Switchboard:
             if needs_ack and session.arrivals:
                 self._wake(session)
             if session.session_id == sender_session:
-                outbox.pass_over(seq)
+                outbox.skip_own(seq)
             elif not outbox.is_behind:
                 self.deliveries += 1
                 if not outbox.push(delivery):
                     self._tell_behind(session)
                 if session not in dirty:
-                    self.touch(session)
+                    self.schedule_flush(session)
 
     def _wake(self, session: Session) -> None:
         """What this session's reads wait for has come."""
@@ -365,23 +367,23 @@ class Switchboard:
         """Queue a frame that is no delivery; it is written this tick, before deliveries."""
         session.outgoing.append(frame)
         if session not in self._dirty:
-            self.touch(session)
+            self.schedule_flush(session)
 
-    def place(self, session: Session) -> PlaceInRoom:
+    def place(self, session: Session) -> ReadSlot:
         """Where a read of this session takes room for its result."""
         if session.room is None:
-            session.room = self.room.open(session.live_origin().agent_id, partial(self._end_holder, session))
-        return PlaceInRoom(self.room, session.room)
+            session.room = self.room.open_session(session.live_origin().agent_id, partial(self._end_holder, session))
+        return ReadSlot(self.room, session.room)
 
     def write_result(self, session: Session, frame: bytes) -> None:
         """Queue what a read gave; it is written when the connection has taken what was written before. Unlike
         deliveries it cannot be read again: the session's room bounds what waits."""
         assert session.room is not None
-        self.room.keep(session.room, len(frame))
+        self.room.add_result(session.room, len(frame))
         session.results.append(frame)
-        self.touch(session)
+        self.schedule_flush(session)
 
-    def touch(self, session: Session) -> None:
+    def schedule_flush(self, session: Session) -> None:
         """Let the session's frames be written at the end of this tick."""
         self._dirty[session] = None
         if not self._flush_is_due:
@@ -407,20 +409,20 @@ class Switchboard:
             if frames:
                 session.outgoing = []
             if outbox.queued_bytes and session.state is LIVE:
-                frames = frames + outbox.take(WRITE_BYTES) if frames else outbox.take(WRITE_BYTES)
+                frames = frames + outbox.take_frames(WRITE_BYTES) if frames else outbox.take_frames(WRITE_BYTES)
             if frames:
                 connection.write(frames)
             if not is_more and not (outbox.queued_bytes and frames):
                 break  # what is to be written now is written: nothing waits, or the window is full
         if session.state is not LIVE:
             return
-        if connection.is_paused and Pause.ANSWERS not in session.pauses:
+        if connection.is_paused and PauseReason.ANSWERS not in session.pauses:
             if sum(map(len, session.outgoing)) > self._limits.session_queue_bytes:
-                session.pause_reading(Pause.ANSWERS)
+                session.pause_reading(PauseReason.ANSWERS)
         elif session.pauses and not connection.is_paused:
-            session.resume_reading(Pause.ANSWERS)
+            session.resume_reading(PauseReason.ANSWERS)
         if outbox.is_behind and outbox.wants_page() and not connection.is_paused:
-            self.pages.begin(session)
+            self.pages.start(session)
 
     def _write_result(self, session: Session) -> bool:
         """The connection has taken everything: the next result may go, alone, for it may be large. False when there is
@@ -428,7 +430,7 @@ class Switchboard:
         assert session.room is not None
         written, session.result_written = session.result_written, 0
         if written:
-            self.room.drop(session.room, written)
+            self.room.drop_result(session.room, written)
         if not session.results:
             return False
         frame = session.results.pop(0)
@@ -447,30 +449,30 @@ class Switchboard:
         """Tell sessions something; dropped for those that do not take even their answers."""
         frame = encode(NoticeFrame(kind=kind, thread_id=UNSET if thread_id is None else thread_id, body=body))
         for session in sessions:
-            if Pause.ANSWERS not in session.pauses:
+            if PauseReason.ANSWERS not in session.pauses:
                 self.write(session, frame)
 
     def tell_inbox(self, agent_ids: Iterable[str], *, operators: bool = False) -> None:
         """Tell the sessions of these people, and operators, that what waits for them has changed: once, however often
         it does until their connections take anything."""
-        sessions = [it for agent_id in agent_ids for it in self.mailboxes.sessions_of(agent_id)]
+        sessions = [it for agent_id in agent_ids for it in self.participants.sessions_of(agent_id)]
         for session in (*sessions, *(self._operators if operators else ())):
             origin = session.origin
             if origin is not None and (origin.kind == "human" or origin.is_operator):
                 session.is_inbox_changed = True
-                self.touch(session)
+                self.schedule_flush(session)
 
     def around(self, to: str) -> Iterable[str]:
         """Who may be told of what goes on at an address of many, ``broadcast`` or a channel: those who are here and, of
         all, watch signals."""
         if to == "broadcast":
             return dict.fromkeys(session.live_origin().agent_id for session in self._listeners)
-        return [live.agent_id for live in self.mailboxes.online_in(name_of(to))]
+        return [live.agent_id for live in self.participants.online_in(name_of(to))]
 
     def signal(self, readers: Iterable[str], sender_session: str, frame: bytes) -> None:
         """Pass a signal on to the readers that watch signals; dropped for those that are slow."""
         for agent_id in readers:
-            for session in self.mailboxes.sessions_of(agent_id):
+            for session in self.participants.sessions_of(agent_id):
                 is_free = not session.connection.is_paused
                 if session in self._listeners and session.session_id != sender_session and is_free:
                     self.write(session, frame)
@@ -513,7 +515,7 @@ class Publisher:
 
     def __init__(
         self,
-        board: Switchboard,
+        board: SessionRegistry,
         rules: Rules,
         *,
         server: str,
@@ -537,14 +539,14 @@ class Publisher:
         """Step 8: the committed state takes a batch over, then it is handed on in its order: each entry's messages,
         then its effects."""
         board, sessions, messages = self._board, self._board.sessions, 0
-        waiting = find_changes(board.mailboxes.state, draft)
-        board.mailboxes.state.merge(draft)
+        waiting = find_inbox_changes(board.participants.state, draft)
+        board.participants.state.merge(draft)
         if waiting is not None:
             board.tell_inbox(waiting.list_people(board.state), operators=waiting.operators)
             if waiting.seqs:
                 board.spawn(self._tell_readers(waiting.seqs))
         if members := draft.tables.get("member"):
-            board.mailboxes.note_members(members)
+            board.participants.update_members(members)
         for entry, outcome in outcomes:
             for row in outcome.rows:
                 if row.head is not None:
@@ -575,7 +577,7 @@ class Publisher:
         try:
             heads = await board.ledger.heads(seqs)
         except LedgerError as error:
-            board.read_outage.fail(error, "a notice of the inbox")
+            board.read_outage.record(error, "a notice of the inbox")
             return
         board.tell_inbox({it for head in heads.values() for it in thread_readers(board.state, head)})
 
@@ -604,7 +606,7 @@ class Publisher:
                 sessions = {
                     session.session_id: session
                     for agent_id in sorted(effect.agent_ids)  # the same order in every process
-                    for session in board.mailboxes.sessions_of(agent_id)
+                    for session in board.participants.sessions_of(agent_id)
                 }
                 if effect.to_operators:
                     self._board.counts["loops_stopped"] += effect.kind == "loop_stopped"
@@ -613,7 +615,7 @@ class Publisher:
                 board.notice(sessions.values(), effect.kind, effect.thread_id, effect.body)
                 if effect.sender_id is not None:
                     others = [
-                        it for it in board.mailboxes.sessions_of(effect.sender_id) if it.session_id not in sessions
+                        it for it in board.participants.sessions_of(effect.sender_id) if it.session_id not in sessions
                     ]
                     less = {name: value for name, value in effect.body.items() if name != "reason"}
                     board.notice(others, effect.kind, effect.thread_id, less)
@@ -622,9 +624,9 @@ class Publisher:
             case MarkHandled():
                 self._settle(effect)
             case ScheduleRetry():
-                board.redelivery.retry(effect.agent_id, effect.seq, effect.attempt, effect.due_at)
+                board.redelivery.schedule(effect.agent_id, effect.seq, effect.attempt, effect.due_at)
             case DisconnectParticipant():
-                for session in list(board.mailboxes.sessions_of(effect.agent_id)):
+                for session in list(board.participants.sessions_of(effect.agent_id)):
                     if not effect.token or (session.origin is not None and session.origin.token == effect.token):
                         self._board.refuse(session, 4403, Forbidden(effect.reason))
             case RequestCancel():
@@ -633,20 +635,20 @@ class Publisher:
                 assert_never(effect)
 
     def _settle(self, effect: MarkHandled) -> None:
-        mailbox = self._board.mailboxes.mailbox(effect.agent_id)
+        mailbox = self._board.participants.find_mailbox(effect.agent_id)
         if mailbox is None:
             return
-        mailbox.settle(effect.seq)
-        for session in self._board.mailboxes.sessions_of(effect.agent_id):
-            session.outbox.settle(effect.seq)
-            if session.starts_at_floor:
+        mailbox.mark_handled(effect.seq)
+        for session in self._board.participants.sessions_of(effect.agent_id):
+            session.outbox.release(effect.seq)
+            if session.starts_at_ack_cursor:
                 mailbox.compact(session.outbox)
-            self._board.touch(session)
+            self._board.schedule_flush(session)
 
     def _ask_to_stop(self, effect: RequestCancel) -> None:
         body = Raw(encode({"reaction": effect.reaction}))
         frame = SignalOutFrame(sender_id=effect.sender_id, thread_id=effect.thread_id, kind="cancel", body=body)
-        for session in self._board.mailboxes.sessions_of(effect.agent_id):
+        for session in self._board.participants.sessions_of(effect.agent_id):
             if session.origin is not None and session.origin.fencing_token is not None:
                 self._board.write(session, encode(frame))
 
@@ -713,7 +715,7 @@ class Publisher:
         """The cursor, how the session resumes, and, if the history was cut, where it begins."""
         resume, meta = effect.hello.resume, self._board.meta
         if resume is UNSET:
-            floor = self._board.mailboxes.floor_of(effect.participant, meta.first_seq)
+            floor = self._board.participants.find_delivery_start(effect.participant, meta.first_seq)
             if floor < meta.first_seq - 1:
                 return meta.first_seq - 1, "limited", meta.first_seq
             return floor, "new" if effect.is_new else "full", None
@@ -722,7 +724,7 @@ class Publisher:
         return meta.first_seq - 1, "limited", meta.first_seq
 
     def _supersede(self, agent_id: str) -> None:
-        for other in self._board.mailboxes.sessions_of(agent_id):
+        for other in self._board.participants.sessions_of(agent_id):
             if other.origin is not None and other.origin.fencing_token is not None:
                 self._board.notice([other], "superseded", None, {"agent_id": agent_id})
                 self._board.end(other, 4409, "A newer reactor has taken over.")

@@ -26,7 +26,7 @@ from roundelay.network.errors import InternalError, LedgerError, RoundelayError
 from roundelay.network.frames import ResultFrame, encode
 from roundelay.network.operations.reading import HubView, Reading
 
-from .outage import Outage
+from .repeated_errors import RepeatedErrorLog
 
 FULL_S = 2.0
 """How long everybody waits for one that does not take its results, when the hub's bound is reached
@@ -38,45 +38,45 @@ and to write it. What others sent takes several turns of the loop until it is de
 make another result."""
 
 
-class Account:
+class ByteBudget:
     """Bytes under one bound, which count under the bounds above it too."""
 
-    __slots__ = ("held", "limit", "parent", "ready")
+    __slots__ = ("limit", "parent", "ready", "used")
 
-    def __init__(self, limit: int, parent: Account | None = None) -> None:
-        self.held = 0
+    def __init__(self, limit: int, parent: ByteBudget | None = None) -> None:
+        self.used = 0
         self.limit = limit
         self.parent = parent
-        self.ready: dict[Account, None] = {}
+        self.ready: dict[ByteBudget, None] = {}
         """Those below that wait and may have room of their own, in turn."""
 
     def fits(self, size: int) -> bool:
-        return not self.held or self.held + size <= self.limit
+        return not self.used or self.used + size <= self.limit
 
     def add(self, size: int) -> None:
-        account: Account | None = self
+        account: ByteBudget | None = self
         while account is not None:
-            account.held += size
+            account.used += size
             account = account.parent
 
 
-class ParticipantRoom(Account):
+class ParticipantBudget(ByteBudget):
     """All sessions of one participant that have read anything."""
 
     __slots__ = ("agent_id", "sessions")
 
-    def __init__(self, agent_id: str, limit: int, parent: Account) -> None:
+    def __init__(self, agent_id: str, limit: int, parent: ByteBudget) -> None:
         super().__init__(limit, parent)
         self.agent_id = agent_id
-        self.sessions: set[SessionRoom] = set()
+        self.sessions: set[SessionReads] = set()
 
 
-class SessionRoom(Account):
+class SessionReads(ByteBudget):
     """One session's part, from its first read on."""
 
     __slots__ = ("asking", "end", "participant", "unread")
 
-    def __init__(self, limit: int, participant: ParticipantRoom, end: Callable[[], None]) -> None:
+    def __init__(self, limit: int, participant: ParticipantBudget, end: Callable[[], None]) -> None:
         super().__init__(limit, participant)
         self.participant = participant
         self.end = end
@@ -87,7 +87,7 @@ class SessionRoom(Account):
         """Bytes of results that its connection has not taken."""
 
 
-class Room:
+class ReadBudget:
     """The hub's room."""
 
     def __init__(self, limits: Limits) -> None:
@@ -95,28 +95,28 @@ class Room:
         """Reads that wait."""
         self._limits = limits
         self._read_bytes = 2 * limits.max_result_bytes
-        self._hub = Account(limits.hub_result_bytes)
-        self._participants: dict[str, ParticipantRoom] = {}
+        self._hub = ByteBudget(limits.hub_result_bytes)
+        self._participants: dict[str, ParticipantBudget] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._holds = 0
         """How many reasons there are why no read begins now: one has in this turn, or a large result was made."""
 
     @property
-    def held(self) -> int:
+    def used(self) -> int:
         """Bytes that all sessions hold: results, and reads under way by what they may come to."""
-        return self._hub.held
+        return self._hub.used
 
-    def open(self, agent_id: str, end: Callable[[], None]) -> SessionRoom:
+    def open_session(self, agent_id: str, end: Callable[[], None]) -> SessionReads:
         """A session's part; `close` comes with its end."""
         participant = self._participants.get(agent_id)
         if participant is None:
-            participant = ParticipantRoom(agent_id, self._limits.participant_result_bytes, self._hub)
+            participant = ParticipantBudget(agent_id, self._limits.participant_result_bytes, self._hub)
             self._participants[agent_id] = participant
-        mine = SessionRoom(self._limits.session_result_bytes, participant, end)
+        mine = SessionReads(self._limits.session_result_bytes, participant, end)
         participant.sessions.add(mine)
         return mine
 
-    async def enter(self, mine: SessionRoom) -> None:
+    async def acquire(self, mine: SessionReads) -> None:
         """Take room for one read; wait for it if there is none. Raises `CancelledError` when the session is gone."""
         if mine not in mine.participant.sessions:  # it went while its read waited for something else
             raise asyncio.CancelledError
@@ -130,11 +130,11 @@ class Room:
         self._serve()
         await turn
 
-    def leave(self, mine: SessionRoom) -> None:
+    def release(self, mine: SessionReads) -> None:
         """A read is over: what `enter` took is free again."""
         self._give_back(mine, self._read_bytes)
 
-    def keep(self, mine: SessionRoom, size: int) -> None:
+    def add_result(self, mine: SessionReads, size: int) -> None:
         """A result was made, and waits for its connection."""
         mine.unread += size
         mine.add(size)
@@ -142,12 +142,12 @@ class Room:
             self._holds += 1
             asyncio.get_running_loop().call_later(size * REST_S_PER_BYTE, self._end_hold)
 
-    def drop(self, mine: SessionRoom, size: int) -> None:
+    def drop_result(self, mine: SessionReads, size: int) -> None:
         """The connection has taken a result, or it is given up."""
         mine.unread -= size
         self._give_back(mine, size)
 
-    def close(self, mine: SessionRoom) -> None:
+    def close_session(self, mine: SessionReads) -> None:
         """The session is gone, with what it waited for; reads that are under way end by themselves."""
         for turn in mine.asking:
             turn.cancel()
@@ -156,26 +156,26 @@ class Room:
         participant = mine.participant
         participant.ready.pop(mine, None)
         participant.sessions.discard(mine)
-        self.drop(mine, mine.unread)
+        self.drop_result(mine, mine.unread)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _give_back(self, mine: SessionRoom, size: int) -> None:
+    def _give_back(self, mine: SessionReads, size: int) -> None:
         mine.add(-size)
-        if not mine.participant.held and not mine.participant.sessions:
+        if not mine.participant.used and not mine.participant.sessions:
             self._participants.pop(mine.participant.agent_id, None)
         if mine.asking or mine.participant.ready:
             self._stand_in_line(mine)
         if self._hub.ready:
             self._serve()
 
-    def _fits(self, mine: SessionRoom) -> bool:
+    def _fits(self, mine: SessionReads) -> bool:
         size = self._read_bytes
         return mine.fits(size) and mine.participant.fits(size) and self._hub.fits(size)
 
-    def _stand_in_line(self, mine: SessionRoom) -> None:
+    def _stand_in_line(self, mine: SessionReads) -> None:
         participant = mine.participant
         if mine.asking:
             participant.ready[mine] = None
@@ -192,7 +192,7 @@ class Room:
             if mine is None or not participant.fits(size):
                 del hub.ready[participant]
                 continue
-            assert isinstance(mine, SessionRoom)
+            assert isinstance(mine, SessionReads)
             if not mine.asking or not mine.fits(size):
                 del participant.ready[mine]
                 continue
@@ -210,7 +210,7 @@ class Room:
                 turn.set_result(None)  # before the next one may begin: what it makes at once holds that up
                 self._begin(mine)
 
-    def _begin(self, mine: SessionRoom) -> None:
+    def _begin(self, mine: SessionReads) -> None:
         """One read begins in each turn of the loop: some take milliseconds at once, and what others sent comes in
         between."""
         mine.add(self._read_bytes)
@@ -234,23 +234,23 @@ class Room:
         self._serve()
 
 
-class PlaceInRoom:
+class ReadSlot:
     """The room of one read: taken, given back, and taken again after a wait."""
 
-    def __init__(self, room: Room, mine: SessionRoom) -> None:
+    def __init__(self, room: ReadBudget, mine: SessionReads) -> None:
         self._room = room
         self._mine = mine
         self._is_taken = False
 
-    async def take(self) -> None:
-        await self._room.enter(self._mine)
+    async def acquire(self) -> None:
+        await self._room.acquire(self._mine)
         self._is_taken = True
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Idempotent."""
         if self._is_taken:
             self._is_taken = False
-            self._room.leave(self._mine)
+            self._room.release(self._mine)
 
 
 log = logging.getLogger(__name__)
@@ -263,8 +263,8 @@ async def answer_read(
     call_id: str,
     args: msgspec.Struct,
     new_id: NewId,
-    outage: Outage,
-    place: PlaceInRoom | None = None,
+    outage: RepeatedErrorLog,
+    place: ReadSlot | None = None,
     as_of: int | UnsetType = UNSET,
 ) -> bytes:
     """Perform one reading operation; gives the ``result`` or ``error`` frame, whatever happens. ``place`` is the room
@@ -273,13 +273,13 @@ async def answer_read(
     try:
         reading = Reading(origin, hub, operation.op.partition(".")[0], place)
         value = await operation.call(reading, args)
-        if outage.is_on:
-            outage.end(who)
+        if outage.is_failing:
+            outage.record_success(who)
         return encode(
             ResultFrame(call_id=call_id, value=cast(Raw, value), as_of=as_of)
         )  # at once: a result has megabytes
     except LedgerError as error:
-        quote = outage.fail(error, who)
+        quote = outage.record(error, who)
         internal = InternalError(f"The hub cannot read its ledger; call again, or quote {quote} to its operator.")
         return error_bytes(internal, {"call_id": call_id})
     except RoundelayError as error:

@@ -17,7 +17,7 @@ from roundelay.network.core.tables import DAY_MS
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Ledger, Trim
 
-from .publisher import Switchboard
+from .publisher import SessionRegistry
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ClockWatch:
         self.leap_ms = 0
         """How far it was ahead then."""
 
-    def look(self, known: int = 0) -> None:
+    def check(self, known: int = 0) -> None:
         """Compare the clock with what it said at the last look; at the first one with ``known``, a past time."""
         now, at = self._clock(), self._seconds()
         before, since = self._last or (known or now, at)
@@ -54,12 +54,12 @@ class ClockWatch:
             self._doubted_until, self.leap_ms = at + DOUBT_S, leap_ms
 
     @property
-    def is_doubted(self) -> bool:
+    def is_suspect(self) -> bool:
         """Whether it has leapt within the last hour."""
         return self._doubted_until is not None and self._seconds() < self._doubted_until
 
 
-def plan_trim(retain: Retain, board: Switchboard, now: int) -> Trim:
+def plan_trim(retain: Retain, board: SessionRegistry, now: int) -> Trim:
     """What may be dropped now: never what an open reaction's prompt holds, nor what a connected session has yet to be
     given."""
     return Trim(
@@ -70,32 +70,32 @@ def plan_trim(retain: Retain, board: Switchboard, now: int) -> Trim:
     )
 
 
-def _find_pins(board: Switchboard, now: int) -> Iterator[int]:
+def _find_pins(board: SessionRegistry, now: int) -> Iterator[int]:
     for reaction in board.state.reactions_by_oldest():
         if board.state.present(reaction.agent_id) is not None:  # one that was removed never comes back to it
             yield reaction.oldest
             break
-    for live in board.mailboxes.online():
-        yield from live.mailbox.waiting
+    for live in board.participants.online():
+        yield from live.mailbox.awaiting_retry
     for session in board.sessions.values():  # all of them: how long each has owed what it owes is noted here
         if session.origin is None:
             continue
-        owed = session.outbox.first_owed()
-        if owed != session.owed_seq:
-            session.owed_seq, session.owed_since = owed, now
+        owed = session.outbox.first_undelivered()
+        if owed != session.undelivered_seq:
+            session.undelivered_seq, session.undelivered_since = owed, now
         if owed is not None:
             yield owed
 
 
-def _end_stalled(board: Switchboard, pinned: int, patience_ms: int, now: int) -> bool:
+def _end_stalled(board: SessionRegistry, pinned: int, patience_ms: int, now: int) -> bool:
     """End the sessions that have long taken nothing and need ``pinned``: they come back and are told `limited`. Whether
     there were any."""
     stalled = [
         session
         for session in board.sessions.values()
         if session.origin is not None
-        and session.outbox.first_owed() == pinned == session.owed_seq
-        and now - session.owed_since >= patience_ms
+        and session.outbox.first_undelivered() == pinned == session.undelivered_seq
+        and now - session.undelivered_since >= patience_ms
     ]
     for session in stalled:
         log.info("a session that takes nothing is ended", extra={"session_id": session.session_id, "seq": pinned})
@@ -103,17 +103,19 @@ def _end_stalled(board: Switchboard, pinned: int, patience_ms: int, now: int) ->
     return bool(stalled)
 
 
-def give_up_before(board: Switchboard, first_seq: int) -> None:
+def drop_before(board: SessionRegistry, first_seq: int) -> None:
     """What is older was dropped, and nobody asked whether it may go: end the sessions that have yet to be given some of
     it. They come back and are told `limited`."""
     board.meta = msgspec.structs.replace(board.meta, first_seq=first_seq)
     for session in list(board.sessions.values()):
-        owed = session.outbox.first_owed() if session.origin is not None else None
+        owed = session.outbox.first_undelivered() if session.origin is not None else None
         if owed is not None and owed < first_seq:
             board.end(session, 4503, TOO_LATE)
 
 
-async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock) -> int:
+async def enforce_retention(
+    retain: Retain, board: SessionRegistry, ledger: Ledger, clock: Clock, writing: asyncio.Lock
+) -> int:
     """Drop what is too old or too much; gives how many rows went. Raises `LedgerError`.
 
     ``writing`` is held by each commit: between plan and drop nobody is welcomed to what goes, and no reaction begins
@@ -133,26 +135,26 @@ async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock:
             return total
 
 
-async def keep_trimming(
-    retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock, watch: ClockWatch
+async def run_retention(
+    retain: Retain, board: SessionRegistry, ledger: Ledger, clock: Clock, writing: asyncio.Lock, watch: ClockWatch
 ) -> None:
     """Do so every minute, until cancelled; at once and every hour, forget results of calls too, whatever is
     retained."""
     regardless_of_age = retain.model_copy(update={"days": None, "record_days": None})
     was_doubted, is_expiry_due = False, False
     for number in itertools.count():
-        watch.look()
-        if watch.is_doubted and not was_doubted and retain != regardless_of_age:
+        watch.check()
+        if watch.is_suspect and not was_doubted and retain != regardless_of_age:
             log.warning(
                 "the clock is %.1f days ahead of what was stored last: if it is wrong, put it right; for an hour "
                 "nothing is dropped for its age",
                 watch.leap_ms / DAY_MS,
             )
-        was_doubted = watch.is_doubted
+        was_doubted = watch.is_suspect
         kept = regardless_of_age if was_doubted else retain
         try:
             if kept != KEEP_ALL:
-                dropped = await keep_within(kept, board, ledger, clock, writing)
+                dropped = await enforce_retention(kept, board, ledger, clock, writing)
                 if dropped:
                     log.info("old rows were dropped", extra={"rows": dropped, "first_seq": board.meta.first_seq})
             is_expiry_due = is_expiry_due or number % ROUNDS_BETWEEN_EXPIRIES == 0

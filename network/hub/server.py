@@ -20,12 +20,12 @@ from websockets.protocol import State as WireState
 from roundelay.network.config import Limits
 from roundelay.network.frames import LEADER, READ_ONLY_QUERY
 
-from .admission import Gate
-from .browsers import Doors, Site, asks_for_session, takes_gzip
 from .connection import CLOSE_TIMEOUT_S, HubConnection
-from .following import Readers
+from .handshakes import HandshakeLimiter
 from .hub import Hub
 from .metrics import metrics_text
+from .origin_policy import OriginPolicy, Site, accepts_gzip, asks_for_session
+from .replica import ReplicaReaders
 
 log = logging.getLogger(__name__)
 
@@ -54,30 +54,30 @@ class WebSocketServer:
         limits: Limits,
         *,
         behind_proxy: bool = False,
-        doors: Doors | None = None,
+        doors: OriginPolicy | None = None,
         site: Site | None = None,
         standing: Callable[[], str] | None = None,
         leader: Callable[[], str] | None = None,
-        readers: Readers | None = None,
+        readers: ReplicaReaders | None = None,
     ) -> None:
         self._hub = hub
-        self._doors = doors or Doors("", (), behind_proxy=behind_proxy)
+        self._doors = doors or OriginPolicy("", (), behind_proxy=behind_proxy)
         self._site = site
         self._behind_proxy = behind_proxy
         self._limits = limits
-        self._gate = Gate(limits.max_unauthenticated)
+        self._gate = HandshakeLimiter(limits.max_unauthenticated)
         self._at_once = min(ACCEPTED_AT_ONCE, max(1, limits.max_unauthenticated // ROUNDS))
         self._standing = standing
         self._leader = leader
         self._readers = readers
-        self.is_letting_in = True
+        self.is_accepting_sessions = True
         """Whether sessions are accepted once the hub is ready. One that waits for its turn to lead is not yet prepared
         for them."""
         self._tls: ssl.SSLContext | None = None
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._told_at = -math.inf
-        hub.newcomers = self._gate
+        hub.handshakes = self._gate
 
     async def bind(self, host: str, port: int) -> int:
         """Take the address; gives the port (another than asked for, if that was 0). Nobody can connect yet. Raises
@@ -96,7 +96,7 @@ class WebSocketServer:
     async def close(self) -> None:
         """Stop listening and wait for every connection's end. The hub's sessions are closed before."""
         self.stop_listening()
-        self._gate.clear()
+        self._gate.evict_all()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -110,7 +110,7 @@ class WebSocketServer:
 
     @property
     def _is_ready(self) -> bool:
-        return self.is_letting_in and self._hub.is_ready
+        return self.is_accepting_sessions and self._hub.is_ready
 
     def is_serving(self) -> bool:
         """Whether connections may come; asked by the library at each handshake."""
@@ -157,7 +157,7 @@ class WebSocketServer:
                 "no further connection can be accepted; who comes waits until one ends (raise the limit of open files)",
                 extra={"error": error.strerror},
             )
-        if not self._gate.clear_place():
+        if not self._gate.evict_one():
             loop.remove_reader(listening)
             loop.call_later(ACCEPT_PAUSE_S, self._go_on_accepting, listening)
 
@@ -175,7 +175,7 @@ class WebSocketServer:
             )
         except OSError as error:  # TLS did not come about, or it was cut
             log.debug("a connection came to nothing", extra={"error": str(error)})
-            connection.depart()
+            connection.close_session()
             accepted.close()
             return
         try:
@@ -225,7 +225,7 @@ class WebSocketServer:
         fault = self._doors.find_wrong_host(request.headers, connection.local_address)
         if fault is not None:
             return _say(connection, HTTPStatus.MISDIRECTED_REQUEST, fault)
-        file = site.find(path, takes_gzip=takes_gzip(request.headers))
+        file = site.find(path, takes_gzip=accepts_gzip(request.headers))
         if file is None:
             return _say(connection, HTTPStatus.NOT_FOUND, "There is no such file here; open the page again, at /.")
         response = connection.respond(HTTPStatus.OK, "")
@@ -245,12 +245,12 @@ class WebSocketServer:
             and self._readers is not None
         ):
             hub = self._readers.hub or hub
-            connection.serve_by(hub)
+            connection.choose_hub(hub)
         if connection.is_head:  # no session comes of it
             response = connection.respond(HTTPStatus.UPGRADE_REQUIRED, "")
             response.headers["Upgrade"] = "websocket"
             return response
-        if hub.switchboard.taken >= self._limits.max_connections:
+        if hub.registry.admitted >= self._limits.max_connections:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections is reached; try again later.\n")
         if hub is self._hub and not self._is_ready:
             what = self._standing() if self._standing is not None and not self._hub.is_open else ""

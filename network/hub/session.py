@@ -15,17 +15,17 @@ from roundelay.network.core.entries import Origin, Peer
 from roundelay.network.core.tables import AckCursor
 
 from .delivery import Outbox
-from .reads import SessionRoom
+from .reads import SessionReads
 
-LOOKS_PER_S = 100
+REFILLS_PER_S = 100
 """At full rate the clock is looked at so often: for every frame it would cost as much as to decode one."""
-OVERDRAFT = 64
+MAX_EXCESS_FRAMES = 64
 """How many frames beyond the rate are taken in, each to be answered, before the participant is not read for
 `PAUSE_S`."""
 PAUSE_S = 0.1
 
 
-class Pace:
+class SendRate:
     """What one participant may send without being looked at (``credit``, in frames), and since when it has sent too
     much.
 
@@ -33,22 +33,32 @@ class Pace:
     it.
     """
 
-    __slots__ = ("__weakref__", "_arrival", "_per_s", "_step", "beyond", "credit", "is_paused", "signals", "wait_ms")
+    __slots__ = (
+        "__weakref__",
+        "_arrival",
+        "_per_s",
+        "_step",
+        "credit",
+        "excess",
+        "is_paused",
+        "next_signal_at",
+        "wait_ms",
+    )
 
     def __init__(self, per_s: int) -> None:
         self.credit = 0
-        self.beyond = 0
+        self.excess = 0
         """How many frames came beyond the rate since the last pause."""
         self.wait_ms = 0
         """How long it takes until the rate allows another frame, as of the last look."""
         self.is_paused = False
-        self.signals = 0.0
+        self.next_signal_at = 0.0
         """When its next signal would be due at exactly their own rate (`limits.next_arrival_or_none`)."""
         self._per_s = per_s
-        self._step = max(1, per_s // LOOKS_PER_S)
+        self._step = max(1, per_s // REFILLS_PER_S)
         self._arrival = 0.0
 
-    def look(self, now: int) -> None:
+    def refill(self, now: int) -> None:
         """The credit is used up: give another step's, if the rate allows it at ``now`` (ms)."""
         due = max(self._arrival, now)
         ahead = due - now - 1000.0
@@ -96,13 +106,13 @@ class Connection(Protocol):
         """Its participant is known: it makes room for no newcomer any more. Idempotent."""
 
 
-class Outlet(Protocol):
-    """What goes out to sessions leaves by this; implemented by `Switchboard`."""
+class SessionOutput(Protocol):
+    """What goes out to sessions leaves by this; implemented by `SessionRegistry`."""
 
     deliveries: int
     """How many were queued."""
 
-    def touch(self, session: Session) -> None:
+    def schedule_flush(self, session: Session) -> None:
         """Let the session's frames be written at the end of this tick."""
 
     def flush_session(self, session: Session) -> None:
@@ -118,7 +128,7 @@ class Outlet(Protocol):
         """Run a task of the hub's until it ends or the hub closes."""
 
 
-class Pause(Enum):
+class PauseReason(Enum):
     """Why a session is not read for now."""
 
     JOINING = "what follows its hello waits for its welcome"
@@ -136,11 +146,11 @@ class Session:
         self.outbox = outbox
         self.state = SessionState.OPENING
         self.origin: Origin | None = None
-        self.starts_at_floor = True
+        self.starts_at_ack_cursor = True
         self.joined_at = 0
         """The newest seq when it was welcomed: of its participant's own messages a session from the floor gets those
         after it."""
-        self.settled_at_join = AckCursor(0)
+        self.handled_at_join = AckCursor(0)
         """What its participant had handled, or refused and not been given again, when it was welcomed; of a session
         from the floor."""
         self.said_bye = False
@@ -148,7 +158,7 @@ class Session:
         """Frames to be written at the end of this tick."""
         self.is_inbox_changed = False
         """Whether it is to be told, with what is written next, that what waits for its participant has changed."""
-        self.held: list[bytes] = []
+        self.early_frames: list[bytes] = []
         """Messages that arrived while joining."""
         self.arrivals: dict[asyncio.Future[None], None] = {}
         """Reads that wait for a message to this participant: at most `max_reads`. A message to others costs them
@@ -161,21 +171,21 @@ class Session:
         """What reads gave, to be written one by one as the connection takes them."""
         self.result_written = 0
         """Bytes of the result that the connection was given last, until it has taken it."""
-        self.room: SessionRoom | None = None
+        self.room: SessionReads | None = None
         """What results of this session take up; None before its first read."""
-        self.owed_seq: int | None = None
+        self.undelivered_seq: int | None = None
         """What retention last saw it had yet to be given first, and since when (ms)."""
-        self.owed_since = 0
-        self.pauses: set[Pause] = set()
-        self.pace = Pace(1)
+        self.undelivered_since = 0
+        self.pauses: set[PauseReason] = set()
+        self.send_rate = SendRate(1)
         """Its participant's, from its welcome on."""
 
-    def pause_reading(self, why: Pause) -> None:
+    def pause_reading(self, why: PauseReason) -> None:
         """Take nothing more from it, until every reason has passed."""
         self.pauses.add(why)
         self.connection.pause_reading()
 
-    def resume_reading(self, why: Pause) -> None:
+    def resume_reading(self, why: PauseReason) -> None:
         """A reason has passed. Does nothing if it was none."""
         if why in self.pauses:
             self.pauses.discard(why)

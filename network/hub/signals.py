@@ -37,7 +37,7 @@ from roundelay.network.errors import (
 from roundelay.network.frames import SignalFrame, SignalOutFrame, encode
 from roundelay.network.ledger import find_newest
 
-from .publisher import Switchboard
+from .publisher import SessionRegistry
 from .session import Session, SessionState
 
 MAX_JUDGES = 64
@@ -49,7 +49,7 @@ MAX_LOOKED_BACK = 64
 class Signals:
     """Passes signals on. What is refused goes by ``enter``, to be answered in its order."""
 
-    def __init__(self, board: Switchboard, rules: Rules, clock: Clock, enter: Callable[[Entry], None]) -> None:
+    def __init__(self, board: SessionRegistry, rules: Rules, clock: Clock, enter: Callable[[Entry], None]) -> None:
         self._board = board
         self._limits = rules.limits
         self._mods = rules.mods
@@ -58,12 +58,16 @@ class Signals:
 
     def accept(self, session: Session, origin: Origin, frame: SignalFrame, *, is_beyond: bool) -> None:
         """Take one signal, of a participant that may be beyond the rate of its frames. Raises what refuses it."""
-        pace = session.pace
-        due = next_arrival_or_none(pace.signals, self._clock(), self._limits.signals_per_s) if not is_beyond else None
+        pace = session.send_rate
+        due = (
+            next_arrival_or_none(pace.next_signal_at, self._clock(), self._limits.signals_per_s)
+            if not is_beyond
+            else None
+        )
         if due is None:  # it is dropped, as signals may be
             self._board.counts["signals_dropped"] += 1
             return
-        pace.signals = due
+        pace.next_signal_at = due
         if frame.to is UNSET:
             if session.reads_under_way < self._limits.max_reads:  # else it is dropped, as signals may be
                 session.reads_under_way += 1
@@ -98,10 +102,10 @@ class Signals:
                 judges = await self._find_trigger(sender, frame.thread_id, frame.trigger)
             else:
                 judges = await self._find_judges(sender, frame.thread_id)
-            if outage.is_on:
-                outage.end(who)
+            if outage.is_failing:
+                outage.record_success(who)
         except LedgerError as error:
-            outage.fail(error, who)
+            outage.record(error, who)
             return
         except RoundelayError as error:
             self._enter(RefusedFrame(session.live_origin(), error, {}))

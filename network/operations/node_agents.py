@@ -31,8 +31,8 @@ async def control_agent(
         raise InvalidArguments("This node runs no agents. Who started the agent can stop and start it.")
     if reading.place is None:
         return await supervisor.control(agent_id, action)
-    reading.place.give_back()  # a process takes seconds to start
+    reading.place.release()  # a process takes seconds to start
     try:
         return await supervisor.control(agent_id, action)
     finally:
-        await reading.place.take()
+        await reading.place.acquire()

@@ -50,12 +50,12 @@ class PriceList(Protocol):
     def price(self, uses: Sequence[UsedTokens]) -> list[float | None]: ...
 
 
-class ReadPlace(Protocol):
+class ReadPermit(Protocol):
     """The room of one read: taken, given back, and taken again after a wait."""
 
-    async def take(self) -> None: ...
+    async def acquire(self) -> None: ...
 
-    def give_back(self) -> None: ...
+    def release(self) -> None: ...
 
 
 class HubView(Protocol):
@@ -124,25 +124,25 @@ class Reading(Struct, frozen=True):
     origin: Origin
     hub: HubView
     mod_id: str = ""
-    place: ReadPlace | None = None
+    place: ReadPermit | None = None
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
         """Wait until something newer than ``seq`` is committed, or the time is over. Meanwhile others may have this
         read's room."""
         if self.place is not None:
-            self.place.give_back()
+            self.place.release()
         await self.hub.wait_beyond(seq, timeout_s)
         if self.place is not None:
-            await self.place.take()
+            await self.place.acquire()
 
     async def wait_for_message(self, after: int, timeout_s: float) -> None:
         """Wait until there may be a message above ``after`` that is delivered to the caller, or the time is over.
         Meanwhile others may have this read's room."""
         if self.place is not None:
-            self.place.give_back()
+            self.place.release()
         await self.hub.wait_for_message(self.origin, after, timeout_s)
         if self.place is not None:
-            await self.place.take()
+            await self.place.acquire()
 
     def get(self, key: str) -> Any:
         """The mod's own JSON value under a key, or None."""

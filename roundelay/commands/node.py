@@ -101,7 +101,7 @@ def up(
     from roundelay.network.errors import ConnectError, ModError
     from roundelay.network.extras import MissingExtra, describe_missing
     from roundelay.network.home import is_loopback
-    from roundelay.network.hub.memory import return_large_blocks
+    from roundelay.network.hub.process_memory import return_large_blocks
     from roundelay.nodes.logs import ProcessLog, log_to_stderr
     from roundelay.nodes.up import place_mod_error, run_node
 

@@ -262,7 +262,7 @@ class AgentProcess(SupervisedProcess):
 
     async def _wait_until_free(self) -> bool:
         """Serve again once the runner that took over has ended, or earlier if an operator wants that."""
-        free = asyncio.create_task(self._hub.wait_until_away(self.name, RETURN_GRACE_S))
+        free = asyncio.create_task(self._hub.wait_until_unserved(self.name, RETURN_GRACE_S))
         requested = asyncio.create_task(self._requested.wait())
         try:
             await asyncio.wait({free, requested}, return_when=asyncio.FIRST_COMPLETED)
@@ -280,7 +280,7 @@ class AgentProcess(SupervisedProcess):
 
     def _record_fault(self, reason: str | None) -> None:
         self._has_fault = reason is not None
-        self._hub.note_ended(self.name, reason)
+        self._hub.record_process_end(self.name, reason)
 
     async def _clear_fault_later(self) -> None:
         await asyncio.sleep(STEADY_S)

@@ -38,7 +38,7 @@ from roundelay.network.home import (
     saved_tokens,
 )
 from roundelay.network.hub import Hub
-from roundelay.network.hub.memory import keep_what_is_there
+from roundelay.network.hub.process_memory import freeze_startup_objects
 from roundelay.network.ledger import LogFull
 from roundelay.network.ledger.database_lock import explain
 from roundelay.network.log_urls import hide_password
@@ -103,7 +103,7 @@ async def run_node(
             for sentence in describe_locked_out(node.hub.state.rights, [spec.id for spec in agents]):
                 write(sentence)
             url = reachable_url(node.url)
-            keep_what_is_there()
+            freeze_startup_objects()
             place = {"url": url, "network": node.hub.name, "database": str(config.db), "agents": len(agents)}
             _logger.info("the node listens", extra=place)
             snapshots = Path(stack.enter_context(TemporaryDirectory(prefix="roundelay-")))

@@ -317,7 +317,7 @@ class Simulation:
         hub = self.hub
         if hub is None or self._traffic.under_way or self._traffic.seekers or self.models.under_way:
             return False
-        if hub.pending or hub.writing.locked():
+        if hub.pending or hub.commit_lock.locked():
             return False
         if any(member.runner.is_at_work for member in self.members.values()):
             return False

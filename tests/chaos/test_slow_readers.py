@@ -111,7 +111,7 @@ class Others:
 
 @dataclass
 class SlowReaders:
-    """Readers that never read. ``codes`` counts how their sessions ended, ``lives_s`` how long each took to be closed."""
+    """ReplicaReaders that never read. ``codes`` counts how their sessions ended, ``lives_s`` how long each took to be closed."""
 
     node: ProcessNode
     others: Others

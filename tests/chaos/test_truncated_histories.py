@@ -14,7 +14,7 @@ from roundelay.network.config import Limits, Retain
 from roundelay.network.core.tables import DAY_MS
 from roundelay.network.hub import Hub
 from roundelay.network.hub.local import LocalTransport
-from roundelay.network.hub.retention import keep_within
+from roundelay.network.hub.retention import enforce_retention
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.support.counts import Note
 
@@ -38,7 +38,7 @@ class _Network:
         return NetworkClient(agent_id, transport=LocalTransport(self.hub), **options)  # type: ignore[arg-type]
 
     async def cut(self) -> int:
-        return await keep_within(DAY, self.hub.switchboard, self.ledger, self.clock, self.hub.writing)
+        return await enforce_retention(DAY, self.hub.registry, self.ledger, self.clock, self.hub.commit_lock)
 
 
 async def _take(client: NetworkClient, count: int) -> list[int]:

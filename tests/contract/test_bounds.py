@@ -28,7 +28,7 @@ from roundelay.network.hub import Hub
 from roundelay.network.hub import connection as connections
 from roundelay.network.hub.connection import HubConnection
 from roundelay.network.hub.local import LocalConnection, LocalTransport
-from roundelay.network.hub.publisher import Switchboard
+from roundelay.network.hub.publisher import SessionRegistry
 from roundelay.network.ledger import MAX_PAGE_BYTES, Page
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import SQLiteLedger
@@ -145,16 +145,16 @@ async def test_who_waits_for_a_message_costs_nothing_while_others_talk_and_nothi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked, all_wait = 0, asyncio.Event()
-    may_have_come = Switchboard.may_have_come
+    may_have_come = SessionRegistry.may_have_new
 
-    def count(self: Switchboard, agent_id: str, after: int) -> bool:
+    def count(self: SessionRegistry, agent_id: str, after: int) -> bool:
         nonlocal looked
         looked += 1
         if looked == 20 * 50:
             all_wait.set()
         return may_have_come(self, agent_id, after)
 
-    monkeypatch.setattr(Switchboard, "may_have_come", count)
+    monkeypatch.setattr(SessionRegistry, "may_have_come", count)
     async with running_hub(MemoryLedger(epoch="e1")) as hub, AsyncExitStack() as here:
         clients = [await here.enter_async_context(joined(hub, f"bob{number}", deliver=False)) for number in range(20)]
         waits = [
@@ -164,7 +164,7 @@ async def test_who_waits_for_a_message_costs_nothing_while_others_talk_and_nothi
         await here.enter_async_context(joined(hub, "cat"))
         await clients[-1].call("network.receive")
         await all_wait.wait()
-        waiting, looked = len(hub.switchboard._tasks), 0
+        waiting, looked = len(hub.registry._tasks), 0
         for number in range(100):
             await ann.send("agent:cat", number)
         assert looked == 0
@@ -175,7 +175,7 @@ async def test_who_waits_for_a_message_costs_nothing_while_others_talk_and_nothi
             wait.cancel()
         for it in clients:
             await it.close()
-        while left := [it for it in hub.switchboard._tasks if not it.done()]:
+        while left := [it for it in hub.registry._tasks if not it.done()]:
             async with asyncio.timeout(5):
                 await asyncio.wait(left)
         assert waiting >= len(waits)
@@ -235,7 +235,7 @@ async def test_a_defect_in_a_task_of_the_hub_ends_its_sessions_and_is_told(
     async with running_hub(MemoryLedger(epoch="e1")) as hub:
         ann = Peer(hub)
         await ann.join("ann")
-        monkeypatch.setattr(hub.switchboard.mailboxes, "changed", lambda: 1 / 0)
+        monkeypatch.setattr(hub.registry.participants, "changed", lambda: 1 / 0)
         await hub.failed.wait()
         assert await ann.closed() == 4503
         assert not hub.is_ready
@@ -561,7 +561,7 @@ async def test_notices_to_a_session_that_reads_nothing_do_not_pile_up() -> None:
             spent = {"failure": "budget", "reason": "x" * 2000}
             for number in range(1200):
                 await bob.record("r", "model_failed", spent, record_id=f"r{number}")
-        waiting = [sum(map(len, session.outgoing)) for session in hub.switchboard.sessions.values()]
+        waiting = [sum(map(len, session.outgoing)) for session in hub.registry.sessions.values()]
         assert max(waiting) < 80 * 1024
         slow.say(type="call", call_id="c", op="network.info", args={})
         while (await slow.hear())["type"] != "result":
@@ -640,7 +640,7 @@ async def plain_connection(
         await reader.readuntil(b"\r\n\r\n")
         writer.write(masked(b"ready?", 0x89))
         await reader.readexactly(8)
-        [session] = node.hub.switchboard.sessions.values()
+        [session] = node.hub.registry.sessions.values()
         assert isinstance(session.connection, HubConnection)
         yield reader, writer, session.connection
     finally:

@@ -20,8 +20,8 @@ from websockets.server import ServerProtocol
 
 from roundelay.app import Node, serve
 from roundelay.network.config import Limits, NodeConfig
-from roundelay.network.hub.admission import Gate, crowd_of
 from roundelay.network.hub.connection import HubConnection
+from roundelay.network.hub.handshakes import HandshakeLimiter, source_of
 from roundelay.network.hub.session import Session
 from roundelay.network.tls import server_context
 from tests.contract.test_bounds import HANDSHAKE, masked
@@ -256,9 +256,9 @@ async def test_without_files_newcomers_wait_and_sessions_go_on(
             for client in clients:
                 client.setblocking(False)
                 await loop.sock_connect(client, ("127.0.0.1", node.port))
-            assert node.hub.newcomers is not None
+            assert node.hub.handshakes is not None
             async with asyncio.timeout(TIMEOUT_S):
-                while node.hub.newcomers.made_room < 10:
+                while node.hub.handshakes.evicted < 10:
                     await ann.send("agent:ann", "it goes on")
             await ann.send("agent:ann", "still")
         told = [record for record in caplog.records if record.name.startswith(("roundelay.network", "asyncio"))]
@@ -332,17 +332,17 @@ async def test_a_connection_that_is_over_is_gone_without_the_garbage_collector(t
 
 
 class Visitor:
-    def __init__(self, gate: Gate, crowd: str) -> None:
-        self.crowd = crowd
+    def __init__(self, gate: HandshakeLimiter, source: str) -> None:
+        self.source = source
         self.is_in = True
-        gate.enter(self)
+        gate.add(self)
 
-    def make_room(self) -> None:
+    def evict(self) -> None:
         self.is_in = False
 
 
 def test_the_most_crowded_address_makes_room_first() -> None:
-    gate = Gate(10)
+    gate = HandshakeLimiter(10)
     quiet = [Visitor(gate, f"10.0.0.{number}") for number in range(3)]
     loud = [Visitor(gate, "10.9.9.9") for _ in range(50)]
     assert [visitor.is_in for visitor in quiet] == [True] * 3
@@ -350,32 +350,32 @@ def test_the_most_crowded_address_makes_room_first() -> None:
 
 
 def test_who_got_on_stays_longer() -> None:
-    gate = Gate(3)
+    gate = HandshakeLimiter(3)
     first, second, third = (Visitor(gate, "a") for _ in range(3))
-    gate.get_on(first)
+    gate.record_progress(first)
     Visitor(gate, "a")
     assert [first.is_in, second.is_in, third.is_in] == [True, False, True]
 
 
 def test_a_place_that_is_left_is_free() -> None:
-    gate = Gate(2)
+    gate = HandshakeLimiter(2)
     first, second = Visitor(gate, "a"), Visitor(gate, "b")
-    gate.leave(first)
-    gate.leave(first)
+    gate.remove(first)
+    gate.remove(first)
     third = Visitor(gate, "c")
     assert [second.is_in, third.is_in] == [True, True]
-    gate.clear()
-    assert [first.is_in, second.is_in, third.is_in, gate.clear_place()] == [True, False, False, False]
+    gate.evict_all()
+    assert [first.is_in, second.is_in, third.is_in, gate.evict_one()] == [True, False, False, False]
 
 
 def test_an_ipv6_network_counts_as_one_address() -> None:
     assert (
-        crowd_of(("2001:db8:1:2::1", 1, 0, 0))
-        == crowd_of(("2001:db8:1:2:ffff::9", 2, 0, 0))
-        != crowd_of(("2001:db8:1:3::1", 1, 0, 0))
+        source_of(("2001:db8:1:2::1", 1, 0, 0))
+        == source_of(("2001:db8:1:2:ffff::9", 2, 0, 0))
+        != source_of(("2001:db8:1:3::1", 1, 0, 0))
     )
-    assert crowd_of(("::ffff:192.0.2.1", 1, 0, 0)) == crowd_of(("192.0.2.1", 7)) != crowd_of(("192.0.2.2", 7))
-    assert crowd_of(("fe80::1%eth0", 1, 0, 2)) == crowd_of(("fe80::2", 1, 0, 2))
+    assert source_of(("::ffff:192.0.2.1", 1, 0, 0)) == source_of(("192.0.2.1", 7)) != source_of(("192.0.2.2", 7))
+    assert source_of(("fe80::1%eth0", 1, 0, 2)) == source_of(("fe80::2", 1, 0, 2))
 
 
 # -- the node

@@ -161,15 +161,15 @@ async def test_an_ended_process_is_a_fault_of_an_agent_that_never_joined(tmp_pat
     async with serve(NodeConfig(port=0, db=tmp_path / "it.db")) as served:
         node = Node(served.url, served.owner_token)
         host = await node.person("host")
-        served.hub.note_ended("desk", "exit code 1: no such module")
+        served.hub.record_process_end("desk", "exit code 1: no such module")
         await host.expect("notice", kind="inbox")
         [item] = await faults(host)
         assert (item["agent_id"], item["cause"], item["reason"]) == ("desk", "ended", "exit code 1: no such module")
         assert "roundelay agent reload desk" in item["to_do"]
-        served.hub.note_ended("desk", None)
+        served.hub.record_process_end("desk", None)
         await host.expect("notice", kind="inbox")
         assert (await faults(host), await shown(host, "desk")) == ([], None)
-        served.hub.note_ended("host", "a person has no process")
+        served.hub.record_process_end("host", "a person has no process")
         await host.send("agent:host", "stored after it")
         assert await faults(host) == []
         await node.close_sessions()

@@ -17,8 +17,8 @@ from roundelay.network.core.tables import TableWrite
 from roundelay.network.errors import Closed
 from roundelay.network.frames import Follows
 from roundelay.network.hub import Hub
-from roundelay.network.hub.following import Readers
 from roundelay.network.hub.local import LocalConnection
+from roundelay.network.hub.replica import ReplicaReaders
 from roundelay.network.ledger import Ledger
 from roundelay.network.ledger.memory import MemoryLedger
 from tests.contract.test_ledger import message
@@ -51,7 +51,7 @@ async def reads(hub: Hub, agent_id: str) -> Any:
     frames = connection.frames()
     async with asyncio.timeout(TIMEOUT_S):
         assert b'"welcome"' in await anext(frames)
-        while any(it.outbox.is_paging for it in hub.switchboard.sessions.values()):  # noqa: ASYNC110 (nothing tells of it)
+        while any(it.outbox.is_paging for it in hub.registry.sessions.values()):  # noqa: ASYNC110 (nothing tells of it)
             await asyncio.sleep(0)
     return frames
 
@@ -76,7 +76,7 @@ async def test_who_was_revoked_is_shown_nothing_that_was_stored_after_it_in_the_
     head, bob = hub.state.head, hub.state.participant("bob")
     assert bob is not None
     rows = [message(head + 2, "ann", "agent:bob", thread="direct:ann~bob")]
-    await hub.take_over(rows, [TableWrite("participant", "bob", msgspec.structs.replace(bob, cut_seq=head + 1))])
+    await hub.apply_followed(rows, [TableWrite("participant", "bob", msgspec.structs.replace(bob, cut_seq=head + 1))])
     found, code = await rest_of(frames)
     assert code == 4403
     assert not any(b'"deliver"' in frame for frame in found), found
@@ -86,7 +86,7 @@ async def test_who_was_revoked_is_shown_nothing_that_was_stored_after_it_in_the_
 async def test_what_cannot_be_shown_ends_those_who_read_and_not_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = MemoryLedger(epoch="e1")
     await known(ledger, "bob")
-    readers = Readers(make_hub)
+    readers = ReplicaReaders(make_hub)
     await readers.start(ledger)
     assert readers.hub is not None
     frames = await reads(readers.hub, "bob")

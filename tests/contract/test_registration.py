@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.datastructures import Headers
 from websockets.typing import Subprotocol
 
-from roundelay.network.hub.admission import forwarded_for
+from roundelay.network.hub.handshakes import read_forwarded_address
 from tests.support.node import Node, running_node
 from tests.support.wire import Frame, WireSession, expect_error, hello_frame, make_token
 
@@ -130,4 +130,4 @@ async def test_where_no_proxy_is_nobody_chooses_its_address() -> None:
     ],
 )  # fmt: skip
 def test_the_last_hop_names_the_address(lines: list[str], address: str | None) -> None:
-    assert forwarded_for(Headers([("X-Forwarded-For", line) for line in lines])) == address
+    assert read_forwarded_address(Headers([("X-Forwarded-For", line) for line in lines])) == address

@@ -18,7 +18,7 @@ from roundelay.network.config import Limits, Retain
 from roundelay.network.errors import Closed, LedgerError, LoopStopped, UnknownMessage
 from roundelay.network.hub import Hub, retention
 from roundelay.network.hub.local import LocalConnection, LocalTransport
-from roundelay.network.hub.retention import DAY_MS, keep_within
+from roundelay.network.hub.retention import DAY_MS, enforce_retention
 from roundelay.network.ledger import Ledger, Trim, Trimmed
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import SQLiteLedger
@@ -51,18 +51,18 @@ class Team:
     @asynccontextmanager
     async def joined(self, agent_id: str, **options: Any) -> AsyncIterator[NetworkClient]:
         async with NetworkClient(agent_id, transport=LocalTransport(self.hub), **options) as client:
-            outbox = self.hub.switchboard.sessions[client.welcome.session_id].outbox
+            outbox = self.hub.registry.sessions[client.welcome.session_id].outbox
             while outbox.is_paging:  # noqa: ASYNC110 (nothing tells of it; until then it holds back what it may have to be given)
                 await asyncio.sleep(0)
             yield client
 
     async def trim(self, retain: Retain = DAY) -> int:
         async with asyncio.timeout(TIMEOUT_S):
-            return await keep_within(retain, self.hub.switchboard, self.ledger, self.clock, self.hub.writing)
+            return await enforce_retention(retain, self.hub.registry, self.ledger, self.clock, self.hub.commit_lock)
 
     @property
     def first_seq(self) -> int:
-        return self.hub.switchboard.meta.first_seq
+        return self.hub.registry.meta.first_seq
 
 
 @asynccontextmanager
@@ -166,7 +166,7 @@ async def test_by_a_clock_that_leaps_nothing_is_dropped_for_an_hour(
 async def test_a_clock_that_was_put_right_takes_nothing(
     opener: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_restarted: bool
 ) -> None:
-    rounds, keep_within = list[Retain](), retention.keep_within
+    rounds, keep_within = list[Retain](), retention.enforce_retention
 
     async def note(retain: Retain, *more: Any) -> int:
         dropped = await keep_within(retain, *more)
@@ -383,7 +383,7 @@ async def test_at_a_node_that_follows_who_is_owed_what_the_leader_dropped_is_tol
         assert await take(cid, 1) == ["read"]
         first = (await ann.broadcast("new")).seq
         done = await it.ledger.trim(Trim(messages_before=it.clock() + DAY_MS, pinned=first))  # elsewhere it was decided
-        await it.hub.give_up_before(done.first_seq)
+        await it.hub.drop_before(done.first_seq)
         with pytest.raises(Closed) as end:
             async with asyncio.timeout(TIMEOUT_S):
                 await anext(frames)

@@ -139,13 +139,13 @@ async def test_a_defect_in_a_commit_is_told_to_its_sender_alone(error: Exception
     await hub.start()
     ann, bob = (NetworkClient(name, transport=LocalTransport(hub)) for name in ("ann", "bob"))
     async with asyncio.timeout(20), ann, bob:
-        sessions = set(hub.switchboard.sessions)
+        sessions = set(hub.registry.sessions)
         texts = ["one", "the poison", "two", "poison again", "three"]
         settled = await asyncio.gather(*(ann.send_text("bob", text) for text in texts), return_exceptions=True)
         assert [type(it).__name__ for it in settled] == ["Stored", "InternalError", "Stored", "InternalError", "Stored"]
         heard = bob.__aiter__()
         assert [(await anext(heard)).text for _ in range(3)] == ["one", "two", "three"]
-        assert set(hub.switchboard.sessions) == sessions
+        assert set(hub.registry.sessions) == sessions
         assert hub.counts["recoveries"] == 0
         assert hub.is_ready
         again = await ann.send_text("bob", "and on")
@@ -281,7 +281,7 @@ async def test_what_cannot_be_stored_is_refused_alone_and_closes_nobodys_session
     await hub.start()
     try:
         ann, eve = await join(hub, "ann"), await join(hub, "eve")
-        async with hub.writing:  # one batch of all that follows
+        async with hub.commit_lock:  # one batch of all that follows
             await asyncio.sleep(0)
             say(ann, type="send", message_id="before", to="agent:eve", content=1)
             say(eve, type="call", call_id="c", op="seen.keep", args={"what": what})

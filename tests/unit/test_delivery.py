@@ -31,32 +31,32 @@ def hub() -> Iterator[SteppedHub]:
 
 def test_a_redelivery_goes_before_what_is_queued(outbox: Outbox) -> None:
     outbox.push((1, frame(1), True))
-    outbox.take(1000)
-    outbox.settle(1)
+    outbox.take_frames(1000)
+    outbox.release(1)
     outbox.push((2, frame(2), True))
-    outbox.push_again(1, frame(1))
-    assert outbox.take(1000) == [frame(1), frame(2)]
+    outbox.push_redelivery(1, frame(1))
+    assert outbox.take_frames(1000) == [frame(1), frame(2)]
 
 
 def test_a_redelivery_that_the_session_has_not_had_comes_in_its_order(outbox: Outbox) -> None:
     for seq in (1, 3):  # 2 waited for its next attempt
         outbox.push((seq, frame(seq), True))
-    outbox.push_again(2, frame(2))
-    assert outbox.take(1000) == [frame(1), frame(2), frame(3)]
+    outbox.push_redelivery(2, frame(2))
+    assert outbox.take_frames(1000) == [frame(1), frame(2), frame(3)]
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_an_overflow_loses_no_redelivery(outbox: Outbox, is_first: bool) -> None:
-    outbox.pass_over(1)
-    outbox.pass_over(3)
+    outbox.skip_own(1)
+    outbox.skip_own(3)
     if not is_first:
         outbox.push((4, frame(4), True))
-    outbox.push_again(2, frame(2))
+    outbox.push_redelivery(2, frame(2))
     seq = 4
     while not outbox.is_behind:
         seq += 1
         outbox.push((seq, frame(seq), True))
-    assert outbox.take(1000) == [frame(2)]
+    assert outbox.take_frames(1000) == [frame(2)]
     assert outbox.position == 3, "pages begin where the queue began"
     assert outbox.is_own(3) is False, "nothing of its own is in those pages"
 
@@ -64,7 +64,7 @@ def test_an_overflow_loses_no_redelivery(outbox: Outbox, is_first: bool) -> None
 def test_what_an_overflow_drops_is_left_to_the_pages(outbox: Outbox) -> None:
     outbox.push((1, frame(1), True))
     outbox.push((3, frame(3), True))
-    outbox.push_again(2, frame(2))
+    outbox.push_redelivery(2, frame(2))
     for seq in (4, 5, 6):
         outbox.push((seq, frame(seq), True))
     assert outbox.is_behind
@@ -91,7 +91,11 @@ def test_what_is_queued_for_one_session_is_in_no_other() -> None:
     """Sessions to which nothing was delivered share an empty queue; each gets its own with its first delivery."""
     quiet, redelivered, pushed = (Outbox(10, 1000) for _ in range(3))
     pushed.push((1, b"one", True))
-    redelivered.push_again(1, b"again")
+    redelivered.push_redelivery(1, b"again")
     assert [it.queued for it in (quiet, redelivered, pushed, Outbox(10, 1000))] == [0, 1, 1, 0]
-    assert (quiet.take(1000), redelivered.take(1000), pushed.take(1000)) == ([], [b"again"], [b"one"])
+    assert (quiet.take_frames(1000), redelivered.take_frames(1000), pushed.take_frames(1000)) == (
+        [],
+        [b"again"],
+        [b"one"],
+    )
     assert quiet._queue is Outbox(10, 1000)._queue  # an empty deque of its own would take 760 bytes

@@ -122,10 +122,10 @@ def test_public_class_names_are_unique() -> None:
 
 def test_repeated_public_class_name_is_found() -> None:
     sources = {
-        "one.py": "class Gate: ...\nclass _Row: ...",
-        "other.py": "def late():\n    class Gate: ...\nclass Door: ...\nclass _Row: ...",
+        "one.py": "class HandshakeLimiter: ...\nclass _Row: ...",
+        "other.py": "def late():\n    class HandshakeLimiter: ...\nclass Door: ...\nclass _Row: ...",
     }
-    assert find_twice_named(sources) == {"Gate": ["one.py", "other.py"]}
+    assert find_twice_named(sources) == {"HandshakeLimiter": ["one.py", "other.py"]}
 
 
 def test_the_page_about_the_design_names_every_module() -> None:

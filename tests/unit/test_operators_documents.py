@@ -14,7 +14,7 @@ from roundelay.app import Network
 from roundelay.cli import cli
 from roundelay.network.cluster.shared_log import LogStatus
 from roundelay.network.config import Limits, NodeConfig, flat_values, resolve_config
-from roundelay.network.hub.metrics import list_log_figures
+from roundelay.network.hub.metrics import list_log_metrics
 
 ROOT = Path(__file__).parents[2]
 CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def test_metrics_are_those_that_are_given_out() -> None:
         async with Network.open() as network:
             return network.hub.figures()
 
-    of_a_log = [it.name for it in list_log_figures(LogStatus(True, "", 0, 0.0, "lab", "full"))]
+    of_a_log = [it.name for it in list_log_metrics(LogStatus(True, "", 0, 0.0, "lab", "full"))]
     assert list(read_table("Monitoring")) == [f"roundelay_{name}" for name in [*asyncio.run(read()), *of_a_log]]
 
 

@@ -32,7 +32,7 @@ def write_frame(payload: bytes, *, mask: bool = True, opcode: Opcode = Opcode.TE
 def take_all(splitter: FrameSplitter) -> list[bytes | ForParser]:
     """What there is to be taken until there is no more for now."""
     taken = []
-    while (frame := splitter.take()) is not None:
+    while (frame := splitter.next_frame()) is not None:
         taken.append(frame)
         if splitter.state is not WAITING:
             break

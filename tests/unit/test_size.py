@@ -20,7 +20,7 @@ CLASSES_TO_SPLIT = {
     "RoundelayTerminal",
     "Session",
     "Simulation",
-    "Switchboard",
+    "SessionRegistry",
     "ThreadPane",
 }
 LARGE_FILES = {

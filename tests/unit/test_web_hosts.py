@@ -7,7 +7,7 @@ from websockets.datastructures import Headers
 
 from roundelay.network.config import NodeConfig, WebHost, read_web_host, resolve_config
 from roundelay.network.errors import ConfigError
-from roundelay.network.hub.browsers import Doors
+from roundelay.network.hub.origin_policy import OriginPolicy
 
 LOOPBACK, LAN, LAN6 = ("127.0.0.1", 8700), ("192.0.2.7", 8700), ("2001:db8::7", 8700, 0, 0)
 
@@ -51,7 +51,7 @@ def test_what_is_no_host_is_none(text: str) -> None:
     ],
 )
 def test_a_page_is_shown_under_names_of_this_node(asked: str, local: object, listens: str, named: list[str]) -> None:
-    doors = Doors(listens, named, behind_proxy=False)
+    doors = OriginPolicy(listens, named, behind_proxy=False)
     assert doors.find_wrong_host(Headers(Host=asked), local) is None
 
 
@@ -70,7 +70,7 @@ def test_a_page_is_shown_under_names_of_this_node(asked: str, local: object, lis
     ],
 )
 def test_no_page_is_shown_under_another_name(asked: str, local: object, listens: str, named: list[str]) -> None:
-    doors = Doors(listens, named, behind_proxy=False)
+    doors = OriginPolicy(listens, named, behind_proxy=False)
     assert "web_hosts" in (doors.find_wrong_host(Headers(Host=asked), local) or "")
 
 
@@ -79,7 +79,7 @@ PROXIED = {"host": "hub.example.org", "is_encrypted": False, "behind_proxy": Tru
 
 
 def may_connect(origin: str, *, host: str, is_encrypted: bool, behind_proxy: bool, named: tuple[str, ...]) -> bool:
-    doors = Doors("127.0.0.1", named, behind_proxy=behind_proxy)
+    doors = OriginPolicy("127.0.0.1", named, behind_proxy=behind_proxy)
     headers = Headers(Host=host, Origin=origin)
     return doors.find_wrong_origin(headers, LOOPBACK, is_encrypted=is_encrypted) is None
 
@@ -127,7 +127,7 @@ def test_any_other_page_may_not(origin: str, how: dict[str, object]) -> None:
 
 
 def test_who_says_two_things_is_refused_and_a_program_says_nothing() -> None:
-    doors = Doors("127.0.0.1", (), behind_proxy=False)
+    doors = OriginPolicy("127.0.0.1", (), behind_proxy=False)
     two_origins = Headers([("Host", "127.0.0.1:8700"), ("Origin", "http://127.0.0.1:8700"), ("Origin", "null")])
     two_hosts = Headers([("Host", "127.0.0.1:8700"), ("Host", "evil.example"), ("Origin", "http://127.0.0.1:8700")])
     for headers in (two_origins, two_hosts):

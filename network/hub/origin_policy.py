@@ -37,7 +37,7 @@ _ORIGIN = re.compile(r"(https?)://(.+)", re.ASCII)
 _SHOWN = 100
 
 
-class Doors:
+class OriginPolicy:
     """By which names browsers reach a node: of the loopback if they come by it, the address to which they connected,
     the name on which the node listens, and ``web_hosts``."""
 
@@ -97,7 +97,7 @@ def asks_for_session(headers: Headers) -> bool:
     return any(it.strip().lower() == "websocket" for line in headers.get_all("Upgrade") for it in line.split(","))
 
 
-def takes_gzip(headers: Headers) -> bool:
+def accepts_gzip(headers: Headers) -> bool:
     """Whether who asks reads what is packed with gzip."""
     for line in headers.get_all("Accept-Encoding"):
         for part in line.lower().split(","):

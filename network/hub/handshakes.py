@@ -1,4 +1,4 @@
-"""Who may come in: the places of connections that were not welcomed yet (`Gate`), and what a transport knows of the
+"""Who may come in: the places of connections that were not welcomed yet (`HandshakeLimiter`), and what a transport knows of the
 other end.
 
 The places are bounded in number. A newcomer always gets one, and for it another one makes room: of the address that
@@ -21,72 +21,72 @@ from roundelay.network.core.entries import Peer
 from roundelay.network.home import is_loopback
 
 
-class Newcomer(Protocol):
-    """A connection that has a place. ``crowd``: what counts as one address (`crowd_of`)."""
+class PendingConnection(Protocol):
+    """A connection that has a place. ``crowd``: what counts as one address (`source_of`)."""
 
-    crowd: str
+    source: str
 
-    def make_room(self) -> None:
+    def evict(self) -> None:
         """End the connection, now."""
 
 
-class Gate:
+class HandshakeLimiter:
     """At most ``places`` newcomers at a time. ``made_room`` counts those that were ended for others."""
 
     def __init__(self, places: int) -> None:
-        self.made_room = 0
+        self.evicted = 0
         self._places = places
         self._taken = 0
-        self._lines: dict[str, dict[Newcomer, None]] = {}
+        self._lines: dict[str, dict[PendingConnection, None]] = {}
         """By crowd, in the order in which they got on; no line is empty."""
 
-    def enter(self, newcomer: Newcomer) -> None:
+    def add(self, newcomer: PendingConnection) -> None:
         """One more has come, or will be no participant's connection after all. Idempotent."""
-        line = self._lines.setdefault(newcomer.crowd, {})
+        line = self._lines.setdefault(newcomer.source, {})
         if newcomer in line:
             return
         line[newcomer] = None
         self._taken += 1
         if self._taken > self._places:
-            self.clear_place()
+            self.evict_one()
 
-    def get_on(self, newcomer: Newcomer) -> None:
+    def record_progress(self, newcomer: PendingConnection) -> None:
         """It has done the next step towards its welcome."""
-        line = self._lines.get(newcomer.crowd, {})
+        line = self._lines.get(newcomer.source, {})
         if newcomer in line:
             del line[newcomer]
             line[newcomer] = None
 
-    def move(self, newcomer: Newcomer, crowd: str) -> None:
+    def move(self, newcomer: PendingConnection, crowd: str) -> None:
         """It counts with another address from now on; it has got on."""
-        if newcomer in self._lines.get(newcomer.crowd, {}):  # else it has gone meanwhile
-            self.leave(newcomer)
-            newcomer.crowd = crowd
-            self.enter(newcomer)
+        if newcomer in self._lines.get(newcomer.source, {}):  # else it has gone meanwhile
+            self.remove(newcomer)
+            newcomer.source = crowd
+            self.add(newcomer)
 
-    def leave(self, newcomer: Newcomer) -> None:
+    def remove(self, newcomer: PendingConnection) -> None:
         """It needs its place no longer: the hub knows who it is, or it is gone. Idempotent."""
-        line = self._lines.get(newcomer.crowd, {})
+        line = self._lines.get(newcomer.source, {})
         if newcomer in line:
             del line[newcomer]
             self._taken -= 1
             if not line:
-                del self._lines[newcomer.crowd]
+                del self._lines[newcomer.source]
 
-    def clear_place(self) -> bool:
+    def evict_one(self) -> bool:
         """One of them makes room. False if there is none."""
         if not self._lines:
             return False
         crowded = max(self._lines.values(), key=len)
         oldest = next(iter(crowded))
-        self.leave(oldest)
-        self.made_room += 1
-        oldest.make_room()
+        self.remove(oldest)
+        self.evicted += 1
+        oldest.evict()
         return True
 
-    def clear(self) -> None:
+    def evict_all(self) -> None:
         """All of them go: nobody is let in any more."""
-        while self.clear_place():
+        while self.evict_one():
             pass
 
 
@@ -109,7 +109,7 @@ def describe_peer(connection: ServerConnection, *, behind_proxy: bool) -> Peer:
     return Peer(is_local=is_local, is_page="Origin" in headers)
 
 
-def forwarded_for(headers: Headers) -> str | None:
+def read_forwarded_address(headers: Headers) -> str | None:
     """The address that the last proxy says it was asked from: all before it may be anybody's invention. None if it
     says nothing of use."""
     lines = headers.get_all("X-Forwarded-For")
@@ -141,7 +141,7 @@ def _names_loopback(headers: Headers) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def crowd_of(address: Any) -> str:
+def source_of(address: Any) -> str:
     """What a socket's remote address counts as where places are shared out: itself, or, as whoever has one IPv6 address
     has many, its /64."""
     return _crowd_of_host(_host_of(address))

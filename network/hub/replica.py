@@ -1,4 +1,4 @@
-"""`Readers`: those who read at a node that follows, as long as it does.
+"""`ReplicaReaders`: those who read at a node that follows, as long as it does.
 
 They are let in to a hub of their own, that stores nothing: a `Hub` over the node's index, which the ledger tells of
 what has come into it. The node's own hub waits meanwhile, and begins when the node leads. What fails here ends that hub
@@ -22,7 +22,7 @@ LEADS_NOW = "This node follows no longer; reconnect."
 FAILED = "What this node has of the network can't be shown for the moment; reconnect."
 
 
-class Readers:
+class ReplicaReaders:
     """A `read_replica.ReadReplica`: ``make_hub`` makes the hub for readers of an index."""
 
     def __init__(self, make_hub: Callable[[ReadOnlyIndex], Hub]) -> None:
@@ -45,11 +45,11 @@ class Readers:
 
     async def apply(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         if self.hub is not None:
-            await self._tell(self.hub, self.hub.take_over(rows, puts))
+            await self._tell(self.hub, self.hub.apply_followed(rows, puts))
 
     async def drop_before(self, first_seq: int) -> None:
         if self.hub is not None:
-            await self._tell(self.hub, self.hub.give_up_before(first_seq))
+            await self._tell(self.hub, self.hub.drop_before(first_seq))
 
     async def _tell(self, hub: Hub, work: Awaitable[None]) -> None:
         try:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-SAY_AGAIN_S = 60.0
+REPEAT_AFTER_S = 60.0
 MAX_REASONS = 20
 """Beyond so many the reasons are no longer told apart: one that holds a number may be new each time."""
 
 
-class Outage:
+class RepeatedErrorLog:
     """One thing that fails for a while, for one or for many, and what is said of it: ``what`` before each reason,
     ``over`` at the end.
 
@@ -38,11 +38,11 @@ class Outage:
         self._failures = 0
 
     @property
-    def is_on(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether it lasts: asked before `end` where that is often called."""
         return bool(self._failing)
 
-    def fail(self, error: Exception, who: str = "", *, is_defect: bool = False) -> str:
+    def record(self, error: Exception, who: str = "", *, is_defect: bool = False) -> str:
         """It has failed, for somebody; gives the id to quote, the same for the same reason. A defect is said with its
         traceback."""
         now_s, reason = self._now_s(), str(error) or type(error).__name__
@@ -55,7 +55,7 @@ class Outage:
         if reason not in self._said and len(self._said) >= MAX_REASONS:
             reason = "..."
         said_at_s, quote = self._said.get(reason, (None, ""))
-        if said_at_s is not None and now_s - said_at_s < SAY_AGAIN_S:
+        if said_at_s is not None and now_s - said_at_s < REPEAT_AFTER_S:
             return quote
         quote = quote or (self._new_id() if self._new_id is not None else "")
         more = {"quote": quote} if quote else {}
@@ -67,14 +67,14 @@ class Outage:
         self._said[reason] = now_s, quote
         return quote
 
-    def end(self, who: str = "") -> None:
+    def record_success(self, who: str = "") -> None:
         """It has succeeded for somebody. It is over when it has for everybody for whom it failed of late: who has not
-        tried again for `SAY_AGAIN_S` may never do."""
+        tried again for `REPEAT_AFTER_S` may never do."""
         if not self._failing:
             return
         now_s = self._now_s()
         self._failing.pop(who, None)
-        while self._failing and now_s - next(iter(self._failing.values())) > SAY_AGAIN_S:
+        while self._failing and now_s - next(iter(self._failing.values())) > REPEAT_AFTER_S:
             del self._failing[next(iter(self._failing))]
         if not self._failing:
             log.warning("%s, after %.1f s; failures: %d", self._over, now_s - self._began_s, self._failures)

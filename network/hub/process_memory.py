@@ -32,7 +32,7 @@ def return_large_blocks() -> None:
         mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES)
 
 
-def keep_what_is_there() -> None:
+def freeze_startup_objects() -> None:
     """Let the garbage collector pass over all that there is now; called when the node has started, before anybody
     comes.
 
