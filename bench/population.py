@@ -31,8 +31,8 @@ from table import Line
 from roundelay.mods.channels import Channels
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import Peer
+from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import MessageHead
 from roundelay.network.core.visibility import audience, has_people, recipients
 from roundelay.network.hub import Hub
 from roundelay.network.hub.retention import KEEP_ALL, plan_trim

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from msgspec import Raw
 
+from roundelay.network.core.rows import MessageHead, Row, Span
 from roundelay.network.core.sending import message_row
-from roundelay.network.core.tables import LookupRequest, MessageHead, Row, Span
+from roundelay.network.core.tables import LookupRequest
 from roundelay.network.frames import SendFrame
 from roundelay.network.ledger.sqlite import SQLiteLedger
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from roundelay.network.clock import ordered_id, random_id, system_clock
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import Peer
-from roundelay.network.core.tables import Row, TableWrite
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import TableWrite
 from roundelay.network.hub import Hub
 from roundelay.network.ledger.memory import MemoryLedger
 

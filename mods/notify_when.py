@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from roundelay.network.core.tables import OpenReaction, Row
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import OpenReaction
 from roundelay.network.core.visibility import may_read
 from roundelay.network.errors import InvalidArguments, UnknownRecipient
 from roundelay.network.frames import Seq

@@ -18,11 +18,11 @@ import msgspec
 from msgspec import Struct
 
 from roundelay.network.clock import random_id, system_clock
+from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import (
     COLD_TABLES,
     VOLATILE_TABLES,
     Followed,
-    Row,
     Table,
     TableWrite,
     decode_value,

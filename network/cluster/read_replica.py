@@ -8,7 +8,8 @@ from typing import Protocol
 
 import msgspec
 
-from roundelay.network.core.tables import Facts, LookupRequest, Row, TableWrite
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import Facts, LookupRequest, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import Follows
 from roundelay.network.ledger import Meta, Trim, Trimmed

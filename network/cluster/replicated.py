@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from roundelay.network.clock import Clock, system_clock
-from roundelay.network.core.tables import COLD_TABLES, LOADED_TABLES, VOLATILE_TABLES, Followed, Row, Table, TableWrite
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import COLD_TABLES, LOADED_TABLES, VOLATILE_TABLES, Followed, Table, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import Follows
 from roundelay.network.ledger import Cut, KeyTaken, LeadershipLost, LogFull, Meta, Trim, Trimmed, Unstorable

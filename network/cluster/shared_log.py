@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from roundelay.network.core.tables import VOLATILE_TABLES, Row, Table, TableWrite, decode_value, encode_value
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import VOLATILE_TABLES, Table, TableWrite, decode_value, encode_value
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import SEQ_LIMIT
 from roundelay.network.ledger import Cut, LogFull, SeqBound, Unstorable

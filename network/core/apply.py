@@ -37,10 +37,11 @@ from .entries import (
     Send,
     SessionLost,
 )
+from .failures import apply_lost, apply_nack, merge_ack_cursor
 from .faults import apply_ended
 from .joining import CLOSE_CODES, apply_join, bind_credentials
 from .mod import list_named_seqs
-from .reactions import apply_lost, apply_nack, apply_record, merge_ack_cursor
+from .reactions import apply_record
 from .sending import Rules, apply_send
 from .state import State
 from .tables import Facts, LookupRequest

@@ -30,6 +30,7 @@ from roundelay.network.errors import (
 from roundelay.network.frames import SendFrame, encode, is_id
 
 from .access import check_admission, check_right, find_channel, is_found
+from .buckets import Bucket
 from .conversation_budgets import BudgetExceeded
 from .entries import (
     AnsweredEntry,
@@ -50,21 +51,18 @@ from .entries import (
 from .limits import ROW_BYTES, count_entry, count_stored
 from .mod import Incoming, run_before_hooks
 from .reserved_ids import NETWORK
+from .rows import MessageHead, Row, RowType
 from .sending import Rules, charge_message, find_budget, find_readable, mod_message, write_message
 from .state import State
 from .tables import (
     MAX_NOTIFIED_THREADS,
     MAX_SPANS,
     Access,
-    Bucket,
     Channel,
     Facts,
     History,
     Member,
-    MessageHead,
     OpenReaction,
-    Row,
-    RowType,
     StoppedConversation,
     Table,
     TableWrite,

@@ -14,7 +14,8 @@ from msgspec import UNSET, Struct
 from roundelay.network.errors import RoundelayError
 from roundelay.network.frames import ErrorFrame, HelloFrame, Kind, RecordFrame, SendFrame, encode
 
-from .tables import VOLATILE_TABLES, CallWait, Login, Participant, Row, TableWrite, TokenUsage
+from .rows import Row
+from .tables import VOLATILE_TABLES, CallWait, Login, Participant, TableWrite, TokenUsage
 
 
 class Origin(Struct, frozen=True):

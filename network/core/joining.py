@@ -24,14 +24,15 @@ from roundelay.network.errors import (
 )
 from roundelay.network.frames import PROTOCOL_VERSION, HelloFrame, encode, is_id
 
+from .buckets import Bucket
 from .change import ChangeSet
 from .entries import AcceptSession, BindCredentials, Join, Origin, Outcome, Peer, RefuseSession, RequestCancel
+from .failures import count_lost_reactions
 from .limits import MINUTE_MS, next_arrival
-from .reactions import count_lost_reactions
 from .reserved_ids import IS_THE_HUB, NETWORK, describe_reserved
 from .sending import Rules
 from .state import State
-from .tables import Bucket, Facts, Login, Participant, TableWrite, Token
+from .tables import Facts, Login, Participant, TableWrite, Token
 
 CLOSE_CODES: dict[type[RoundelayError], int] = {
     UnsupportedProtocol: 4400,

@@ -15,8 +15,9 @@ from msgspec import Struct
 from roundelay.network.config import Limits, Quota
 from roundelay.network.errors import BudgetExhausted, RateLimited
 
+from .buckets import Bucket, Rates
 from .state import State
-from .tables import DAY_MS, Bucket, DayStored, Rates, TableWrite
+from .tables import DAY_MS, DayStored, TableWrite
 
 SENDS = "sends (sends_per_s)"
 ROOTS = "messages without a cause (root_messages_per_s)"

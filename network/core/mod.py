@@ -33,8 +33,9 @@ from roundelay.network.errors import Forbidden, InternalError, InvalidArguments,
 from roundelay.network.frames import ID_IN_WORDS, ID_PATTERN, ModInfo, OperationInfo, SendFrame, Seq, is_id
 
 from .entries import Origin
+from .rows import MessageHead, Row
 from .state import State
-from .tables import Access, History, MessageHead, OpenReaction, Row
+from .tables import Access, History, OpenReaction
 
 log = logging.getLogger(__name__)
 

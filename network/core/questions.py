@@ -14,8 +14,9 @@ from itertools import islice
 from roundelay.network.addresses import name_of
 from roundelay.network.config import Limits
 
+from .rows import MessageHead
 from .state import State
-from .tables import MessageHead, Question, TableWrite
+from .tables import Question, TableWrite
 from .visibility import is_recipient
 
 MAX_ASKED = 64

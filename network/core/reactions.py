@@ -12,49 +12,37 @@ process takes its place, for the same one may come back. The fifth failure makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import reduce
-from operator import add, sub
-from typing import Annotated, TypeVar
-
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from roundelay.network.errors import BudgetExhausted, Forbidden, UnknownMessage
-from roundelay.network.frames import SEQ_LIMIT, Seq, StoredFrame, encode, is_id
+from roundelay.network.frames import StoredFrame, encode
 
+from .buckets import Bucket
+from .call_progress import (
+    PROGRESS_KINDS,
+    REPEATED_KINDS,
+    _reads,
+    track_calls,
+)
 from .change import ChangeSet, refuse_entry
-from .entries import NOTHING, MarkHandled, Nack, Outcome, Record, ScheduleRetry, SendNotice, SessionLost, SessionReply
+from .entries import MarkHandled, Outcome, Record, SendNotice, SessionReply
+from .failures import clear_attempts, reset_failures, withdraw_dead_letter
 from .faults import CONVERSATION_FAILURES, FinishedBody, record_failure, record_finished
 from .limits import MINUTE_MS, next_arrival_or_none
+from .rows import MessageHead, Row, StoredKey
 from .sending import Rules, check_session, find_budget, repeat_error
 from .state import State
 from .tables import (
-    DAY_MS,
-    AbandonedReaction,
-    Attempt,
-    AttemptCount,
-    Bucket,
     BudgetStop,
-    CallWait,
-    DayUsage,
-    DeadLetter,
     Facts,
-    MessageHead,
     OpenReaction,
-    Participant,
-    Row,
-    StoredKey,
     TableWrite,
-    TokenUsage,
     TriggeredReactions,
-    UndeliveredMessage,
     descending_key,
 )
 from .takeovers import check_may_start
+from .usage import charge
 from .visibility import is_recipient, thread_readers
-
-T = TypeVar("T")
 
 # --- records
 
@@ -236,206 +224,8 @@ def _keep_spent_out(change: ChangeSet, opened: OpenReaction, reason: str) -> Non
 
 # --- deliveries that failed
 
-MAX_FAILURES = 5
-"""At this many failures a message becomes a dead letter (docs/protocol.md)."""
-FIRST_RETRY_MS = 1000
-
-
-def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome:
-    agent_id = entry.origin.agent_id
-    try:
-        check_session(state, entry.origin)
-    except Forbidden:  # as if it had not been said: the message comes again, as the same attempt
-        known: Attempt | None = state.get("attempt", f"{agent_id}/{entry.seq}")
-        attempt_now = 1 + (known.failures if known is not None else 0)
-        return Outcome(effects=(ScheduleRetry(agent_id, entry.seq, attempt_now, state.stamp),))
-    change = ChangeSet(rules, state, facts, entry.origin)
-    head = facts.heads.get(entry.seq)
-    sender_id = head.sender_id if head is not None else None
-    record_delivery_failure(change, entry.seq, sender_id, entry.reason, entry.retry_after_ms)
-    return change.outcome()
-
-
-def record_delivery_failure(
-    change: ChangeSet, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
-) -> int:
-    """Count what the caller says has failed, and have it delivered again unless it is a dead letter now. Gives the
-    failures so far."""
-    agent_id = change.origin.agent_id
-    failures = count_failure(change, agent_id, seq, sender_id, reason, retry_after_ms)
-    if failures < MAX_FAILURES:
-        attempt: Attempt = change.state.get("attempt", f"{agent_id}/{seq}")
-        change.effects.append(ScheduleRetry(agent_id, seq, failures + 1, attempt.due_at))
-    return failures
-
-
-def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
-    agent_id = entry.origin.agent_id
-    participant = state.participant(agent_id)
-    if participant is None or participant.fence != entry.origin.fencing_token or not state.reactions_of(agent_id):
-        return NOTHING
-    change = ChangeSet(rules, state, Facts(), entry.origin)
-    change.set_value("participant", agent_id, msgspec.structs.replace(participant, is_lost=True))
-    return change.outcome()
-
-
-def count_lost_reactions(change: ChangeSet, lost: Participant) -> None:
-    """A process is gone, and another one is in its place: what it was at work on has failed once. Of a process
-    that does not name itself nobody knows what it only waited for."""
-    agent_id = lost.agent_id
-    at_work: dict[int, OpenReaction] = {}
-    for reaction in change.state.reactions_of(agent_id).values():
-        if not lost.instance or is_at_work(reaction, lost.life):
-            at_work.setdefault(reaction.trigger, reaction)
-    for trigger, reaction in at_work.items():
-        reason = f"The agent's process was lost during the reaction {reaction.reaction}."
-        count_failure(change, agent_id, trigger, reaction.trigger_head.sender_id, reason, None)
-
-
-def reset_failures(change: ChangeSet, opened: OpenReaction) -> None:
-    """A reaction has got on since the last failure: the next one is the first."""
-    key = f"{opened.agent_id}/{opened.trigger}"
-    attempt: Attempt | None = change.state.get("attempt", key)
-    if attempt is not None and attempt.failures:
-        change.set_value("attempt", key, msgspec.structs.replace(attempt, failures=0) if attempt.is_revived else None)
-
-
-def withdraw_dead_letter(change: ChangeSet, agent_id: str, reaction: str) -> None:
-    """A reaction that was given up has ended after all: what it was for is no dead letter, and who was told is
-    told so."""
-    given_up: AbandonedReaction | None = change.lookup_cold("given_up", f"{agent_id}/{reaction}")
-    if given_up is None:
-        return
-    seq = given_up.trigger
-    change.set_value("given_up", f"{agent_id}/{reaction}", None)
-    change.set_value("dead", f"{agent_id}/{seq:016d}", None)
-    if given_up.sender_id:
-        change.set_value("undelivered", undelivered_key(given_up.sender_id, seq, agent_id), None)
-    change.set_value("tried", f"{agent_id}/{seq:016d}", AttemptCount(given_up.attempts))
-    change.write_row("dead", data=encode({"seq": seq, "agent_id": agent_id, "event": "withdrawn"}))
-    body = {"seq": seq, "agent_id": agent_id, "reaction": reaction}
-    told = frozenset((agent_id,))
-    change.effects.append(
-        SendNotice(told, "dead_letter_withdrawn", None, body, to_operators=True, sender_id=given_up.sender_id)
-    )
-
-
-def undelivered_key(sender_id: str, seq: int, agent_id: str) -> str:
-    """Where a dead letter stands among those of what its sender sent."""
-    return f"{sender_id}/{descending_key(seq)}/{agent_id}"
-
-
-def merge_ack_cursor(state: State, put: TableWrite) -> TableWrite:
-    """A floor with what was handled since it was taken: by a dead letter, whose commit it would undo."""
-    if put.table != "floor":
-        return put
-    floor, taken = state.ack_cursor(put.key), put.value
-    since = {seq for seq in floor.above if seq > taken.seq}.union(seq for seq in taken.open if floor.is_handled(seq))
-    return TableWrite("floor", put.key, taken.with_handled(since)) if since else put
-
-
-def clear_attempts(state: State, agent_id: str, seq: int) -> list[TableWrite]:
-    """What is kept of a message's failures once it is handled: how many attempts it took, if it took more than one."""
-    attempt: Attempt | None = state.get("attempt", f"{agent_id}/{seq}")
-    if attempt is None:
-        return []
-    puts = [TableWrite("attempt", f"{agent_id}/{seq}", None)]
-    if attempt.failures or attempt.is_revived:  # of an earlier life there may be more
-        puts.append(TableWrite("tried", f"{agent_id}/{seq:016d}", AttemptCount(attempt.failures + 1)))
-    return puts
-
-
-def count_failure(
-    change: ChangeSet, agent_id: str, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
-) -> int:
-    """Count one failed attempt; at the fifth the message is handled as a dead letter, and no reaction to it is
-    open any more. Gives the failures so far."""
-    key = f"{agent_id}/{seq}"
-    before: Attempt | None = change.state.get("attempt", key)
-    failures = (before.failures if before is not None else 0) + 1
-    stamp = change.stamp
-    if failures < MAX_FAILURES:
-        delay_ms = retry_after_ms if retry_after_ms is not None else FIRST_RETRY_MS * 2 ** (failures - 1)
-        change.set_value(
-            "attempt", key, Attempt(failures, stamp + delay_ms, reason, before is not None and before.is_revived)
-        )
-        return failures
-    opened = {it.reaction: key for key, it in change.state.reactions_to(agent_id, seq).items()}
-    for reaction, its_key in opened.items():
-        change.set_value("reaction", its_key, None)
-        change.set_value("given_up", f"{agent_id}/{reaction}", AbandonedReaction(seq, sender_id or "", failures))
-    letter = DeadLetter(agent_id, seq, reason, failures, stamp, tuple(opened), sender_id or "")
-    floor = change.state.ack_cursor(agent_id)
-    if not floor.is_handled(seq):  # in this same commit: after a crash a dead letter is not delivered again
-        change.set_value("floor", agent_id, floor.with_handled([seq]))
-    change.set_value("attempt", key, None)
-    change.set_value("dead", f"{agent_id}/{seq:016d}", letter)
-    record_failure(change, agent_id, "dead_letter", reason, seq=seq)
-    if sender_id is not None:
-        change.set_value(
-            "undelivered", undelivered_key(sender_id, seq, agent_id), UndeliveredMessage(agent_id, seq, failures, stamp)
-        )
-    body = {"seq": seq, "agent_id": agent_id, "reason": reason, "attempts": failures}
-    change.write_row("dead", data=encode(body))
-    change.effects.append(MarkHandled(agent_id, seq))
-    told = frozenset((agent_id,))
-    change.effects.append(SendNotice(told, "dead_letter", None, body, to_operators=True, sender_id=sender_id))
-    return failures
-
 
 # --- what models cost
-
-
-def _reads(shape: type[T]) -> Callable[[bytes], T | None]:
-    """What reads a record's body as of one shape, unknown fields left out; None for a body of another."""
-    decoder = msgspec.json.Decoder(shape)
-
-    def read(body: bytes) -> T | None:
-        try:
-            return decoder.decode(body)
-        except msgspec.DecodeError:
-            return None
-
-    return read
-
-
-USAGE_KINDS = frozenset({"model_reply", "review", "used", "finished"})
-MAX_MODELS = 16
-"""Of one sum; further ones count under no name."""
-MAX_MODEL_CHARS = 128
-MAX_CLAIMANTS, MAX_MODELS_EACH = 64, 4
-"""So many agents' sums are kept apart in one conversation, of so many models each; what others used counts in that
-of all."""
-
-_Tokens = Annotated[int, Meta(ge=0, le=10**12)]
-
-
-class _Usage(Struct):
-    prompt_tokens: _Tokens = 0
-    completion_tokens: _Tokens = 0
-    cached_tokens: _Tokens = 0
-    reasoning_tokens: _Tokens = 0
-
-
-class _Reply(Struct):
-    usage: _Usage = msgspec.field(default_factory=_Usage)
-    model: str = ""
-
-
-class _Use(Struct):
-    """What one model was asked beside the turn's own request."""
-
-    usage: _Usage
-    model: str = ""
-
-
-class _Told(Struct):
-    """Of a record's body what is charged: ``reply`` of a ``model_reply``, ``usage`` of the other kinds. ``used`` is
-    what of that is told by model."""
-
-    reply: _Reply | None = None
-    usage: _Usage | None = None
-    used: list[_Use] = []
 
 
 class ModelFailedBody(Struct):
@@ -445,107 +235,9 @@ class ModelFailedBody(Struct):
     reason: str = ""
 
 
-_read_told = _reads(_Told)
 _read_finished = _reads(FinishedBody)
 parse_failure = _reads(ModelFailedBody)
 """Why a model gave no reply; None for a body of another shape."""
-
-
-def parse_usage(kind: str, body: bytes) -> Mapping[str, TokenUsage] | None:
-    """The tokens that a record tells of, by model, "" for what none is named for; None for nothing, or a body of
-    another shape."""
-    told = _read_told(body)
-    if told is None:
-        return None
-    reply = told.reply if kind == "model_reply" else None
-    used = [(it.model, TokenUsage(1, *msgspec.structs.astuple(it.usage))) for it in told.used]
-    usage = reply.usage if reply is not None else told.usage
-    if usage is not None:
-        rest = _rest(
-            TokenUsage(0, *msgspec.structs.astuple(usage)), reduce(_plus, (it for _, it in used), TokenUsage())
-        )
-        of_reply = msgspec.structs.replace(rest, calls=int(reply is not None))
-        used.append((reply.model if reply is not None else "", of_reply))
-    spent: dict[str, TokenUsage] = {}
-    for model, it in used:
-        if it != TokenUsage():
-            spent = _add(spent, model[:MAX_MODEL_CHARS], it)
-    return spent or None
-
-
-def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, TokenUsage], *, is_total: bool) -> None:
-    """Add what a record tells of to its reaction's sum, its root's (of all, and of this agent) and its agent's of the
-    day.
-
-    A record that claims more than ``max_record_tokens`` of a model counts that.
-    ``is_total``: what no model is named for is that of the whole reaction; what the sum has already is not added again.
-    """
-    key = f"{agent_id}/{reaction}"
-    opened: OpenReaction | None = change.state.get("reaction", key)
-    if opened is None:
-        return
-    if is_total:
-        told = {model: it for model, it in spent.items() if model}
-        # `parse_usage` has taken these out of the total, which holds what the sum has already as well.
-        spent = {**told, "": _rest(spent.get("", TokenUsage()), total_usage(opened.spent))}
-    most = change.rules.limits.max_record_tokens
-    by_model = {model: _limit(it, most) for model, it in spent.items() if it != TokenUsage()}
-    if not by_model:
-        return
-    root = opened.trigger_head.root
-    budget = find_budget(change.state, change.facts, root, opened.trigger_head)
-    claims = budget.claims
-    if agent_id in claims or len(claims) < MAX_CLAIMANTS:
-        claims = {**claims, agent_id: _add_all(claims.get(agent_id, {}), by_model, MAX_MODELS_EACH)}
-    changed = msgspec.structs.replace(budget, spent=_add_all(budget.spent, by_model), claims=claims)
-    change.set_value("root", str(root), changed)
-    change.set_value("reaction", key, msgspec.structs.replace(opened, spent=_add_all(opened.spent, by_model)))
-    day = change.stamp // DAY_MS
-    of_day = usage_on(day, change.state.get("day", agent_id))
-    change.set_value("day", agent_id, DayUsage(day, _add_all(of_day, by_model)))
-
-
-def _limit(used: TokenUsage, most: int) -> TokenUsage:
-    calls, *tokens = msgspec.structs.astuple(used)
-    return TokenUsage(calls, *(min(count, most) for count in tokens))
-
-
-def usage_on(day: int, newest: DayUsage | None) -> Mapping[str, TokenUsage]:
-    """What was spent on a day, given what is kept of the newest one."""
-    return newest.spent if newest is not None and newest.day == day else {}
-
-
-def total_usage(spent: Mapping[str, TokenUsage]) -> TokenUsage:
-    """All models together."""
-    return reduce(_plus, spent.values(), TokenUsage())
-
-
-def _add(
-    spent: Mapping[str, TokenUsage], model: str, used: TokenUsage, most: int = MAX_MODELS
-) -> dict[str, TokenUsage]:
-    if model not in spent and len(spent) >= most:
-        model = ""
-    return {**spent, model: _plus(spent.get(model, TokenUsage()), used)}
-
-
-def _add_all(
-    spent: Mapping[str, TokenUsage], used: Mapping[str, TokenUsage], most: int = MAX_MODELS
-) -> dict[str, TokenUsage]:
-    summed = dict(spent)
-    for model, it in used.items():
-        summed = _add(summed, model, it, most)
-    return summed
-
-
-def _plus(one: TokenUsage, other: TokenUsage) -> TokenUsage:
-    return TokenUsage(*map(add, msgspec.structs.astuple(one), msgspec.structs.astuple(other)))
-
-
-def _rest(total: TokenUsage, known: TokenUsage) -> TokenUsage:
-    """What a total holds beyond what is known: never less than nothing, as middleware may count a reply for less than
-    it was."""
-    _calls, *tokens = (max(0, it) for it in map(sub, msgspec.structs.astuple(total), msgspec.structs.astuple(known)))
-    return TokenUsage(0, *tokens)
 
 
 # --- what a reaction is at
@@ -562,104 +254,3 @@ def _rest(total: TokenUsage, known: TokenUsage) -> TokenUsage:
 # `OpenReaction.life` is the process that wrote the newest record, `Participant.life` the one that holds the fence. A
 # process was at work on a reaction if both are its own and one of the innermost calls does not wait, or there is
 # none: then a model's call was running.
-
-CALL_KINDS = frozenset({"tool_started", "tool_result", "waiting", "approval"})
-PROGRESS_KINDS = frozenset({"model_reply", "tool_result"})
-REPEATED_KINDS = frozenset({"started", "waiting"})
-"""Of which a repeat says something: a process goes on with the reaction, and waits again."""
-MAX_CALLS = 64
-"""So many are told apart; with more of them a reaction is taken to be at work."""
-MAX_PLACE_CHARS = 128
-MAX_AWAITED = 16
-"""Of one call, so many that it waits for are named."""
-MAX_REQUESTS = 128
-"""Maximum number of messages that ask for one decision, and of people who may give it."""
-
-
-class _Call(Struct):
-    turn: int = 0
-    call: int = 0
-    path: str = ""
-
-
-_read_call = _reads(_Call)
-
-
-def parse_call_place(body: bytes) -> str:
-    """The place of the call that a record is about; empty for a body of another shape."""
-    it = _read_call(body)
-    if it is None:
-        return ""
-    place = f"{it.path}/{it.turn}.{it.call}" if it.path else f"{it.turn}.{it.call}"
-    return place if len(place) <= MAX_PLACE_CHARS else ""
-
-
-class _Vote(Struct):
-    by: str = ""
-
-
-class _Waiting(Struct):
-    questions: dict[str, Seq] = {}
-    until: int = 0
-    is_approval: bool = False
-    deciders: list[str] | None = None
-    with_operators: bool = False
-    votes: list[_Vote] = []
-
-
-_read_waiting = _reads(_Waiting)
-
-
-def parse_wait(body: bytes) -> CallWait | None:
-    """What a ``waiting`` record says that its call waits for; None for a body of another shape."""
-    it = _read_waiting(body)
-    if it is None or not it.questions:
-        return None
-    if it.is_approval:
-        copies = tuple((name, seq) for name, seq in it.questions.items() if is_id(name))
-        return CallWait(
-            request=next(iter(it.questions.values())),
-            until=max(0, min(it.until, SEQ_LIMIT - 1)),
-            copies=copies[:MAX_REQUESTS],
-            with_operators=it.with_operators,
-            deciders=None if it.deciders is None else tuple(filter(is_id, it.deciders[:MAX_REQUESTS])),
-            voters=tuple(vote.by for vote in it.votes[:MAX_REQUESTS] if is_id(vote.by)),
-        )
-    return CallWait(tuple(name for name in it.questions if is_id(name))[:MAX_AWAITED])
-
-
-def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: CallWait | None = None) -> OpenReaction:
-    """The reaction after one more record, written in a process's ``life``; the same object if that changes nothing."""
-    calls = opened.calls
-    if kind == "started":  # a process goes on with it: until it has come to its waits again, it works
-        calls = dict.fromkeys(calls, False)
-    elif kind == "tool_result":
-        calls = {it: waits for it, waits in calls.items() if it != call and not _is_inside(it, call)}
-    elif kind in CALL_KINDS:
-        if call not in calls and len(calls) >= MAX_CALLS:
-            calls = {**calls, "": False}
-        else:
-            calls = {**calls, call: kind == "waiting"}
-    awaits = opened.awaits if awaited is None else {**opened.awaits, call: awaited}
-    awaits = {it: awaits[it] for it, waits in calls.items() if waits and it in awaits}
-    if life == opened.life and calls == opened.calls and awaits == opened.awaits:
-        return opened
-    return msgspec.structs.replace(opened, life=life, calls=calls, awaits=awaits)
-
-
-def is_at_work(opened: OpenReaction, life: int) -> bool:
-    """Whether the process of this life was at it and did more than to wait: a model's or a tool's call was running."""
-    if opened.life != life:
-        return False  # it waits in the inbox for its turn
-    innermost = innermost_calls(opened)
-    return not innermost or not all(innermost.values())
-
-
-def innermost_calls(opened: OpenReaction) -> dict[str, bool]:
-    """The calls under way that have no other one inside of them, and whether each waits for somebody else."""
-    return {it: waits for it, waits in opened.calls.items() if not any(_is_inside(other, it) for other in opened.calls)}
-
-
-def _is_inside(place: str, outer: str) -> bool:
-    """Whether a call is one of a run inside of another call."""
-    return place.startswith((f"{outer}/", f"{outer}.")) if outer else False

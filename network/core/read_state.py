@@ -14,7 +14,8 @@ from roundelay.network.errors import UnknownMessage
 
 from .change import ChangeSet
 from .reserved_ids import NETWORK
-from .tables import MessageHead, ReadState
+from .rows import MessageHead
+from .tables import ReadState
 from .visibility import may_read
 
 EVICTION_SHARE = 10

@@ -37,14 +37,17 @@ from roundelay.network.errors import (
 from roundelay.network.frames import SendFrame, StoredFrame, WireMessage, encode
 
 from .access import check_right_to_send, find_channel
-from .conversation_budgets import charge_budget, count_answer, has_unanswered_news, sends_like_program, start_budget
+from .buckets import Bucket
+from .conversation_budgets import charge_budget, start_budget
 from .entries import Origin, Outcome, Send, SessionReply, body_digest
 from .limits import ROW_BYTES, Quotas, count_stored, next_rates
 from .mod import Mod, Operation
 from .questions import add_questions, remove_answered
+from .rows import MessageHead, Row, StoredKey
 from .state import State
-from .tables import DAY_MS, Bucket, ConversationBudget, Facts, MessageHead, Row, StoredKey, TableWrite
+from .tables import DAY_MS, ConversationBudget, Facts, TableWrite
 from .takeovers import check_may_answer
+from .uncaused_answers import count_answer, has_unanswered_news, sends_like_program
 from .visibility import has_people, may_read
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
+from .buckets import Bucket, RecentMessages
 from .entries import Outcome
 from .reserved_ids import skeleton
 from .rights import Rights
@@ -27,7 +28,6 @@ from .tables import (
     VOLATILE_TABLES,
     AckCursor,
     Attempt,
-    Bucket,
     Channel,
     DayStored,
     Login,
@@ -36,7 +36,6 @@ from .tables import (
     Participant,
     Question,
     ReadState,
-    RecentMessages,
     Table,
     TableWrite,
     Takeover,

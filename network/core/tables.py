@@ -13,6 +13,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from roundelay.network.frames import SEQ_LIMIT, Kind, encode
 
+from .rows import MessageHead, StoredKey
+
 LoadedTable: TypeAlias = Literal[
     "participant",
     "token",
@@ -243,68 +245,6 @@ class DayStored(Struct, frozen=True):
     messages: int
     is_near: bool = False
     """Whether little of its quota is left."""
-
-
-Rates: TypeAlias = tuple[float, float]
-"""A bucket's ``sends`` and ``roots``."""
-
-
-class AnswerCount(Struct, frozen=True, gc=False):
-    """How often an agent has answered without a cause since a person spoke to it (`shares`): ``since`` that seq,
-    the last time at ``last``."""
-
-    count: int = 0
-    last: int = 0
-    since: int = 0
-    is_reported: bool = False
-    """Whether it was said that it has to stop."""
-    thread_id: str = ""
-    """The thread of the last of them, if no person reads it."""
-    in_a_row: int = 0
-    """How many of the last ones were in that thread."""
-
-
-class Bucket(Struct, frozen=True, gc=False):
-    """What one participant (the key) does just now, in memory only: when its next entry, and its next message without a
-    cause, would be due at exactly their rates (`limits.next_arrival`), and what it has stored on ``day``; below
-    ``next_bytes`` and ``next_messages`` of that, nothing is to be looked at or kept (`limits.count_stored`). With its
-    answers without a cause."""
-
-    sends: float = 0.0
-    roots: float = 0.0
-    day: int = 0
-    bytes: int = 0
-    messages: int = 0
-    next_bytes: int = 0
-    next_messages: int = 0
-    answer_count: AnswerCount = AnswerCount()
-
-    def at_rates(self, rates: Rates) -> Bucket:
-        """This bucket, its rates counted on."""
-        return Bucket(
-            *rates, self.day, self.bytes, self.messages, self.next_bytes, self.next_messages, self.answer_count
-        )
-
-
-class RecentMessages:
-    """The newest seqs of what was said, since the hub's start (`shares`): ``given`` to each participant,
-    ``shared`` at each place of many, with its sender and the newest of anybody else; ``newest`` at any such place.
-    ``people``, by address, are those of people, and who said them."""
-
-    __slots__ = ("delivered", "from_people", "group_posts", "newest")
-
-    def __init__(self) -> None:
-        self.delivered: dict[str, int] = {}
-        self.group_posts: dict[str, tuple[int, str, int]] = {}
-        self.newest = 0
-        self.from_people: dict[str, tuple[int, str]] = {}
-
-    def record_group_post(self, to: str, seq: int, sender: str) -> None:
-        """Somebody has said something at a place of many."""
-        known = self.group_posts.get(to)
-        other = 0 if known is None else known[2] if known[1] == sender else known[0]
-        self.group_posts[to] = (seq, sender, other)
-        self.newest = seq
 
 
 class CallWait(Struct, frozen=True, omit_defaults=True):
@@ -610,40 +550,6 @@ class TableWrite(Struct, frozen=True, gc=False):
     value: Any
 
 
-class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
-    """What rules need to know of a stored message; never its content.
-
-    ``label`` is the seq of the message whose people are this one's audience (its own, or that of a cause that had
-    people). ``excluded`` are those whom a broadcast, or the message that a reply thread began with, left out.
-    """
-
-    seq: int
-    sender_id: str
-    sender_kind: str
-    kind: str
-    to: str
-    thread_id: str
-    root: int
-    hops: int
-    label: int
-    cause: int | None = None
-    excluded: tuple[str, ...] = ()
-
-
-class StoredKey(Struct, frozen=True, gc=False):
-    """What is stored under an idempotency key: of a row, what tells whether a repeat is the same. A `Row` is one."""
-
-    seq: int
-    stream: str = ""
-    digest: str = ""
-    data: bytes = b"{}"
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether it stands in for a row that is not what was stored: of that nothing is known but the seq."""
-        return not self.data
-
-
 class Facts(Struct):
     """What the ledger says about a batch before it is applied. A key that is absent from a table does not exist, but
     those of ``damaged``: (table, key) of values that are no longer what was stored."""
@@ -664,46 +570,6 @@ def decode_value(table: Table, data: bytes | str) -> Any:
     return msgspec.json.decode(data, type=VALUE_TYPES[table])
 
 
-RowType: TypeAlias = Literal[
-    "message",
-    "record",
-    "registered",
-    "removed",
-    "token",
-    "channel",
-    "joined",
-    "left",
-    "dead",
-    "budget",
-    "hold",
-    "damaged",
-]
-
-
-class Row(StoredKey, frozen=True, kw_only=True, gc=False):
-    """One entry of the log.
-
-    ``actor`` and ``key`` are its idempotency key (``m:``, ``r:`` or ``c:`` and the client's id; empty when it has
-    none). ``target`` is the address whose readers it is delivered to, ``stream`` the thread of a message or the
-    reaction of a record; both are empty for other rows. ``data`` is JSON: a message as it is delivered, a record with
-    its body. Of type ``damaged`` none is stored: it is a stand-in (`damaged_row`).
-    """
-
-    at: int
-    type: RowType
-    actor: str
-    key: str = ""
-    target: str = ""
-    label: str = ""
-    excluded: tuple[str, ...] = ()
-    head: MessageHead | None = None
-
-
-def damaged_row(seq: int) -> Row:
-    """What is read in the place of a row that is not what was stored: its seq, and nothing else that was in it."""
-    return Row(seq=seq, at=0, type="damaged", actor="", data=b"")
-
-
 class LookupRequest(Struct):
     """What a batch needs to know before it is applied: `Ledger.lookup` answers it with `Facts`."""
 
@@ -713,13 +579,3 @@ class LookupRequest(Struct):
 
     def __bool__(self) -> bool:
         return bool(self.keys or self.seqs or self.cold)
-
-
-class Span(Struct, frozen=True, gc=False):
-    """A range of one target's rows: ``after`` < seq < ``before`` (None: no end)."""
-
-    target: str
-    after: int
-    before: int | None = None
-    has_open_threads: bool = False
-    """Whether replies in the range may be read even if the message that began their thread lies outside of it."""

@@ -18,9 +18,10 @@ from roundelay.network.errors import Forbidden
 from .access import check_right, owner_of
 from .change import ChangeSet
 from .entries import EndTakeover, Origin, Outcome, SendNotice
+from .rows import MessageHead
 from .sending import Rules
 from .state import State
-from .tables import Facts, MessageHead, Takeover
+from .tables import Facts, Takeover
 from .takeovers import takeover_readers
 
 

@@ -34,8 +34,9 @@ from roundelay.network.addresses import (
 from roundelay.network.errors import Forbidden, ThreadHeld, UnknownMessage
 
 from .entries import Origin
+from .rows import MessageHead
 from .state import State
-from .tables import Facts, MessageHead, OpenReaction, Takeover
+from .tables import Facts, OpenReaction, Takeover
 from .visibility import may_read, thread_readers
 
 

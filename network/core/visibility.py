@@ -23,8 +23,9 @@ from roundelay.network.addresses import (
 from roundelay.network.frames import is_id
 
 from .access import has_right_to_read
+from .rows import MessageHead, Span
 from .state import State
-from .tables import Member, MessageHead, Participant, Span
+from .tables import Member, Participant
 
 Visibility = Literal["people", "strict", "all", "current"]
 FEW = 16

@@ -32,14 +32,15 @@ from roundelay.network.core.entries import (
     SaveAckCursors,
     SessionLost,
 )
+from roundelay.network.core.failures import clear_attempts
 from roundelay.network.core.limits import Quotas
 from roundelay.network.core.mod import Mod, Operation
 from roundelay.network.core.questions import remove_dropped_questions
-from roundelay.network.core.reactions import clear_attempts
 from roundelay.network.core.rights import Rights
+from roundelay.network.core.rows import Row, StoredKey
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import Facts, Login, LookupRequest, Participant, Row, StoredKey, TableWrite
+from roundelay.network.core.tables import Facts, Login, LookupRequest, Participant, TableWrite
 from roundelay.network.core.takeover_control import list_expired
 from roundelay.network.core.visibility import Visibility
 from roundelay.network.errors import Forbidden, LedgerError, Overloaded, RoundelayError

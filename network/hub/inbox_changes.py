@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import CallWait, MessageHead, OpenReaction, Participant
+from roundelay.network.core.tables import CallWait, OpenReaction, Participant
 from roundelay.network.core.takeovers import is_blocked_by_takeover
 from roundelay.network.core.visibility import thread_readers
 from roundelay.network.frames import SEQ_LIMIT

@@ -19,6 +19,7 @@ from roundelay.network.addresses import mod_address, parse_address
 from roundelay.network.clock import Clock
 from roundelay.network.core.access import check_right
 from roundelay.network.core.apply import describe_follower
+from roundelay.network.core.call_progress import CALL_KINDS, parse_call_place, parse_wait
 from roundelay.network.core.entries import (
     BindCredentials,
     EndTakeover,
@@ -39,9 +40,9 @@ from roundelay.network.core.entries import (
 from roundelay.network.core.joining import hash_token
 from roundelay.network.core.limits import SENDS, rate_limited_error
 from roundelay.network.core.mod import Incoming, Operation, run_before_hooks
-from roundelay.network.core.reactions import CALL_KINDS, USAGE_KINDS, parse_call_place, parse_usage, parse_wait
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.tables import OpenReaction
+from roundelay.network.core.usage import USAGE_KINDS, parse_usage
 from roundelay.network.errors import (
     Forbidden,
     InvalidArguments,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from roundelay.network.config import Limits
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.core.visibility import inbox_spans, is_recipient
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import deliver_bytes

@@ -21,7 +21,6 @@ from msgspec import UNSET, Raw, UnsetType
 from roundelay.network.addresses import channel_address, name_of, parse_address
 from roundelay.network.clock import NewId
 from roundelay.network.config import Limits
-from roundelay.network.core.conversation_budgets import record_message, record_person
 from roundelay.network.core.entries import (
     AcceptSession,
     DisconnectParticipant,
@@ -41,10 +40,12 @@ from roundelay.network.core.entries import (
     error_bytes,
 )
 from roundelay.network.core.mod import AfterContext, Mod
+from roundelay.network.core.rows import Row
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import Participant, Row
+from roundelay.network.core.tables import Participant
 from roundelay.network.core.takeovers import is_blocked_by_takeover
+from roundelay.network.core.uncaused_answers import record_message, record_person
 from roundelay.network.core.visibility import broadcast_readers, is_recipient, parties, thread_readers
 from roundelay.network.errors import Forbidden, LedgerError, RoundelayError
 from roundelay.network.frames import (

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from roundelay.network.cluster.read_replica import ReadOnlyIndex
-from roundelay.network.core.tables import Row, TableWrite
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import TableWrite
 from roundelay.network.errors import LedgerError
 
 from .hub import Hub

@@ -22,9 +22,9 @@ from roundelay.network.clock import Clock
 from roundelay.network.core.access import check_right_to_send
 from roundelay.network.core.entries import Entry, Origin, RefusedFrame
 from roundelay.network.core.limits import next_arrival_or_none
+from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import MessageHead
 from roundelay.network.core.visibility import follows_live, hears_channel, may_read, parties
 from roundelay.network.errors import (
     Forbidden,

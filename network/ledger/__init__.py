@@ -12,7 +12,8 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from msgspec import Meta as Bound
 from msgspec import Struct
 
-from roundelay.network.core.tables import Facts, LookupRequest, MessageHead, Row, Span, Table, TableWrite
+from roundelay.network.core.rows import MessageHead, Row, Span
+from roundelay.network.core.tables import Facts, LookupRequest, Table, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import SEQ_LIMIT
 

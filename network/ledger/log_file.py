@@ -18,7 +18,8 @@ from typing import BinaryIO, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from roundelay.network.core.tables import Followed, MessageHead, Row, RowType
+from roundelay.network.core.rows import MessageHead, Row, RowType
+from roundelay.network.core.tables import Followed
 from roundelay.network.errors import LedgerError
 
 from .database_lock import explain, is_held

@@ -11,18 +11,8 @@ from itertools import groupby, islice
 from typing import Any
 
 from roundelay.network.addresses import thread_start
-from roundelay.network.core.tables import (
-    LOADED_TABLES,
-    VOLATILE_TABLES,
-    Facts,
-    LookupRequest,
-    MessageHead,
-    Row,
-    Span,
-    Table,
-    TableWrite,
-    damaged_row,
-)
+from roundelay.network.core.rows import MessageHead, Row, Span, damaged_row
+from roundelay.network.core.tables import LOADED_TABLES, VOLATILE_TABLES, Facts, LookupRequest, Table, TableWrite
 from roundelay.network.errors import LedgerError
 
 from . import (

@@ -20,7 +20,7 @@ from itertools import chain, repeat
 from threading import Lock
 from typing import NamedTuple
 
-from roundelay.network.core.tables import Row, RowType
+from roundelay.network.core.rows import Row, RowType
 
 from .rows import hash_bytes, note_places
 

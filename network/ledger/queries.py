@@ -15,16 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from roundelay.network.core.rows import Row, Span, damaged_row
 from roundelay.network.core.tables import (
     COLD_TABLES,
     VOLATILE_TABLES,
     Facts,
     LookupRequest,
-    Row,
-    Span,
     Table,
     TableWrite,
-    damaged_row,
     decode_value,
     encode_value,
 )

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from roundelay.network.core.tables import MessageHead, Row
+from roundelay.network.core.rows import MessageHead, Row
 
 Columns = tuple[int, int, str, str, "str | None", "str | None", "str | None", "str | None", "str | None", "str | None",
                 "str | None", str]  # fmt: skip

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from roundelay.network.core.tables import Row, Span
+from roundelay.network.core.rows import Row, Span
 from roundelay.network.errors import LedgerError
 from roundelay.network.messages import write_content
 from roundelay.network.platforms import CLOSE_ON_EXEC, NO_FOLLOW

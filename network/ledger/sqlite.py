@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 from roundelay.network.clock import random_number
 from roundelay.network.config import Durability
-from roundelay.network.core.tables import Facts, LookupRequest, MessageHead, Row, Span, Table, TableWrite
+from roundelay.network.core.rows import MessageHead, Row, Span
+from roundelay.network.core.tables import Facts, LookupRequest, Table, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.platforms import boot_id
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.durable_files import publish_file, sync
 from roundelay.network.errors import LedgerError
 from roundelay.network.platforms import CLOSE_ON_EXEC

@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET
 
-from roundelay.network.core.conversation_budgets import has_person_written
+from roundelay.network.core.call_progress import innermost_calls, is_at_work
 from roundelay.network.core.faults import describe_fault as describe_what
 from roundelay.network.core.faults import describe_remedy
-from roundelay.network.core.reactions import innermost_calls, is_at_work
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import AgentFault, OpenReaction, Participant
 from roundelay.network.core.takeovers import is_blocked_by_takeover, is_taken_over
+from roundelay.network.core.uncaused_answers import has_person_written
 
 from .reading import Reading, reads
 

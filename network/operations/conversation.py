@@ -18,6 +18,7 @@ from roundelay.network.addresses import name_of, thread_parties, thread_start
 from roundelay.network.core.access import is_found
 from roundelay.network.core.change import ChangeSet, stopped_key
 from roundelay.network.core.entries import RequestCancel
+from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.core.sending import find_budget
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import (
@@ -25,11 +26,9 @@ from roundelay.network.core.tables import (
     AttemptCount,
     DeadLetter,
     LookupRequest,
-    MessageHead,
     OpenReaction,
     ReactionStart,
     ReadState,
-    Row,
     Table,
     Takeover,
     TriggeredReactions,

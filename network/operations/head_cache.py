@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
-from roundelay.network.core.tables import MessageHead, Span
+from roundelay.network.core.rows import MessageHead, Span
 from roundelay.network.core.visibility import parties
 from roundelay.network.ledger import HeadAt, Ledger
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from msgspec import UNSET, Meta
 
 from roundelay.network.core.change import ChangeSet
-from roundelay.network.core.conversation_budgets import has_person_written
 from roundelay.network.core.limits import stored_today
 from roundelay.network.core.questions import dismiss_question
+from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import (
     DAY_MS,
     BudgetStop,
@@ -22,12 +22,12 @@ from roundelay.network.core.tables import (
     DeadLetter,
     DismissedItems,
     LookupRequest,
-    Row,
     StoppedConversation,
     Table,
     TriggeredReactions,
     UndeliveredMessage,
 )
+from roundelay.network.core.uncaused_answers import has_person_written
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import ID_PATTERN, Seq
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from roundelay.network.addresses import memory_of
-from roundelay.network.core.tables import MessageHead, Row
+from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.core.visibility import Visibility
 from roundelay.network.frames import Seq
 from roundelay.network.ledger.search import PRIVATE

@@ -12,27 +12,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
+from roundelay.network.core.buckets import AnswerCount
 from roundelay.network.core.change import ChangeSet, stopped_key
-from roundelay.network.core.conversation_budgets import has_person_written
 from roundelay.network.core.entries import DisconnectParticipant, NotifyMembership, ScheduleRetry
+from roundelay.network.core.failures import undelivered_key
 from roundelay.network.core.joining import describe_look_alike, find_expired_logins
 from roundelay.network.core.limits import Quotas, stored_today
 from roundelay.network.core.questions import remove_questions_of
-from roundelay.network.core.reactions import undelivered_key
 from roundelay.network.core.reserved_ids import IS_THE_HUB, NETWORK, describe_reserved
+from roundelay.network.core.rows import Row
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import (
-    DAY_MS,
-    AnswerCount,
-    Attempt,
-    AttemptCount,
-    DeadLetter,
-    Login,
-    Row,
-    StoppedConversation,
-    Token,
-)
+from roundelay.network.core.tables import DAY_MS, Attempt, AttemptCount, DeadLetter, Login, StoppedConversation, Token
 from roundelay.network.core.takeover_control import end_takeover
+from roundelay.network.core.uncaused_answers import has_person_written
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
 from roundelay.network.frames import Kind, Seq, is_id
 from roundelay.network.ledger.log_file import encode_row

@@ -13,21 +13,15 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Raw
 
+from roundelay.network.core.call_progress import MAX_REQUESTS
 from roundelay.network.core.change import ChangeSet
-from roundelay.network.core.reactions import MAX_REQUESTS, USAGE_KINDS, usage_on
 from roundelay.network.core.reserved_ids import NETWORK
+from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.core.sending import mod_message
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import (
-    DAY_MS,
-    CallWait,
-    ConversationBudget,
-    MessageHead,
-    OpenReaction,
-    Row,
-    TokenUsage,
-)
+from roundelay.network.core.tables import DAY_MS, CallWait, ConversationBudget, OpenReaction, TokenUsage
 from roundelay.network.core.takeovers import is_blocked_by_takeover
+from roundelay.network.core.usage import USAGE_KINDS, usage_on
 from roundelay.network.core.visibility import may_read
 from roundelay.network.errors import Forbidden, InternalError, InvalidArguments, UnknownMessage
 from roundelay.network.frames import Seq

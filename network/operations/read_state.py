@@ -16,7 +16,8 @@ from msgspec import Meta
 from roundelay.network.core.change import ChangeSet
 from roundelay.network.core.entries import SendNotice
 from roundelay.network.core.read_state import check_may_mark, store_read_state
-from roundelay.network.core.tables import MessageHead, ReadState, Row
+from roundelay.network.core.rows import MessageHead, Row
+from roundelay.network.core.tables import ReadState
 from roundelay.network.frames import Seq, decode_json
 from roundelay.network.messages import write_content
 

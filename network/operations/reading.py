@@ -12,8 +12,8 @@ from msgspec import Meta, Raw, Struct
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import Origin
 from roundelay.network.core.limits import Quotas
+from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import MessageHead
 from roundelay.network.core.visibility import Visibility, may_read
 from roundelay.network.errors import Forbidden
 from roundelay.network.ledger import Ledger

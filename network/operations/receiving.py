@@ -15,8 +15,8 @@ from msgspec import Meta, Raw
 
 from roundelay.network.core.change import ChangeSet
 from roundelay.network.core.entries import MarkHandled
-from roundelay.network.core.reactions import MAX_FAILURES, clear_attempts, record_delivery_failure
-from roundelay.network.core.tables import Row
+from roundelay.network.core.failures import MAX_FAILURES, clear_attempts, record_delivery_failure
+from roundelay.network.core.rows import Row
 from roundelay.network.core.visibility import inbox_spans, is_recipient
 from roundelay.network.errors import RateLimited, UnknownMessage
 from roundelay.network.frames import Seq

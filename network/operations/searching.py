@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Raw
 
+from roundelay.network.core.rows import MessageHead, Row, Span
 from roundelay.network.core.search_query import Query, is_chosen, read_query
-from roundelay.network.core.tables import MessageHead, Row, Span
 from roundelay.network.core.visibility import Visibility, readable_spans
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import Seq

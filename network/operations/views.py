@@ -14,7 +14,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw
 
 from roundelay.network.addresses import BROADCAST, thread_parties
-from roundelay.network.core.tables import ConversationBudget, MessageHead, ReactionStart, Row, TriggeredReactions
+from roundelay.network.core.rows import MessageHead, Row
+from roundelay.network.core.tables import ConversationBudget, ReactionStart, TriggeredReactions
 from roundelay.network.core.takeovers import describe_takeover, next_message_head
 from roundelay.network.core.visibility import VISIBILITIES, PromptFilter, Visibility, audience, may_read, readable_spans
 from roundelay.network.errors import UnknownMessage

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from roundelay.network.addresses import short_address, thread_start
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.ledger.log_file import LogHead, encode_head, encode_row
 from roundelay.network.messages import BaseMessage

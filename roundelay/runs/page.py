@@ -22,7 +22,7 @@ from msgspec import Raw
 
 from roundelay.agents.models.model import Usage
 from roundelay.agents.models.tokens import Prices, has_price_table
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.errors import Forbidden, LedgerError, UnknownOperation
 from roundelay.runs.export import Part, read_messages, read_part
 from roundelay.runs.lists import list_participants, list_threads

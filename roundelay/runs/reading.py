@@ -20,7 +20,7 @@ from roundelay.agents.journal import Approval, Recorded, reaction_id, read_recor
 from roundelay.agents.models.model import ModelReply, Usage
 from roundelay.agents.text import handoff_name
 from roundelay.agents.values import Reviewed, Status
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.errors import LedgerError, RoundelayError
 from roundelay.network.frames import decode_json
 from roundelay.network.messages import BaseMessage, message_from_wire

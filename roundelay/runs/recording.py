@@ -9,7 +9,7 @@ from typing import Any
 
 from roundelay.agents.journal import derived_id, reaction_id
 from roundelay.agents.models.tape import TapedTurn
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.ledger.log_file import LogHead, in_order
 from roundelay.network.messages import BaseMessage
 from roundelay.runs.reading import RecordedReaction, read_body, read_message, read_path, read_reactions, shorten

@@ -25,7 +25,7 @@ from roundelay.agents.journal import derived_id
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.team import build_runner, name_model
 from roundelay.network.config import Limits, load_yaml, resolve_config
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.errors import ConfigError, LedgerError, RoundelayError
 from roundelay.network.ledger.log_file import read_log
 from roundelay.network.mod import Mod

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.frames import decode_json
 from roundelay.network.messages import message_from_wire
 from roundelay.runs.reactions import describe_record

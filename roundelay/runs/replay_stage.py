@@ -19,7 +19,7 @@ from roundelay.app import OWN_MODS, server_name
 from roundelay.network.addresses import conversation_of
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.frames import (
     CallFrame,
     HelloFrame,

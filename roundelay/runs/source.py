@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 from roundelay.agents.journal import fetch_fates, fetch_records
 from roundelay.network.client import AnyMessage, NetworkClient
-from roundelay.network.core.reactions import USAGE_KINDS
-from roundelay.network.core.tables import ReactionStart, Row
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import ReactionStart
+from roundelay.network.core.usage import USAGE_KINDS
 from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
 from roundelay.network.ledger.log_file import Log, LogHead, decode_row
 from roundelay.network.messages import BaseMessage, message_from_wire

@@ -23,7 +23,8 @@ from roundelay.network.client import AnyMessage
 from roundelay.network.client.transport import Transport
 from roundelay.network.clock import system_clock
 from roundelay.network.config import Limits, NodeConfig, Quota, Role
-from roundelay.network.core.tables import Row, TableWrite
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import TableWrite
 from roundelay.network.errors import RoundelayError
 from roundelay.network.frames import Kind, decode_json
 from roundelay.network.hub import Hub

@@ -20,17 +20,14 @@ from roundelay.app import make_shared_log
 from roundelay.network import platforms
 from roundelay.network.cluster import replicated
 from roundelay.network.cluster.replicated import ReplicatedLedger
+from roundelay.network.core.rows import MessageHead, Row, Span, damaged_row
 from roundelay.network.core.tables import (
     AckCursor,
     CallResult,
     ConversationBudget,
     LookupRequest,
-    MessageHead,
     Participant,
-    Row,
-    Span,
     TableWrite,
-    damaged_row,
 )
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Found, KeyTaken, Ledger, Page, Trim, Trimmed

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.network.core.tables import MessageHead
+from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.visibility import may_read
 from roundelay.network.operations.views import window
 from tests.support.counts import Note

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from roundelay.app import Network
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from tests.support.node import Node, node_process
 from tests.support.stepped_hub import SteppedHub
 from tests.support.wire import WireSession

@@ -16,7 +16,7 @@ from msgspec import Raw
 from roundelay.network.clock import random_id, system_clock
 from roundelay.network.cluster.read_replica import ReadOnlyIndex
 from roundelay.network.config import Limits
-from roundelay.network.core.tables import MessageHead, Row
+from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.core.visibility import VISIBILITIES, readable_spans
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import Follows

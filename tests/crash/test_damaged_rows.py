@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.client import NetworkClient, Notice
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Trim
 from roundelay.network.ledger.log_file import read_log

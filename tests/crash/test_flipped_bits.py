@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from roundelay.network.core.rows import MessageHead, Row, Span
 from roundelay.network.core.tables import (
     AckCursor,
     CallResult,
@@ -23,10 +24,7 @@ from roundelay.network.core.tables import (
     ConversationBudget,
     LookupRequest,
     Member,
-    MessageHead,
     Participant,
-    Row,
-    Span,
     TableWrite,
     Token,
 )

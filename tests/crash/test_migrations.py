@@ -19,8 +19,9 @@ import msgspec
 import pytest
 from msgspec import UNSET, Raw
 
+from roundelay.network.core.rows import MessageHead, Row, Span
 from roundelay.network.core.sending import message_row
-from roundelay.network.core.tables import LookupRequest, MessageHead, Row, Span
+from roundelay.network.core.tables import LookupRequest
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import SendFrame
 from roundelay.network.ledger import KeyTaken, Trim, queries, upkeep

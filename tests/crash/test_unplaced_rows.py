@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from roundelay.network.core.tables import MessageHead, Row
+from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.ledger import KeyTaken, Ledger, LookupRequest, Span, Trim
 from roundelay.network.ledger import memtable as unplaced
 from roundelay.network.ledger.memory import MemoryLedger

@@ -20,7 +20,7 @@ from roundelay.agents.policy import AgentPolicy, GrowingWindow
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network
 from roundelay.network.addresses import memory_of
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage
 from roundelay.runs.replay import ReplayOptions, replay

@@ -17,7 +17,7 @@ from roundelay.agents.models.scripted import Answer, finish, say, send
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.home import announce_node
 from roundelay.network.ledger.log_file import decode_row, encode_row, open_log, read_lines, read_log
 from roundelay.network.ledger.sqlite import SQLiteLedger

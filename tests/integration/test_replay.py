@@ -33,7 +33,7 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import ToolContext, tool
 from roundelay.app import Network
 from roundelay.network.config import Limits, Role
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.frames import RecordFrame, encode
 from roundelay.runs.recording import Recording
 from roundelay.runs.replay import ReplayOptions, ReplayReport, replay

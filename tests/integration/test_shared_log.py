@@ -37,7 +37,8 @@ from roundelay.network.cluster.shared_log import (
     write_record,
 )
 from roundelay.network.config import NodeConfig
-from roundelay.network.core.tables import CallResult, Row, TableWrite
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import CallResult, TableWrite
 from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.ledger import Cut, KeyTaken, LeadershipLost, LogFull, Trim
 from roundelay.network.ledger.sqlite import SQLiteLedger

@@ -20,7 +20,8 @@ from roundelay.network.cluster import replicated
 from roundelay.network.cluster.log_copies import compare, rebuild
 from roundelay.network.cluster.replicated import ReplicatedLedger
 from roundelay.network.cluster.shared_log import UnusableLog, write_trim
-from roundelay.network.core.tables import DAY_MS, CallResult, DeadLetter, Row, TableWrite, Token
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import DAY_MS, CallResult, DeadLetter, TableWrite, Token
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import LeadershipLost, LogFull, Trim, sqlite, upkeep
 from roundelay.network.ledger.sqlite import SQLiteLedger

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 
 CANARY = re.compile(r"canary-[0-9a-f]{8}")
 

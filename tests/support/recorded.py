@@ -11,7 +11,7 @@ import msgspec
 
 from roundelay.agents.runner import AgentRunner
 from roundelay.app import Network
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.ledger.log_file import read_log
 from roundelay.runs.recording import Recording
 from tests.support.agents import Person, running

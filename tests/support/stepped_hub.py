@@ -17,7 +17,8 @@ from typing import Any, Literal
 from roundelay.mods.channels import Channels
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import Peer
-from roundelay.network.core.tables import Row, TableWrite
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.hub import Hub
 from roundelay.network.hub.session import Session

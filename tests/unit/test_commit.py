@@ -15,7 +15,8 @@ import pytest
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import random_id, system_clock
 from roundelay.network.config import Limits
-from roundelay.network.core.tables import Facts, LookupRequest, Row, TableWrite
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import Facts, LookupRequest, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.hub import Hub
 from roundelay.network.hub.local import LocalConnection, LocalTransport

@@ -15,7 +15,7 @@ from roundelay.app import Network
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.config import Limits, Quota
-from roundelay.network.core.tables import Row
+from roundelay.network.core.rows import Row
 from roundelay.network.errors import BudgetExhausted, IdConflict, LoopStopped, UnknownMessage
 from roundelay.network.frames import Seq
 from roundelay.network.mod import AfterContext, Change, Mod, operation

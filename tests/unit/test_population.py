@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import Channel, Member, MessageHead, Participant, TableWrite
+from roundelay.network.core.tables import Channel, Member, Participant, TableWrite
 from roundelay.network.core.visibility import PromptFilter
 from roundelay.network.hub.session import Session
 from tests.support.stepped_hub import SteppedHub, StubConnection

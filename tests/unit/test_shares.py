@@ -6,7 +6,8 @@ import pytest
 
 from roundelay.network.config import Limits
 from roundelay.network.core.conversation_budgets import MAX_SPENDERS, BudgetExceeded, charge_budget, start_budget
-from roundelay.network.core.tables import ConversationBudget, MessageHead
+from roundelay.network.core.rows import MessageHead
+from roundelay.network.core.tables import ConversationBudget
 
 LIMITS = Limits(max_root_messages=64, max_hops=1000)
 

@@ -11,13 +11,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from roundelay.network.core import visibility
+from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import (
     LOADED_TABLES,
     Attempt,
     Channel,
     Member,
-    MessageHead,
     OpenReaction,
     Participant,
     Table,

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from roundelay.network.addresses import direct_thread
+from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import Channel, Member, MessageHead, Participant, TableWrite
+from roundelay.network.core.tables import Channel, Member, Participant, TableWrite
 from roundelay.network.core.visibility import (
     PromptFilter,
     has_people,

@@ -17,7 +17,7 @@ import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from roundelay.agents.journal import derived_id
-from roundelay.network.core.tables import MessageHead, Row
+from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.ledger.log_file import LogHead, encode_head, encode_row
 from tests.support.command import command, invoke
 from tests.support.refund import LAST, refund
