@@ -44,7 +44,7 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.text import cut
 from roundelay.agents.tools import FINISH
 from roundelay.network.messages import BaseMessage
-from roundelay.network.safe_text import strip_unseen
+from roundelay.network.safe_text import sanitize_text
 
 SILENCE = "it had nothing to say"
 GUIDE = (
@@ -127,9 +127,9 @@ class IncomingTurn:
             if message.sender_id != self.agent_id:
                 append_user_text(said, mark(message))
             elif isinstance(said[-1], AssistantMessage):
-                said[-1] = AssistantMessage(f"{said[-1].content}\n\n{strip_unseen(message.text)}")
+                said[-1] = AssistantMessage(f"{said[-1].content}\n\n{sanitize_text(message.text)}")
             else:
-                said.append(AssistantMessage(strip_unseen(message.text)))
+                said.append(AssistantMessage(sanitize_text(message.text)))
         return said
 
     @property

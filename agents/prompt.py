@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
-from roundelay.network.safe_text import strip_unseen
+from roundelay.network.safe_text import sanitize_text
 from roundelay.templates import CONVERSATION, read_template
 
 from .bounded_templates import BoundedEnvironment
@@ -140,7 +140,7 @@ def _output(value: object) -> Markup:
         return Markup()
     if not isinstance(value, str):
         value = json.dumps(value, ensure_ascii=False, default=str)
-    return escape(strip_unseen(value))
+    return escape(sanitize_text(value))
 
 
 def _element_text(value: object) -> Markup:
@@ -275,4 +275,4 @@ def list_manifest(threads: Iterable[MessageThread], trigger: BaseMessage) -> lis
 
 def escape_text(text: str) -> str:
     """Give a text as it may stand between tags: without what a reader does not see. Quotes stay as they are."""
-    return strip_unseen(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return sanitize_text(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

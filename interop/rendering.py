@@ -12,7 +12,7 @@ from typing import Any
 
 from roundelay.network.client import AnyMessage
 from roundelay.network.messages import message_from_wire
-from roundelay.network.safe_text import strip_unseen, write_out_unseen
+from roundelay.network.safe_text import escape_invisible, sanitize_text
 
 MAX_TEXT_CHARS = 20_000
 """Of one message, escaped; what is longer is cut, and says so."""
@@ -95,10 +95,10 @@ def _in_quotes(text: str) -> str:
 
 def plain(text: object) -> str:
     """Text without what moves a cursor, hides or reorders."""
-    return strip_unseen(str(text))
+    return sanitize_text(str(text))
 
 
 def visible(text: object) -> str:
     """One line for a person who decides by it: what would move a cursor, hide or reorder is shown as its code."""
-    shown = write_out_unseen(str(text), lambda it: f"\\u{ord(it):04x}")
+    shown = escape_invisible(str(text), lambda it: f"\\u{ord(it):04x}")
     return shown.replace("\n", " ").replace("\t", " ")

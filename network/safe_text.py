@@ -1,9 +1,11 @@
-"""Text without what a reader does not see: one table for prompts, for hosts of other protocols and for terminals.
+"""Sanitizing text: one table of invisible characters for prompts, for hosts of other protocols and for terminals.
 
-Invisible is what Unicode calls `Default_Ignorable_Code_Point` (DerivedCoreProperties), with controls, noncharacters,
-lone surrogates and interlinear annotation: all of it was used to hide text from people that models read. Kept is what
-languages and emoji are written with, and only where it joins what stands before it: joiners between letters of
-scripts that join, and between emoji, and one variation selector behind a character that can vary. No IO.
+Invisible are Unicode's `Default_Ignorable_Code_Point` (DerivedCoreProperties), controls, noncharacters, lone surrogates
+and interlinear annotation. Attackers used each of them to show a model text that people do not see.
+
+Some of these characters are part of ordinary writing. They stay where they join their neighbors: zero-width joiners
+between letters of scripts that join (Persian, Hindi) and between emoji (families), and one variation selector after a
+character that can vary. No IO.
 
 https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point, https://www.unicode.org/reports/tr36/
 """
@@ -43,24 +45,23 @@ _KEPT = (
 )
 
 _LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029]")
-_UNSEEN = re.compile(f"({_KEPT})|[{_CONTROLS}{_INVISIBLE}]")
-# Whatever the two above touch lies outside of this: one quick look spares nearly every text the replacing.
+_REMOVED = re.compile(f"({_KEPT})|[{_CONTROLS}{_INVISIBLE}]")
+# Nearly every text matches this as a whole. Testing it first is much faster than the substitutions.
 _ORDINARY = re.compile(f"[^{_CONTROLS}{_INVISIBLE}\u2028\u2029]*")
 
 
-def strip_unseen(text: str) -> str:
-    """Remove the control and format characters that a reader does not see; every kind of line end becomes a newline."""
+def sanitize_text(text: str) -> str:
+    """Remove control and format characters that a reader does not see. Every kind of line end becomes a newline."""
     if _ORDINARY.fullmatch(text):
         return text
-    return _UNSEEN.sub(lambda found: found[1] or "", _LINE_ENDS.sub("\n", text))
+    return _REMOVED.sub(lambda match: match[1] or "", _LINE_ENDS.sub("\n", text))
 
 
-def write_out_unseen(text: str, write: Callable[[str], str]) -> str:
-    """Replace each character that `strip_unseen` would remove, or take for a line end, by what ``write`` gives for
-    it."""
+def escape_invisible(text: str, escape: Callable[[str], str]) -> str:
+    """Replace each character that `sanitize_text` would change by ``escape`` of it."""
     if _ORDINARY.fullmatch(text):
         return text
-    return _WRITTEN_OUT.sub(lambda found: found[1] or write(found[0]), text)
+    return _ESCAPED.sub(lambda match: match[1] or escape(match[0]), text)
 
 
-_WRITTEN_OUT = re.compile(f"({_KEPT})|[{_CONTROLS}{_INVISIBLE}\u2028\u2029]")
+_ESCAPED = re.compile(f"({_KEPT})|[{_CONTROLS}{_INVISIBLE}\u2028\u2029]")

@@ -26,7 +26,7 @@ from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import File, ModelReply, ModelRequest, UserMessage
 from roundelay.agents.options import InFile, checked
 from roundelay.agents.prompt import escape_text
-from roundelay.network.safe_text import strip_unseen
+from roundelay.network.safe_text import sanitize_text
 
 KINDS = {"image": "image/*", "pdf": "application/pdf", "wav": "audio/wav", "mp3": "audio/mpeg"}
 AUDIO = ("wav", "mp3")
@@ -176,7 +176,7 @@ def _read(given: object, *, is_image: bool) -> Attachment | None:
             kind = kind or head
             data = data if head.endswith(";base64") else ""
     url = url if _is_address(url) else ""
-    name = strip_unseen(_pick(given, "name", "filename", "title") or urlsplit(url).path.rpartition("/")[2])
+    name = sanitize_text(_pick(given, "name", "filename", "title") or urlsplit(url).path.rpartition("/")[2])
     kind = kind.partition(";")[0].strip().lower()
     kind = _SAME.get(kind, kind)
     if "/" not in kind or kind == "application/octet-stream":

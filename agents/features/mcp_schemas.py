@@ -27,7 +27,7 @@ from roundelay.agents.text import MAX_NAME_CHARS as MAX_TOOL_NAME_CHARS
 from roundelay.agents.text import cut, tool_name
 from roundelay.agents.tools import tidy_schema
 from roundelay.agents.values import ToolError
-from roundelay.network.safe_text import strip_unseen
+from roundelay.network.safe_text import sanitize_text
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -102,7 +102,7 @@ def write_line(text: str, max_chars: int) -> str:
 
 def write_text(text: str, max_chars: int) -> str:
     """Give a stranger's text without what a reader does not see, and cut where it is too long."""
-    return strip_unseen(cut(text, max_chars))
+    return sanitize_text(cut(text, max_chars))
 
 
 def _read_tool(tool: types.Tool) -> OfferedTool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from roundelay.network.safe_text import write_out_unseen
+from roundelay.network.safe_text import escape_invisible
 
 TAB = "    "
 
@@ -24,7 +24,7 @@ def clean(text: str) -> str:
     ``\\u202e``."""
     if text.isascii() and text.isprintable():
         return text
-    shown = write_out_unseen(text, _escape)
+    shown = escape_invisible(text, _escape)
     return shown.replace("\t", "\\x09").replace("\n", "\\x0a").replace(_BLANK, "\\u2800")
 
 
@@ -33,7 +33,7 @@ def clean_json(text: str) -> str:
     all above ASCII as it is."""
     if text.isascii() and "\x7f" not in text:
         return text
-    return write_out_unseen(text, _escape_in_json).replace(_BLANK, "\\u2800")
+    return escape_invisible(text, _escape_in_json).replace(_BLANK, "\\u2800")
 
 
 def _escape_in_json(char: str) -> str:

@@ -22,7 +22,7 @@ from roundelay.agents.prompt import (
 )
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
-from roundelay.network.safe_text import strip_unseen
+from roundelay.network.safe_text import sanitize_text
 
 PROMPT = ConversationPrompt()
 
@@ -46,12 +46,12 @@ def parse(prompt: str) -> ElementTree.Element:
 
 def seen(text: str) -> str:
     """What a reader is to see of a text in an element."""
-    return strip_unseen(text)
+    return sanitize_text(text)
 
 
 def seen_attribute(text: str) -> str:
     """An XML parser reads a newline or tab in an attribute as a space (https://www.w3.org/TR/xml/#AVNormalize)."""
-    return re.sub("[\n\t]", " ", strip_unseen(text))
+    return re.sub("[\n\t]", " ", sanitize_text(text))
 
 
 # Biased to what could forge or break: markup, jinja, quotes, controls, surrogates, bidi, tags, ends of lines.
@@ -153,7 +153,7 @@ def test_any_payload_stays_inside_its_element(
     ],
 )
 def test_what_a_reader_cannot_see_is_removed(hidden: str) -> None:
-    assert strip_unseen(f"a{hidden}b") == "ab"
+    assert sanitize_text(f"a{hidden}b") == "ab"
 
 
 @pytest.mark.parametrize(
@@ -178,12 +178,12 @@ def test_what_a_reader_cannot_see_is_removed(hidden: str) -> None:
     ],
 )
 def test_what_languages_are_written_with_is_kept(text: str) -> None:
-    assert strip_unseen(text) == text
+    assert sanitize_text(text) == text
 
 
 @pytest.mark.parametrize("end", ["\r\n", "\r", "\x85", "\u2028", "\u2029"])
 def test_every_line_end_becomes_a_newline(end: str) -> None:
-    assert strip_unseen(f"a{end}b") == "a\nb"
+    assert sanitize_text(f"a{end}b") == "a\nb"
 
 
 def test_text_representation_goes_before_content_and_data_is_written_as_lines() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage, message_from_wire
-from roundelay.network.safe_text import strip_unseen
+from roundelay.network.safe_text import sanitize_text
 from roundelay.runs.approvals import tell_decision
 from roundelay.terminal.live import describe_busy, draw_writing
 from roundelay.terminal.screen import (
@@ -87,7 +87,7 @@ def test_every_control_character_is_written_out() -> None:
 
 def test_whatever_prompts_leave_out_is_written_out() -> None:
     planes = [*range(0x30000), *range(0xE0000, 0xE2000), *range(0x10FF00, 0x110000)]
-    left_out = [chr(code) for code in planes if not strip_unseen(chr(code))]
+    left_out = [chr(code) for code in planes if not sanitize_text(chr(code))]
     assert len(left_out) > 4000
     assert [hex(ord(char)) for char in left_out if char in clean(f"a{char}b")] == []
 
