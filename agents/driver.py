@@ -25,7 +25,7 @@ from .journal import Journal, Recorded, find_reporter
 from .middleware import AgentView, CallModel
 from .model_call import ModelCaller
 from .models.model import OF_ONE_CONVERSATION, ModelReply, ModelUse
-from .models.tape import print_request
+from .models.tape import fingerprint_request
 from .reaction import CallTools, LoopState, Reaction, ReactionSetup, Step
 from .replies import Replies
 from .review import Reviewer
@@ -216,7 +216,7 @@ class Driver:
         """Record a reply; return the reply as a resumed run would read it."""
         if reply.reasoning and step.agent.policy.keep.thinking:
             await self._journal.record_thinking(step.turn, reply.reasoning)
-        request = print_request(*self._models.sent) if self._models.sent is not None else None
+        request = fingerprint_request(*self._models.sent) if self._models.sent is not None else None
         kept = reply if reply.origin is None else replace(reply, origin=reply.origin.keep_demanded())
         stored = await self._journal.record_reply(
             step.turn,

@@ -474,7 +474,7 @@ class Journal:
         request: Mapping[str, object] | None = None,
         used: tuple[ModelUse, ...] = (),
     ) -> ModelReply:
-        """Keep a reply, with the print of the request that it answers (`print_request`), by which a replay notices
+        """Keep a reply, with the print of the request that it answers (`fingerprint_request`), by which a replay notices
         another one. ``used`` is what middleware's own requests used of its usage. Give it as it is kept: an empty one
         in place of one that is too large for a record; what the server wants back goes first."""
         printed = {} if request is None else {"request": dict(request)}

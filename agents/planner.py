@@ -15,7 +15,7 @@ from roundelay.network.errors import REFUSAL_CODES
 
 from .agent import Agent
 from .loop_texts import ARGUMENTS_LOST, UNKNOWN_OUTCOME
-from .models.model import ModelReply, ToolCall, ToolMessage, derive_nine
+from .models.model import ModelReply, ToolCall, ToolMessage, derive_short_id
 from .text import cut, replace_surrogates
 from .tools import FINISH, PlannedCall
 from .values import DISABLED, NOT_RUN, Replayed, ToolArgumentsError, ToolResult
@@ -59,7 +59,7 @@ class Planner:
         for index, call in enumerate(calls):
             call_id, salt = call.id, 0
             while not call_id or call_id in self._call_ids:
-                call_id, salt = derive_nine(call.id, turn, index, salt), salt + 1
+                call_id, salt = derive_short_id(call.id, turn, index, salt), salt + 1
             self._call_ids.add(call_id)
             unique.append(replace(call, id=call_id))
         return tuple(unique)

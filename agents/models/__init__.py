@@ -1,6 +1,6 @@
-"""Models: what answers a reaction's turns. The seam is `model`; each implementation stands in its own module.
+"""Models: the protocol that answers a reaction's turns (`model`) and its implementations, one module each.
 
-Names are resolved when they are first used, so that importing this package loads no provider.
+Names are resolved on first use, so importing this package loads no provider.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
     "read_prompt",
 ]
 
-_ELSEWHERE = {
+_MODULES = {
     "LocalModel": "local",
     "LocalServer": "local",
     "OpenAIModel": "openai_model",
@@ -75,4 +75,4 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_ELSEWHERE.get(name, 'model')}", __name__), name)
+    return getattr(importlib.import_module(f".{_MODULES.get(name, 'model')}", __name__), name)

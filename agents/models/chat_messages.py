@@ -1,14 +1,14 @@
-"""Writes a conversation for an OpenAI-compatible server.
+"""Converts a conversation into the messages of an OpenAI-compatible API.
 
-`write_messages` turns a request's messages into those of the API. No known server refuses the order:
+`write_messages` produces an order that no known server refuses:
 
-- one system message, and it stands first;
-- then a user's message; users and the model alternate;
-- behind tool results a user's message, or nothing but the model's next turn, by the server's rules;
-- the last message is a user's or a tool's.
+- one system message, first;
+- then a user message, after which user and assistant alternate;
+- after tool results a user message, or directly the model's next turn, depending on the server's rules;
+- last a user or tool message.
 
-Call ids and what a server wants back with a reply follow the rules of the endpoint (`endpoint_rules`). Pure: the same
-request and rules give the same messages.
+Call ids and the fields that a server wants back with a reply follow the rules of the endpoint (`endpoint_rules`). Pure:
+the same request and rules give the same messages.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from .model import (
     ToolCall,
     ToolMessage,
     UserMessage,
-    derive_nine,
+    derive_short_id,
 )
 
 NOTE_OPEN, NOTE_CLOSE = "<system_note>", "</system_note>"
 NOTE_HEAD = "This note is not part of the result."
-"""Behind the last result: what the reaction tells the model before its next turn."""
+"""First line of a note behind the last result: text from the reaction for the model's next turn."""
 
 _NOTE_TAG = re.compile(r"<(?=\s*/?\s*system_note)", re.IGNORECASE)
 GO_ON = "Go on."
 NO_TEXT = "(no reply)"
 NO_OUTPUT = "(no output)"
 NO_PROMPT = "(no text)"
-"""In place of blank texts, which some servers refuse (https://github.com/OpenHands/OpenHands/issues/5339)."""
+"""Replacements of blank texts, which some servers refuse (https://github.com/OpenHands/OpenHands/issues/5339)."""
 
 SEEN = "I have read the results."
-"""Said in the model's name between results and a message with images: a result holds text only."""
+"""Assistant message between tool results and a message with images, because a result can contain only text."""
 
 _ID_FORMS = {"own": re.compile(r".*", re.DOTALL), "safe": re.compile(r"[a-zA-Z0-9_-]{1,40}")}
 _ID_FORMS |= {"nine": re.compile(r"[a-zA-Z0-9]{9}")}
@@ -57,7 +57,7 @@ _SUBSTITUTE = "skip_thought_signature_validator"
 
 @dataclass(slots=True)
 class _Result:
-    """A tool's result, with the notes that follow it."""
+    """A tool's result and the notes behind it."""
 
     message: ToolMessage
     notes: list[str] = field(default_factory=list)
@@ -69,20 +69,21 @@ _Arranged = UserMessage | AssistantMessage | _Result
 def write_messages(
     messages: Sequence[ChatMessage], rules: EndpointRules | None = None, endpoint: str = ""
 ) -> list[ChatCompletionMessageParam]:
-    """Return the messages of the API for a conversation. ``endpoint``: who is asked, as `ReplyOrigin` names it."""
+    """Return the API's messages for a conversation. ``endpoint`` is the receiving endpoint, named as in
+    `ReplyOrigin`."""
     rules = rules or EndpointRules()
     heads = [message.content for message in messages if isinstance(message, SystemMessage)][: _count_heads(messages)]
     head = "\n\n".join(text for text in heads if text.strip())
     ids = _choose_ids(messages, rules)
-    written: list[ChatCompletionMessageParam] = [{"role": "system", "content": head}] if heads else []
-    written += [_write(message, rules, endpoint, ids) for message in _arrange(messages[len(heads) :], rules)]
-    return written
+    api_messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": head}] if heads else []
+    api_messages += [_write(message, rules, endpoint, ids) for message in _arrange(messages[len(heads) :], rules)]
+    return api_messages
 
 
 def find_note(content: str) -> int:
-    """Return where a result ends and its notes begin; the whole length if there are none."""
-    place = content.find(f"\n\n{NOTE_OPEN}\n")
-    return len(content) if place < 0 else place
+    """Return the index at which a result ends and its notes begin; its length if it has none."""
+    index = content.find(f"\n\n{NOTE_OPEN}\n")
+    return len(content) if index < 0 else index
 
 
 def _count_heads(messages: Sequence[ChatMessage]) -> int:
@@ -154,7 +155,7 @@ def _choose_ids(messages: Iterable[ChatMessage], rules: EndpointRules) -> dict[s
             is_sent = _ID_FORMS[rules.call_ids].fullmatch(call.id) is not None
             sent, salt = call.id, 0
             while not is_sent or sent in used:
-                sent, salt, is_sent = derive_nine(call.id, salt), salt + 1, True
+                sent, salt, is_sent = derive_short_id(call.id, salt), salt + 1, True
             chosen[call.id] = sent
             used.add(sent)
     return chosen
@@ -179,8 +180,8 @@ def _write(message: _Arranged, rules: EndpointRules, endpoint: str, ids: dict[st
         case _Result(ToolMessage(call_id, content), notes):
             result = _NOTE_TAG.sub("&lt;", content) if content.strip() else NO_OUTPUT
             if notes:
-                told = "\n\n".join(notes)
-                result = f"{result}\n\n{NOTE_OPEN}\n{NOTE_HEAD}\n{told}\n{NOTE_CLOSE}"
+                note_text = "\n\n".join(notes)
+                result = f"{result}\n\n{NOTE_OPEN}\n{NOTE_HEAD}\n{note_text}\n{NOTE_CLOSE}"
             return {"role": "tool", "tool_call_id": ids.get(call_id, call_id), "content": result}
         case _:
             assert_never(message)
@@ -189,31 +190,31 @@ def _write(message: _Arranged, rules: EndpointRules, endpoint: str, ids: dict[st
 def _write_assistant(
     message: AssistantMessage, rules: EndpointRules, endpoint: str, ids: dict[str, str]
 ) -> ChatCompletionMessageParam:
-    made: dict[str, Any] = {"role": "assistant", "content": _leave_blank_out(message.content)}
+    fields: dict[str, Any] = {"role": "assistant", "content": _drop_blank(message.content)}
     origin = message.origin
     is_own = origin is not None and origin.endpoint == endpoint and rules.reasoning != "dropped"
     if not message.tool_calls:
-        made["content"] = made["content"] or NO_TEXT  # neither null nor an empty text is taken everywhere
-    else:  # an empty list is refused
-        made["tool_calls"] = [_write_call(call, ids) for call in message.tool_calls]
+        fields["content"] = fields["content"] or NO_TEXT  # some servers refuse null, others an empty text
+    else:  # servers refuse an empty list
+        fields["tool_calls"] = [_write_call(call, ids) for call in message.tool_calls]
         if origin is not None and is_own:
             is_all = rules.reasoning in ("returned", "required")
-            made |= {name: value for name, value in origin.message.items() if is_all or is_sealed(name, value)}
+            fields |= {name: value for name, value in origin.message.items() if is_all or is_sealed(name, value)}
             if len(origin.calls) == len(message.tool_calls):
-                made["tool_calls"] = [
-                    _add_fields(call, of) for call, of in zip(made["tool_calls"], origin.calls, strict=True)
+                fields["tool_calls"] = [
+                    _add_fields(call, of) for call, of in zip(fields["tool_calls"], origin.calls, strict=True)
                 ]
-        is_signed = any("extra_content" in call for call in made["tool_calls"])
+        is_signed = any("extra_content" in call for call in fields["tool_calls"])
         if rules.signs_calls and not is_signed:
-            made["tool_calls"][0]["extra_content"] = {"google": {"thought_signature": _SUBSTITUTE}}
+            fields["tool_calls"][0]["extra_content"] = {"google": {"thought_signature": _SUBSTITUTE}}
     if rules.reasoning == "required":
-        # An empty text counts as missing, a space does not: https://github.com/NousResearch/hermes-agent/pull/17341
-        made["reasoning_content"] = made.get("reasoning_content") or " "
-    turn: ChatCompletionAssistantMessageParam = made  # type: ignore[assignment]
+        # An empty string counts as missing, a space does not: https://github.com/NousResearch/hermes-agent/pull/17341
+        fields["reasoning_content"] = fields.get("reasoning_content") or " "
+    turn: ChatCompletionAssistantMessageParam = fields  # type: ignore[assignment]
     return turn
 
 
-def _leave_blank_out(content: str | None) -> str | None:
+def _drop_blank(content: str | None) -> str | None:
     return content if content and content.strip() else None
 
 
@@ -223,19 +224,19 @@ def _write_call(call: ToolCall, ids: dict[str, str]) -> dict[str, Any]:
 
 
 def _add_fields(call: dict[str, Any], fields: Any) -> dict[str, Any]:
-    """Put what the server wants back to a call; ``function`` holds fields of that part."""
+    """Add the fields that the server wants back to a call. ``function`` holds the fields of that part."""
     inner = {name: value for name, value in fields.items() if name != "function"}
     return {**call, **inner, "function": {**fields.get("function", {}), **call["function"]}}
 
 
 _AUDIO: dict[str, Literal["wav", "mp3"]] = {"audio/wav": "wav", "audio/mpeg": "mp3"}
-"""Audio types that the API has a part for. Other files go as a file part."""
+"""Audio types with a part of their own in the API. Other files become a file part."""
 
 
 def _write_file(file: File) -> ChatCompletionContentPartParam:
     form = _AUDIO.get(file.media_type)
     if form is not None:
         return {"type": "input_audio", "input_audio": {"data": file.data, "format": form}}
-    # The API's reference says base64; what it takes is that as a `data:` address, with the type.
+    # The API's reference says base64, but the API expects a `data:` URL with the media type.
     data = f"data:{file.media_type};base64,{file.data}"
     return {"type": "file", "file": {"filename": file.name, "file_data": data}}

@@ -1,15 +1,14 @@
-"""Reads the replies of OpenAI-compatible servers, whole or in the pieces of a stream.
+"""Parses the replies of OpenAI-compatible servers, whole or as pieces of a stream.
 
 Servers differ from OpenAI's in every part: content as a list of parts, calls without an index or an id, streams without
-a reason for their end. `read_completion` and `Draft.add_chunk` take the JSON as it came and raise `ValueError` for what
-cannot be read, and `ErrorInside` where the server reports an error in place of a reply. Pure.
+a finish reason. `read_completion` and `Draft.add_chunk` take parsed JSON. They raise `ValueError` for a reply that
+cannot be read, and `ErrorInside` if the server reports an error instead of a reply. Pure.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
@@ -29,12 +28,13 @@ from .model import (
     derive_call_id,
 )
 from .provider_errors import shorten_page
+from .think_tags import ANY_OPEN, LONE_CLOSE, ThinkTags
 
 Json = Mapping[str, Any]
 
 
 class ErrorInside(Exception):
-    """An error inside a reply with status 200 or a piece of a stream. ``body`` is its JSON."""
+    """An error inside a reply with status 200 or inside a stream. ``body`` is its JSON."""
 
     def __init__(self, body: object) -> None:
         super().__init__("the reply holds an error")
@@ -43,12 +43,12 @@ class ErrorInside(Exception):
 
 @dataclass(slots=True)
 class CallDraft:
-    """A call while its pieces arrive. ``index`` is the server's, None where it gives none."""
+    """A call while its pieces arrive. ``index`` is the server's, None if the server gives none."""
 
     index: int | None = None
     id: str = ""
     name: str = ""
-    # Not a str: a long one that grows piece by piece is copied each time.
+    # Not a str: adding a piece to a long str copies all of it.
     arguments: StringIO = field(default_factory=StringIO)
     fields: dict[str, JsonValue] = field(default_factory=dict)
     """Fields that the server wants back with the call."""
@@ -57,69 +57,19 @@ class CallDraft:
         return self.arguments.tell() > 0
 
     def is_whole(self) -> bool:
-        """Whether the arguments so far are a JSON object, so that a further object is another call's."""
-        written = self.arguments.getvalue().strip()
-        if not written.endswith("}"):
+        """Whether the arguments so far are a JSON object, so that a further object belongs to another call."""
+        arguments = self.arguments.getvalue().strip()
+        if not arguments.endswith("}"):
             return False
         try:
-            return isinstance(json.loads(written), dict)
+            return isinstance(json.loads(arguments), dict)
         except (ValueError, RecursionError):
             return False
 
 
-_OPEN_TAG = re.compile(r"\s*<(think|thinking|thought)>")
-_ANY_OPEN = re.compile(r"<(think|thinking|thought)>")
-_LONE_CLOSE = re.compile(r"</(think|thinking|thought)>[ \t]*(?:\r?\n|\Z)")
-_MAYBE_OPEN = re.compile(r"\s*(<(t(h(i(n(k(i(n(g)?)?)?)?)?|o(u(g(h(t)?)?)?)?)?)?)?)?")
-"""The beginning of a text that may still become such a tag."""
-
-
-@dataclass(slots=True)
-class ThinkTags:
-    """Tells thinking between tags from the text behind it, where a reply begins with ``<think>``: so servers give it that
-    do not know the model's way to think (https://github.com/zed-industries/zed/pull/58042)."""
-
-    _held: str = ""  # what is not decided yet
-    _tag: str = ""  # the closing tag that is waited for
-    _is_decided: bool = False
-
-    def feed(self, piece: str) -> tuple[str, str]:
-        """Return what of the text so far is text, and what is thinking."""
-        if self._is_decided or not piece:
-            return piece, ""
-        self._held += piece
-        if not self._tag:
-            begun = _OPEN_TAG.match(self._held)
-            if begun is None:
-                is_open = _MAYBE_OPEN.fullmatch(self._held) is not None
-                return ("", "") if is_open else (self._decide(), "")
-            self._tag, self._held = f"</{begun[1]}>", self._held[begun.end() :]
-        thought, closing, text = self._held.partition(self._tag)
-        if closing:
-            self._held = text.lstrip()
-            # Drop white space behind the tag. More of it may follow in the next piece.
-            return (self._decide() if self._held else self._await_text()), thought
-        kept = max(0, len(thought) - len(self._tag) + 1)  # the tag may be cut
-        self._held = thought[kept:]
-        return "", thought[:kept]
-
-    def _await_text(self) -> str:
-        self._tag, self._is_decided = "", True
-        return ""
-
-    def _decide(self) -> str:
-        text, self._held, self._is_decided = self._held, "", True
-        return text
-
-    def close(self) -> tuple[str, str]:
-        """Return what was held back, as text and as thinking, when the reply has ended."""
-        held, self._held, self._is_decided = self._held, "", True
-        return ("", held) if self._tag else (held, "")
-
-
 @dataclass(slots=True)
 class Draft:
-    """A reply while it is read. ``is_done``: the server said that its stream has ended."""
+    """A reply while it is parsed. ``is_done`` means that the server marked the end of its stream."""
 
     tools: Collection[str] = ()
     text: StringIO = field(default_factory=StringIO)
@@ -134,20 +84,20 @@ class Draft:
     model: str = ""
     is_done: bool = False
     _tags: ThinkTags = field(default_factory=ThinkTags)
-    _choice: object = None  # the index of the choice that is read; others are passed over
-    _last: CallDraft | None = None  # the call that the last piece belonged to
+    _choice: object = None  # index of the choice that is parsed; others are ignored
+    _last: CallDraft | None = None  # call of the last piece
 
     @property
     def is_finished(self) -> bool:
-        """Whether the reply is all there. Some servers end a stream with ``[DONE]`` and no reason
+        """Whether the reply is complete. Some servers end a stream with ``[DONE]`` and no finish reason
         (https://github.com/waybarrios/vllm-mlx/issues/628)."""
         return bool(self.finish_reason) or self.is_done
 
     def add_chunk(self, chunk: object) -> list[ModelDelta]:
-        """Add a piece of a stream. Return what of it can be shown."""
+        """Add a piece of a stream. Return the deltas to show."""
         if not isinstance(chunk, Mapping):
             raise_for_list(chunk)
-            raise ValueError("a piece of it is no JSON object")
+            raise ValueError("a piece of it is not a JSON object")
         raise_for_error(chunk)
         self.model = as_text(chunk.get("model")) or self.model
         self._add_usage(chunk)
@@ -159,52 +109,52 @@ class Draft:
             self._choice = index
         elif index is not None and index != self._choice:
             return ModelDelta()
-        self._add_usage(choice)  # Kimi's place for it: https://github.com/earendil-works/pi/issues/2017
+        self._add_usage(choice)  # Kimi puts the usage here: https://github.com/earendil-works/pi/issues/2017
         reason = as_text(choice.get("finish_reason"))
-        if reason and self.finish_reason in ("", "stop"):  # a plain stop at the end does not hide a limit or a filter
+        if reason and self.finish_reason in ("", "stop"):  # a later "stop" must not hide a limit or a filter
             self.finish_reason = reason
         delta = choice.get("delta")
         if isinstance(delta, Mapping):
             return self._add_message(delta, is_piece=True)
         message = choice.get("message")
-        if isinstance(message, Mapping) and self._is_empty():  # else it repeats what came in pieces
+        if isinstance(message, Mapping) and self._is_empty():  # otherwise it repeats the pieces
             return self._add_message(message, is_piece=False)
         if delta is not None:
-            raise ValueError("a piece of it is no JSON object")
+            raise ValueError("a piece of it is not a JSON object")
         return ModelDelta()
 
     def close(self) -> list[ModelDelta]:
-        """Add what was held back at the beginning, when the reply has ended. Return what of it can be shown."""
+        """Add the held text when the reply has ended. Return the deltas to show."""
         text, reasoning = self._tags.close()
         self.text.write(text)
         self.reasoning.write(reasoning)
-        self._take_out_unopened()
+        self._extract_unopened_reasoning()
         return [ModelDelta(text, reasoning)] if text or reasoning else []
 
-    def _take_out_unopened(self) -> None:
-        """Move thinking that only a closing tag marks from the text to the reasoning.
+    def _extract_unopened_reasoning(self) -> None:
+        """Move reasoning that only a closing tag marks from the text to the reasoning.
 
-        Templates of some models end with the opening tag, so the reply lacks it
-        (https://github.com/deepseek-ai/DeepSeek-R1/issues/456, https://github.com/infiniflow/ragflow/issues/5698). A tag
-        behind its opening tag, or inside of a code block, is the model's text.
+        The chat templates of some models end with the opening tag, so the reply lacks it
+        (https://github.com/deepseek-ai/DeepSeek-R1/issues/456, https://github.com/infiniflow/ragflow/issues/5698). A
+        closing tag behind its opening tag or inside a code block is part of the text.
         """
         text = self.text.getvalue()
-        found = _LONE_CLOSE.search(text)
-        if found is None:
+        closing = LONE_CLOSE.search(text)
+        if closing is None:
             return
-        thought = text[: found.start()]
-        is_last = found.end() == len(text)
-        if _ANY_OPEN.search(thought) or thought.count("```") % 2 or (is_last and not self.calls):
+        thought = text[: closing.start()]
+        is_last = closing.end() == len(text)
+        if ANY_OPEN.search(thought) or thought.count("```") % 2 or (is_last and not self.calls):
             return
         self.text = StringIO()
-        self.text.write(text[found.end() :].lstrip())
+        self.text.write(text[closing.end() :].lstrip())
         self.reasoning.write(thought)
 
     def _add_usage(self, where: Json) -> None:
-        """Take over what a server has counted. Its counts only grow: some end a stream with zeros."""
+        """Merge the server's token counts. Take the maximum, because some streams end with zeros."""
         if isinstance(where.get("usage"), Mapping):
-            known, counted = self.usage, read_usage(where["usage"])
-            self.usage = Usage(*(max(getattr(usage, name) for usage in (known, counted)) for name in _COUNTS))
+            previous, counted = self.usage, read_usage(where["usage"])
+            self.usage = Usage(*(max(getattr(usage, name) for usage in (previous, counted)) for name in _COUNTS))
 
     def _is_empty(self) -> bool:
         return not (self.text.tell() or self.refusal.tell() or self.calls)
@@ -223,9 +173,9 @@ class Draft:
                 raise ValueError("a call of it has no function")
             if is_piece:
                 self._add_piece(part, place, len(parts))
-            elif part.get("function"):  # by shape: some servers leave the type out
+            elif part.get("function"):  # check the shape: some servers omit the type
                 self._open_call(part)
-        call = message.get("function_call")  # older servers have one call, under this name
+        call = message.get("function_call")  # older servers send a single call in this field
         if isinstance(call, Mapping) and not parts:
             self._add_piece({"function": call}, 0, 1)
         return ModelDelta(text, reasoning)
@@ -233,19 +183,19 @@ class Draft:
     # --- calls
 
     def _add_piece(self, part: Json, place: int, count: int) -> None:
-        """Add a piece of a call. ``place``: its place among the ``count`` calls of its chunk."""
+        """Add a piece of a call. ``place`` is its position among the ``count`` calls of its chunk."""
         call = self._find_call(part, place, count)
         if call is None:
             self._open_call(part)
         else:
-            self._go_on(call, part)
+            self._extend_call(call, part)
 
     def _open_call(self, part: Json) -> None:
         call = CallDraft(_read_index(part))
         self.calls.append(call)
-        self._go_on(call, part)
+        self._extend_call(call, part)
 
-    def _go_on(self, call: CallDraft, part: Json) -> None:
+    def _extend_call(self, call: CallDraft, part: Json) -> None:
         self._last = call
         function = part.get("function")
         function = function if isinstance(function, Mapping) else {}
@@ -255,7 +205,7 @@ class Draft:
         call.id = call.id or as_text(part.get("id"))
         if name and name != call.name:
             call.name += name
-        # Some servers send a call once more at the end.
+        # Some servers repeat the whole call at the end.
         is_repeated = arguments.strip() != "" and arguments == call.arguments.getvalue() and call.is_whole()
         call.arguments.write("" if is_repeated else arguments)
         _add_fields(call.fields, part, _CALL_FIELDS)
@@ -267,19 +217,19 @@ class Draft:
     def _find_call(self, part: Json, place: int, count: int) -> CallDraft | None:
         """Return the call that a piece belongs to. None means that the piece begins a new call.
 
-        The id decides, then the index, then the place. A server may repeat an id or index, give either in the first piece
-        only, or none at all (https://github.com/open-webui/computer/issues/224).
+        The id decides, then the index, then the position. A server may repeat an id or index, send either in the first
+        piece only, or send neither (https://github.com/open-webui/computer/issues/224).
         """
         call_id, index, name = as_text(part.get("id")), _read_index(part), _read_name(part)
         if call_id:
             return self._find_by_id(call_id, index, name, part)
         if index is not None:
-            known = next((call for call in reversed(self.calls) if call.index == index), None)
-            return None if known is None or self._begins_another(known, name, part) else known
-        if count > 1:  # several calls in one piece: the place tells them apart
-            known = self.calls[place] if place < len(self.calls) else None
-            goes_on = known is not None and (not name or (name == known.name and not known.is_whole()))
-            return known if goes_on else None
+            found = next((call for call in reversed(self.calls) if call.index == index), None)
+            return None if found is None or self._begins_another(found, name, part) else found
+        if count > 1:  # several calls in one piece: the position identifies them
+            found = self.calls[place] if place < len(self.calls) else None
+            continues = found is not None and (not name or (name == found.name and not found.is_whole()))
+            return found if continues else None
         last = self._last
         return None if last is None or self._begins_another(last, name, part) else last
 
@@ -288,7 +238,7 @@ class Draft:
             same_place = index is None or call.index is None or call.index == index
             if call.id == call_id and same_place:
                 return None if self._begins_another(call, name, part) else call
-        # An id that comes late belongs to the call that has none yet.
+        # A late id belongs to the call that has no id yet.
         late = (
             next((call for call in reversed(self.calls) if call.index == index), None)
             if index is not None
@@ -308,103 +258,15 @@ class Draft:
             if name != call.name:
                 return True
             return arguments != call.arguments.getvalue() and call.is_whole()
-        # The name may come in pieces. `get` and `_time` are one name where `get_time` is a tool, two where both are.
+        # A name may arrive in pieces: `get` and `_time` are one name if `get_time` is a tool, two if both are tools.
         if call.name in self.tools and name in self.tools and name != call.name:
             return not any(tool.startswith(call.name + name) for tool in self.tools)
         return False
 
 
-DONE = "[DONE]"
-"""The last event of a stream, for servers that mark its end."""
-
-
-MAX_ATTEMPTS = 16
-"""Maximum number of lines after which an event is tried to be read before its end."""
-
-
-MAX_STRAY_CHARS = 2000
-
-
-@dataclass(slots=True)
-class EventReader:
-    """Takes the bytes of a stream and gives its events: parsed JSON, or `DONE`.
-
-    More lenient than server-sent events are: servers leave out the blank line between events, or behind the last one,
-    and send an error as a bare line of JSON.
-    """
-
-    stray: str = ""
-    """The first lines that are no part of any stream, such as those of a web page."""
-
-    _rest: bytes = b""
-    _pending: list[str] = field(default_factory=list)  # the lines of an event that is no whole JSON yet
-    _is_bare: bool = False  # whether these are JSON on lines of its own
-    _name: str = ""  # the name of the event
-    _has_begun: bool = False
-
-    def feed(self, data: bytes) -> list[object]:
-        """Return the events that are whole now. Raises `ValueError` for what is no JSON."""
-        # Bytes: `str.splitlines` would also split at characters that JSON may hold unescaped.
-        lines = (self._rest + data).splitlines(keepends=True) if data else [self._rest]
-        self._rest = lines.pop() if data and not lines[-1].endswith(b"\n") else b""
-        return [event for line in lines for event in self._read_line(line.decode("utf-8", "replace").rstrip("\r\n"))]
-
-    def close(self) -> list[object]:
-        """Return what the end of the stream makes whole."""
-        return [*self.feed(b""), *self._end_event()]
-
-    def _read_line(self, line: str) -> list[object]:
-        if not self._has_begun:
-            line, self._has_begun = line.removeprefix("\ufeff"), True
-        if line.startswith("data:"):
-            return self._take(line.removeprefix("data:").strip())
-        if self._is_bare or line.startswith(("{", "[")):
-            self._is_bare = True
-            return self._take(line)
-        if line.startswith("event:"):
-            self._name = line.removeprefix("event:").strip()
-        elif line and not line.startswith((":", "id:", "retry:")) and len(self.stray) < MAX_STRAY_CHARS:
-            self.stray += f"{line[:MAX_STRAY_CHARS]}\n"
-        return self._end_event() if not line else []  # comments, and fields that number events
-
-    def _take(self, text: str) -> list[object]:
-        if text == DONE:
-            return [*self._end_event(), DONE]
-        if not text:
-            return []
-        self._pending.append(text)
-        # Each attempt reads all lines again, so a long event is read at its end only.
-        if len(self._pending) > MAX_ATTEMPTS and not (self._is_bare and text in ("}", "]")):
-            return []
-        try:
-            event = json.loads("\n".join(self._pending))
-        except ValueError:
-            return []  # the JSON may continue on the next line
-        return [self._finish_event(event)]
-
-    def _end_event(self) -> list[object]:
-        text = "\n".join(self._pending)
-        if not text:
-            self._name = ""
-            return []
-        if self._name == "error":
-            return [self._finish_event(text)]
-        self._finish_event(None)
-        return [json.loads(text)]
-
-    def _finish_event(self, event: object) -> object:
-        """Forget the pending lines. Return the event; one with the name ``error`` as an error."""
-        is_error = self._name == "error" and not (
-            isinstance(event, Mapping) and ("error" in event or "choices" in event)
-        )
-        self._pending.clear()
-        self._is_bare, self._name = False, ""
-        return {"error": event} if is_error and event else event
-
-
 def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
-    """Read a whole reply."""
-    if isinstance(body, str):  # sent as another type than JSON
+    """Parse a whole reply."""
+    if isinstance(body, str):  # the content type was not JSON
         text = body
         try:
             body = json.loads(text)
@@ -412,7 +274,7 @@ def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
             raise ValueError(describe_page(text)) from None
     if not isinstance(body, Mapping):
         raise_for_list(body)
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     raise_for_error(body)
     choices = list(_list_objects(body, "choices"))
     if not choices:
@@ -420,7 +282,7 @@ def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
     draft = Draft(tools, model=as_text(body.get("model")), usage=read_usage(body.get("usage")))
     choice, message = choices[0], choices[0].get("message")
     if not isinstance(message, Mapping):
-        # Gemini leaves the message out where a filter, or the limit, left nothing of it.
+        # Gemini omits the message if a filter or the length limit left nothing of it.
         if "message" in choice or not choice.get("finish_reason"):
             raise ValueError("its choice has no message")
         message = {}
@@ -432,13 +294,13 @@ def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
 
 
 def describe_page(text: str) -> str:
-    """Return what a reply is that holds no JSON: most often the page of a login, a proxy or a wrong address."""
+    """Describe a reply without JSON. Most often it is the page of a login, a proxy or a wrong address."""
     words = shorten_page(text)[:200]
-    return f"it is no JSON: {words!r}; check the address" if words else "it is empty"
+    return f"it is not JSON: {words!r}; check the address" if words else "it is empty"
 
 
 def raise_for_error(body: Json) -> None:
-    """Raise `ErrorInside` where a server reports an error in place of a reply."""
+    """Raise `ErrorInside` if the server reports an error instead of a reply."""
     if body.get("error"):
         raise ErrorInside(body)
     choices = body.get("choices")
@@ -452,20 +314,20 @@ def raise_for_error(body: Json) -> None:
 
 
 def raise_for_list(body: object) -> None:
-    """Raise `ErrorInside` for a list of errors, which is how Gemini's endpoint answers
+    """Raise `ErrorInside` for a list of errors, as Gemini's endpoint sends it
     (https://github.com/FuzzAnything/PromptFuzz/issues/42)."""
     if isinstance(body, list) and any(isinstance(item, Mapping) and item.get("error") for item in body):
         raise ErrorInside(body)
 
 
 def _is_status(body: Json) -> bool:
-    """Whether an object without choices reports an error, and not just that the server is still at work."""
+    """Whether an object without choices reports an error, not just that the server is still working."""
     kind = " ".join(str(body.get(name) or "") for name in ("object", "type", "status"))
     return isinstance(body.get("message") or body.get("msg"), str) and ("code" in body or "error" in kind.lower())
 
 
 def finish_calls(request: ModelRequest, drafts: Iterable[CallDraft]) -> Iterator[ToolCall]:
-    """Give each call a unique id. Servers omit or repeat ids, and results are paired by them."""
+    """Give each call a unique id. Servers omit or repeat ids, and results are matched to calls by id."""
     seen = {
         call.id for message in request.messages if isinstance(message, AssistantMessage) for call in message.tool_calls
     }
@@ -476,7 +338,7 @@ def finish_calls(request: ModelRequest, drafts: Iterable[CallDraft]) -> Iterator
 
 
 def _unwrap_arguments(text: str) -> str:
-    """Return arguments that are JSON inside of JSON as the object that is meant
+    """Return the inner object of arguments that are JSON inside JSON
     (https://github.com/vllm-project/vllm/pull/54964)."""
     if not text.lstrip().startswith('"'):
         return text
@@ -488,10 +350,11 @@ def _unwrap_arguments(text: str) -> str:
 
 
 def find_origin(draft: Draft, endpoint: str, learned: Mapping[str, JsonValue], *, is_required: bool) -> ReplyOrigin:
-    """Return where a reply came from, with the fields that the server wants back.
+    """Return the origin of a reply, with the fields that the server wants back.
 
-    The fields are kept with tool calls only: no server asks for the thinking before an answer. ``learned`` holds the rules
-    from refusals. ``is_required`` means that the server refuses requests without the thinking."""
+    The fields are kept with tool calls only: no server asks for the reasoning before an answer. ``learned`` holds the
+    rules from refusals. ``is_required`` means that the server refuses requests without the reasoning.
+    """
     if not draft.calls:
         return ReplyOrigin(endpoint, rules=learned)
     calls = tuple(call.fields for call in draft.calls) if any(call.fields for call in draft.calls) else ()
@@ -514,7 +377,7 @@ def as_text(value: object) -> str:
 
 
 def read_content(content: object) -> tuple[str, str, str]:
-    """Return the text, the thinking and the refusal of a message's content, which may be a list of parts."""
+    """Return the text, the reasoning and the refusal of a message's content, which may be a list of parts."""
     match content:
         case list():
             return _read_parts(content)
@@ -539,12 +402,12 @@ def _read_parts(parts: Iterable[object]) -> tuple[str, str, str]:
             case {"text": str() | list() | dict()} | {"content": str() | list()}:
                 texts.append(_read_inner(part))
             case _:
-                pass  # an image, a sound or a part that is unknown: nothing that a person could read
+                pass  # an image, audio or an unknown part: no text
     return "".join(texts), "".join(thoughts), "".join(refusals)
 
 
 def _read_inner(value: object) -> str:
-    """Return all text inside of a part: ``thinking`` may be a text or a list of parts again."""
+    """Return all text inside a part: ``thinking`` may be a text or again a list of parts."""
     match value:
         case str():
             return value
@@ -558,7 +421,7 @@ def _read_inner(value: object) -> str:
 
 
 def _read_reasoning(message: Json) -> str:
-    for name in ("reasoning_content", "reasoning", "reasoning_text"):  # no standard
+    for name in ("reasoning_content", "reasoning", "reasoning_text"):  # no name is standard
         value = message.get(name)
         if isinstance(value, str) and value:
             return value
@@ -569,49 +432,50 @@ _MESSAGE_FIELDS: tuple[str, ...] = (
     "reasoning_content", "reasoning", "reasoning_details", "reasoning_text", "reasoning_opaque", "thinking_blocks",
     "extra_content",
 )  # fmt: skip
-"""Fields that servers want back with a message: DeepSeek, Kimi, vLLM (``reasoning_content``), OpenRouter (``reasoning_details``),
-LiteLLM for Anthropic's models (``thinking_blocks``), Google (``extra_content``).
+"""Fields that servers want back with a message: DeepSeek, Kimi, vLLM (``reasoning_content``), OpenRouter
+(``reasoning_details``), LiteLLM for Anthropic's models (``thinking_blocks``), Google (``extra_content``).
 
 https://api-docs.deepseek.com/guides/thinking_mode, https://openrouter.ai/docs/use-cases/reasoning-tokens,
-https://github.com/BerriAI/litellm/issues/15601, https://ai.google.dev/gemini-api/docs/openai"""
+https://github.com/BerriAI/litellm/issues/15601, https://ai.google.dev/gemini-api/docs/openai
+"""
 
 _CALL_FIELDS = ("extra_content", "provider_specific_fields", "thought_signature")
-"""The same of a call: signatures, by Google itself and through LiteLLM."""
+"""Fields that servers want back with a call: signatures, from Google directly or through LiteLLM."""
 
 
-def _add_fields(known: dict[str, JsonValue], piece: Json, names: Iterable[str]) -> None:
+def _add_fields(fields: dict[str, JsonValue], piece: Json, names: Iterable[str]) -> None:
     for name in names:
         value = piece.get(name)
         if value:
-            known[name] = _join(known.get(name), value)
+            fields[name] = _join(fields.get(name), value)
 
 
-def _join(known: JsonValue, value: Any) -> JsonValue:
-    """Add a piece of a field to what came of it before."""
-    if isinstance(known, str) and isinstance(value, str):
-        return known + value
-    if isinstance(known, list) and isinstance(value, list):
-        return _join_blocks(known, value)
-    if isinstance(known, dict) and isinstance(value, Mapping):
-        return {**known, **{name: _join_object(known.get(name), item) for name, item in value.items()}}
-    made: JsonValue = json.loads(json.dumps(value, default=str))
-    return made
+def _join(previous: JsonValue, value: Any) -> JsonValue:
+    """Append a piece of a field to its earlier value."""
+    if isinstance(previous, str) and isinstance(value, str):
+        return previous + value
+    if isinstance(previous, list) and isinstance(value, list):
+        return _join_blocks(previous, value)
+    if isinstance(previous, dict) and isinstance(value, Mapping):
+        return {**previous, **{name: _join_object(previous.get(name), item) for name, item in value.items()}}
+    copied: JsonValue = json.loads(json.dumps(value, default=str))
+    return copied
 
 
-def _join_object(known: JsonValue, value: Any) -> JsonValue:
-    """Signatures come whole: a later one replaces the earlier."""
-    if isinstance(known, dict) and isinstance(value, Mapping):
-        return {**known, **{name: _join_object(known.get(name), item) for name, item in value.items()}}
-    made: JsonValue = json.loads(json.dumps(value, default=str))
-    return made
+def _join_object(previous: JsonValue, value: Any) -> JsonValue:
+    """Merge objects. Signatures arrive whole, so a later value replaces the earlier one."""
+    if isinstance(previous, dict) and isinstance(value, Mapping):
+        return {**previous, **{name: _join_object(previous.get(name), item) for name, item in value.items()}}
+    copied: JsonValue = json.loads(json.dumps(value, default=str))
+    return copied
 
 
 _GROWING = ("text", "thinking", "summary", "data")
 
 
-def _join_blocks(known: list[JsonValue], pieces: Iterable[Any]) -> list[JsonValue]:
-    """Add pieces of blocks to the last block where they continue it: the same kind and index, not signed yet."""
-    blocks = list(known)
+def _join_blocks(previous: list[JsonValue], pieces: Iterable[Any]) -> list[JsonValue]:
+    """Append pieces to the last block if they continue it: the same kind and index, and not signed yet."""
+    blocks = list(previous)
     for piece in pieces:
         last = blocks[-1] if blocks else None
         if isinstance(last, dict) and isinstance(piece, Mapping) and _continues(last, piece):
@@ -636,20 +500,20 @@ def _as_object(value: JsonValue) -> dict[str, JsonValue]:
 
 
 def _list_objects(where: Json, name: str) -> Iterator[Json]:
-    given = where.get(name)
-    if given is None:
+    value = where.get(name)
+    if value is None:
         return
-    if isinstance(given, Mapping):
-        given = [given]
-    if isinstance(given, list) and name == "tool_calls":
-        given = [item for item in given if item is not None]
-    if not isinstance(given, list) or not all(isinstance(item, Mapping) for item in given):
-        raise ValueError(f"its {name} are no list of objects")
-    yield from given
+    if isinstance(value, Mapping):
+        value = [value]
+    if isinstance(value, list) and name == "tool_calls":
+        value = [item for item in value if item is not None]
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        raise ValueError(f"its {name} are not a list of objects")
+    yield from value
 
 
 def _wrap_function(part: Json) -> Json:
-    """Return a call with its name and arguments inside of ``function``, where some servers put them beside it."""
+    """Return a call with its name and arguments inside ``function``. Some servers put them beside it."""
     if part.get("function") is not None or not isinstance(part.get("name"), str):
         return part
     return {**part, "function": {name: part.get(name) for name in ("name", "arguments")}}
@@ -669,11 +533,11 @@ def _read_name(part: Json) -> str:
 
 
 def read_usage(usage: object) -> Usage:
-    """Return the tokens that a reply counts; none for what is no number."""
+    """Return the token counts of a reply; 0 for values that are not numbers."""
     if not isinstance(usage, Mapping):
         return Usage()
     prompt, completion = (usage.get(f"{kind}_tokens_details") for kind in ("prompt", "completion"))
-    # Beside OpenAI's own: as DeepSeek says it, and as gateways to Anthropic's models do.
+    # OpenAI's own field, DeepSeek's, and that of gateways to Anthropic's models.
     cached = (_count(prompt, "cached_tokens"), *(_count(usage, name) for name in _CACHED))
     return Usage(
         _count(usage, "prompt_tokens"),

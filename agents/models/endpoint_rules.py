@@ -1,7 +1,7 @@
-"""The rules of a model's endpoint: what an OpenAI-compatible server wants back, and in which order.
+"""Rules of a model's endpoint: the fields, ids and message order that an OpenAI-compatible server requires.
 
-`find_rules` chooses the rules by the host of the base URL and by the model's name. An agent's file may override each of
-them. For an unknown server, `learn` finds the rule in the words of a refusal. That rule is recorded with the reply
+`find_rules` chooses the rules by the host of the base URL and by the model's name. An agent's file may override each
+rule. For an unknown server, `learn` derives a rule from the words of a refusal. That rule is recorded with the reply
 (`ReplyOrigin.rules`), so a resumed reaction sends the same requests. `name_endpoint` names an endpoint and its model: a
 server's fields go back to that endpoint only. No IO.
 """
@@ -27,31 +27,32 @@ Reasoning = Literal["sealed", "returned", "required", "dropped"]
 
 @dataclass(frozen=True, slots=True)
 class EndpointRules:
-    """The rules of one endpoint; the defaults are those of a server that nothing is known of.
+    """The rules of one endpoint. The defaults suit an unknown server.
 
-    ``notes``: how text that follows tool results is sent. ``as_user`` sends a user's message. ``in_results`` appends it to
-    the last result as a ``<system_note>``. Mistral's API and the chat templates of its models refuse a user's message
-    there (https://github.com/avante-corp/avante.nvim/issues/2562). DeepSeek's models count a turn of thinking and tool
-    calls from one user's message to the next (https://api-docs.deepseek.com/guides/thinking_mode). For Kimi and Gemini
-    the same is assumed, and no source confirms it.
+    ``notes``: how text after tool results is sent. ``as_user`` sends a user message. ``in_results`` appends the text to
+    the last result as a ``<system_note>``. Mistral's API and the chat templates of its models refuse a user message
+    there (https://github.com/avante-corp/avante.nvim/issues/2562). DeepSeek's models end a turn of reasoning and tool
+    calls at the next user message (https://api-docs.deepseek.com/guides/thinking_mode). The same is assumed for Kimi
+    and Gemini, without a source.
 
-    ``call_ids``: ``own`` sends ids as they are, which Kimi needs. The others send ids of another form as nine letters or
-    digits. ``nine``: Mistral takes nothing else (https://github.com/langchain-ai/langchain/pull/24668). ``safe``: OpenAI
-    takes at most 40 characters (https://github.com/vercel/ai/issues/5171), Anthropic letters, digits, ``_`` and ``-``
-    (https://github.com/BerriAI/litellm/pull/34523), so calls that another server made may need new ids.
+    ``call_ids``: ``own`` sends ids unchanged, as Kimi requires. The other values replace ids of a different form by
+    nine letters and digits. ``nine``: Mistral accepts no other form
+    (https://github.com/langchain-ai/langchain/pull/24668). ``safe``: OpenAI accepts at most 40 characters
+    (https://github.com/vercel/ai/issues/5171), Anthropic letters, digits, ``_`` and ``-``
+    (https://github.com/BerriAI/litellm/pull/34523). So calls that another server made may need new ids.
 
-    ``reasoning``: which thinking goes back that came with a reply that called tools. ``sealed``: what is signed or
-    encrypted, which servers check (https://github.com/BerriAI/litellm/issues/15601). ``returned``: all of it.
-    ``required``: all, and a blank where it is missing (https://github.com/openai/openai-agents-python/issues/2155).
+    ``reasoning``: which reasoning is sent back with a reply that called tools. ``sealed``: signed or encrypted
+    reasoning, which servers check (https://github.com/BerriAI/litellm/issues/15601). ``returned``: all of it.
+    ``required``: all of it, and a blank if it is missing (https://github.com/openai/openai-agents-python/issues/2155).
     ``dropped``: none.
 
-    ``signs_calls``: the first call of a turn needs a signature; a call that another model made gets Google's substitute
+    ``signs_calls``: the first call of a turn needs a signature. A call of another model gets Google's substitute
     (https://ai.google.dev/gemini-api/docs/thought-signatures).
 
-    ``declares_used_tools``: a request without tools still has to declare those that its history used
+    ``declares_used_tools``: a request without tools must still declare the tools that its history used
     (https://github.com/BerriAI/litellm/issues/40735).
 
-    ``stream_usage``: whether a stream is asked for its usage
+    ``stream_usage``: whether streams are asked for their usage
     (https://github.com/avante-corp/avante.nvim/issues/2347).
     """
 
@@ -63,13 +64,13 @@ class EndpointRules:
     stream_usage: bool = True
 
     def list_changes(self, since: EndpointRules) -> dict[str, JsonValue]:
-        """Return the rules that differ from earlier ones, by name."""
+        """Return the rules that differ from ``since``, by name."""
         names = (field.name for field in fields(self))
         return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(since, name)}
 
 
 class RuleChanges(TypedDict, total=False):
-    """Rules that an agent's file sets otherwise; ``provider`` names the rules to begin with."""
+    """Rules that an agent's file overrides. ``provider`` names the rules to start from."""
 
     provider: Provider
     notes: Notes
@@ -102,21 +103,21 @@ _HOSTS: tuple[tuple[str, Provider], ...] = (
     ("googleapis.com", "gemini"),
     ("amazonaws.com", "bedrock"),
     ("anthropic.com", "bedrock"),
-    # They serve models of several makers and refuse fields that are not their own.
+    # These hosts serve models of several makers and refuse unknown fields.
     ("groq.com", "other"),
     ("cerebras.ai", "other"),
 )
-"""The provider at a host or below it."""
+"""Provider of a host and its subdomains."""
 
 _MISTRAL_MODELS = ("mistral", "mixtral", "ministral", "codestral", "devstral", "magistral", "pixtral")
-_OLD_GEMINI = ("gemini-1", "gemini-2")  # these do not check signatures
+_OLD_GEMINI = ("gemini-1", "gemini-2")  # models that do not check signatures
 
 
 def find_rules(base_url: str | None, model: str, changes: RuleChanges | None = None) -> EndpointRules:
-    """Return the rules of the endpoint at ``base_url`` for this model, with ``changes`` made to them. Raises `ConfigError`
-    for a change that there is not."""
-    made: dict[str, object] = dict(changes or {})
-    for name, value in made.items():
+    """Return the rules of ``model`` at ``base_url``, with ``changes`` applied. Raises `ConfigError` for an unknown rule
+    or value."""
+    overrides: dict[str, object] = dict(changes or {})
+    for name, value in overrides.items():
         allowed = _VALUES.get(name)
         if allowed is None:
             raise ConfigError(f"Unknown rule {name!r} of a model's server. Known rules: {', '.join(_VALUES)}.")
@@ -124,9 +125,9 @@ def find_rules(base_url: str | None, model: str, changes: RuleChanges | None = N
             raise ConfigError(
                 f"The rule {name} of a model's server is {value!r} and must be {' or '.join(map(repr, allowed))}."
             )
-    provider = made.pop("provider", None)
+    provider = overrides.pop("provider", None)
     rules = BY_PROVIDER[provider] if provider is not None else _choose_rules(base_url, model.lower())  # type: ignore[index]
-    return replace(rules, **made)  # type: ignore[arg-type]  # read from a checked file
+    return replace(rules, **overrides)  # type: ignore[arg-type]  # read from a checked file
 
 
 def _choose_rules(base_url: str | None, model: str) -> EndpointRules:
@@ -142,7 +143,7 @@ def _choose_rules(base_url: str | None, model: str) -> EndpointRules:
 
 
 def _choose_by_name(model: str) -> EndpointRules:
-    # Gateways and servers of one's own: the model's name is all that there is to go by.
+    # Gateways and self-hosted servers: only the model's name is known.
     if any(name in model for name in _MISTRAL_MODELS):
         return EndpointRules(notes="in_results", call_ids="nine")
     if "deepseek" in model or "kimi" in model:
@@ -155,7 +156,7 @@ def _choose_by_name(model: str) -> EndpointRules:
 
 
 _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
-    # Mistral, its models' chat templates, and others that want roles to alternate.
+    # Mistral, the chat templates of its models, and others that require alternating roles.
     (
         r"unexpected role|(message|role)[_ ]order|roles? (must|should) alternate|alternat\w* (between )?.?user"
         r"|after (a )?tool message",
@@ -173,7 +174,7 @@ _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
         {"declares_used_tools": True},
     ),
     (r"thought_signature", {"signs_calls": True}),
-    # Groq, Mistral and others that take no fields but their own.
+    # Groq, Mistral and others that refuse unknown fields.
     (
         r"(reasoning\w*|thinking_blocks)\W{0,4}.{0,40}(unsupported|not (permitted|supported|allowed)|unexpected|unrecognized|unknown)"
         r"|(unsupported|unexpected|unrecognized|unknown|additional).{0,60}(reasoning\w*|thinking_blocks)"
@@ -186,18 +187,18 @@ _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
         {"reasoning": "required"},
     ),
 )
-"""The words of refusals, and the rule behind each. The first match that changes anything counts."""
+"""Patterns of refusals and the rule behind each. The first match that changes a rule counts."""
 
 
 def is_sealed(name: str, value: JsonValue) -> bool:
-    """Whether a field with thinking bears a signature or is encrypted."""
+    """Whether a reasoning field is signed or encrypted."""
     if isinstance(value, list):
         return any(isinstance(block, dict) and any(block.get(key) for key in ("signature", "data")) for block in value)
     return name in ("reasoning_opaque", "extra_content")
 
 
 def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
-    """Return the rules with the one by which a server refused a request. None means that its words name no new rule."""
+    """Return the rules with the one that a refusal reveals; None if its words reveal no new rule."""
     words = refusal.lower()
     for pattern, changes in _REFUSALS:
         changed = replace(rules, **changes)  # type: ignore[arg-type]  # of `_REFUSALS` above
@@ -207,14 +208,14 @@ def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
 
 
 def recall(rules: EndpointRules, recorded: Mapping[str, object]) -> EndpointRules:
-    """Return the rules with recorded ones applied. Ignore rules and values of a newer version."""
-    known = {
+    """Return the rules with recorded ones applied. Ignores rules and values of a newer version."""
+    valid = {
         name: value
         for name, value in recorded.items()
         if isinstance(value, str | bool) and value in _VALUES.get(name, ())
     }
-    known.pop("provider", None)
-    return replace(rules, **known)  # type: ignore[arg-type]  # of the types checked above
+    valid.pop("provider", None)
+    return replace(rules, **valid)  # type: ignore[arg-type]  # of the types checked above
 
 
 _VALUES: Mapping[str, tuple[object, ...]] = {
@@ -231,8 +232,9 @@ _VALUES: Mapping[str, tuple[object, ...]] = {
 def name_endpoint(base_url: str | None, model: str) -> str:
     """Return a name for a model at an endpoint, such as ``api.deepseek.com#1f0c9a2b deepseek-reasoner``.
 
-    The digest is of the whole address. The path itself is left out because it may hold a key."""
+    The digest covers the whole URL. The path itself is left out because it may contain a key.
+    """
     parts = urlsplit(base_url or "https://api.openai.com/v1")
-    place = parts.netloc.rpartition("@")[2]  # without a name and a password
-    address = f"{parts.scheme}://{place}{parts.path.rstrip('/')}?{parts.query}"
+    netloc = parts.netloc.rpartition("@")[2]  # without user name and password
+    address = f"{parts.scheme}://{netloc}{parts.path.rstrip('/')}?{parts.query}"
     return f"{parts.hostname or ''}#{hashlib.sha256(address.encode()).hexdigest()[:8]} {model}"

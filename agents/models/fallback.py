@@ -1,7 +1,8 @@
-"""Several models as one: the first that answers. For a provider that is down, busy or out of credit.
+"""Several models as one: the first that answers.
 
-Each model has one try in an attempt; how often attempts are made is the reaction's budget, not this one's. What another
-model would not do better (the request itself is refused, withheld or too long) is not tried again.
+Use it for a provider that may be down, busy or out of credit. Each model gets one try per attempt; the reaction's
+policy decides the number of attempts. Errors that every model would repeat (a request that is rejected, filtered or too
+long) are raised at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SAME_FOR_ALL = ("rejected", "content_filter", "context_too_long")
 
 
 class FallbackModel:
-    """Asks ``models`` in their order. Raises the `ModelError` of the last one, retryable if that of any is."""
+    """Asks ``models`` in order. Raises the `ModelError` of the last one, or that of a retryable failure before it."""
 
     def __init__(self, *models: Model) -> None:
         if not models:
@@ -26,11 +27,11 @@ class FallbackModel:
         self.name = " or ".join(model.name for model in models)
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        """Answer by the first model that does."""
-        passing: ModelError | None = None
+        """Return the reply of the first model that answers."""
+        retryable: ModelError | None = None
         has_begun = False
 
-        def tell(delta: ModelDelta) -> None:
+        def forward(delta: ModelDelta) -> None:
             nonlocal has_begun
             has_begun = True
             if on_delta is not None:
@@ -38,7 +39,7 @@ class FallbackModel:
 
         for model in self.models:
             try:
-                return await model.complete(request, tell if on_delta is not None else None)
+                return await model.complete(request, forward if on_delta is not None else None)
             except ModelError as error:
                 if error.reason in _SAME_FOR_ALL:
                     raise
@@ -47,11 +48,11 @@ class FallbackModel:
                 if has_begun and on_delta is not None and model is not self.models[-1]:
                     on_delta(ModelDelta(broken_off=str(error)))
                     has_begun = False
-                passing = error if error.retryable else passing
-        raise passing or failure
+                retryable = error if error.retryable else retryable
+        raise retryable or failure
 
     async def close(self) -> None:
-        """Close those models that can be closed."""
+        """Close the models that have a ``close`` method."""
         for model in self.models:
             close: Callable[[], Awaitable[None]] | None = getattr(model, "close", None)
             if close is not None:
@@ -59,7 +60,7 @@ class FallbackModel:
 
 
 def list_names(model: Model) -> list[str]:
-    """Give the names of the models that may answer for this one: its own, if it is no fallback."""
-    return (
-        [name for one in model.models for name in list_names(one)] if isinstance(model, FallbackModel) else [model.name]
-    )
+    """Return the names of the models that may answer for this one; a single name, unless it is a `FallbackModel`."""
+    if not isinstance(model, FallbackModel):
+        return [model.name]
+    return [name for choice in model.models for name in list_names(choice)]

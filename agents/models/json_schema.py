@@ -1,9 +1,9 @@
-"""Tool calls for servers that have none: each step is one JSON object, its shape fixed by ``response_format``.
+"""Tool calls for servers without them: each step is one JSON object, whose shape ``response_format`` enforces.
 
-`encode_steps` turns a request into plain system, user and assistant texts and the schema that the reply must follow
-(one of the tools' shapes); `decode_step` turns the reply's text into a `ToolCall`. `openai_model` sends and receives.
-Pure; a model that ignores the schema is read as far as it can be, and what remains is left to the reaction loop, which
-answers wrong calls.
+`encode_steps` turns a request into plain system, user and assistant texts, and the schema that the reply must follow
+(the shape of one tool). `decode_step` turns the reply's text into a `ToolCall`. `openai_model` sends and receives.
+Pure. If a model ignores the schema, its reply is read as far as possible. The reaction loop answers the invalid calls
+that remain.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ PlainMessage = SystemMessage | UserMessage | AssistantMessage
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """A request in plain texts, its images and files beside them. ``schema`` is the reply's (None: free text);
-    ``is_strict`` that a strict server accepts that schema."""
+    """A request as plain texts with their images and files.
+
+    ``schema`` is the reply's schema, None for free text. ``is_strict`` means that the strict mode of a server accepts
+    the schema.
+    """
 
     messages: tuple[PlainMessage, ...]
     schema: JsonSchema | None
@@ -45,7 +48,7 @@ class StepRequest:
 
 
 def encode_steps(request: ModelRequest) -> StepRequest:
-    """Render tools, past calls and results as text and choose the reply's schema."""
+    """Render tools, past calls and results as text, and choose the reply's schema."""
     choice = request.tool_choice
     tools = request.tools if choice != "none" else ()
     if isinstance(choice, NamedTool):
@@ -61,26 +64,26 @@ def encode_steps(request: ModelRequest) -> StepRequest:
     if tools:
         schema = _build_step_schema(tools)
     elif any(isinstance(message, AssistantMessage) and message.tool_calls for message in request.messages):
-        # The history shows steps as JSON, and a model goes on as it sees: its closing answer gets a shape too.
+        # The history contains steps as JSON, which a model imitates: give its closing answer a shape as well.
         schema = _build_object({"answer": {"type": "string"}})
     return StepRequest(tuple(messages), schema, schema is not None and _fits_strict_mode(schema))
 
 
 def decode_step(request: ModelRequest, text: str) -> tuple[str | None, tuple[ToolCall, ...]]:
-    """Read a reply as (text, calls). What is no step is text; a step with broken arguments is a call with these, for
-    the loop to answer."""
-    written = strip_code_fence(text)
+    """Parse a reply into (text, calls). A reply without a step is text. A step with broken arguments is a call with
+    these arguments, which the loop answers."""
+    unfenced = strip_code_fence(text)
     try:
-        return _decode_step(request, text, json.loads(written))
-    except (ValueError, RecursionError):  # no JSON, or nested deeper than anything that is meant
-        return _decode_broken_step(request, text, written)
+        return _decode_step(request, text, json.loads(unfenced))
+    except (ValueError, RecursionError):  # not JSON, or nested too deeply
+        return _decode_broken_step(request, text, unfenced)
 
 
 def _decode_step(request: ModelRequest, text: str, value: object) -> tuple[str | None, tuple[ToolCall, ...]]:
     match value:
         case {"call": {"tool": str(name), **rest}} | {"tool": str(name), **rest}:
             arguments = rest.get("arguments", {})
-            # Some models write the arguments as a string of JSON, as the native wire format has them.
+            # Some models write the arguments as a string of JSON, like the native API.
             written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             return None, (ToolCall(derive_call_id(request, 0), name, written),)
         case {"answer": str(answer)}:
@@ -90,7 +93,8 @@ def _decode_step(request: ModelRequest, text: str, value: object) -> tuple[str |
 
 
 def describe_type(schema: object) -> str:
-    """Give a schema's type in few words, for people and models: ``string``, ``"a" or "b"``, ``array of integer``."""
+    """Return a short description of a schema's type for people and models: ``string``, ``"a" or "b"``, ``array of
+    integer``."""
     match schema:
         case {"enum": list(values)}:
             return " or ".join(json.dumps(value, ensure_ascii=False) for value in values)
@@ -111,7 +115,7 @@ def describe_type(schema: object) -> str:
 
 
 def read_properties(schema: JsonSchema) -> Mapping[str, object]:
-    """Give the properties of an object schema, none if it has none."""
+    """Return the properties of an object schema; empty if it has none."""
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
@@ -123,14 +127,15 @@ _ANSWER_HEAD = re.compile(r'\{\s*"answer"\s*:\s*"')
 
 
 def _decode_broken_step(request: ModelRequest, text: str, written: str) -> tuple[str | None, tuple[ToolCall, ...]]:
-    """Read what a limit cut off, or a model without the schema garbled. ``written`` is the text without a fence."""
+    """Parse a step that a length limit cut off, or that a model without the schema garbled. ``written`` is the text
+    without a fence."""
     if step := _STEP_HEAD.match(written):
         return None, (ToolCall(derive_call_id(request, 0), json.loads(step["name"]), written[step.end() :]),)
     if answer := _ANSWER_HEAD.match(written):
         rest = written[answer.end() :]
         try:
             return json.loads(f'"{rest}"') or None, ()
-        except ValueError:  # cut inside an escape, say
+        except ValueError:  # for example, cut inside an escape
             return rest or None, ()
     return text.strip() or None, ()
 
@@ -140,7 +145,7 @@ def _render(messages: Iterable[ChatMessage]) -> Iterable[PlainMessage]:
     for position, message in enumerate(messages):
         match message:
             case SystemMessage(content):
-                # Chat templates of local models know one system text, at the start; a later one is said by the user.
+                # Chat templates of local models accept one system text, at the start: send later ones as user texts.
                 yield message if position == 0 else UserMessage(content)
             case UserMessage():
                 yield message
@@ -155,23 +160,23 @@ def _render(messages: Iterable[ChatMessage]) -> Iterable[PlainMessage]:
 
 
 def _merge(messages: Iterable[PlainMessage]) -> Iterable[PlainMessage]:
-    """Join neighbours of one role: many chat templates refuse a conversation that does not alternate."""
+    """Join consecutive messages of one role. Many chat templates refuse roles that do not alternate."""
     for _, group in groupby(messages, key=type):
         neighbours = list(group)
         joined = replace(neighbours[0], content="\n\n".join(neighbour.content or "" for neighbour in neighbours))
         if isinstance(joined, UserMessage):
-            said = [neighbour for neighbour in neighbours if isinstance(neighbour, UserMessage)]
+            users = [neighbour for neighbour in neighbours if isinstance(neighbour, UserMessage)]
             images, files = (
-                [image for one in said for image in one.images],
-                [file for one in said for file in one.files],
+                [image for one in users for image in one.images],
+                [file for one in users for file in one.files],
             )
             joined = replace(joined, images=tuple(images), files=tuple(files))
         yield joined
 
 
 def _write_result(content: str) -> str:
-    """Give a result as JSON, as it is if it is that: in a message of the user's, no text of a tool's passes for what
-    stands behind it."""
+    """Return a result as JSON, unchanged if it is JSON already. Inside a user message, a tool's text must not look like
+    the text behind it."""
     try:
         json.loads(content)
     except (ValueError, RecursionError):
@@ -183,7 +188,7 @@ def _render_call(call: ToolCall) -> str:
     try:
         return _write_step(call.name, json.loads(call.arguments or "{}"))
     except (ValueError, RecursionError):
-        # It was answered with an error; shown as the text it is, so that this stays JSON.
+        # The loop answered this call with an error. Quote its arguments, so that the step stays JSON.
         return _write_step(call.name, call.arguments)
 
 
@@ -217,7 +222,7 @@ def _build_step_schema(tools: Sequence[ToolSpec]) -> JsonSchema:
     for tool in tools:
         arguments = {key: value for key, value in tool.parameters.items() if key != "$defs"}
         own = tool.parameters.get("$defs")
-        # `#/$defs/X` counts from the root, which is another one here: each tool's definitions move up under its name.
+        # `#/$defs/X` is relative to the root, which differs here: move each tool's definitions up, under its name.
         if isinstance(own, dict):
             definitions.update((f"{tool.name}.{name}", _rename_refs(shape, tool.name)) for name, shape in own.items())
         shapes.append(
@@ -254,7 +259,8 @@ _STRICT_KEYWORDS = frozenset(
 
 
 def _fits_strict_mode(schema: object) -> bool:
-    """Tell whether OpenAI's strict mode takes the schema; with ``strict`` on an unfit one the call would be refused."""
+    """Return whether OpenAI's strict mode accepts the schema. With ``strict`` on any other schema, the server refuses
+    the request."""
     if not isinstance(schema, dict) or not schema.keys() <= _STRICT_KEYWORDS:
         return False
     properties = schema.get("properties", {})

@@ -1,9 +1,9 @@
-"""The model seam: what a reaction asks of a model and what it gets back.
+"""The interface between a reaction and a model: the request, the reply and the errors.
 
-A reaction builds a `ModelRequest`, any `Model` answers it with a `ModelReply` or raises `ModelError`. Implementations
+A reaction builds a `ModelRequest`. A `Model` answers it with a `ModelReply` or raises `ModelError`. The implementations
 stand beside this module: `openai_model` (any OpenAI-compatible server), `scripted` (rules or a callable), `local` (a
-small model on the CPU), `tape` (what one replied before), `fallback` (several as one). All types are frozen; a reply
-goes to JSON and back, since it is recorded before its tools run. No IO, no provider, no clock.
+small model on the CPU), `tape` (recorded replies) and `fallback` (several models as one). All types are frozen. A reply
+converts to JSON and back, because it is recorded before its tools run. No IO, no provider, no clock.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ ToolChoice = Literal["auto", "none", "required"]
 
 
 MAX_TOKENS = 10**12
-"""Of one call: who counts more is not believed, and the hub can add it up."""
+"""Maximum token count of one call. A larger count from a server is cut to it, so that the hub's sums cannot
+overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """A choice of tool: this one has to be called."""
+    """A tool choice: the model must call this tool."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that a model asks for. ``arguments`` is the text as the model wrote it, valid JSON or not."""
+    """One call that a model asks for. ``arguments`` is the text that the model wrote, which may be invalid JSON."""
 
     id: str
     name: str
@@ -65,7 +66,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """What one call of a model used that is no turn's own: a tool's, a check's, a summary's."""
+    """Tokens of one model call outside of a turn, such as a tool's, a check's or a summary's."""
 
     model: str
     usage: Usage
@@ -73,7 +74,7 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a model sees it: ``parameters`` is the JSON Schema of an object."""
+    """A tool as a model sees it. ``parameters`` is the JSON Schema of an object."""
 
     name: str
     description: str
@@ -82,14 +83,14 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class SystemMessage:
-    """What the author of the agent tells its model, before all else."""
+    """Instructions of the agent's author, first in the request."""
 
     content: str
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as a model gets it: ``data`` is its bytes in base64."""
+    """A file for a model. ``data`` is its content in base64."""
 
     name: str
     media_type: str
@@ -98,8 +99,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class UserMessage:
-    """What the model is asked or told. ``images`` are addresses (``https:``, or ``data:`` with the image itself) that
-    the model sees beside the text, as it does the ``files``."""
+    """A message to the model, with its ``images`` and ``files``. An image is an ``https:`` or ``data:`` URL."""
 
     content: str
     images: tuple[str, ...] = ()
@@ -108,35 +108,35 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class ReplyOrigin:
-    """Where a reply came from, and what that server wants back with it.
+    """The endpoint that a reply came from, and the fields which that endpoint wants back with the reply.
 
-    ``endpoint`` names the server and its model (`endpoint_rules.name_endpoint`). ``message`` holds fields of the reply's
-    message, such as ``reasoning_content``; ``calls`` those of each call by its place, such as a signature. They are sent
-    to that endpoint only.
+    ``endpoint`` names the server and its model (`endpoint_rules.name_endpoint`). ``message`` holds fields of the
+    reply's message, such as ``reasoning_content``. ``calls`` holds those of each call by position, such as a signature.
+    They are sent to that endpoint only.
     """
 
     endpoint: str
     message: Mapping[str, JsonValue] = field(default_factory=dict)
     calls: Sequence[Mapping[str, JsonValue]] = ()
     rules: Mapping[str, JsonValue] = field(default_factory=dict)
-    """What the server had refused until then (`endpoint_rules.learn`), by the names of the rules."""
+    """Rules that the server enforced up to this reply (`endpoint_rules.learn`), by rule name."""
 
     demanded: frozenset[str] = frozenset()
-    """The fields of ``message`` that the server refuses to miss; no others are recorded."""
+    """Fields of ``message`` without which the server refuses a request. No other fields are recorded."""
 
     @property
     def has_fields(self) -> bool:
-        """Whether the server wants anything back."""
+        """Whether the server wants any field back."""
         return bool(self.message) or any(self.calls)
 
     def keep_demanded(self) -> ReplyOrigin:
-        """Return the origin without the thinking that the server can do without."""
+        """Return the origin without the reasoning that the server does not require."""
         return replace(self, message={name: value for name, value in self.message.items() if name in self.demanded})
 
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """A turn of the model. Each of its calls is answered by one `ToolMessage` before anything else follows."""
+    """A turn of the model. A `ToolMessage` answers each of its calls before any other message follows."""
 
     content: str | None
     tool_calls: tuple[ToolCall, ...] = ()
@@ -145,7 +145,7 @@ class AssistantMessage:
 
 @dataclass(frozen=True, slots=True)
 class ToolMessage:
-    """The result of the call that ``tool_call_id`` names."""
+    """The result of the call with id ``tool_call_id``."""
 
     tool_call_id: str
     content: str
@@ -156,11 +156,12 @@ ChatMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One model call. ``agent_id``, ``reaction`` and ``turn`` say for whom it is; they seed generated call ids and are
-    not sent.
+    """One model call. ``agent_id``, ``reaction`` and ``turn`` identify its purpose. They seed generated call ids and
+    are not sent.
 
-    ``prompt`` is what the message of the conversation begins with in every turn of the reaction; what is behind it may
-    be of this turn alone."""
+    ``prompt`` is the beginning of the conversation's message, identical in every turn of the reaction. Text behind it
+    may belong to this turn alone.
+    """
 
     messages: Sequence[ChatMessage]
     tools: Sequence[ToolSpec] = ()
@@ -173,7 +174,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """What the model answered. ``text`` is None rather than empty; ``finish_reason`` is the provider's word (``stop``,
+    """The model's answer. ``text`` is None instead of empty. ``finish_reason`` is the provider's word (``stop``,
     ``length``, ...)."""
 
     text: str | None
@@ -182,32 +183,33 @@ class ModelReply:
     finish_reason: str = "stop"
     model: str = ""
     reasoning: str = ""
-    """What the model thought, where it tells: for a record of its own, if the agent keeps that."""
+    """The model's reasoning, if the provider returns it. It goes to a record of its own, if the agent keeps
+    reasoning."""
 
     origin: ReplyOrigin | None = field(default=None, compare=False)
 
     @property
     def is_cut(self) -> bool:
-        """Whether the reply ended at a limit of length, by whatever name the provider gives that."""
+        """Whether the reply ended at a length limit, whatever the provider calls it."""
         return self.finish_reason.lower() in _CUT
 
     @property
     def is_withheld(self) -> bool:
-        """Whether a filter of the provider held the reply back."""
+        """Whether a filter of the provider withheld the reply."""
         return self.finish_reason.lower() in _WITHHELD
 
     def to_json(self) -> dict[str, object]:
-        """Give the reply as plain JSON values, for the journal; without the reasoning."""
+        """Return the reply as plain JSON values for the journal, without the reasoning."""
         value: dict[str, object] = _REPLY.dump_python(self, mode="json", exclude={"reasoning", "origin"})
         if self.origin is not None and (self.origin.has_fields or self.origin.rules):
-            told: dict[str, object] = {"endpoint": self.origin.endpoint}
+            origin_json: dict[str, object] = {"endpoint": self.origin.endpoint}
             if self.origin.message:
-                told["message"] = dict(self.origin.message)
+                origin_json["message"] = dict(self.origin.message)
             if any(self.origin.calls):
-                told["calls"] = [dict(call) for call in self.origin.calls]
+                origin_json["calls"] = [dict(call) for call in self.origin.calls]
             if self.origin.rules:
-                told["rules"] = dict(self.origin.rules)
-            value["origin"] = told
+                origin_json["rules"] = dict(self.origin.rules)
+            value["origin"] = origin_json
         return value
 
 
@@ -227,7 +229,7 @@ _WITHHELD = frozenset(
 
 
 def join_origins(replies: Sequence[ModelReply]) -> ReplyOrigin | None:
-    """Return the origin of a reply that is made of several; None where they came from different endpoints."""
+    """Return the origin of a reply that is merged from several; None if they came from different endpoints."""
     origins = [reply.origin for reply in replies]
     first = origins[0] if origins else None
     if first is None or any(origin is None or origin.endpoint != first.endpoint for origin in origins):
@@ -237,22 +239,25 @@ def join_origins(replies: Sequence[ModelReply]) -> ReplyOrigin | None:
     for reply in replies:
         assert reply.origin is not None
         for name, value in reply.origin.message.items():
-            known = message.get(name)
-            if isinstance(known, str) and isinstance(value, str):
-                message[name] = f"{known}\n\n{value}"
-            elif isinstance(known, list) and isinstance(value, list):
-                message[name] = [*known, *value]
+            previous = message.get(name)
+            if isinstance(previous, str) and isinstance(value, str):
+                message[name] = f"{previous}\n\n{value}"
+            elif isinstance(previous, list) and isinstance(value, list):
+                message[name] = [*previous, *value]
             else:
                 message.setdefault(name, value)
-        given = reply.origin.calls
-        calls += given if len(given) == len(reply.tool_calls) else [{}] * len(reply.tool_calls)
+        call_fields = reply.origin.calls
+        calls += call_fields if len(call_fields) == len(reply.tool_calls) else [{}] * len(reply.tool_calls)
     return ReplyOrigin(first.endpoint, message, tuple(calls), first.rules, first.demanded)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDelta:
-    """A piece of a reply while it streams. ``broken_off`` says why the pieces before this one are void: another
-    reply begins. ``usage`` is what the provider has counted so far, where it says so before the end."""
+    """A piece of a reply while it streams.
+
+    ``broken_off`` says why the earlier pieces are void: a different reply begins. ``usage`` is the provider's count so
+    far, if it reports one before the end.
+    """
 
     text: str = ""
     reasoning: str = ""
@@ -269,8 +274,8 @@ class Model(Protocol):
     name: str
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        """Answer the request once, without retrying; raises `ModelError`. ``on_delta`` is called as text arrives, if it
-        streams."""
+        """Answer the request once, without retrying. Raises `ModelError`. Call ``on_delta`` as text arrives, if the
+        model streams."""
         ...
 
 
@@ -279,15 +284,15 @@ ModelFailure = Literal[
     "timeout",  # silence for too long
     "rate_limited",
     "server",  # the provider's own failure (5xx)
-    "broken_reply",  # an answer that is none: cut off, not JSON, without a choice
+    "broken_reply",  # cut off, not JSON, or without a choice
     "unauthorized",  # the key is missing or refused
     "quota",  # paid credit is used up
     "not_found",  # no such model or address
     "context_too_long",
     "content_filter",
     "rejected",  # the provider refuses the request as malformed
-    "misconfigured",  # this side: a missing package, a broken script
-    "budget",  # this side: what may be spent is spent
+    "misconfigured",  # on this side: a missing package, a broken script
+    "budget",  # on this side: the budget is exceeded
 ]
 
 FAILURE_SENTENCES: dict[ModelFailure, str] = {
@@ -305,48 +310,48 @@ FAILURE_SENTENCES: dict[ModelFailure, str] = {
     "misconfigured": "my model is not set up right",
     "budget": "the budget for this is used up",
 }
-"""What others are told of a failure. A provider's own words may hold keys and addresses: they go to the record and the
-log."""
+"""Sentences for other participants. The provider's own words may contain keys and URLs, so only the record and the log
+get them."""
 
 OF_ONE_CONVERSATION: frozenset[ModelFailure] = frozenset({"budget", "content_filter", "context_too_long"})
-"""Failures that say nothing about the next message, so that no operator is notified."""
+"""Failures of one conversation. They say nothing about the next message, so no operator is notified."""
 
-_PASSING: frozenset[ModelFailure] = frozenset({"unreachable", "timeout", "rate_limited", "server", "broken_reply"})
+_RETRYABLE: frozenset[ModelFailure] = frozenset({"unreachable", "timeout", "rate_limited", "server", "broken_reply"})
 
 
 class ModelError(RoundelayError):
-    """A model call failed. ``reason`` says how; ``retryable`` that the same request may succeed later, after
-    ``retry_after_ms`` if known."""
+    """A failed model call. ``reason`` is its category. ``retryable`` means that the same request may succeed later,
+    after ``retry_after_ms`` if known."""
 
     code = "model"
 
     def __init__(self, message: str, *, reason: ModelFailure, retry_after_ms: int | None = None) -> None:
         super().__init__(hide_secrets(message))  # servers repeat keys in their errors
         self.reason: ModelFailure = reason
-        self.retryable = reason in _PASSING
+        self.retryable = reason in _RETRYABLE
         self.retry_after_ms = retry_after_ms
 
 
 def derive_call_id(request: ModelRequest, index: int) -> str:
-    """Give an id for the call at ``index`` of this request's reply, where the model gave none: the same again for the
-    same request.
+    """Return an id for the call at ``index`` of this request's reply, for models that give none. The same request gives
+    the same id.
 
-    The number of messages enters, so that a reaction's calls differ even when a caller leaves ``turn`` at 0.
+    The number of messages is part of the hash, so a reaction's calls differ even if the caller leaves ``turn`` at 0.
     """
-    return derive_nine(request.agent_id, request.reaction, request.turn, len(request.messages), index)
+    return derive_short_id(request.agent_id, request.reaction, request.turn, len(request.messages), index)
 
 
-def derive_nine(*parts: str | int) -> str:
-    """Return nine letters and digits for these: the form of a call's id that every known server accepts.
+def derive_short_id(*parts: str | int) -> str:
+    """Hash the parts into nine letters and digits: the one form of a call id that every known server accepts.
 
-    Mistral takes no other form (https://github.com/langchain-ai/langchain/pull/24668).
+    Mistral accepts no other form (https://github.com/langchain-ai/langchain/pull/24668).
     """
     number = int.from_bytes(hashlib.sha256("\x1f".join(map(str, parts)).encode("utf-8", "replace")).digest()[:8])
     digits = ""
     for _ in range(9):
-        number, digit = divmod(number, len(_NINE))
-        digits += _NINE[digit]
+        number, digit = divmod(number, len(_ID_ALPHABET))
+        digits += _ID_ALPHABET[digit]
     return digits
 
 
-_NINE = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

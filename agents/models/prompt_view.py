@@ -1,8 +1,8 @@
-"""Reads a prompt back: what a model is shown, as a script or a test wants to see it.
+"""Parses a prompt back into threads, messages and tool results, for scripts and tests.
 
 `read_prompt` parses the conversation that the runner rendered into the user message (``<conversation>``,
-docs/agents.md) and the tool traffic after it. Everything comes from the request alone, so a script that decides by it
-decides the same when a reaction resumes. No IO.
+docs/agents.md) and the tool calls after it. It reads the request alone, so a script that uses it decides the same when
+a reaction resumes. No IO.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from xml.etree import ElementTree  # nosec B405  # see where it parses
 
 from .model import AssistantMessage, ChatMessage, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
 
-# XML 1.0 has no place for these (https://www.w3.org/TR/xml/#charsets), though a prompt may hold them: the parser would
-# refuse the whole.
+# XML 1.0 does not allow these characters (https://www.w3.org/TR/xml/#charsets). A prompt may contain them, and the
+# parser would refuse all of it.
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 EXAMPLE_MARK = "(An example of how to work; it is not from this conversation.)"
-"""How a user message begins that is an example's (`features.few_shot`), up to the next one."""
+"""First line of an example's user message (`features.few_shot`). The example ends at the next user message."""
 
 _OPEN, _CLOSE = "<conversation>", "</conversation>"
 
@@ -41,7 +41,7 @@ class ThreadView:
 
 @dataclass(frozen=True, slots=True)
 class ToolResultView:
-    """One call of this reaction and its result; ``turn`` (from 1) is the one that asked for it."""
+    """One call of this reaction and its result. ``turn`` (from 1) is the turn that made the call."""
 
     turn: int
     tool: str
@@ -51,7 +51,7 @@ class ToolResultView:
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """What a request says. A request without a conversation prompt has its first user message as ``incoming_text``."""
+    """The content of a request. Without a conversation prompt, ``incoming_text`` is the first user message."""
 
     threads: tuple[ThreadView, ...]
     incoming_thread_id: str
@@ -59,10 +59,10 @@ class PromptView:
     incoming_text: str
     tool_results: tuple[ToolResultView, ...]
     turn: int
-    """The turn that this request begins, from 1."""
+    """Turn that this request begins, from 1."""
 
     def find_thread(self, thread_id: str) -> ThreadView:
-        """Give the thread, empty if the prompt does not show it."""
+        """Return the thread, empty if the prompt does not show it."""
         for thread in self.threads:
             if thread.thread_id == thread_id:
                 return thread
@@ -70,18 +70,18 @@ class PromptView:
 
 
 def read_prompt(request: ModelRequest) -> PromptView:
-    """Parse the prompt of a request. Raises `ModelError` when there is a ``<conversation>`` and it is not well
+    """Parse the prompt of a request. Raises `ModelError` if it contains a ``<conversation>`` that is not well
     formed."""
-    place = _find_prompt(request.messages)
-    results, turn = _read_results(request, place)
-    found = request.messages[place] if place < len(request.messages) else None
-    prompt = found.content if isinstance(found, UserMessage) else ""
+    index = _find_prompt(request.messages)
+    results, turn = _read_results(request, index)
+    prompt_message = request.messages[index] if index < len(request.messages) else None
+    prompt = prompt_message.content if isinstance(prompt_message, UserMessage) else ""
     if _OPEN not in prompt:
         return PromptView((), "", "", prompt, results, turn)
     end = prompt.find(_CLOSE)
     text = prompt[prompt.index(_OPEN) : end + len(_CLOSE)] if end >= 0 else prompt
     try:
-        # No DTD can stand inside the element, so no entity can be declared: nothing to blow up.
+        # A DTD cannot appear inside an element, so the text declares no entities that could expand without end.
         root = ElementTree.fromstring(_NOT_XML.sub("\ufffd", text))  # nosec B314  # no DTD, as said above
     except ElementTree.ParseError as error:
         raise ModelError(
@@ -103,7 +103,7 @@ def _read_message(element: ElementTree.Element) -> MessageView:
 
 
 def _find_prompt(messages: Sequence[ChatMessage]) -> int:
-    """Give the place of the prompt: examples may stand before it."""
+    """Return the index of the prompt. Examples may come before it."""
     users = [(at, message.content) for at, message in enumerate(messages) if isinstance(message, UserMessage)]
     conversation = next((at for at, content in users if _OPEN in content), None)
     if conversation is not None:

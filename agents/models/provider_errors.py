@@ -1,7 +1,8 @@
-"""Reads a provider's error: the reason, the provider's words and code, and the delay that it asks for.
+"""Parses a provider's error: the category, the provider's words and code, and the delay it asks for.
 
-`read_failure` takes the status, the headers and the body of an answer, or the JSON of an error inside a reply. Providers
-differ in all of them, so each fact has several names. Pure except for the clock: a delay may be a date.
+`read_failure` takes the status, the headers and the body of an answer, or the JSON of an error inside a reply.
+Providers use different fields, so each fact is looked up under several names. Pure except for the clock: a delay may be
+a date.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ MAX_WORDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ProviderFailure:
-    """An error as a provider reports it. ``status`` is that of HTTP, or the one inside the body; 0 if there is none."""
+    """An error as the provider reports it. ``status`` is the HTTP status or the one inside the body, 0 if there is
+    none."""
 
     reason: ModelFailure
     words: str
@@ -32,17 +34,17 @@ class ProviderFailure:
     retry_after_ms: int | None = None
     is_output_limit: bool = False
     lacks_tools: bool = False
-    """Whether the model, or the server as it was started, takes no tools."""
+    """Whether the model, or the server as it was started, does not support tools."""
 
     @property
-    def told(self) -> str:
-        """The words, with the code where they do not hold it."""
+    def description(self) -> str:
+        """The provider's words, followed by the code unless they contain it."""
         words = self.words.rstrip(". ") or "no reason given"
         return words if not self.code or self.code.lower() in words.lower() else f"{words} ({self.code})"
 
 
 def read_failure(status: int, headers: Mapping[str, str], body: object) -> ProviderFailure:
-    """Return what an error says. ``status`` is 200 for an error inside of a reply."""
+    """Parse an error. ``status`` is 200 for an error inside a reply."""
     error = _find_error(body)
     words = _read_words(error)[:MAX_WORDS]
     names = [name for name in (_name(error, "code"), _name(error, "status"), _name(error, "type")) if name]
@@ -62,7 +64,7 @@ def read_failure(status: int, headers: Mapping[str, str], body: object) -> Provi
     return ProviderFailure(reason, words, code, status, delay, is_output, lacks_tools)
 
 
-# --- where the error stands
+# --- finding the error
 
 
 def _find_error(body: object) -> Any:
@@ -70,10 +72,10 @@ def _find_error(body: object) -> Any:
     match body:
         case str():
             try:
-                found = json.loads(body)
+                parsed = json.loads(body)
             except (ValueError, RecursionError):
                 return body
-            return found if isinstance(found, str) else _find_error(found)
+            return parsed if isinstance(parsed, str) else _find_error(parsed)
         case [first, *_]:
             return _find_error(first)
         case {"error": dict() | list() as inner} if inner:
@@ -89,7 +91,7 @@ def _find_error(body: object) -> Any:
 
 
 def shorten_page(text: str) -> str:
-    """Return the words of a text that may be a web page: without its tags, styles and scripts."""
+    """Return the visible words of a text that may be a web page: without tags, styles and scripts."""
     text = re.sub(r"<(style|script)\b.{0,5000}?</\1\s*>", " ", text[: 10 * MAX_WORDS], flags=re.DOTALL | re.IGNORECASE)
     return " ".join(re.sub(r"<[^>]{0,500}>", " ", text).split())[:MAX_WORDS]
 
@@ -98,10 +100,10 @@ def _read_words(error: Any) -> str:
     match error:
         case str():
             return shorten_page(error)
-        case {"metadata": {"raw": raw, **rest}, **outer} if raw:  # OpenRouter passes on another provider's error
-            said, inner = _read_words(outer), _read_words(_find_error(raw))
+        case {"metadata": {"raw": raw, **rest}, **outer} if raw:  # OpenRouter forwards another provider's error
+            words, inner = _read_words(outer), _read_words(_find_error(raw))
             by = f" {rest['provider_name']}:" if rest.get("provider_name") else ""
-            return f"{said}:{by} {inner}"
+            return f"{words}:{by} {inner}"
         case Mapping():
             for name in ("message", "msg", "detail", "error_description", "title", "reason"):
                 value = error.get(name)
@@ -117,17 +119,18 @@ def _read_words(error: Any) -> str:
 
 
 def _read_details(value: Any) -> str:
-    """Return the words of a list of faults, as servers on FastAPI write it: ``body.n: Extra inputs are not permitted``."""
+    """Return the words of a list of validation errors, as FastAPI sends it: ``body.n: Extra inputs are not
+    permitted``."""
     if isinstance(value, Mapping) and isinstance(value.get("detail"), list):
         value = value["detail"]
     if not isinstance(value, list):
         return _read_words(value)
-    told = []
+    descriptions = []
     for fault in value:
-        place = fault.get("loc") if isinstance(fault, Mapping) else None
-        where = ".".join(map(str, place)) + ": " if isinstance(place, list) else ""
-        told.append(where + _read_words(fault))
-    return "; ".join(told)
+        location = fault.get("loc") if isinstance(fault, Mapping) else None
+        where = ".".join(map(str, location)) + ": " if isinstance(location, list) else ""
+        descriptions.append(where + _read_words(fault))
+    return "; ".join(descriptions)
 
 
 def _name(error: Any, key: str) -> str:
@@ -135,7 +138,7 @@ def _name(error: Any, key: str) -> str:
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
-# --- what it means
+# --- classifying the error
 
 _CONTEXT_CODES = {"context_length_exceeded", "exceed_context_size_error", "request_too_large", "prompt_too_long"}
 _FILTER_CODES = {"content_filter", "content_policy_violation", "responsibleaipolicyviolation", "data_inspection_failed"}
@@ -144,7 +147,7 @@ _QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "exceeded_cu
 _QUOTA_CODES |= {"insufficient_balance", "billing_not_active", "insufficient_user_quota", "credits_exhausted"}
 _QUOTA_CODES |= {"budget_exceeded"}  # LiteLLM: https://github.com/BerriAI/litellm/issues/36729
 _BROKEN_CODES = {"tool_use_failed"}
-"""Groq's codes for a call that it could not read, which the next attempt may write right
+"""Groq's code for a call that it could not parse. The next attempt may be valid
 (https://github.com/pipecat-ai/pipecat/issues/1168)."""
 
 _STATUS_BY_CODE = {
@@ -156,7 +159,7 @@ _STATUS_BY_CODE = {
     "invalid_request_error": 400, "invalid_argument": 400, "failed_precondition": 400, "bad_request": 400,
     "billing_error": 402,
 }  # fmt: skip
-"""The status that a code stands for. A stream that has begun cannot change its own."""
+"""Status that a code stands for. A stream that has begun cannot change its own status."""
 
 _CONTEXT = re.compile(
     r"context[ _-]?(length|window|size|limit)|maximum (context|prompt) length|model token limit|too many (input )?tokens"
@@ -190,7 +193,7 @@ _FILTERED = re.compile(r"content (management )?polic|content filter|flagged by|s
 
 
 def _is_output_limit(words: str, param: str) -> bool:
-    """Whether the refusal is about the requested length of the reply, not about the conversation's."""
+    """Whether the refusal is about the requested length of the reply, not about the length of the conversation."""
     if "max" in param and "token" in param and "context" not in words:
         return True
     if _OUTPUT.search(words) is None:
@@ -207,7 +210,7 @@ def _classify(status: int, kinds: set[str], words: str, delay: int | None, is_ou
         return "content_filter"
     if kinds & _BROKEN_CODES:
         return "broken_reply"
-    # Google says "you exceeded your current quota" of a minute's quota too, and then when to come again.
+    # Google also says "you exceeded your current quota" for a quota per minute, but then with a delay.
     if kinds & _QUOTA_CODES or status == 402 or (_QUOTA.search(words) and delay is None and status not in (401, 404)):
         return "quota"
     status = status or next((_STATUS_BY_CODE[kind] for kind in sorted(kinds) if kind in _STATUS_BY_CODE), 0)
@@ -230,8 +233,8 @@ def _classify_status(status: int, words: str) -> ModelFailure:
         case 0:
             return "rate_limited" if _BUSY.search(words) else "server"
         case _ if status in (408, 409, 425, 499) or status >= 500:
-            # 408 timed out on the server, 409 met a lock there: https://github.com/openai/openai-python#retries.
-            # 425 is too early (RFC 8470, 5.2), and a gateway's 499 says that its own connection was closed.
+            # 408 is a timeout on the server, 409 a lock conflict: https://github.com/openai/openai-python#retries.
+            # 425 is "too early" (RFC 8470, 5.2). A gateway sends 499 if its own connection was closed.
             return "server"
         case _:
             return "content_filter" if _FILTERED.search(words) else "rejected"
@@ -256,7 +259,7 @@ def _mentions_limit(words: str) -> bool:
 
 
 def read_retry_after(headers: Mapping[str, str]) -> int | None:
-    """Return the wait that the server asks for, in ms: ``retry-after-ms``, or ``retry-after`` in seconds or as a date
+    """Return the delay that the headers ask for, in ms: ``retry-after-ms``, or ``retry-after`` in seconds or as a date
     (RFC 9110, 10.2.3)."""
     try:
         if "retry-after-ms" in headers:
@@ -280,7 +283,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 
 def _find_delay(error: object, words: str) -> int | None:
-    """Return the wait that a body asks for, in ms: a field such as Google's ``retryDelay: 34s``, or the words
+    """Return the delay that a body asks for, in ms: a field such as Google's ``retryDelay: 34s``, or words such as
     ``try again in 1m30s``."""
     for name, value in _walk(error):
         factor = _FACTORS_MS.get(name.lower())
@@ -295,8 +298,8 @@ def _find_delay(error: object, words: str) -> int | None:
                 return _bound(float(value) * factor)
             if (delay := _read_time(value.lower())) is not None:
                 return delay
-    found = _WAIT.search(words.lower())
-    return _read_time(found[1]) if found is not None else None
+    match = _WAIT.search(words.lower())
+    return _read_time(match[1]) if match is not None else None
 
 
 def _read_time(text: str) -> int | None:
@@ -316,12 +319,12 @@ def _shorten_unit(unit: re.Match[str]) -> str:
 
 def _bound(delay_ms: float) -> int:
     if not math.isfinite(delay_ms):
-        raise ValueError("a delay has an end")
+        raise ValueError("a delay must be finite")
     return int(min(max(0.0, delay_ms), MAX_DELAY_MS))
 
 
 def _walk(value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
-    """Give every field of a JSON value by its name, the outer ones first."""
+    """Yield every field of a JSON value with its name, outer fields first."""
     if depth > 8:
         return
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-r"""A model without a model: a script, which is a callable or rules, sees the request and says what to do.
+r"""A model without a provider: a script (a callable, or rules in YAML) reads the request and chooses the actions.
 
-For tests, demos and agents in YAML that run without a model. The same request must always get the same answer, since a
-resumed reaction asks again what it had not recorded: a script decides by the request alone (`prompt_view.read_prompt`),
-never by a counter or the time. No IO but reading files of rules. Rules are written so::
+For tests, demos and YAML agents that run without a model. The same request must always get the same answer, because a
+resumed reaction repeats requests whose replies it had not recorded. So a script decides by the request alone
+(`prompt_view.read_prompt`), never by a counter or the time. The only IO is reading files of rules::
 
     - when: {from: mia, regex: '(?P<a>\d+) times (?P<b>\d+)'}
       do:
@@ -13,9 +13,9 @@ never by a counter or the time. No IO but reading files of rules. Rules are writ
         - send: {to: '{{ sender }}', text: 'It is {{ result }}.'}
         - finish: answered
 
-The first rule that holds gives the turn. A rule without ``turn`` or ``after`` is for the first turn only, so a reaction
-that has acted and finds no rule for what came of it finishes. Texts are jinja templates over the prompt that the agent
-received (`PromptView`); what stands in messages is data there and never runs.
+The first matching rule decides the turn. A rule without ``turn`` or ``after`` matches the first turn only, so a
+reaction that has acted and finds no further rule finishes. Texts are jinja templates over the agent's prompt
+(`PromptView`). The text of messages is data in them and never runs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call of the reply. Arguments given as text go out as they are, broken JSON too."""
+    """A tool call of the reply. Arguments given as text are sent unchanged, even if they are broken JSON."""
 
     tool: str
     arguments: Mapping[str, object] | str = field(default_factory=dict)
@@ -71,16 +71,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """Reasoning of the reply: it streams, and is kept nowhere."""
+    """Reasoning of the reply. It streams and is stored nowhere."""
 
     text: str
 
 
 Action = Say | Call | Think
-"""What a script does in a turn: made by `say`, `call`, `think` and the functions beside them."""
+"""One action of a script in a turn. `say`, `call`, `think` and the functions beside them make actions."""
 
 Answer = ModelReply | Action | str | Iterable[Action] | None
-"""What a script may give: a whole reply, one action or several (all in one turn), text, or None for an empty reply."""
+"""Return value of a script: a whole reply, one action, several actions of one turn, text, or None for an empty
+reply."""
 
 Script = Callable[[ModelRequest], Answer | Awaitable[Answer]]
 
@@ -91,7 +92,7 @@ def say(text: str) -> Action:
 
 
 def think(text: str) -> Action:
-    """Reason, for whoever watches, before the rest of the reply."""
+    """Stream reasoning before the rest of the reply."""
     return Think(text)
 
 
@@ -116,10 +117,10 @@ def finish(reason: str = "done") -> Action:
 
 
 class ScriptedModel:
-    """Answers by a script, sync or async. What the script raises leaves as a `ModelError` that is not retried; its own
-    pass through.
+    """Answers by a script, sync or async.
 
-    Usage is estimated at four characters to a token, so that budgets can be tried without a provider.
+    An exception of the script becomes a `ModelError` that is not retried; a `ModelError` passes through. Usage is
+    estimated at four characters per token, so that budgets can be tried without a provider.
     """
 
     def __init__(self, script: Script, *, name: str = "scripted") -> None:
@@ -127,11 +128,11 @@ class ScriptedModel:
         self._script = script
 
     def named(self, name: str) -> ScriptedModel:
-        """Return a model of another name with the same script."""
+        """Return a model with another name and the same script."""
         return ScriptedModel(self._script, name=name)
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        """Ask the script once; what it thinks, and its text, arrive as one delta each."""
+        """Ask the script once. Its reasoning and its text arrive as one delta each."""
         try:
             answer = self._script(request)
             if inspect.isawaitable(answer):
@@ -152,7 +153,7 @@ class ScriptedModel:
         return reply
 
     def _build_reply(self, request: ModelRequest, actions: Iterable[Action]) -> tuple[ModelReply, str]:
-        """Give the reply, and what was thought before it."""
+        """Return the reply and the reasoning before it."""
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
@@ -168,8 +169,8 @@ class ScriptedModel:
                 case _:
                     assert_never(action)
         reasoning = _estimate(*thoughts)
-        written = reasoning + _estimate(*texts, *(item.arguments for item in calls))
-        usage = Usage(_estimate_prompt(request), written, reasoning_tokens=reasoning)
+        output_tokens = reasoning + _estimate(*texts, *(item.arguments for item in calls))
+        usage = Usage(_estimate_prompt(request), output_tokens, reasoning_tokens=reasoning)
         reason = "tool_calls" if calls else "stop"
         reply = ModelReply("\n".join(texts) or None, tuple(calls), usage, reason, self.name)
         return reply, "\n".join(thoughts)
@@ -188,7 +189,7 @@ def _list_actions(answer: Action | str | Iterable[Action] | None) -> list[Action
 
 
 def load_script(spec: str) -> Script:
-    """Import the callable that ``package.module:function`` names. Raises `ModelError` when there is none."""
+    """Import the callable ``package.module:function``. Raises `ModelError` if it does not exist."""
     try:
         script: Script = import_callable(spec, "script")
     except ConfigError as error:
@@ -207,7 +208,7 @@ def _estimate(*texts: str) -> int:
     return sum((len(text) + 3) // 4 for text in texts)
 
 
-# Not HTML: a text goes out as it is, and the prompt of its reader escapes it.
+# Texts are not HTML and are sent unchanged. The prompt of their reader escapes them.
 _ENVIRONMENT = BoundedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
@@ -215,7 +216,7 @@ def _check_template(source: str) -> str:
     try:
         _ENVIRONMENT.from_string(source)
     except TemplateError as error:
-        raise ValueError(f"is no valid template: {error}") from error
+        raise ValueError(f"is not a valid template: {error}") from error
     return source
 
 
@@ -223,7 +224,7 @@ def _check_pattern(source: str) -> str:
     try:
         compile_pattern(source)
     except re.error as error:
-        raise ValueError(f"is no valid regular expression: {error}") from error
+        raise ValueError(f"is not a valid regular expression: {error}") from error
     return source
 
 
@@ -232,26 +233,26 @@ Pattern = Annotated[str, AfterValidator(_check_pattern)]
 
 
 class When(Strict):
-    """Conditions, all of which must hold; one that is left out holds."""
+    """Conditions that must all hold. An omitted condition always holds."""
 
     sender: str | list[str] | None = Field(None, alias="from")
-    """The incoming message's sender, or any of several."""
+    """Sender of the incoming message, or a list of possible senders."""
     contains: str | None = None
-    """In the incoming text, in upper or lower case."""
+    """Substring of the incoming text, regardless of case."""
     regex: Pattern | None = None
-    """Found in the incoming text; its groups are ``match`` in templates, by name and number."""
+    """Pattern to find in the incoming text. Its groups are ``match`` in templates, by name and number."""
     thread: str | None = None
-    """The incoming thread's id, with ``*`` as in file names."""
+    """Id of the incoming thread, with ``*`` as in file names."""
     turn: int | None = Field(None, ge=1)
-    """The reaction's turn, from 1."""
+    """Turn of the reaction, from 1."""
     after: str | None = None
-    """The tool that the turn before called, among others."""
+    """A tool that the previous turn called."""
     result_regex: Pattern | None = None
-    """Found in a result of the turn before; its groups are ``match`` if there is no ``regex``."""
+    """Pattern to find in a result of the previous turn. Its groups are ``match`` unless ``regex`` is set."""
 
     def find(self, view: PromptView) -> Mapping[str | int, str] | None:
-        """Give the captured groups if every condition holds, else None. Raises `PatternTimedOut`."""
-        last = [result for result in view.tool_results if result.turn == view.turn - 1]
+        """Return the captured groups if every condition holds, else None. Raises `PatternOverdue`."""
+        results = [result for result in view.tool_results if result.turn == view.turn - 1]
         senders = [self.sender] if isinstance(self.sender, str) else self.sender
         if senders is not None and view.incoming_sender not in senders:
             return None
@@ -259,24 +260,24 @@ class When(Strict):
             return None
         if self.thread is not None and not fnmatchcase(view.incoming_thread_id, self.thread):
             return None
-        if self.after is not None and self.after not in (result.tool for result in last):
+        if self.after is not None and self.after not in (result.tool for result in results):
             return None
         if view.turn != (self.turn or (view.turn if self.after or self.result_regex else 1)):
             return None
         groups: Mapping[str | int, str] = {}
         if self.result_regex is not None:
-            contents = [item.content for item in last if self.after is None or item.tool == self.after]
-            found = next(
+            contents = [item.content for item in results if self.after is None or item.tool == self.after]
+            match = next(
                 filter(None, (compile_pattern(self.result_regex).search(content) for content in contents)), None
             )
-            if found is None:
+            if match is None:
                 return None
-            groups = _read_groups(found)
+            groups = _read_groups(match)
         if self.regex is not None:
-            found = compile_pattern(self.regex).search(view.incoming_text)
-            if found is None:
+            match = compile_pattern(self.regex).search(view.incoming_text)
+            if match is None:
                 return None
-            groups = _read_groups(found)
+            groups = _read_groups(match)
         return groups
 
 
@@ -305,12 +306,12 @@ class RuleAction(Strict):
         if sum(kind is not None for kind in kinds) != 1:
             raise ValueError("must be exactly one of send, broadcast, tool, say, finish")
         if self.args is not None and self.tool is None:
-            raise ValueError("has args, which belong to a tool")
+            raise ValueError("has args without tool")
         _map_texts(self.args or {}, _check_template)
         return self
 
     def build(self, render: Callable[[str], str]) -> Action:
-        """Give the action with its templates rendered."""
+        """Return the action with its templates rendered."""
         if self.send is not None:
             return send(render(self.send.to).strip(), render(self.send.text))
         if self.broadcast is not None:
@@ -328,17 +329,17 @@ class ScriptRule(Strict):
 
 
 class RuleSet(Strict):
-    """Rules in the order in which they are tried; ``ScriptedModel(rules.answer)`` makes a model of them."""
+    """Rules in the order in which they are tried. ``ScriptedModel(rules.answer)`` turns them into a model."""
 
     rules: list[ScriptRule]
 
     def answer(self, request: ModelRequest) -> list[Action]:
-        """Give this turn's actions. Raises `ModelError` when a template uses what the prompt does not have."""
+        """Return this turn's actions. Raises `ModelError` if a template uses a name that the prompt does not have."""
         view = read_prompt(request)
         actions = list(self._apply(request, view))
         if request.tools and request.tool_choice != "none":
             return actions or [finish("no rule fits this message" if view.turn == 1 else "done")]
-        # No tool may be called: the closing turn. What the rule wanted to say is left of it.
+        # The closing turn has no tools: keep only the rule's text.
         return [action for action in actions if isinstance(action, Say)] or [Say("I have nothing to add.")]
 
     def _apply(self, request: ModelRequest, view: PromptView) -> Iterable[Action]:
@@ -346,7 +347,7 @@ class RuleSet(Strict):
             try:
                 groups = rule.when.find(view)
             except PatternTimedOut as error:
-                sentence = f"Rule {number} of the script cannot be looked at: {error}"
+                sentence = f"Rule {number} of the script cannot be evaluated: {error}"
                 raise ModelError(sentence, reason="misconfigured") from error
             if groups is None:
                 continue
@@ -360,7 +361,7 @@ class RuleSet(Strict):
 
 
 def load_rules(path: Path) -> RuleSet:
-    """Read a file with the key ``rules``. Raises `ConfigError` with file and line."""
+    """Read a YAML file with the key ``rules``. Raises `ConfigError` with file and line."""
     return bind(RuleSet, load_yaml(path))
 
 
@@ -382,10 +383,11 @@ def _render(values: Mapping[str, object], source: str) -> str:
     return _ENVIRONMENT.from_string(source).render(values)
 
 
-def _read_groups(found: re.Match[str]) -> Mapping[str | int, str]:
-    """The groups by number and name; one that took no part is empty, which suits a text better than ``None``."""
-    groups: dict[str | int, str] = {number: found[number] or "" for number in range(len(found.groups()) + 1)}
-    groups.update(found.groupdict(default=""))
+def _read_groups(match: re.Match[str]) -> Mapping[str | int, str]:
+    """Return the groups by number and name. A group that did not match is empty, which suits a text better than
+    None."""
+    groups: dict[str | int, str] = {number: match[number] or "" for number in range(len(match.groups()) + 1)}
+    groups.update(match.groupdict(default=""))
     return groups
 
 

@@ -1,14 +1,14 @@
-"""What a model was asked, as a print of it, and tapes: recorded replies that `TapeModel` plays.
+"""Fingerprints of requests, and tapes: recorded replies that `TapeModel` plays.
 
-A print is a few hashes: enough to notice that a model is asked something else now, and to name what. `print_request`
-makes the one that is kept with each recorded reply (``request`` in the journal's ``model_reply``), `find_drift`
-compares it with the request of today. Ids of tool calls count by their place, so that another provider's ids are no
-difference.
+A fingerprint is a few hashes, enough to notice that a model now gets a different request and to name the difference.
+`fingerprint_request` makes the fingerprint that is stored with each recorded reply (``request`` in the journal's
+``model_reply``). `find_drift` compares it with the request of today. The ids of tool calls count by position, so
+another provider's ids make no difference.
 
-A tape has one line for each turn, to be read and edited by people: what the model said and called, and a print of the
-request that it answered. Turns of one reaction belong together; reactions are played in the order in which they were
-recorded, or, where a request is exactly a recorded one, by that. A line without ``request`` answers whatever is asked:
-so is one that a person wrote. No IO but reading and writing the file.
+A tape has one line per turn, which people can read and edit: the model's text and calls, and a fingerprint of the
+request that it answered. The turns of a reaction belong together. Reactions play in the order of recording, but a
+request that exactly matches a recorded one gets its reply. A line without ``request``, such as one written by hand,
+answers any request. The only IO is reading and writing the file.
 """
 
 from __future__ import annotations
@@ -46,52 +46,55 @@ from .model import (
     derive_call_id,
 )
 
-Print = Mapping[str, Any]
-"""``hash`` of messages, tools and choice; ``model``, ``settings`` and ``tool_choice``; ``messages``, each as the first
-letter of its role and the beginning of a hash; ``tools`` likewise by name in the first turn of a run, later one hash of
-all; ``attached``, a hash of each image and file, where there are any; ``lines`` of the first two messages, in the first
-turn.
+Fingerprint = Mapping[str, Any]
+"""Fields of a fingerprint: ``hash`` of messages, tools and choice; ``model``, ``settings`` and ``tool_choice``.
 
-Each hash is the beginning of a longer one, so the longer ones of earlier versions compare alike. Those had lists and
-objects (``messages``, ``tools``, ``lines``) where there are texts now.
+``messages`` has the first letter of each message's role and the beginning of its hash. ``tools`` has a hash by tool
+name in the first turn of a run, and one hash of all tools later. ``attached`` has a hash of each image and file, if
+there are any. ``lines`` has the hashes of the lines of the first two messages, in the first turn.
+
+Each hash is the beginning of a longer hash, so the longer ones of earlier versions still compare. Earlier versions
+stored lists and objects (``messages``, ``tools``, ``lines``) instead of texts.
 """
 
 HASH_CHARS = 16
-"""Of the hash that tells whether anything is another; the short ones below only tell what."""
+"""Length of the hash that detects any change. The shorter hashes below only locate it."""
 
 SHORT_CHARS = 4
 MAX_LINES = 2000
-"""Of the instruction and of the prompt, each: how many lines are told apart."""
+"""Maximum lines of the instruction, and of the prompt, that are compared."""
 
 MAX_SHOWN_CHARS = 160
 _LINE_DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
-def print_request(model: Model, request: ModelRequest) -> dict[str, Any]:
-    """Give the print of a request to a model, as plain JSON."""
-    now = _Hashes.of(model, request)
-    made: dict[str, Any] = {
-        "hash": now.whole[:HASH_CHARS],
-        "model": now.model,
-        "messages": "".join(digest[: 1 + SHORT_CHARS] for digest in now.messages),
-        "tools": now.all_tools[:SHORT_CHARS],
+def fingerprint_request(model: Model, request: ModelRequest) -> dict[str, Any]:
+    """Return the fingerprint of a request to a model, as plain JSON."""
+    hashes = _Hashes.of(model, request)
+    fingerprint: dict[str, Any] = {
+        "hash": hashes.whole[:HASH_CHARS],
+        "model": hashes.model,
+        "messages": "".join(digest[: 1 + SHORT_CHARS] for digest in hashes.messages),
+        "tools": hashes.all_tools[:SHORT_CHARS],
     }
-    if now.settings:
-        made["settings"] = {name: value[:SHORT_CHARS] for name, value in now.settings.items()}
-    if now.choice != "auto":
-        made["tool_choice"] = now.choice
-    if now.attached:
-        made["attached"] = [digest[:SHORT_CHARS] for digest in now.attached]
+    if hashes.settings:
+        fingerprint["settings"] = {name: value[:SHORT_CHARS] for name, value in hashes.settings.items()}
+    if hashes.choice != "auto":
+        fingerprint["tool_choice"] = hashes.choice
+    if hashes.attached:
+        fingerprint["attached"] = [digest[:SHORT_CHARS] for digest in hashes.attached]
     if not any(isinstance(message, AssistantMessage) for message in request.messages):
-        made["tools"] = ",".join(f"{name}={value[:SHORT_CHARS]}" for name, value in now.tools.items())
-        made["lines"] = " ".join("".join(_print_lines(message.content or "")) for message in request.messages[:2])
-    return made
+        fingerprint["tools"] = ",".join(f"{name}={value[:SHORT_CHARS]}" for name, value in hashes.tools.items())
+        fingerprint["lines"] = " ".join(
+            "".join(_print_lines(message.content or "")) for message in request.messages[:2]
+        )
+    return fingerprint
 
 
-def find_drift(recorded: Print, model: Model, request: ModelRequest, *, any_model: bool = False) -> str | None:
-    """Give the nearest difference between what was asked then and what is asked now, None if there is none.
+def find_drift(recorded: Fingerprint, model: Model, request: ModelRequest, *, any_model: bool = False) -> str | None:
+    """Return the most specific difference between the recorded request and this one, None if they are equal.
 
-    ``any_model``: whose model it is, and how that is set, does not count.
+    ``any_model`` ignores the model and its settings.
     """
     now = _Hashes.of(model, request)
     drift = None if any_model else _compare_models(recorded, now)
@@ -102,19 +105,19 @@ def find_drift(recorded: Print, model: Model, request: ModelRequest, *, any_mode
         or _compare_tools(recorded.get("tools"), now, request.tools)
         or _compare_messages(recorded, now, request.messages)
         or _compare_attached(recorded.get("attached") or (), now.attached)
-        or "the request is another one"
+        or "the request has changed"
     )
 
 
 def read_settings(model: Model) -> Mapping[str, object]:
-    """Give what the model sends beside the request (``temperature``, ...), as far as it says."""
+    """Return the settings that the model sends beside the request (``temperature``, ...), if it exposes them."""
     settings = getattr(model, "settings", None)
     return settings if isinstance(settings, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Hashes:
-    """The whole hashes of a request, of which a print holds the beginnings."""
+    """Full hashes of a request. A fingerprint stores their beginnings."""
 
     model: str
     settings: Mapping[str, str]
@@ -145,28 +148,28 @@ class _Hashes:
 
 
 def _is_same(recorded: object, now: str) -> bool:
-    """Whether a hash of a print is the beginning of this one."""
+    """Whether a stored hash is the beginning of this one."""
     return isinstance(recorded, str) and recorded != "" and now.startswith(recorded)
 
 
-def _compare_models(recorded: Print, now: _Hashes) -> str | None:
+def _compare_models(recorded: Fingerprint, now: _Hashes) -> str | None:
     if recorded.get("model") != now.model:
-        return f'the model was "{recorded.get("model")}" and is "{now.model}" now'
+        return f'the model was "{recorded.get("model")}" and is now "{now.model}"'
     then = recorded.get("settings") or {}
     for name in sorted({*then, *now.settings}):
         if not _is_same(then.get(name), now.settings.get(name, "")):
-            how = "is new" if name not in then else "is gone" if name not in now.settings else "has another value"
+            how = "is new" if name not in then else "is missing" if name not in now.settings else "has changed"
             return f'the setting "{name}" of model "{now.model}" {how}'
     return None
 
 
-def _compare_choices(recorded: Print, now: _Hashes) -> str | None:
+def _compare_choices(recorded: Fingerprint, now: _Hashes) -> str | None:
     was = recorded.get("tool_choice", "auto")
-    return f"the choice of tool was {was} and is {now.choice} now" if was != now.choice else None
+    return f"the tool choice was {was} and is now {now.choice}" if was != now.choice else None
 
 
 def _read_tools(recorded: object) -> Mapping[str, str] | None:
-    """Give the hashes of tools by their names; None where a print has only one of all."""
+    """Return the hashes of tools by name; None if a fingerprint has only one hash of all tools."""
     match recorded:
         case Mapping():
             return recorded
@@ -182,72 +185,74 @@ def _compare_tools(recorded: object, now: _Hashes, tools: Sequence[ToolSpec]) ->
     then, present = _read_tools(recorded), now.tools
     if then is None:
         is_same = _is_same(recorded, now.all_tools)
-        return None if is_same else f"the tools are others; now they are: {', '.join(present) or 'none'}"
+        return None if is_same else f"the tools have changed; they are now: {', '.join(present) or 'none'}"
     added = [tool for tool in tools if tool.name not in then]
     gone = [name for name in then if name not in present]
     for name in gone:
         for tool in added:
             if _is_same(then[name], _digest(name, tool.description, _write(tool.parameters))):
-                return f'the tool "{name}" is called "{tool.name}" now'
+                return f'the tool "{name}" is now called "{tool.name}"'
     if gone or added:
         new = [tool.name for tool in added]
-        return ", and ".join([*_tell_tools(gone, "is gone", "are gone"), *_tell_tools(new, "was added", "were added")])
+        return ", and ".join(
+            [*_describe_tools(gone, "is missing", "are missing"), *_describe_tools(new, "was added", "were added")]
+        )
     for name, value in present.items():
         if not _is_same(then[name], value):
-            return f'the tool "{name}" has another description or other parameters'
+            return f'the description or the parameters of the tool "{name}" have changed'
     if list(then) != list(present):
-        return f"the tools are in another order: {', '.join(present)}"
+        return f"the tools are in a different order: {', '.join(present)}"
     return None
 
 
-def _tell_tools(names: Sequence[str], one: str, many: str) -> list[str]:
+def _describe_tools(names: Sequence[str], one: str, many: str) -> list[str]:
     if not names:
         return []
     listed = ", ".join(f'"{name}"' for name in names)
     return [f"the tool {listed} {one}" if len(names) == 1 else f"the tools {listed} {many}"]
 
 
-def _compare_messages(recorded: Print, now: _Hashes, messages: Sequence[ChatMessage]) -> str | None:
-    given = recorded.get("messages") or ""
-    then = _split(given, 1 + SHORT_CHARS) if isinstance(given, str) else list(given)
+def _compare_messages(recorded: Fingerprint, now: _Hashes, messages: Sequence[ChatMessage]) -> str | None:
+    recorded_messages = recorded.get("messages") or ""
+    then = _split(recorded_messages, 1 + SHORT_CHARS) if isinstance(recorded_messages, str) else list(recorded_messages)
     present = [digest[: len(then[0])] for digest in now.messages] if then else list(now.messages)
-    for place, (was, digest) in enumerate(zip(then, present, strict=False)):
+    for index, (was, digest) in enumerate(zip(then, present, strict=False)):
         if was == digest:
             continue
-        name, said = f"message {place} ({_ROLES.get(digest[:1], 'unknown')})", messages[place].content
-        if was in present[place:] and digest in then[place:]:
-            return f"{name} stands in another place; it says now: {_show(said)}"
+        name, content = f"message {index} ({_ROLES.get(digest[:1], 'unknown')})", messages[index].content
+        if was in present[index:] and digest in then[index:]:
+            return f"{name} has moved; it is now: {_show(content)}"
         if was[:1] != digest[:1]:
-            return f"{name} was of the role {_ROLES.get(was[:1], 'unknown')}; it says now: {_show(said)}"
+            return f"{name} had the role {_ROLES.get(was[:1], 'unknown')}; it is now: {_show(content)}"
         lines = _read_lines(recorded.get("lines"))
-        if place < len(lines):
-            return f"{name}: {_compare_lines(lines[place], said or '')}"
-        return f"{name} is another; it says now: {_show(said)}"
+        if index < len(lines):
+            return f"{name}: {_compare_lines(lines[index], content or '')}"
+        return f"{name} has changed; it is now: {_show(content)}"
     if len(then) < len(present):
         added = present[len(then)]
         return f"message {len(then)} ({_ROLES.get(added[:1], 'unknown')}) is new: {_show(messages[len(then)].content)}"
     if len(then) > len(present):
-        return f"message {len(present)} ({_ROLES.get(then[len(present)][:1], 'unknown')}) is gone"
+        return f"message {len(present)} ({_ROLES.get(then[len(present)][:1], 'unknown')}) is missing"
     return None
 
 
 def _compare_attached(then: Sequence[str], present: Sequence[str]) -> str | None:
-    for place, (was, digest) in enumerate(zip(then, present, strict=False), 1):
+    for number, (was, digest) in enumerate(zip(then, present, strict=False), 1):
         if not _is_same(was, digest):
-            return f"of the images and files, number {place} is another"
+            return f"number {number} of the images and files has changed"
     if len(then) != len(present):
-        return f"there were {len(then)} images and files, and there are {len(present)} now"
+        return f"there were {len(then)} images and files, and now there are {len(present)}"
     return None
 
 
 def _compare_lines(then: Sequence[str], text: str) -> str:
-    """Name the first line that is another one, in a message that is."""
+    """Name the first line that differs in a message."""
     lines = text.split("\n")
     present = _print_lines(text, is_long=any(len(line) == LONG_LINE_CHARS for line in then))
-    note = "the same lines in another order; " if Counter(then) == Counter(present) else ""
+    note = "the same lines in a different order; " if Counter(then) == Counter(present) else ""
     for kind, start, end, first, last in SequenceMatcher(None, then, present, autojunk=False).get_opcodes():
         if kind == "replace":
-            return f"{note}line {first + 1} is another; it says now: {_show(lines[first])}"
+            return f"{note}line {first + 1} has changed; it is now: {_show(lines[first])}"
         if kind == "insert":
             count = "a line" if last - first == 1 else f"{last - first} lines"
             return f"{note}{count} more at line {first + 1}: {_show(lines[first])}"
@@ -255,15 +260,15 @@ def _compare_lines(then: Sequence[str], text: str) -> str:
             count = "a line" if end - start == 1 else f"{end - start} lines"
             where = f"after {_show(lines[first - 1])}" if first else "at the beginning"
             return f"{note}{count} missing {where}"
-    return "a line beyond the first 2000 is another, or two differ that look alike"
+    return f"a line after the first {MAX_LINES} has changed, or two different lines have the same short hash"
 
 
 LONG_LINE_CHARS = 4
-"""Of a line's hash in prints of earlier versions, in hexadecimal digits."""
+"""Length of a line's hash in fingerprints of earlier versions, in hexadecimal digits."""
 
 
 def _print_lines(text: str, *, is_long: bool = False) -> list[str]:
-    """Give a short hash of each line: 12 bits, as two digits."""
+    """Return a short hash of each line: 12 bits as two characters."""
     lines = text.encode("utf-8", "replace").split(b"\n", MAX_LINES)[:MAX_LINES]
     hashes = [zlib.crc32(line) & 0xFFFF for line in lines]
     return [
@@ -291,7 +296,7 @@ def _show(text: str | None) -> str:
 
 
 def _digest_messages(messages: Sequence[ChatMessage]) -> list[str]:
-    places: dict[str, int] = {}  # of call ids, in the order of their calls
+    positions: dict[str, int] = {}  # position of each call id, in the order of the calls
     digests = []
     for message in messages:
         match message:
@@ -302,19 +307,19 @@ def _digest_messages(messages: Sequence[ChatMessage]) -> list[str]:
             case AssistantMessage(content, calls):
                 parts = ["" if content is None else content]
                 for call in calls:
-                    places[call.id] = len(places)
+                    positions[call.id] = len(positions)
                     parts += [call.name, call.arguments]
                 digests.append("a" + _digest(*parts))
             case ToolMessage(call_id, content):
-                digests.append("t" + _digest(str(places.get(call_id, "")), content))
+                digests.append("t" + _digest(str(positions.get(call_id, "")), content))
     return digests
 
 
 def _list_attached(messages: Sequence[ChatMessage]) -> list[str]:
-    said = [message for message in messages if isinstance(message, UserMessage)]
+    users = [message for message in messages if isinstance(message, UserMessage)]
     return [
         attached
-        for message in said
+        for message in users
         for attached in (
             *message.images,
             *("\x1f".join((file.name, file.media_type, file.data)) for file in message.files),
@@ -323,9 +328,9 @@ def _list_attached(messages: Sequence[ChatMessage]) -> list[str]:
 
 
 def _digest_tool(tool: ToolSpec) -> str:
-    known = _tools.get(id(tool.parameters))
-    if known is not None and known[0] is tool.parameters and known[1] == (tool.name, tool.description):
-        return known[2]
+    cached = _tools.get(id(tool.parameters))
+    if cached is not None and cached[0] is tool.parameters and cached[1] == (tool.name, tool.description):
+        return cached[2]
     digest = _digest(tool.name, tool.description, _write(tool.parameters))
     if len(_tools) >= MAX_KNOWN_TOOLS:
         _tools.clear()
@@ -334,7 +339,7 @@ def _digest_tool(tool: ToolSpec) -> str:
 
 
 MAX_KNOWN_TOOLS = 4096
-# Digests by the identity of a schema, which is held so that it stays one.
+# Digests by the identity of a schema. The cache holds the schema: otherwise another object could get the same identity.
 _tools: dict[int, tuple[object, tuple[str, str], str]] = {}
 
 
@@ -347,7 +352,7 @@ def _digest(*parts: str) -> str:
 
 
 class TapedCall(BaseModel):
-    """A tool call: its arguments as JSON, or, where the model wrote no JSON, as text."""
+    """A tool call. Its arguments are JSON, or text if the model did not write JSON."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -357,9 +362,10 @@ class TapedCall(BaseModel):
 
 
 class TapedTurn(BaseModel):
-    """One line of a tape. ``run`` names the reaction that it belongs to; ``for_message`` is for the reader only.
+    """One line of a tape.
 
-    ``failure`` instead of a reply: the model failed for good, with ``text`` as the reason.
+    ``run`` names its reaction. ``for_message`` is for human readers only. ``failure`` replaces a reply: the model
+    failed for good, and ``text`` is the reason.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -379,8 +385,11 @@ class TapedTurn(BaseModel):
     def of(
         cls, reply: ModelReply, *, run: str, turn: int, request: Mapping[str, Any] | None, for_message: str = ""
     ) -> TapedTurn:
-        """Give the line of a recorded reply."""
-        calls = [TapedCall(tool=call.name, arguments=_open(call.arguments), id=call.id) for call in reply.tool_calls]
+        """Return the line of a recorded reply."""
+        calls = [
+            TapedCall(tool=call.name, arguments=_parse_arguments(call.arguments), id=call.id)
+            for call in reply.tool_calls
+        ]
         return cls(
             run=run,
             turn=turn,
@@ -400,7 +409,7 @@ class TapedTurn(BaseModel):
             error.retryable = False  # it was the end then, whatever had been tried before
             raise error
         calls = tuple(
-            ToolCall(call.id or derive_call_id(request, number), call.tool, _close(call.arguments))
+            ToolCall(call.id or derive_call_id(request, number), call.tool, _write_arguments(call.arguments))
             for number, call in enumerate(self.calls)
         )
         reason = self.finish_reason or ("tool_calls" if calls else "stop")
@@ -408,7 +417,7 @@ class TapedTurn(BaseModel):
 
 
 def write_tape(path: Path, agent_id: str, turns: Iterable[TapedTurn]) -> None:
-    """Write a tape; each line leaves out what is empty."""
+    """Write a tape. Each line omits empty fields."""
     lines = [json.dumps({"roundelay_tape": 1, "agent": agent_id})]
     for turn in turns:
         value = turn.model_dump(mode="json", exclude_defaults=True)
@@ -420,12 +429,12 @@ def write_tape(path: Path, agent_id: str, turns: Iterable[TapedTurn]) -> None:
 
 
 def read_tape(path: Path) -> list[TapedTurn]:
-    """Read a tape. Raises `ModelError` with the line that is wrong."""
+    """Read a tape. Raises `ModelError` with the number of an invalid line."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: a text may hold U+2028
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: a text may contain U+2028
     except (OSError, UnicodeDecodeError) as error:
-        raise _wrong(
-            f"The tape {path} cannot be read ({error}); roundelay tapes makes one of a recorded run."
+        raise _make_error(
+            f"The tape {path} cannot be read ({error}). Create it from a recorded run with: roundelay tapes"
         ) from error
     turns = []
     for number, line in enumerate(lines, 1):
@@ -439,27 +448,26 @@ def read_tape(path: Path) -> list[TapedTurn]:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise _wrong(f"{path}:{number}: {where or 'the line'}: {first['msg']}") from error
+            raise _make_error(f"{path}:{number}: {where or 'the line'}: {first['msg']}") from error
         except ValueError as error:
-            raise _wrong(f"{path}:{number} is no line of JSON: {error}") from error
+            raise _make_error(f"{path}:{number}: the line is not JSON: {error}") from error
     return turns
 
 
 @dataclass(slots=True)
 class _Run:
-    """A recorded run, and how far it is played."""
+    """A recorded run and its playback position."""
 
     turns: list[TapedTurn]
     played: int = 0
-    answered: dict[str, TapedTurn] = field(default_factory=dict)  # by what was asked: a resumed reaction asks again
+    answered: dict[str, TapedTurn] = field(default_factory=dict)  # by request, because a resumed reaction repeats them
 
 
 class TapeModel:
-    """Plays a tape. A request that the tape does not answer, or another one than was recorded, fails and says where and
-    what.
+    """Plays a tape.
 
-    ``is_strict`` False plays on over a request that is another one. ``problems`` holds what went wrong, for whoever
-    runs a test.
+    A request that the tape does not answer, or that differs from the recorded one, fails with its place and the
+    difference. ``is_strict`` False plays on if a request differs. ``problems`` collects all failures for tests.
     """
 
     def __init__(self, tape: Path | Sequence[TapedTurn], *, is_strict: bool = True) -> None:
@@ -469,60 +477,61 @@ class TapeModel:
         by_run: dict[str, list[TapedTurn]] = {}
         for number, turn in enumerate(turns):
             by_run.setdefault(turn.run or f"line {number}", []).append(turn)
-        self._waiting = [_Run(found) for found in by_run.values()]
+        self._waiting = [_Run(run_turns) for run_turns in by_run.values()]
         self._bound: dict[tuple[str, str], _Run] = {}
         self._is_strict = is_strict
 
     @property
     def is_begun(self) -> bool:
-        """Whether anybody has asked for a turn."""
+        """Whether any turn was requested."""
         return bool(self._bound)
 
     @property
     def unplayed(self) -> int:
-        """How many turns nobody has asked for."""
+        """Number of turns that nobody requested."""
         runs = (*self._waiting, *self._bound.values())
         return sum(len(run.turns) - run.played for run in {id(run): run for run in runs}.values())
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        """Answer with what the tape has for this request. Raises `ModelError` when that is nothing."""
+        """Return the tape's reply to this request. Raises `ModelError` if the tape has none."""
         reply = self._find(request).make_reply(request, self.name)
         if on_delta is not None and reply.text:
             on_delta(ModelDelta(reply.text))
         return reply
 
     def _find(self, request: ModelRequest) -> TapedTurn:
-        asked = repr((request.messages, request.tools, request.turn))
-        place = (request.reaction, request.agent_id)
-        run = self._bound.get(place)
-        if run is not None and asked in run.answered:
-            return run.answered[asked]
+        request_key = repr((request.messages, request.tools, request.turn))
+        reaction_key = (request.reaction, request.agent_id)
+        run = self._bound.get(reaction_key)
+        if run is not None and request_key in run.answered:
+            return run.answered[request_key]
         if run is None or request.turn == 1:
-            run = self._bind(place, request)
+            run = self._bind(reaction_key, request)
         if run.played == len(run.turns):
-            raise self._problem(
-                f"{_name(request)} asks for turn {request.turn}, and the tape {self.name} has no more of this "
-                f"reaction: it ends after turn {run.turns[-1].turn}"
+            raise self._report(
+                f"{_name(request)} asks for turn {request.turn}, but the tape {self.name} ends this reaction after "
+                f"turn {run.turns[-1].turn}"
             )
         turn = run.turns[run.played]
         drift = self._compare(turn, request)
         if drift is not None:
             self.problems.append(drift)
             if self._is_strict:
-                raise _wrong(
-                    f"{drift}. Record it anew, or take `request` out of the line to play it whatever is asked."
+                raise _make_error(
+                    f"{drift}. Record the tape again, or remove `request` from the line to answer any request."
                 )
         run.played += 1
-        run.answered[asked] = turn
+        run.answered[request_key] = turn
         return turn
 
-    def _bind(self, place: tuple[str, str], request: ModelRequest) -> _Run:
-        """Choose the recorded run for one that begins: that of this very request, else the next one."""
+    def _bind(self, reaction_key: tuple[str, str], request: ModelRequest) -> _Run:
+        """Choose the recorded run for a new reaction: the run that began with exactly this request, else the next
+        one."""
         if not self._waiting:
-            raise self._problem(f"{_name(request)} asks its model, and the tape {self.name} is played to its end")
+            raise self._report(f"{_name(request)} asks its model, but the tape {self.name} has no further reaction")
         run = next((run for run in self._waiting if self._is_exact(run.turns[0], request)), self._waiting[0])
         self._waiting.remove(run)
-        self._bound[place] = run
+        self._bound[reaction_key] = run
         return run
 
     def _is_exact(self, turn: TapedTurn, request: ModelRequest) -> bool:
@@ -534,39 +543,39 @@ class TapeModel:
         drift = find_drift(turn.request, self, request, any_model=True)
         return f"{_name(request)}, turn {turn.turn} on the tape {self.name}: {drift}" if drift is not None else None
 
-    def _problem(self, text: str) -> ModelError:
+    def _report(self, text: str) -> ModelError:
         self.problems.append(text)
-        return _wrong(f"{text}.")
+        return _make_error(f"{text}.")
 
 
 class NamedModel:
-    """Stands for a model of this name where none is asked: in a replay."""
+    """Stands for a model of this name in a replay, which never asks one."""
 
     def __init__(self, name: str, settings: Mapping[str, object] | None = None) -> None:
         self.name = name
         self.settings = dict(settings or {})
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        raise _wrong(f"The model {self.name} is not asked in a replay.")
+        raise _make_error(f"A replay does not ask the model {self.name}.")
 
 
 def _name(request: ModelRequest) -> str:
     return request.agent_id or "the agent"
 
 
-def _wrong(text: str) -> ModelError:
+def _make_error(text: str) -> ModelError:
     return ModelError(text, reason="misconfigured")
 
 
-def _open(arguments: str) -> dict[str, Any] | str:
-    """Give arguments as JSON where they are written as they would be again; else the text itself, so that nothing is
+def _parse_arguments(arguments: str) -> dict[str, Any] | str:
+    """Return arguments as JSON if writing them again gives the same text; else the text itself, so that nothing is
     lost."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) and _close(value) == arguments else arguments
+    return value if isinstance(value, dict) and _write_arguments(value) == arguments else arguments
 
 
-def _close(arguments: Mapping[str, Any] | str) -> str:
+def _write_arguments(arguments: Mapping[str, Any] | str) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

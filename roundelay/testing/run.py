@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from roundelay.agents.models.tape import NamedModel, TapedTurn, print_request, write_tape
+from roundelay.agents.models.tape import NamedModel, TapedTurn, fingerprint_request, write_tape
 from roundelay.app import OWN_MODS, make_rights
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
@@ -257,7 +257,7 @@ def _write_tapes(plans: Mapping[str, AgentPlan], record: RunRecord) -> None:
                 asked.reply,
                 run=asked.request.reaction,
                 turn=asked.request.turn,
-                request=print_request(NamedModel(asked.model_name), asked.request),
+                request=fingerprint_request(NamedModel(asked.model_name), asked.request),
             )
             for asked in record.asked
             if asked.agent_id == plan.agent_id and asked.reply is not None

@@ -259,8 +259,8 @@ async def test_a_replay_shows_the_same_files_and_notices_others(tmp_path: Path) 
         told.append(" ".join(map(str, report.differences)))
     same, others, fewer = told
     assert same == ""
-    assert "of the images and files, number 2 is another" in others
-    assert "of the images and files, number 1 is another" in fewer
+    assert "number 2 of the images and files has changed" in others
+    assert "number 1 of the images and files has changed" in fewer
 
 
 def test_a_file_says_what_its_model_takes(tmp_path: Path) -> None:

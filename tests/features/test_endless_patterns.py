@@ -45,7 +45,7 @@ async def test_a_rules_pattern_ends_its_reaction_and_the_next_message_is_answere
             it["body"] for it in await mia.records((await heard.finished())[0].reaction) if it["kind"] == "model_failed"
         ]
         assert failed["failure"] == "misconfigured"
-        assert "Rule 1 of the script cannot be looked at: The regular expression" in failed["reason"]
+        assert "Rule 1 of the script cannot be evaluated: The regular expression" in failed["reason"]
         assert answer.sender_id == "ann"
         assert (await mia.ask("ann", "hello")).text == "hi"
 

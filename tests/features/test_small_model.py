@@ -10,7 +10,7 @@ import pytest
 
 from roundelay.agents.models import local
 from roundelay.agents.models.local import NOTHING, LocalModel
-from roundelay.agents.models.small_chat import keep_own_words
+from roundelay.agents.models.small_chat import remove_echoes
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network
 from tests.support.agents import Person, running
@@ -104,15 +104,15 @@ async def test_a_persons_own_words_never_come_back(network: Network, model: Loca
     ],
 )
 def test_what_is_kept_of_a_reply(reply: str, said: str, kept: str) -> None:
-    assert keep_own_words(reply, [said]) == kept
+    assert remove_echoes(reply, [said]) == kept
 
 
 def test_what_it_said_before_is_left_out_beside_something_new() -> None:
     before = ["Yes. I can help."]
-    assert keep_own_words("It is blue. I can help.", ["Which colour?"], before) == "It is blue."
-    assert keep_own_words("I can help.", ["Can you?"], before) == "I can help."
+    assert remove_echoes("It is blue. I can help.", ["Which colour?"], before) == "It is blue."
+    assert remove_echoes("I can help.", ["Can you?"], before) == "I can help."
 
 
 def test_a_reply_that_broke_off_ends_with_a_whole_sentence() -> None:
-    assert keep_own_words("The sea is deep. It has many", ["Go on"], is_cut=True) == "The sea is deep."
-    assert keep_own_words("The sea has many", ["Go on"], is_cut=True) == "The sea has many"
+    assert remove_echoes("The sea is deep. It has many", ["Go on"], is_cut=True) == "The sea is deep."
+    assert remove_echoes("The sea has many", ["Go on"], is_cut=True) == "The sea has many"

@@ -18,7 +18,7 @@ import pytest
 from roundelay import Network, SimpleOpenAIAgentRunner
 from roundelay.agents.models.local import LocalModel, LocalServer
 from roundelay.agents.models.model import ModelError, ModelRequest, SystemMessage, UserMessage
-from roundelay.agents.models.small_chat import keep_own_words
+from roundelay.agents.models.small_chat import remove_echoes
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.prompt import ConversationPrompt, render_system_prompt
@@ -110,7 +110,7 @@ async def test_the_small_model_as_it_comes_answers_in_words_of_its_own(tmp_path:
                 await mia.send_text("guide", question)
                 answer = (await anext(heard)).text
                 print(f"{question} -> {answer} ({time.monotonic() - began:.1f} s)")
-                assert keep_own_words(answer, [question]) == answer
+                assert remove_echoes(answer, [question]) == answer
         finally:
             await runner.stop()
             await running

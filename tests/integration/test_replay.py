@@ -158,15 +158,15 @@ async def test_an_agent_without_a_runner_is_played_from_the_log(refunded: Record
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        (Desk(instruction="You refund orders, coldly."), 'message 0 (system): line 1 is another; it says now: "You refund orders, coldly.'),
+        (Desk(instruction="You refund orders, coldly."), 'message 0 (system): line 1 has changed; it is now: "You refund orders, coldly.'),
         (Desk(instruction="You refund orders, kindly.\nNever say no."), 'message 0 (system): a line more at line 2: "Never say no."'),
         (Desk(tools=(look_up, cancel_order)), 'the tool "cancel_order" was added'),
-        (Desk(tools=()), 'the tool "look_up" is gone'),
-        (Desk(tools=(look_up_better,)), 'the tool "look_up" has another description or other parameters'),
-        (Desk(model=NamedModel("large", {"temperature": 0.5})), 'the model was "small" and is "large" now'),
-        (Desk(model=NamedModel("small", {"temperature": 0.9})), 'the setting "temperature" of model "small" has another value'),
-        (Desk(model=NamedModel("small")), 'the setting "temperature" of model "small" is gone'),
-        (Desk(policy=AgentPolicy(max_turns=3)), 'is another; it says now: "Turn 1 of 3."'),
+        (Desk(tools=()), 'the tool "look_up" is missing'),
+        (Desk(tools=(look_up_better,)), 'the description or the parameters of the tool "look_up" have changed'),
+        (Desk(model=NamedModel("large", {"temperature": 0.5})), 'the model was "small" and is now "large"'),
+        (Desk(model=NamedModel("small", {"temperature": 0.9})), 'the setting "temperature" of model "small" has changed'),
+        (Desk(model=NamedModel("small")), 'the setting "temperature" of model "small" is missing'),
+        (Desk(policy=AgentPolicy(max_turns=3)), 'has changed; it is now: "Turn 1 of 3."'),
         (Desk(visibility="current"), "is of other messages: without #"),
         (Desk(policy=AgentPolicy(per_thread=1)), "is of other messages: without #"),
     ],
@@ -199,7 +199,7 @@ def change_message(text: str, to: str) -> Callable[[Row, dict[str, Any]], dict[s
 async def test_another_word_of_a_person_is_named(refunded: Recording) -> None:
     changed = edit(refunded, change_message("Refund order 12, please", "Refund order 13, please"))
     report = await play(changed, *Desk().make())
-    assert 'it says now: "<content>Refund order 13, please</content>"' in report.differences[0].text
+    assert 'it is now: "<content>Refund order 13, please</content>"' in report.differences[0].text
 
 
 async def test_another_order_of_messages_is_named(refunded: Recording) -> None:
@@ -211,7 +211,7 @@ async def test_another_order_of_messages_is_named(refunded: Recording) -> None:
         )
 
     report = await play(edit(refunded, swap), *Desk().make())
-    assert 'it says now: "<content>Thanks</content>"' in report.differences[0].text
+    assert 'it is now: "<content>Thanks</content>"' in report.differences[0].text
     assert report.differences[0].turn == 1
 
 
@@ -233,7 +233,7 @@ async def test_another_result_of_a_tool_is_named_where_it_enters_the_prompt(refu
         return {**body, "content": "Order 12: nothing"} if is_it else None
 
     report = await play(edit(refunded, improve), *Desk().make())
-    assert 'message 3 (tool) is another; it says now: "Order 12: nothing"' in report.differences[0].text
+    assert 'message 3 (tool) has changed; it is now: "Order 12: nothing"' in report.differences[0].text
     assert report.differences[0].turn == 2
 
 
@@ -574,7 +574,7 @@ async def test_a_prompt_that_was_shortened_plays_again(tmp_path: Path) -> None:
     await plays_as_it_was(recording, make(NamedModel("small")))
     changed = SimpleAgentRunner("chief", instruction="Be long.", model=NamedModel("small"))
     report = await play(recording, changed)
-    assert 'message 0 (system): line 1 is another; it says now: "Be long."' in str(report.differences[0])
+    assert 'message 0 (system): line 1 has changed; it is now: "Be long."' in str(report.differences[0])
 
 
 @pytest.mark.parametrize("streamed", ["", "Once upon a"])
@@ -824,4 +824,4 @@ async def test_a_request_that_middleware_makes_is_compared(tmp_path: Path) -> No
     recording = await record(tmp_path / "log.db", [make(lambda it: say("yes"), "Be quick.")], ask_chief)
     await plays_as_it_was(recording, make(never, "Be quick."))
     report = await play(recording, make(never, "Be slow."))
-    assert 'message 2 (user) is another; it says now: "Be slow."' in str(report.differences[0])
+    assert 'message 2 (user) has changed; it is now: "Be slow."' in str(report.differences[0])

@@ -111,7 +111,7 @@ async def test_a_changed_word_of_one_agent_fails_loudly(newsroom: Path, tmp_path
     )
     done = await run("replay", newsroom / "team.db", *files(tmp_path), code=1)
     assert done.lines[0].startswith(
-        '! proof asks its model something else: message 0 (system): line 1 is another; it says now: "Pass on all you are told to pass on'
+        '! proof asks its model something else: message 0 (system): line 1 has changed; it is now: "Pass on all you are told to pass on'
     )
     assert "turn 1" in done.lines[0]
     assert done.lines[-1].startswith("Not as it was, after ")

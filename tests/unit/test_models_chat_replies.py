@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents.models.chat_replies import DONE, Draft, ErrorInside, EventReader, finish_calls, read_completion
+from roundelay.agents.models.chat_replies import Draft, ErrorInside, finish_calls, read_completion
+from roundelay.agents.models.event_stream import DONE, EventReader
 from roundelay.agents.models.model import AssistantMessage, ModelReply, ModelRequest, ToolCall, Usage, UserMessage
 
 TOOLS = ("get_time", "get_date", "send", "send_all")

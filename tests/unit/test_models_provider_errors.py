@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from roundelay.agents.models.model import ModelFailure
-from roundelay.agents.models.provider_errors import ProviderFailure, parse_failure
+from roundelay.agents.models.provider_errors import ProviderFailure, read_failure
 
 
 def fail(status: int, body: Any, **headers: str) -> ProviderFailure:
-    return parse_failure(status, headers, body)
+    return read_failure(status, headers, body)
 
 
 def said(message: str, **fields: Any) -> dict[str, Any]:
@@ -148,11 +148,11 @@ WORDS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("body", "told"), WORDS, ids=[json.dumps(it[0])[:70] for it in WORDS])
 def test_the_providers_words_and_code_are_kept(body: Any, told: str) -> None:
-    assert fail(400, body).told.startswith(told)
+    assert fail(400, body).description.startswith(told)
 
 
 def test_words_are_bounded() -> None:
-    assert len(fail(500, "x" * 100_000).told) <= 1000
+    assert len(fail(500, "x" * 100_000).description) <= 1000
 
 
 DELAYS: list[tuple[Any, int | None]] = [
@@ -203,7 +203,7 @@ def test_a_delay_in_a_header_is_bounded(name: str, value: str, delay_ms: int | N
 
 def test_a_page_is_told_of_without_its_styles_and_scripts() -> None:
     page = "<html><style>b{x:1}</style><SCRIPT>var a</SCRIPT ><title>A timeout occurred</title></html>"
-    assert fail(524, page).told == "A timeout occurred"
+    assert fail(524, page).description == "A timeout occurred"
 
 
 def test_a_header_comes_before_the_body() -> None:
@@ -221,4 +221,4 @@ def test_a_minutes_quota_of_google_is_waited_for() -> None:
 )
 def test_an_error_of_any_shape_is_one(body: Any) -> None:
     assert fail(400, body).reason == "rejected"
-    assert fail(400, body).told
+    assert fail(400, body).description

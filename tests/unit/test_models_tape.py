@@ -28,7 +28,7 @@ from roundelay.agents.models.tape import (
     TapedTurn,
     TapeModel,
     find_drift,
-    print_request,
+    fingerprint_request,
     read_tape,
     write_tape,
 )
@@ -72,49 +72,49 @@ EARLIER: tuple[dict[str, Any], ...] = (
 
 def test_the_same_request_has_no_drift() -> None:
     request = make_request(*turn_of())
-    assert find_drift(print_request(MODEL, request), MODEL, request) is None
+    assert find_drift(fingerprint_request(MODEL, request), MODEL, request) is None
 
 
 def test_other_ids_of_calls_are_no_drift() -> None:
-    printed = print_request(MODEL, make_request(*turn_of("c1")))
+    printed = fingerprint_request(MODEL, make_request(*turn_of("c1")))
     assert find_drift(printed, MODEL, make_request(*turn_of("other"))) is None
 
 
 def test_for_whom_a_request_is_does_not_count() -> None:
-    printed = print_request(MODEL, make_request())
+    printed = fingerprint_request(MODEL, make_request())
     assert find_drift(printed, MODEL, make_request(reaction="r2", turn=7)) is None
 
 
 @pytest.mark.parametrize(
     ("now", "named"),
     [
-        (make_request(said="one\ntoo\nthree"), 'message 1 (user): line 2 is another; it says now: "too"'),
+        (make_request(said="one\ntoo\nthree"), 'message 1 (user): line 2 has changed; it is now: "too"'),
         (make_request(said="one\nthree"), 'message 1 (user): a line missing after "one"'),
         (make_request(said="two\nthree"), "message 1 (user): a line missing at the beginning"),
         (make_request(said="one\ntwo\nthree\nfour"), 'message 1 (user): a line more at line 4: "four"'),
-        (make_request(said="two\none\nthree"), "message 1 (user): the same lines in another order; "),
+        (make_request(said="two\none\nthree"), "message 1 (user): the same lines in a different order; "),
         (make_request(UserMessage("more")), 'message 2 (user) is new: "more"'),
-        (replace(make_request(), messages=[SystemMessage("You are kind.")]), "message 1 (user) is gone"),
+        (replace(make_request(), messages=[SystemMessage("You are kind.")]), "message 1 (user) is missing"),
         (
             replace(make_request(), messages=[UserMessage("one\ntwo\nthree"), SystemMessage("You are kind.")]),
-            "message 0 (user) stands in another place",
+            "message 0 (user) has moved",
         ),
-        (make_request(tools=(LOOK,)), 'the tool "send" is gone'),
+        (make_request(tools=(LOOK,)), 'the tool "send" is missing'),
         (make_request(tools=(LOOK, SEND, replace(SEND, name="ask"))), 'the tool "ask" was added'),
-        (make_request(tools=(LOOK, replace(SEND, name="ask"))), 'the tool "send" is called "ask" now'),
+        (make_request(tools=(LOOK, replace(SEND, name="ask"))), 'the tool "send" is now called "ask"'),
         (
             make_request(tools=(LOOK, replace(SEND, name="ask", description="Ask"))),
-            'the tool "send" is gone, and the tool "ask" was added',
+            'the tool "send" is missing, and the tool "ask" was added',
         ),
-        (make_request(tools=()), 'the tools "look", "send" are gone'),
-        (make_request(tools=(SEND, LOOK)), "the tools are in another order: send, look"),
-        (make_request(tools=(replace(LOOK, description="Look away"), SEND)), 'the tool "look" has another description'),
-        (make_request(tools=(replace(LOOK, parameters={"type": "object"}), SEND)), 'the tool "look" has another description'),
-        (make_request(tool_choice="required"), "the choice of tool was auto and is required now"),
+        (make_request(tools=()), 'the tools "look", "send" are missing'),
+        (make_request(tools=(SEND, LOOK)), "the tools are in a different order: send, look"),
+        (make_request(tools=(replace(LOOK, description="Look away"), SEND)), 'the description or the parameters of the tool "look" have changed'),
+        (make_request(tools=(replace(LOOK, parameters={"type": "object"}), SEND)), 'the description or the parameters of the tool "look" have changed'),
+        (make_request(tool_choice="required"), "the tool choice was auto and is now required"),
     ],
 )  # fmt: skip
 def test_a_drift_is_named(now: ModelRequest, named: str) -> None:
-    for recorded in (print_request(MODEL, make_request()), EARLIER[0]):
+    for recorded in (fingerprint_request(MODEL, make_request()), EARLIER[0]):
         found = find_drift(recorded, MODEL, now)
         assert found is not None
         assert named in found
@@ -123,13 +123,13 @@ def test_a_drift_is_named(now: ModelRequest, named: str) -> None:
 @pytest.mark.parametrize(
     ("now", "named"),
     [
-        (make_request(*turn_of(result="seen more")), 'message 3 (tool) is another; it says now: "seen more"'),
-        (make_request(*turn_of(), tools=(LOOK,)), "the tools are others; now they are: look"),
-        (make_request(*turn_of(), said="else"), 'message 1 (user) is another; it says now: "else"'),
+        (make_request(*turn_of(result="seen more")), 'message 3 (tool) has changed; it is now: "seen more"'),
+        (make_request(*turn_of(), tools=(LOOK,)), "the tools have changed; they are now: look"),
+        (make_request(*turn_of(), said="else"), 'message 1 (user) has changed; it is now: "else"'),
     ],
 )
 def test_a_drift_of_a_later_turn_is_named(now: ModelRequest, named: str) -> None:
-    for recorded in (print_request(MODEL, make_request(*turn_of())), EARLIER[1]):
+    for recorded in (fingerprint_request(MODEL, make_request(*turn_of())), EARLIER[1]):
         found = find_drift(recorded, MODEL, now)
         assert found is not None
         assert named in found
@@ -140,22 +140,23 @@ def test_prints_of_an_earlier_version_are_read_and_those_of_today_are_smaller() 
     for recorded, request in zip(EARLIER, requests, strict=True):
         assert find_drift(recorded, MODEL, request) is None
         assert (
-            find_drift(recorded, NamedModel("small"), request) == 'the setting "temperature" of model "small" is gone'
+            find_drift(recorded, NamedModel("small"), request)
+            == 'the setting "temperature" of model "small" is missing'
         )
-        assert len(json.dumps(print_request(MODEL, request))) < 0.75 * len(json.dumps(recorded))
+        assert len(json.dumps(fingerprint_request(MODEL, request))) < 0.75 * len(json.dumps(recorded))
 
 
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        (NamedModel("large", {"temperature": 0.5}), 'the model was "small" and is "large" now'),
-        (NamedModel("small", {"temperature": 0.7}), 'the setting "temperature" of model "small" has another value'),
+        (NamedModel("large", {"temperature": 0.5}), 'the model was "small" and is now "large"'),
+        (NamedModel("small", {"temperature": 0.7}), 'the setting "temperature" of model "small" has changed'),
         (NamedModel("small", {"temperature": 0.5, "seed": 1}), 'the setting "seed" of model "small" is new'),
-        (NamedModel("small"), 'the setting "temperature" of model "small" is gone'),
+        (NamedModel("small"), 'the setting "temperature" of model "small" is missing'),
     ],
 )
 def test_another_model_is_named_unless_any_will_do(model: NamedModel, named: str) -> None:
-    printed = print_request(MODEL, make_request())
+    printed = fingerprint_request(MODEL, make_request())
     assert find_drift(printed, model, make_request()) == named
     assert find_drift(printed, model, make_request(), any_model=True) is None
 
@@ -164,28 +165,28 @@ def test_another_model_is_named_unless_any_will_do(model: NamedModel, named: str
     ("now", "named"),
     [
         (UserMessage("see", ("https://x.example/a.png",), (File("a.pdf", "application/pdf", "QUE="),)), None),
-        (UserMessage("see", ("https://x.example/b.png",), (File("a.pdf", "application/pdf", "QUE="),)), "number 1 is another"),
-        (UserMessage("see", ("https://x.example/a.png",), (File("a.pdf", "application/pdf", "QUI="),)), "number 2 is another"),
-        (UserMessage("see", ("https://x.example/a.png",), (File("b.pdf", "application/pdf", "QUE="),)), "number 2 is another"),
-        (UserMessage("see", ("https://x.example/a.png",)), "there were 2 images and files, and there are 1 now"),
-        (UserMessage("see"), "there were 2 images and files, and there are 0 now"),
+        (UserMessage("see", ("https://x.example/b.png",), (File("a.pdf", "application/pdf", "QUE="),)), "number 1 of the images and files has changed"),
+        (UserMessage("see", ("https://x.example/a.png",), (File("a.pdf", "application/pdf", "QUI="),)), "number 2 of the images and files has changed"),
+        (UserMessage("see", ("https://x.example/a.png",), (File("b.pdf", "application/pdf", "QUE="),)), "number 2 of the images and files has changed"),
+        (UserMessage("see", ("https://x.example/a.png",)), "there were 2 images and files, and now there are 1"),
+        (UserMessage("see"), "there were 2 images and files, and now there are 0"),
     ],
 )  # fmt: skip
 def test_another_image_or_file_is_a_drift(now: UserMessage, named: str | None) -> None:
     then = UserMessage("see", ("https://x.example/a.png",), (File("a.pdf", "application/pdf", "QUE="),))
-    printed = json.loads(json.dumps(print_request(MODEL, make_request(then))))
+    printed = json.loads(json.dumps(fingerprint_request(MODEL, make_request(then))))
     found = find_drift(printed, MODEL, make_request(now))
     assert found is named is None or (named is not None and named in str(found))
     assert "QUE=" not in str(printed)
 
 
 def test_the_print_of_a_request_without_images_and_files_has_nothing_of_them() -> None:
-    assert "attached" not in print_request(MODEL, make_request())
+    assert "attached" not in fingerprint_request(MODEL, make_request())
 
 
 def test_a_print_is_small_and_says_nothing_of_what_was_said() -> None:
     secret = "CANARY-91 " * 1000
-    printed = json.dumps(print_request(MODEL, make_request(said=secret)))
+    printed = json.dumps(fingerprint_request(MODEL, make_request(said=secret)))
     assert "CANARY" not in printed
     assert len(printed) < 600
 
@@ -196,7 +197,7 @@ def test_a_print_is_small_and_says_nothing_of_what_was_said() -> None:
 def tape_of(*requests: ModelRequest) -> list[TapedTurn]:
     """A tape with a reply for each request; the reply is named by its place."""
     return [
-        TapedTurn.of(ModelReply(f"reply {n}"), run=it.reaction, turn=it.turn, request=print_request(MODEL, it))
+        TapedTurn.of(ModelReply(f"reply {n}"), run=it.reaction, turn=it.turn, request=fingerprint_request(MODEL, it))
         for n, it in enumerate(requests)
     ]
 
@@ -238,7 +239,7 @@ async def test_another_request_fails_and_says_where_and_what() -> None:
     model = TapeModel(tape_of(FIRST, SECOND))
     await ask(model, FIRST)
     told = await refused(model, make_request(*turn_of(result="other"), turn=2))
-    assert "desk, turn 2 on the tape tape: message 3 (tool) is another" in told
+    assert "desk, turn 2 on the tape tape: message 3 (tool) has changed" in told
     assert model.problems
 
 
@@ -251,10 +252,8 @@ async def test_a_lenient_tape_plays_on_over_another_request() -> None:
 async def test_beyond_the_end_it_fails_and_says_so() -> None:
     model = TapeModel(tape_of(FIRST))
     await ask(model, FIRST)
-    assert "asks for turn 2, and the tape tape has no more of this reaction: it ends after turn 1" in await refused(
-        model, SECOND
-    )
-    assert "is played to its end" in await refused(model, make_request(reaction="r9"))
+    assert "asks for turn 2, but the tape tape ends this reaction after turn 1" in await refused(model, SECOND)
+    assert "has no further reaction" in await refused(model, make_request(reaction="r9"))
 
 
 async def test_a_line_without_a_request_answers_whatever_is_asked() -> None:
@@ -273,7 +272,7 @@ async def test_a_recorded_failure_fails_again() -> None:
 async def test_a_reply_comes_back_from_a_file_as_it_was(tmp_path: Path, arguments: str) -> None:
     calls = (ToolCall("call_1", "look", arguments),)
     reply = ModelReply("Ich seh’s", calls, Usage(10, 5, 2, 1), "tool_calls", "small-2026")
-    turn = TapedTurn.of(reply, run="r1", turn=1, request=print_request(MODEL, FIRST), for_message="mia: hello")
+    turn = TapedTurn.of(reply, run="r1", turn=1, request=fingerprint_request(MODEL, FIRST), for_message="mia: hello")
     write_tape(tmp_path / "deep" / "desk.jsonl", "desk", [turn])
     assert read_tape(tmp_path / "deep" / "desk.jsonl") == [turn]
     assert await TapeModel(tmp_path / "deep" / "desk.jsonl").complete(FIRST) == reply
@@ -296,7 +295,7 @@ async def test_a_tape_written_by_hand_plays(tmp_path: Path) -> None:
     ("text", "named"),
     [
         ('{"text": "a"}\n{"texts": "b"}\n', "mine.jsonl:2: texts: Extra inputs are not permitted"),
-        ('{"text": "a"\n', "mine.jsonl:1 is no line of JSON"),
+        ('{"text": "a"\n', "mine.jsonl:1: the line is not JSON"),
         ('{"turn": 0}\n', "mine.jsonl:1: turn: Input should be greater than or equal to 1"),
     ],
 )
