@@ -189,7 +189,7 @@ class IncomingTurn:
 
     def _tell(self, event: Event) -> None:
         if not self._is_over:
-            self._begun.shown.tell(event)
+            self._begun.reporter.report(event)
 
     def _tell_delta(self, delta: ModelDelta) -> None:
         if self._on_delta is not None and not self._is_over:

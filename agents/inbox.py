@@ -142,13 +142,15 @@ class Inbox:
         self.max_parallel = max_parallel
         self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # idle threads, the longest waiting first
         self._working: dict[str, _BusyThread] = {}
-        self._asked: OrderedDict[str, None] = OrderedDict()  # of these, where all only wait, and a question behind them
+        self._askable: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # of these, where all only wait, and a question behind them
         self.at_work = 0
         """How many reactions run; not those that only wait for others."""
         self._waits: Counter[str] = Counter()  # of reactions that wait for others: in how many of their calls
         self._paused: dict[str, tuple[str, _BusyThread]] = {}  # the thread of each
-        self._held: dict[str, list[BaseMessage]] = {}  # threads that a person holds
-        self.passed_over: list[BaseMessage] = []
+        self._taken_over: dict[str, list[BaseMessage]] = {}  # threads that a person holds
+        self.superseded: list[BaseMessage] = []
         """Of these: a later message has come."""
         self._known: set[int] = set()  # seqs that wait or are in work
         self._handled: OrderedDict[int, None] = OrderedDict()  # the last REMEMBERED seqs, oldest first
@@ -177,14 +179,14 @@ class Inbox:
         """Queue a message that gets a reaction whatever the wake rule says: one that was begun before a restart."""
         self._known.add(message.seq)
         places = answer_threads(message.kind, message.thread_id, message.seq)
-        held = next((it for it in places if it in self._held), None)
+        held = next((it for it in places if it in self._taken_over), None)
         if held is not None:
-            self._keep(held, [message])
+            self._hold_back(held, [message])
             return
         line = self._working.get(message.thread_id)
         queue = self._waiting.setdefault(message.thread_id, deque()) if line is None else line.waiting
         queue.append(message)
-        self._look(message.thread_id)
+        self._update_askable(message.thread_id)
 
     def has_later(self, thread_id: str, seq: int) -> bool:
         """Whether a later message of a thread is in work, or waits and may be given out, and is no question."""
@@ -195,48 +197,48 @@ class Inbox:
         return any(it.seq > seq and not is_question(it, self.agent_id) for it in waiting)
 
     @property
-    def held(self) -> list[str]:
+    def taken_over_threads(self) -> list[str]:
         """The threads that are held."""
-        return list(self._held)
+        return list(self._taken_over)
 
-    def hold(self, thread_id: str) -> None:
+    def start_takeover(self, thread_id: str) -> None:
         """Give out nothing more of a thread until it is given back. What is in work there is left alone."""
-        self._held.setdefault(thread_id, [])
+        self._taken_over.setdefault(thread_id, [])
         line = self._working.get(thread_id)
         waiting = [*self._waiting.pop(thread_id, ()), *(line.waiting if line is not None else ())]
         if line is not None:
             line.waiting.clear()
-        self._keep(thread_id, waiting)
-        self._look(thread_id)
+        self._hold_back(thread_id, waiting)
+        self._update_askable(thread_id)
 
-    def give(self, thread_id: str) -> list[BaseMessage]:
+    def end_takeover(self, thread_id: str) -> list[BaseMessage]:
         """Let a held thread go on, with what is left of it, which is given."""
-        messages = self._held.pop(thread_id, [])
+        messages = self._taken_over.pop(thread_id, [])
         for message in messages:
             self.admit(message)
         return messages
 
-    def take_passed_over(self) -> list[BaseMessage]:
+    def pop_superseded(self) -> list[BaseMessage]:
         """Take out what needs no reaction of its own any more, since a later message of its held thread has come."""
-        passed, self.passed_over = self.passed_over, []
+        passed, self.superseded = self.superseded, []
         for message in passed:
             self.note_handled(message.seq)
         return passed
 
-    def _keep(self, thread_id: str, messages: Collection[BaseMessage]) -> None:
+    def _hold_back(self, thread_id: str, messages: Collection[BaseMessage]) -> None:
         """Keep messages of a held thread: of those that are no questions the newest alone."""
-        kept = sorted((*self._held[thread_id], *messages), key=lambda it: it.seq)
+        kept = sorted((*self._taken_over[thread_id], *messages), key=lambda it: it.seq)
         newest = max((it.seq for it in kept if not is_question(it, self.agent_id)), default=0)
-        held = self._held[thread_id] = [it for it in kept if it.seq == newest or is_question(it, self.agent_id)]
+        held = self._taken_over[thread_id] = [it for it in kept if it.seq == newest or is_question(it, self.agent_id)]
         seqs = {it.seq for it in held}
-        self.passed_over += [it for it in kept if it.seq not in seqs]
+        self.superseded += [it for it in kept if it.seq not in seqs]
 
     def next_message(self) -> BaseMessage | None:
         """Give the next message to react to and mark its thread as in work; None when none can start now."""
         if self.at_work >= self.max_parallel:
             return None
-        if self._asked:
-            thread_id, _ = self._asked.popitem(last=False)
+        if self._askable:
+            thread_id, _ = self._askable.popitem(last=False)
             message = self._take_question(self._working[thread_id])
         elif (found := self._find_next_thread()) is not None:
             thread_id, messages = found, self._waiting.pop(found)
@@ -288,7 +290,7 @@ class Inbox:
         if line is not None:
             self._paused[reaction] = (thread_id, line)
             line.paused += 1
-            self._look(thread_id)
+            self._update_askable(thread_id)
 
     def resume(self, reaction: str) -> None:
         """It goes on, at once: for a while there may be more at work than ``max_parallel``."""
@@ -300,7 +302,7 @@ class Inbox:
         thread_id, line = self._paused.pop(reaction, ("", None))
         if line is not None:
             line.paused -= 1
-            self._look(thread_id)
+            self._update_askable(thread_id)
 
     def finish(self, message: BaseMessage) -> None:
         """The reaction to this message has ended, well or not; its thread goes on with the next one."""
@@ -321,7 +323,7 @@ class Inbox:
             if line.waiting:
                 # To the end of the line: a busy thread starves no other.
                 self._waiting[message.thread_id] = line.waiting
-        self._look(message.thread_id)
+        self._update_askable(message.thread_id)
 
     def _take_question(self, line: _BusyThread) -> BaseMessage:
         place = next(place for place, it in enumerate(line.waiting) if is_question(it, self.agent_id))
@@ -330,7 +332,7 @@ class Inbox:
         line.reactions += 1
         return question
 
-    def _look(self, thread_id: str) -> None:
+    def _update_askable(self, thread_id: str) -> None:
         """Note whether a question can be taken out of a thread in work."""
         line = self._working.get(thread_id)
         is_asked = (
@@ -339,9 +341,9 @@ class Inbox:
             and any(is_question(it, self.agent_id) for it in line.waiting)
         )
         if is_asked:
-            self._asked.setdefault(thread_id)
+            self._askable.setdefault(thread_id)
         else:
-            self._asked.pop(thread_id, None)
+            self._askable.pop(thread_id, None)
 
 
 def _pair_of(thread_id: str) -> tuple[str, str] | None:

@@ -144,7 +144,7 @@ class ActivityReporter:
         self._forget()
         self._display.put("thinking", {"active": False, **({"silent": True} if is_silent else {})}, self)
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         """Pass an event on: calls to the thread's readers, what streams if a person watches."""
         try:
             self._show(event)

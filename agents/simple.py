@@ -184,14 +184,14 @@ class SimpleAgentRunner(AgentRunner):
         reaction = begun.reaction = Reaction(
             limit_run(keeper or agent, message), prompt=prompt, answers=begun.is_awaited, setup=setup
         )
-        begun.shown.shows_text = reaction.sends_text
+        begun.reporter.shows_text = reaction.sends_text
         driver = Driver(
             reaction,
             journal=begun.journal,
             make_context=partial(self._make_context, begun),
-            replies=self._replies,
+            replies=begun.replies,
             new_messages=begun.new_messages,
-            on_event=begun.shown.tell,
+            on_event=begun.reporter.report,
             playback=self.playback,
         )
         return await begun.run(driver, config_hash, prompt_hash)

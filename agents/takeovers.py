@@ -1,10 +1,11 @@
-"""Threads that a person has taken over, on the agent's side: what it was at there is set aside, what is said there
-waits, and when the thread is given back it reacts once.
+"""Threads that a person has taken over, seen from the agent: its work there is suspended, new messages wait, and at the
+end of the takeover the agent reacts once.
 
-Stands between the runner and its inbox. The hub decides (`ThreadHeld`); nothing here must survive. What was set aside
-is an open reaction, which the hub knows as overtaken; what waits is not acknowledged but for messages that a later one
-makes context. The reaction to what was set aside is a new one, under an id that follows from the old one's, so that a
-restarted agent finds it again; the old one ends when that has, or when a later message took its place.
+Stands between `reaction_scheduler` and the inbox. The hub decides (`ThreadHeld`); nothing here has to survive. An
+interrupted reaction stays open in the ledger, which marks it as overtaken. Waiting messages stay unacknowledged, unless a
+later message makes them context. The reaction after the takeover is a new one, whose id derives from the interrupted
+one's, so that a restarted agent finds it again. The interrupted one ends when the new one has, or when a later message
+replaces it.
 """
 
 from __future__ import annotations
@@ -32,100 +33,98 @@ from .values import Finish, NewMessages
 _logger = logging.getLogger(__name__)
 
 SAID_MEANWHILE = "Since the incoming message a person had taken this conversation over. This was said meanwhile:"
-MAX_SAID = 500
-"""Messages of a thread that are looked through for what was said after the one that an agent reacts to."""
 
-
-def next_reaction_id(overtaken: str) -> str:
-    """Give the id of the reaction that takes the place of one that a person has overtaken."""
-    return digest("after", overtaken)
+MAX_MISSED = 500
+"""Maximum number of a thread's newest messages that are checked for messages of the takeover."""
 
 
 def list_answer_threads(message: BaseMessage) -> tuple[str, ...]:
-    """Give the threads in which a message may be answered: its own, and last the one in which the answer would
-    stand."""
+    """Return the threads in which a message may be answered: its own first, the one with the answer last."""
     return answer_threads(message.kind, message.thread_id, message.seq)
 
 
 class Takeovers:
-    """What a person has taken over of one agent's, on one ledger. ``ack`` acknowledges what waits in the inbox, by its
-    seq."""
+    """Takeovers of one agent's threads, on one ledger. ``ack`` acknowledges a message that waits in the inbox."""
 
     def __init__(self, client: NetworkClient, inbox: Inbox, ack: Callable[[int], Awaitable[None]]) -> None:
         self._client = client
         self._inbox = inbox
         self._ack = ack
-        self.overtaken: dict[int, str] = {}
-        """By the trigger's seq: reactions that are open and may not answer."""
-        self.held_back: set[int] = set()
-        """Seqs of what waited for a thread to be given back."""
-        self._gives = 0  # how often something was given back, or may have been
+        self._interrupted: dict[int, str] = {}  # open reactions that may not answer, by the trigger's seq
+        self._waiting: set[int] = set()  # seqs of messages that wait, or waited, for the end of a takeover
+        self._ends = 0  # number of takeovers that ended, or may have
 
-    def next_reaction(self, trigger: int) -> str:
-        """Give the id of the next reaction to a message to which one was `overtaken`."""
-        return next_reaction_id(self.overtaken[trigger])
+    def find_next_id(self, trigger: int) -> str | None:
+        """Return the id of the reaction that replaces an interrupted one; None if none was interrupted."""
+        reaction = self._interrupted.get(trigger)
+        return None if reaction is None else _derive_next_id(reaction)
 
-    async def note_open(
-        self, message: BaseMessage, reaction: str, begun: Collection[str], read: Collection[int]
+    async def add_open_reaction(
+        self, message: BaseMessage, reaction: str, open_ids: Collection[str], read: Collection[int]
     ) -> bool:
-        """At the start a reaction is open that may not answer any more; ``begun`` are the ids of all that are open,
-        ``read`` the messages that this one had read, which get none of their own.
-        Gives whether its message is to be reacted to anew: no other reaction has taken its place, nor a later
-        message."""
-        self.overtaken[message.seq] = reaction
-        if next_reaction_id(reaction) in begun or await self._has_later(message, read):
-            await self.end(message.seq)
+        """Add a reaction that was interrupted before the agent started. ``open_ids``: all open reactions; ``read``: the
+        messages that this one had read.
+
+        Return whether the agent has to react to the message again: no other reaction and no later message replaces it.
+        """
+        self._interrupted[message.seq] = reaction
+        if _derive_next_id(reaction) in open_ids or await self._has_later(message, read):
+            await self.finish_interrupted(message.seq)
             return False
         return True
 
     async def _has_later(self, message: BaseMessage, read: Collection[int]) -> bool:
-        """Whether a later message of the thread in which this one is answered wakes the agent, and was not ``read``
-        beside it: it is delivered again, or has been reacted to."""
+        """Return whether a later message of the thread wakes the agent and was not ``read`` together with this one. The
+        hub delivers that message again, or the agent has reacted to it."""
         if len(list_answer_threads(message)) > 1:
             return False
-        page = await retry_later(partial(self._client.history, message.thread_id, limit=MAX_SAID))
-        later = (it for it in page.messages if it.seq > message.seq and it.seq not in read)
-        return any(wakes(it, self._inbox.agent_id, self._inbox.react_to) for it in later)
+        page = await retry_later(partial(self._client.history, message.thread_id, limit=MAX_MISSED))
+        later = (other for other in page.messages if other.seq > message.seq and other.seq not in read)
+        return any(wakes(other, self._inbox.agent_id, self._inbox.react_to) for other in later)
 
-    async def take(self, thread_id: str) -> None:
-        """A person has taken a thread: what is said there waits."""
-        self._inbox.hold(thread_id)
-        await self.pass_over()
+    async def start(self, thread_id: str) -> None:
+        """Let the messages of a thread wait, because a person has taken it over."""
+        self._inbox.start_takeover(thread_id)
+        await self.drop_superseded()
 
-    def give(self, thread_id: str | None = None) -> None:
-        """A thread was given back; None: any may have been, while nothing was heard."""
-        self._gives += 1
-        for name in [thread_id] if thread_id is not None else self._inbox.held:
-            self.held_back |= {message.seq for message in self._inbox.give(name)}
+    def end(self, thread_id: str | None = None) -> None:
+        """Release the messages of a thread at the end of its takeover; None: of all threads, since any takeover may
+        have ended while the connection was lost."""
+        self._ends += 1
+        for name in [thread_id] if thread_id is not None else self._inbox.taken_over_threads:
+            self._waiting |= {message.seq for message in self._inbox.end_takeover(name)}
 
-    async def set_aside(self, begun: RunningReaction) -> None:
-        """A reaction may not begin, or not answer. Its message waits until the thread is given back, or, if it has been
-        already, is next again; but where a later one waits, that is reacted to, and this one is read in it."""
-        message = begun.message
-        if begun.journal.is_started:
-            await self.end(message.seq)
-            self.overtaken[message.seq] = begun.id
+    async def suspend(self, running: RunningReaction) -> None:
+        """Suspend a reaction that may not start, or not answer.
+
+        Its message waits for the end of the takeover. If a later message waits already, the agent reacts to that one
+        instead, and reads this one as context.
+        """
+        message = running.message
+        if running.journal.is_started:
+            await self.finish_interrupted(message.seq)
+            self._interrupted[message.seq] = running.id
         while True:
-            gives = self._gives
-            thread_id = await self._find_held(message)
-            if gives == self._gives:
+            ends = self._ends
+            thread_id = await self._find_taken_over(message)
+            if ends == self._ends:  # otherwise a takeover ended while the hub was asked: the answer may be outdated
                 break
-        # without an await from here on: what waits behind it is given out as soon as it has left the inbox
-        is_first = thread_id is not None or not self._inbox.has_later(list_answer_threads(message)[-1], message.seq)
+        # No await from here to `admit`: once released, the inbox gives out what waits behind this message.
+        is_next = thread_id is not None or not self._inbox.has_later(list_answer_threads(message)[-1], message.seq)
         self._inbox.release(message)
         if thread_id is not None:
-            self._inbox.hold(thread_id)
-        if is_first:
-            self.held_back.add(message.seq)
+            self._inbox.start_takeover(thread_id)
+        if is_next:
+            self._waiting.add(message.seq)
             self._inbox.admit(message)
-            await self.pass_over()
+            await self.drop_superseded()
         else:
             self._inbox.note_handled(message.seq)
             await self._drop(message.seq)
 
-    async def end(self, trigger: int) -> None:
-        """End the reaction to a message that was overtaken, if there is one: another has taken its place."""
-        reaction = self.overtaken.pop(trigger, None)
+    async def finish_interrupted(self, trigger: int) -> None:
+        """End the interrupted reaction to a message, if there is one: another has replaced it."""
+        reaction = self._interrupted.pop(trigger, None)
         if reaction is None:
             return
         try:
@@ -133,36 +132,38 @@ class Takeovers:
             await journal.record_finished(Finish("cancelled", "a person took the thread over, and gave it back"))
         except (ConnectError, Superseded):
             raise
-        except RoundelayError as error:  # it is told as overtaken at the next start, and ended then
-            _logger.warning("an overtaken reaction stays open", extra={"reaction": reaction, "code": error.code})
+        except RoundelayError as error:  # the hub lists it again at the next start, and it ends then
+            _logger.warning("an interrupted reaction stays open", extra={"reaction": reaction, "code": error.code})
 
-    def follow_up(self, begun: RunningReaction) -> None:
-        """Let a reaction to what was `held_back` read, before its first turn, what was said in its thread since."""
-        self.held_back.discard(begun.message.seq)
-        begun.new_messages = MessagesDuringTakeover(begun, self._inbox, begun.new_messages)
+    def add_missed_messages(self, running: RunningReaction) -> None:
+        """Let a reaction that waited for the end of a takeover read what was said meanwhile, before its first turn."""
+        if running.message.seq in self._waiting:
+            self._waiting.discard(running.message.seq)
+            running.new_messages = MessagesDuringTakeover(running, self._inbox, running.new_messages)
 
-    async def pass_over(self) -> None:
-        """What a later message of a held thread has made context needs no reaction of its own."""
-        for message in self._inbox.take_passed_over():
-            self.held_back.discard(message.seq)
+    async def drop_superseded(self) -> None:
+        """Acknowledge messages that a later message of their thread has made context."""
+        for message in self._inbox.pop_superseded():
+            self._waiting.discard(message.seq)
             await self._drop(message.seq)
 
     async def _drop(self, seq: int) -> None:
-        await self.end(seq)
+        await self.finish_interrupted(seq)
         await self._ack(seq)
 
-    async def _find_held(self, message: BaseMessage) -> str | None:
-        """Give which thread is held of those in which a message may be answered; None if none is any more."""
+    async def _find_taken_over(self, message: BaseMessage) -> str | None:
+        """Return the taken-over thread in which a message would be answered; None if there is none any more."""
         for thread_id in list_answer_threads(message):
             args = {"thread_id": thread_id, "limit": 1}
             try:
                 page = await retry_later(partial(self._client.call, "network.history", args))
-            except UnknownMessage:  # nobody has replied yet
+            except UnknownMessage:  # the thread has no message yet
                 continue
             except (ConnectError, Superseded):
                 raise
             except RoundelayError as error:
-                _logger.warning("whether a thread is held is not known", extra={"seq": message.seq, "code": error.code})
+                details = {"seq": message.seq, "code": error.code}
+                _logger.warning("cannot find out whether a thread is taken over", extra=details)
                 return message.thread_id
             if "held" in page:
                 return thread_id
@@ -170,46 +171,49 @@ class Takeovers:
 
 
 class MessagesDuringTakeover:
-    """What was said in a thread since the message that a reaction is to, read before its first turn; then what arrives
-    while it runs, if that is read in it (``then``)."""
+    """Messages of a takeover, which the reaction after it reads before its first turn; then those of ``following``."""
 
-    def __init__(self, begun: RunningReaction, inbox: Inbox, then: NewMessagesSource | None) -> None:
-        self._begun = begun
+    def __init__(self, running: RunningReaction, inbox: Inbox, following: NewMessagesSource | None) -> None:
+        self._running = running
         self._inbox = inbox
-        self._then = then
+        self._following = following
         self._is_read = False
 
     async def take(self) -> NewMessages | None:
-        """Take what was said, the first time; None for nothing."""
-        if self._is_read:
-            return await self._then.take() if self._then is not None else None
-        self._is_read = True
-        said = await self._find_said()
-        if not said:
-            return await self._then.take() if self._then is not None else None
-        return NewMessages(render_new_messages(said, SAID_MEANWHILE), (), answers=False)
+        """Take the messages of the takeover the first time, then what arrives; None if there is nothing."""
+        if not self._is_read:
+            self._is_read = True
+            messages = await self._find_messages()
+            if messages:
+                return NewMessages(render_new_messages(messages, SAID_MEANWHILE), (), answers=False)
+        return await self._following.take() if self._following is not None else None
 
-    async def _find_said(self) -> list[BaseMessage]:
-        """The newest that a record holds, of what may be known to all for whom the reaction is and gets none of its
-        own."""
-        client, trigger = self._begun.client, self._begun.message
+    async def _find_messages(self) -> list[BaseMessage]:
+        """Return the newest messages after the trigger that fit into a record. Leave out those that get a reaction of
+        their own, and those that not everybody may know for whom the reaction runs."""
+        client, trigger = self._running.client, self._running.message
         messages: list[BaseMessage] = []
         for thread_id in list_answer_threads(trigger):
-            args = {"thread_id": thread_id, "trigger": trigger.seq, "limit": MAX_SAID, "until": SEQ_LIMIT - 1}
-            with suppress(UnknownMessage):  # nobody has replied yet
+            args = {"thread_id": thread_id, "trigger": trigger.seq, "limit": MAX_MISSED, "until": SEQ_LIMIT - 1}
+            with suppress(UnknownMessage):  # the thread has no message yet
                 page = await retry_later(partial(client.call, "network.history", args))
                 messages += [message_from_wire(it) for it in page["messages"] if it["seq"] > trigger.seq]
-        messages.sort(key=lambda it: it.seq)
-        said: list[BaseMessage] = []
-        room = self._begun.journal.max_body_bytes // 2
-        for message in reversed([it for it in messages if it.seq not in self._inbox]):
-            room -= len(json.dumps(render_new_messages([message], "")))
-            if room < 0:
+        messages.sort(key=lambda message: message.seq)
+        fitting: list[BaseMessage] = []
+        left = self._running.journal.max_body_bytes // 2
+        for message in reversed([message for message in messages if message.seq not in self._inbox]):
+            left -= len(json.dumps(render_new_messages([message], "")))
+            if left < 0:
                 break
-            said.insert(0, message)
-        return said
+            fitting.insert(0, message)
+        return fitting
 
     async def settle(self, new: NewMessages) -> None:
-        """What was read as having arrived is settled; what was said before is handled already."""
-        if self._then is not None and new.seqs:
-            await self._then.settle(new)
+        """Mark messages as read that arrived while the reaction ran. Those of the takeover are handled already."""
+        if self._following is not None and new.seqs:
+            await self._following.settle(new)
+
+
+def _derive_next_id(interrupted: str) -> str:
+    """Return the id of the reaction that replaces an interrupted one; the same on every machine."""
+    return digest("after", interrupted)

@@ -13,6 +13,7 @@ import pytest
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.scripted import call
 from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.reaction_scheduler import ReactionScheduler
 from roundelay.agents.takeovers import Takeovers
 from roundelay.agents.tools import tool
 from roundelay.app import Network
@@ -199,10 +200,13 @@ async def test_a_held_thread_holds_up_no_other_however_much_is_said_in_it() -> N
             assert (await mia.hear()).text == "answer 3"
 
 
-async def test_an_answer_that_was_on_its_way_is_refused_and_made_anew(network: Network) -> None:
+async def test_an_answer_that_was_on_its_way_is_refused_and_made_anew(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing breaks the work off here: the agent hears of the hold by the refusal alone."""
     mia, bob = await Person.join(network, "mia"), Bob()
-    bob.runner._hear_hold = ignore  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(ReactionScheduler, "_interrupt", ignore)
+    monkeypatch.setattr(ReactionScheduler, "_end_takeovers", lambda scheduler, thread_id: None)
     async with running(network, bob.runner):
         await mia.client.send_text("bob", "the question")
         await bob.begun.wait()
@@ -225,7 +229,9 @@ async def test_a_reply_thread_that_nobody_has_begun_is_held_too(network: Network
         await bob.begun.wait()
         await turn(mia, "take", f"thread:{asked.seq}")
         bob.release.set()
-        while not any(bob.runner._inbox._held.values()):  # else it is next again as soon as it is given back
+        assert bob.runner._scheduler is not None
+        # Otherwise the question is next again as soon as the takeover ends.
+        while not any(bob.runner._scheduler.inbox._taken_over.values()):
             await mia.client.call("network.info")
         await mia.client.send("broadcast", "my answer", reply_to=asked.seq)
         await turn(mia, "give", f"thread:{asked.seq}")
@@ -240,13 +246,13 @@ async def test_who_is_at_a_later_message_of_the_thread_answers_once(
 ) -> None:
     """It is given back, and the later one in work, before what was broken off has looked whether it is held."""
     mia, bob = await Person.join(network, "mia"), Bob()
-    find = Takeovers._find_held
+    find = Takeovers._find_taken_over
 
     async def find_late(self: Takeovers, message: BaseMessage) -> str | None:
         await bob.begun.wait()
         return await find(self, message)
 
-    monkeypatch.setattr(Takeovers, "_find_held", find_late)
+    monkeypatch.setattr(Takeovers, "_find_taken_over", find_late)
     async with running(network, bob.runner):
         asked = await mia.client.broadcast("a question")
         await bob.begun.wait()

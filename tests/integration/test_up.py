@@ -101,7 +101,7 @@ async def test_agents_that_the_page_of_rights_locks_out_are_named_at_the_start(t
     async with command("up", cwd=team) as up:
         await up.error(r"^ann may not call network\.window: .* rights\.ann\.call: \[network\.window\] .* a dead letter")
         await up.error("^bob may write to nobody")
-        await up.error("bob: .* kept out of a channel.* channel='dev'")
+        await up.error("bob: .* channel refused.* channel='dev'")
         await up.line("^Roundelay is ready .* agents ann bob")
 
 

@@ -1,0 +1,332 @@
+"""Reactions of one agent on one ledger: starts them for delivered messages, resumes open ones, stops them.
+
+Stands between the runner's connection and the inbox, which decides what wakes the agent and in which order. The runner
+creates a scheduler for each ledger epoch, because seqs and reaction ids of another ledger mean nothing. Nothing here has
+to survive: a reaction that has started stands in the ledger, and a scheduler that ends leaves it open for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum
+from typing import Protocol
+
+from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Notice, Reconnected, Signal
+from roundelay.network.errors import BudgetExhausted, ThreadHeld
+from roundelay.network.messages import BaseMessage, MessageThread
+
+from .approvals import answer_late_decision
+from .inbox import Arrival, Inbox, ReactTo, Visibility, find_request, is_watched, read_decision
+from .isolation import is_cancelled_by_caller
+from .journal import Recorded, open_journal, reaction_id
+from .live_activity import ActivityReporter, ActivitySender
+from .policy import AgentPolicy
+from .prompt import build_context
+from .replies import Replies
+from .running_reaction import (
+    InboxMessages,
+    ReactionResult,
+    RunningReaction,
+    expect_replies,
+    is_answer_of_earlier_run,
+    read_open_reaction,
+    record_as_read,
+)
+from .takeovers import Takeovers, list_answer_threads
+
+_logger = logging.getLogger(__name__)
+
+
+class LedgerReplaced(Exception):
+    """The hub came back with another ledger. Ends the scheduler's tasks; never leaves the runner."""
+
+
+class ReactingAgent(Protocol):
+    """The part of `runner.AgentRunner` that the scheduler uses."""
+
+    agent_id: str
+    policy: AgentPolicy
+    visibility: Visibility
+    react_to: ReactTo
+    ignored_sender_ids: tuple[str, ...]
+
+    async def react(
+        self, message_threads: dict[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
+    ) -> ReactionResult: ...
+
+    def should_answer(self, message: BaseMessage) -> bool: ...
+
+
+class _Outcome(Enum):
+    """What became of an attempt to react."""
+
+    HANDLED = "handled"
+    RETURNED = "returned"
+    """The message went back to the hub, which delivers it again."""
+
+    TAKEN_OVER = "taken over"
+    """A person has taken the thread over."""
+
+
+class ReactionScheduler:
+    """Starts, resumes and stops the reactions of an agent. Tasks belong to ``group``."""
+
+    def __init__(
+        self, agent: ReactingAgent, client: NetworkClient, activity: ActivitySender, group: asyncio.TaskGroup
+    ) -> None:
+        self.inbox = Inbox(
+            agent.agent_id,
+            react_to=agent.react_to,
+            ignored_sender_ids=agent.ignored_sender_ids,
+            max_parallel=agent.policy.max_parallel_reactions,
+        )
+        self.replies = Replies(client, pause=self._pause, resume=self.inbox.resume, clock=client.clock)
+        self._agent = agent
+        self._client = client
+        self._activity = activity
+        self._group = group
+        self._takeovers = Takeovers(client, self.inbox, self._acknowledge)
+        self._epoch = client.welcome.network.epoch
+        self._first_head = client.welcome.head  # of the ledger at the start: this process asked every later question
+        self._deliveries: dict[int, Delivery] = {}  # of messages that wait in the inbox, by seq
+        self._resumable: dict[int, tuple[str, Recorded, list[int]]] = {}  # reactions from before the start, by trigger
+        self._running: dict[int, RunningReaction] = {}  # by trigger
+        self._stopped_early: dict[str, str] = {}  # who stopped a reaction that is still to be resumed, by its id
+
+    # --- deliveries
+
+    async def handle_delivery(self, delivery: Delivery) -> None:
+        """Hand a message to the call that waits for it or to the inbox, and start what can start now."""
+        await self._route(delivery)
+        self.start_reactions()
+
+    async def _route(self, delivery: Delivery) -> None:
+        message = delivery.message
+        request = find_request(message)
+        if request is not None and await self._is_awaited_reply(message):
+            await delivery.ack()  # the call can read it again in its thread
+            return
+        if request is not None and read_decision(message) is not None:
+            await answer_late_decision(self._client, message)
+        match self.inbox.offer(message):
+            case Arrival.QUEUED:
+                self._deliveries[message.seq] = delivery
+                if self.inbox.superseded:
+                    await self._takeovers.drop_superseded()
+            case Arrival.CONTEXT | Arrival.HANDLED:
+                await delivery.ack()
+            case Arrival.PENDING:
+                if self._is_resumed(message.seq):  # otherwise its reaction acknowledges it
+                    # `started` counts as the acknowledgement, but a hub that crashed may have lost count of it.
+                    await delivery.ack()
+
+    async def _is_awaited_reply(self, message: BaseMessage) -> bool:
+        """Take a message that a call waits for, or waited for before a restart."""
+        return self.replies.take(message) or await is_answer_of_earlier_run(self._client, message, self._first_head)
+
+    def _is_resumed(self, seq: int) -> bool:
+        running = self._running.get(seq)
+        return seq in self._resumable or (running is not None and running.delivery is None)
+
+    async def _acknowledge(self, seq: int) -> None:
+        """Acknowledge a message that waited and needs no reaction."""
+        delivery = self._deliveries.pop(seq, None)
+        if delivery is not None:
+            await delivery.ack()
+
+    async def _mark_read(self, seq: int, thread_id: str, reader: str) -> None:
+        """Record that a message was read in the reaction ``reader`` to another one, and needs none of its own."""
+        await record_as_read(self._client, seq, thread_id, reader)
+        self.inbox.note_handled(seq)
+        await self._acknowledge(seq)
+
+    async def resume_open_reactions(self) -> None:
+        """Queue the reactions that a process before this one left open, before any new message."""
+        open_reactions = self._client.welcome.open_reactions
+        ids = {opened.reaction for opened in open_reactions}
+        for opened in sorted(open_reactions, key=lambda it: it.seq):
+            found = await read_open_reaction(self._client, opened)
+            if found is None or found[1].finished is not None:  # an iteration before this one may have ended it
+                continue
+            message, recorded = found
+            if opened.overtaken:
+                if await self._takeovers.add_open_reaction(message, opened.reaction, ids, recorded.read_meanwhile()):
+                    self.inbox.admit(message)
+                continue
+            # Expect replies before any is delivered: otherwise a reply would start a reaction of its own.
+            questions = await expect_replies(recorded, self.replies)
+            for seq in recorded.read_meanwhile():
+                try:
+                    await self._mark_read(seq, message.thread_id, opened.reaction)
+                except (BudgetExhausted, ThreadHeld) as error:  # the agent starts anyway; its reaction will report this
+                    self.inbox.note_handled(seq)
+                    _logger.warning(
+                        "a message that was read is not recorded as read", extra={"seq": seq, "code": error.code}
+                    )
+            self._resumable[message.seq] = (opened.reaction, recorded, questions)
+            self.inbox.admit(message)
+
+    # --- one reaction
+
+    def start_reactions(self) -> None:
+        """Start every reaction that may start now."""
+        while (message := self.inbox.next_message()) is not None:
+            self._group.create_task(self._handle_message(message))
+
+    async def _handle_message(self, message: BaseMessage) -> None:
+        """React to a message, then start what waited behind it."""
+        running = self._begin(message)
+        try:
+            outcome = await self._attempt(running)
+        finally:
+            del self._running[message.seq]
+            self.replies.forget(running.questions)
+        if running.unsettled:  # the reaction ended while it was reading new messages
+            self.inbox.put_back(running.unsettled.values())
+        match outcome:
+            case _Outcome.TAKEN_OVER:
+                if running.delivery is not None:
+                    self._deliveries[message.seq] = running.delivery
+                await self._takeovers.suspend(running)
+            case _Outcome.HANDLED:
+                self.inbox.finish(message)
+                await self._takeovers.finish_interrupted(message.seq)
+            case _Outcome.RETURNED:
+                self.inbox.release(message)
+        self.start_reactions()
+
+    def _begin(self, message: BaseMessage) -> RunningReaction:
+        reaction, recorded, questions = self._resumable.pop(message.seq, (None, None, ()))
+        running = self._make_running(message, reaction or self._takeovers.find_next_id(message.seq))
+        running.journal.is_started = recorded is not None
+        self._takeovers.add_missed_messages(running)
+        running.recorded, running.questions = recorded, questions
+        running.delivery = self._deliveries.pop(message.seq, None)
+        running.stopped_by = self._stopped_early.pop(running.id, None)
+        self._running[message.seq] = running
+        return running
+
+    def _make_running(self, message: BaseMessage, reaction: str | None = None) -> RunningReaction:
+        agent, client = self._agent, self._client
+        if not isinstance(message, AnyMessage):  # a hub sends no others
+            raise TypeError(f"{type(message).__name__} is no message of a network")
+        reaction = reaction or reaction_id(agent.agent_id, message.seq, self._epoch)
+        # A question of another agent reaches a person who cannot read its thread. Stream only if the prompt holds
+        # nothing but what the people of the conversation may read.
+        is_shown = message.sender_kind == "human" or (agent.visibility != "all" and is_watched(message))
+        reporter = ActivityReporter(self._activity, reaction, message.thread_id, message.seq, is_watched=is_shown)
+        running = RunningReaction(reaction, client, message, open_journal(client, reaction), reporter, self.replies)
+        running.is_awaited = agent.should_answer(message)
+        if agent.policy.on_new_message == "inject":
+            running.new_messages = InboxMessages(
+                running,
+                self.inbox,
+                visibility=agent.visibility,
+                should_answer=agent.should_answer,
+                mark_read=self._mark_read,
+            )
+        return running
+
+    async def _attempt(self, running: RunningReaction) -> _Outcome:
+        agent, message = self._agent, running.message
+        place = {
+            "agent_id": agent.agent_id,
+            "thread_id": message.thread_id,
+            "seq": message.seq,
+            "reaction": running.id,
+        }
+        _logger.debug("a reaction begins", extra=place)
+        running.reporter.begin()
+        try:
+            if running.recorded is not None and running.recorded.started is not None:
+                # A repeat stores nothing. It tells the hub that this process works on the reaction now.
+                await running.journal.record_started(running.recorded.started)
+            context = await build_context(self._client, message, agent.policy, agent.visibility)
+            threads, running.omitted_threads = context
+            await agent.react(threads, message.thread_id, message)
+            if running.delivery is not None:
+                await running.delivery.ack()  # needed only if `react` kept no journal
+        except BaseException as error:
+            if is_cancelled_by_caller(error) or self._client.failure is not None:
+                raise  # the runner ends, or nothing can be recorded any more: the reaction stays open
+            if isinstance(error, ThreadHeld):
+                return _Outcome.TAKEN_OVER
+            # The boundary of one reaction: its fault must not end the agent, and must not pass unseen.
+            if isinstance(error, BudgetExhausted):
+                _logger.warning("reaction stopped: %s", error, extra=place)
+            else:
+                _logger.exception("reaction failed", extra=place)
+            running.journal.reopen()
+            try:
+                is_told = agent.policy.on_text != "record" and running.is_awaited
+                has_ended = await running.give_up(error, is_told=is_told)
+            except ThreadHeld:
+                return _Outcome.TAKEN_OVER
+            return _Outcome.HANDLED if has_ended else _Outcome.RETURNED
+        finally:
+            _logger.debug("a reaction is over", extra=place)
+            running.reporter.end(is_silent=running.is_silent)
+        return _Outcome.HANDLED
+
+    def get_running(self, message: BaseMessage) -> RunningReaction:
+        """Return the running reaction to a message. Creates one if `react` was not called by the scheduler."""
+        return self._running.get(message.seq) or self._make_running(message)
+
+    def find_running(self, reaction: str) -> RunningReaction | None:
+        """Return the running reaction with this id, if there is one."""
+        return next((running for running in self._running.values() if running.id == reaction), None)
+
+    def _pause(self, reaction: str) -> None:
+        """A reaction waits for others: another one may take its place meanwhile."""
+        running = self.find_running(reaction)
+        self.inbox.pause(reaction, running.message.thread_id if running is not None else "")
+        self.start_reactions()
+
+    # --- events beside the deliveries
+
+    async def watch_events(self) -> None:
+        """Handle stops, takeovers, another ledger, and the activity of agents that calls wait for. Only the hub sends
+        signals of kind ``cancel``. Raises `LedgerReplaced`."""
+        async for event in self._client.events():
+            match event:
+                case Signal(kind="cancel", body={"reaction": str(reaction)}):
+                    self._stop(reaction, event.sender_id)
+                case Signal(kind="delta" | "tool"):
+                    self.replies.relays.hear(event)
+                case Notice(kind="dead_letter", body={"seq": int(seq)}):
+                    self.replies.look_after(seq)
+                case Reconnected(welcome=welcome) if welcome.network.epoch != self._epoch:
+                    raise LedgerReplaced
+                case Notice(kind="taken", thread_id=str(thread_id)):
+                    await self._interrupt(thread_id)
+                case Notice(kind="given", thread_id=str(thread_id)):
+                    self._end_takeovers(thread_id)
+                case Reconnected():
+                    self._group.create_task(self.replies.relays.watch_again())
+                    self._end_takeovers(None)  # any may have ended while the connection was lost
+                case _:
+                    continue
+
+    async def _interrupt(self, thread_id: str) -> None:
+        """Cancel the reactions in a thread that a person takes over. They stay open."""
+        for running in self._running.values():
+            if thread_id in list_answer_threads(running.message):
+                running.is_taken_over = True
+                running.cancel()
+        await self._takeovers.start(thread_id)
+
+    def _end_takeovers(self, thread_id: str | None) -> None:
+        self._takeovers.end(thread_id)
+        self.start_reactions()
+
+    def _stop(self, reaction: str, sender_id: str) -> None:
+        """Stop a reaction because a person wants it."""
+        # After a restart the hub repeats earlier stops in the agent's own name.
+        by = sender_id if sender_id != self._agent.agent_id else "a person"
+        running = self.find_running(reaction)
+        if running is not None:
+            running.stopped_by = by
+            running.cancel()
+        elif any(reaction == waiting for waiting, *_ in self._resumable.values()):
+            self._stopped_early[reaction] = by
