@@ -41,10 +41,10 @@ from roundelay.agents.prompt import render_element
 from roundelay.agents.runner import RunnerOptions
 from roundelay.agents.running_reaction import RunningReaction
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.text import cut
 from roundelay.agents.tools import FINISH
 from roundelay.network.messages import BaseMessage
 from roundelay.network.safe_text import sanitize_text
+from roundelay.network.text import cut
 
 SILENCE = "it had nothing to say"
 GUIDE = (

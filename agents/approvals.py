@@ -29,12 +29,13 @@ from roundelay.network.errors import (
     Superseded,
 )
 from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.network.text import cut
+from roundelay.network.units import format_duration
 
 from .approval_rule import EffectiveRule
 from .inbox import Decision, find_decider, find_request, is_told_by_network, read_decision
 from .isolation import retry_later
 from .journal import Approval, RecordClient, digest, fetch_fates, fetch_records, open_journal
-from .text import cut
 from .values import Scope, Vote
 
 _logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ def describe_request(
         lines += [f"> {line}" for line in words.splitlines()]
         place = {"seq": trigger.seq, "thread_id": trigger.thread_id, "sender_id": trigger.sender_id}
         told["led_by"] = {**place, "text": words}
-    wait = f"I wait for {_describe_span(rule.timeout_s)}."
+    wait = f"I wait for {format_duration(rule.timeout_s)}."
     if rule.escalate_to:
         wait = f"{wait[:-1]}, then I ask {join_names(rule.escalate_to)} too, and wait as long again."
     if rule.needed > 1:
@@ -185,13 +186,6 @@ def join_names(names: Iterable[str]) -> str:
     """Give names as a sentence has them: ``mia, zoe and ann``."""
     *before, last = list(names) or ["nobody"]
     return f"{', '.join(before)} and {last}" if before else last
-
-
-def _describe_span(seconds: float) -> str:
-    for name, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g} {name}{'s' if seconds != size else ''}"
-    return f"{seconds:g} s"
 
 
 async def has_operators(client: RecordClient) -> bool:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from roundelay.network.text import cut
+
 from .models.model import AssistantMessage, ChatMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
-from .text import cut
 
 HistoryFilter = Literal["texts", "all", "none"] | int | Callable[[Sequence[ChatMessage]], Sequence[ChatMessage]]
 """What an agent that takes over sees of the turns before it: their texts without tool traffic, all, nothing, the last N

@@ -46,6 +46,7 @@ from pydantic import BaseModel, JsonValue, TypeAdapter
 from roundelay.network.client import NetworkClient
 from roundelay.network.client.paging import Call, read_pages
 from roundelay.network.errors import IdConflict, RequestError, RetryLater
+from roundelay.network.text import cut
 
 from .isolation import redact_error, retry_later, wait_retry_delay
 from .models.model import (
@@ -57,7 +58,7 @@ from .models.model import (
     ToolMessage,
     Usage,
 )
-from .text import cut, replace_surrogates
+from .text import replace_surrogates
 from .values import (
     TOO_LARGE,
     Altered,

@@ -13,9 +13,9 @@ from typing import Annotated
 from pydantic import Field
 
 from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.network.text import cut
 
 from .prompt import render_element
-from .text import cut
 from .tools import ToolContext, tool
 
 MAX_MESSAGE_CHARS = 1000

@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from roundelay.network.errors import REFUSAL_CODES
+from roundelay.network.text import cut
 
 from .agent import Agent
 from .loop_texts import ARGUMENTS_LOST, UNKNOWN_OUTCOME
 from .models.model import ModelReply, ToolCall, ToolMessage, derive_short_id
-from .text import cut, replace_surrogates
+from .text import replace_surrogates
 from .tools import FINISH, PlannedCall
 from .values import DISABLED, NOT_RUN, Replayed, ToolArgumentsError, ToolResult
 

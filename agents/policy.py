@@ -15,6 +15,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from roundelay.network.messages import BaseMessage
+from roundelay.network.text import truncate
 
 from .approval_rule import ApprovalRule, ApprovalsNeeded, Approvers, EffectiveRule, check_enough
 from .isolation import check_hook
@@ -285,8 +286,7 @@ class AgentPolicy:
         for name in list_in_code(AgentPolicy):
             given = getattr(self, name)
             if not callable(given) and (given is not None or name == "describe_turn"):
-                shown = repr(given)
-                shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}..."
+                shown = truncate(repr(given), MAX_SHOWN_CHARS)
                 problem = "must be a function; docs/agents.md says of what and what it gives"
                 raise ValueError(f"AgentPolicy: {name} is {shown} and {problem}")
             try:

@@ -34,13 +34,6 @@ def strip_code_fence(text: str) -> str:
     return text
 
 
-def cut(text: str, max_chars: int) -> str:
-    """Shorten a text that is longer, and say so."""
-    if len(text) <= max_chars:
-        return text
-    return f"{text[:max_chars]}\n[cut here: the first {max_chars} of {len(text)} characters]"
-
-
 def write_stopped(text: str, by: str) -> str:
     """Write what is left of an answer that somebody has stopped: the text so far, and by whom. A code block that was
     under way is closed, so that the last line is not read as code."""

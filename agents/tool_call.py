@@ -20,6 +20,7 @@ from typing import Literal, Protocol
 from pydantic import JsonValue
 
 from roundelay.network.errors import RoundelayError
+from roundelay.network.text import cut
 
 from .agent import Agent
 from .call_approval import CallApproval, NotApproved
@@ -40,7 +41,7 @@ from .policy import find_rule
 from .replies import Waiter
 from .review import Reviewer
 from .run_context import RunContext, add_usage
-from .text import cut, replace_surrogates
+from .text import replace_surrogates
 from .tools import PlannedCall, ToolContext
 from .values import CORRECTED, DISABLED, NOT_RUN, SAVE, Finish, Reviewed, ToolError, ToolResult, Wait
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from .errors import InvalidFrame
 from .frames import SEQ_LIMIT, is_id, plain_text
+from .text import truncate
 
 BROADCAST = "broadcast"
 _KINDS = ("agent", "channel", "mod")
@@ -42,9 +43,8 @@ def parse_address(to: str) -> tuple[str, str]:
         return BROADCAST, ""
     kind, colon, name = to.partition(":")
     if not colon or kind not in _KINDS or not is_id(name):
-        shown = to if len(to) <= 80 else to[:80] + "…"
         raise InvalidFrame(
-            f"{shown!r} is no address; write agent:ID, channel:NAME, mod:ID or broadcast, ids in lower case letters, "
+            f"{truncate(to, 80)!r} is no address; write agent:ID, channel:NAME, mod:ID or broadcast, ids in lower case letters, "
             f"digits, '.', '_', '-'."
         )
     return kind, name

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from .addresses import name_of
+from .units import format_file_size
 
 MAX_DEPTH = 6
 """What lies deeper is shown as JSON."""
@@ -70,10 +71,7 @@ def _pick(given: Mapping[str, object], keys: tuple[str, ...]) -> str:
 def _write_size(size: object) -> str:
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < MAX_SIZE:
         return ""
-    for unit, factor in (("MB", 1_000_000), ("kB", 1000)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size} bytes"
+    return format_file_size(size)
 
 
 def _write_lines(value: object, depth: int) -> Iterator[str]:

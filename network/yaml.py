@@ -30,6 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from .errors import ConfigError
+from .text import truncate
 
 if TYPE_CHECKING:
     import yaml
@@ -259,7 +260,7 @@ def _suggest(unknown: str, models: Sequence[type[Any]]) -> str:
 def show_value(value: object) -> str:
     """A value as a sentence names it."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return truncate(text, 60)
 
 
 # --- files

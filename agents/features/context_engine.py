@@ -43,8 +43,8 @@ from roundelay.agents.models.model import (
 from roundelay.agents.models.tokens import SEVERAL_REQUESTS, Count, count_request, load_count
 from roundelay.agents.options import IN_CODE, InFile, checked
 from roundelay.agents.prompt import escape_text
-from roundelay.agents.text import cut
 from roundelay.agents.values import SAVE, AfterTool, ToolResult, TurnState
+from roundelay.network.text import cut
 
 Layout = Literal["full", "tool_summary", "summary"]
 ALL_LAYOUTS: tuple[Layout, ...] = ("full", "tool_summary", "summary")

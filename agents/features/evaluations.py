@@ -26,8 +26,9 @@ from roundelay.agents.middleware import PASSED_CHECKS, Answer, Around, Correctio
 from roundelay.agents.models.model import AssistantMessage, Model, ModelError, ToolMessage, UserMessage
 from roundelay.agents.options import Strict
 from roundelay.agents.patterns import PatternTimedOut, compile_pattern
-from roundelay.agents.text import cut, replace_surrogates
+from roundelay.agents.text import replace_surrogates
 from roundelay.network.errors import ConfigError
+from roundelay.network.text import cut
 
 _logger = logging.getLogger(__name__)
 

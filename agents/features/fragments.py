@@ -17,9 +17,9 @@ from roundelay.agents.isolation import check_plain
 from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.options import IN_CODE, checked
-from roundelay.agents.text import cut
 from roundelay.agents.tools import PlannedCall
 from roundelay.agents.values import AfterTool, ToolResult, TurnState
+from roundelay.network.text import cut
 
 from .references import FRAGMENTS, Reference, References, find_numbers, fit_found, read_found
 

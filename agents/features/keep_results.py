@@ -21,9 +21,9 @@ from roundelay.agents.models.model import ModelReply, ModelRequest
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.options import checked
 from roundelay.agents.prompt import render_element
-from roundelay.agents.text import cut
 from roundelay.agents.values import ALTERED, DISABLED, NOT_RUN, TurnState
 from roundelay.network.errors import ConnectError, RoundelayError
+from roundelay.network.text import cut
 
 KEPT = "keep_results"
 """Under this name the results stand in the record and in ``state.values``."""

@@ -24,10 +24,11 @@ from urllib.parse import unquote
 from roundelay.agents.models.model import JsonSchema
 from roundelay.agents.prompt import escape_text
 from roundelay.agents.text import MAX_NAME_CHARS as MAX_TOOL_NAME_CHARS
-from roundelay.agents.text import cut, tool_name
+from roundelay.agents.text import tool_name
 from roundelay.agents.tools import tidy_schema
 from roundelay.agents.values import ToolError
 from roundelay.network.safe_text import sanitize_text
+from roundelay.network.text import cut, shorten
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -96,8 +97,7 @@ def read_offer(offered: Iterable[types.Tool]) -> tuple[list[OfferedTool], dict[s
 
 def write_line(text: str, max_chars: int) -> str:
     """Give a stranger's text as one escaped line."""
-    line = " ".join(escape_text(text[: 2 * max_chars]).split())
-    return line if len(line) <= max_chars else f"{line[: max_chars - 3]}..."
+    return shorten(escape_text(text[: 2 * max_chars]), max_chars)
 
 
 def write_text(text: str, max_chars: int) -> str:

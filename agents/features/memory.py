@@ -29,11 +29,12 @@ from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import Model, ModelError, ModelReply, ModelRequest, SystemMessage, UserMessage
 from roundelay.agents.options import IN_CODE, checked
 from roundelay.agents.prompt import render_element
-from roundelay.agents.text import cut, replace_surrogates
+from roundelay.agents.text import replace_surrogates
 from roundelay.agents.tools import Tool
 from roundelay.agents.values import TurnState
 from roundelay.network.errors import ConnectError, RoundelayError
 from roundelay.network.messages import BaseMessage
+from roundelay.network.text import cut
 
 _logger = logging.getLogger(__name__)
 

@@ -21,9 +21,10 @@ from roundelay.agents.import_path import import_callable
 from roundelay.agents.isolation import describe_error, redact_error, run_isolated
 from roundelay.agents.middleware import Answer, Around, Middleware
 from roundelay.agents.models.model import Model
-from roundelay.agents.text import cut, replace_surrogates
+from roundelay.agents.text import replace_surrogates
 from roundelay.agents.tools import is_deeper
 from roundelay.network.errors import ConfigError
+from roundelay.network.text import cut
 
 _logger = logging.getLogger(__name__)
 

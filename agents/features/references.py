@@ -25,10 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from roundelay.agents.middleware import Answer, Around, Middleware
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.options import checked
-from roundelay.agents.text import cut
 from roundelay.agents.tools import PlannedCall
 from roundelay.agents.values import AfterTool, ToolResult, TurnState
 from roundelay.network.messages import BaseMessage, MessageThread
+from roundelay.network.text import cut
 
 from .structured import is_structured
 

@@ -26,6 +26,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from roundelay.network.durable_files import replace_file
+from roundelay.network.text import truncate
 
 from .model import (
     AssistantMessage,
@@ -291,8 +292,7 @@ _ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
 
 def _show(text: str | None) -> str:
-    shown = (text or "").strip()
-    return f'"{shown[:MAX_SHOWN_CHARS]}{"..." if len(shown) > MAX_SHOWN_CHARS else ""}"'
+    return f'"{truncate((text or "").strip(), MAX_SHOWN_CHARS)}"'
 
 
 def _digest_messages(messages: Sequence[ChatMessage]) -> list[str]:

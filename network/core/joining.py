@@ -23,12 +23,13 @@ from roundelay.network.errors import (
     UnsupportedProtocol,
 )
 from roundelay.network.frames import PROTOCOL_VERSION, HelloFrame, encode, is_id
+from roundelay.network.units import MINUTE_MS
 
 from .buckets import Bucket
 from .change import ChangeSet
 from .entries import AcceptSession, BindCredentials, Join, Origin, Outcome, Peer, RefuseSession, RequestCancel
 from .failures import count_lost_reactions
-from .limits import MINUTE_MS, next_arrival
+from .limits import next_arrival
 from .reserved_ids import IS_THE_HUB, NETWORK, describe_reserved
 from .sending import Rules
 from .state import State

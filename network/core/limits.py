@@ -14,14 +14,14 @@ from msgspec import Struct
 
 from roundelay.network.config import Limits, Quota
 from roundelay.network.errors import BudgetExhausted, RateLimited
+from roundelay.network.units import DAY_MS
 
 from .buckets import Bucket, Rates
 from .state import State
-from .tables import DAY_MS, DayStored, TableWrite
+from .tables import DayStored, TableWrite
 
 SENDS = "sends (sends_per_s)"
 ROOTS = "messages without a cause (root_messages_per_s)"
-MINUTE_MS = 60_000.0
 
 
 def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: float = 1000.0) -> float:

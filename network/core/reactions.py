@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from roundelay.network.errors import BudgetExhausted, Forbidden, UnknownMessage
 from roundelay.network.frames import StoredFrame, encode
+from roundelay.network.units import MINUTE_MS
 
 from .buckets import Bucket
 from .call_progress import (
@@ -28,7 +29,7 @@ from .change import ChangeSet, refuse_entry
 from .entries import MarkHandled, Outcome, Record, SendNotice, SessionReply
 from .failures import clear_attempts, reset_failures, withdraw_dead_letter
 from .faults import CONVERSATION_FAILURES, FinishedBody, record_failure, record_finished
-from .limits import MINUTE_MS, next_arrival_or_none
+from .limits import next_arrival_or_none
 from .rows import MessageHead, Row, StoredKey
 from .sending import Rules, check_session, find_budget, repeat_error
 from .state import State

@@ -35,6 +35,7 @@ from roundelay.network.errors import (
     UnknownRecipient,
 )
 from roundelay.network.frames import SendFrame, StoredFrame, WireMessage, encode
+from roundelay.network.units import DAY_MS
 
 from .access import check_right_to_send, find_channel
 from .buckets import Bucket
@@ -45,7 +46,7 @@ from .mod import Mod, Operation
 from .questions import add_questions, remove_answered
 from .rows import MessageHead, Row, StoredKey
 from .state import State
-from .tables import DAY_MS, ConversationBudget, Facts, TableWrite
+from .tables import ConversationBudget, Facts, TableWrite
 from .takeovers import check_may_answer
 from .uncaused_answers import count_answer, has_unanswered_news, sends_like_program
 from .visibility import has_people, may_read

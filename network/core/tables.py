@@ -132,7 +132,6 @@ class Channel(Struct, frozen=True):
     """What people call it; empty: its name."""
 
 
-DAY_MS = 86_400_000
 MAX_NOTIFIED_THREADS = 256
 """In how many threads of one conversation its readers are told that its budget is spent."""
 MAX_SPANS = 4096

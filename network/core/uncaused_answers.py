@@ -6,12 +6,12 @@ import msgspec
 
 from roundelay.network.addresses import agent_address, channel_address, parse_address
 from roundelay.network.config import Limits
+from roundelay.network.units import DAY_MS
 
 from .buckets import AnswerCount, Bucket, RecentMessages
 from .conversation_budgets import BudgetExceeded
 from .rows import MessageHead
 from .state import State
-from .tables import DAY_MS
 from .visibility import has_people
 
 IN_A_ROW_SHARE, LEAST_IN_A_ROW = 20, 25

@@ -10,17 +10,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from roundelay.network.units import DAY_MS
+
 from .call_progress import (
     _reads,
 )
 from .change import ChangeSet
 from .sending import find_budget
-from .tables import (
-    DAY_MS,
-    DayUsage,
-    OpenReaction,
-    TokenUsage,
-)
+from .tables import DayUsage, OpenReaction, TokenUsage
 
 USAGE_KINDS = frozenset({"model_reply", "review", "used", "finished"})
 

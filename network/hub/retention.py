@@ -13,9 +13,9 @@ import msgspec
 from roundelay.network.clock import Clock
 from roundelay.network.config import Retain
 from roundelay.network.core.calls import CALL_KEPT_MS
-from roundelay.network.core.tables import DAY_MS
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Ledger, Trim
+from roundelay.network.units import DAY_MS, MINUTE_MS
 
 from .publisher import SessionRegistry
 
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 ROUNDS_BETWEEN_EXPIRIES = 60
-MINUTE_MS = 60 * 1000
 LEAP_MS = DAY_MS
 """A clock that is so far ahead of what is known of the time may be wrong."""
 DOUBT_S = 3600.0

@@ -16,7 +16,6 @@ from roundelay.network.core.limits import stored_today
 from roundelay.network.core.questions import dismiss_question
 from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import (
-    DAY_MS,
     BudgetStop,
     ConversationBudget,
     DeadLetter,
@@ -30,6 +29,7 @@ from roundelay.network.core.tables import (
 from roundelay.network.core.uncaused_answers import has_person_written
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import ID_PATTERN, Seq
+from roundelay.network.units import DAY_MS
 
 from .activity import describe_fault
 from .paging import ListPage

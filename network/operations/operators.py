@@ -22,12 +22,13 @@ from roundelay.network.core.questions import remove_questions_of
 from roundelay.network.core.reserved_ids import IS_THE_HUB, NETWORK, describe_reserved
 from roundelay.network.core.rows import Row
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import DAY_MS, Attempt, AttemptCount, DeadLetter, Login, StoppedConversation, Token
+from roundelay.network.core.tables import Attempt, AttemptCount, DeadLetter, Login, StoppedConversation, Token
 from roundelay.network.core.takeover_control import end_takeover
 from roundelay.network.core.uncaused_answers import has_person_written
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
 from roundelay.network.frames import Kind, Seq, is_id
 from roundelay.network.ledger.log_file import encode_row
+from roundelay.network.units import DAY_MS
 
 from .conversation import PageLimit
 from .paging import take_page

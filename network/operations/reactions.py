@@ -19,12 +19,13 @@ from roundelay.network.core.reserved_ids import NETWORK
 from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.core.sending import mod_message
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import DAY_MS, CallWait, ConversationBudget, OpenReaction, TokenUsage
+from roundelay.network.core.tables import CallWait, ConversationBudget, OpenReaction, TokenUsage
 from roundelay.network.core.takeovers import is_blocked_by_takeover
 from roundelay.network.core.usage import USAGE_KINDS, usage_on
 from roundelay.network.core.visibility import may_read
 from roundelay.network.errors import Forbidden, InternalError, InvalidArguments, UnknownMessage
 from roundelay.network.frames import Seq
+from roundelay.network.units import DAY_MS
 
 from .paging import ListPage, take_page
 from .reading import Reading, UsedTokens, reads, reads_as_itself, resolve_owner

@@ -20,6 +20,7 @@ from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.core.tables import ReadState
 from roundelay.network.frames import Seq, decode_json
 from roundelay.network.messages import write_content
+from roundelay.network.text import shorten
 
 from .reading import Reading, reads_as_itself
 
@@ -122,5 +123,4 @@ def describe_thread_message(row: Row) -> dict[str, Any]:
 def format_line(text: str) -> str:
     """A text as one line of at most `MAX_LINE_CHARS`."""
     # a text of megabytes is not split for its beginning; white space at its start may fill all of this
-    line = " ".join(text[: 64 * MAX_LINE_CHARS].split())
-    return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 1]}…"
+    return shorten(text[: 64 * MAX_LINE_CHARS], MAX_LINE_CHARS, "…")

@@ -25,7 +25,7 @@ from roundelay.commands.options import (
     silence_logs,
 )
 from roundelay.commands.output import print_json, show
-from roundelay.terminal.text import count
+from roundelay.network.text import count
 
 if TYPE_CHECKING:
     from roundelay.runs.source import Source

@@ -9,8 +9,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from roundelay.network.messages import BaseMessage
+from roundelay.network.text import count
 from roundelay.terminal.screen import Screen
-from roundelay.terminal.text import break_lines, clean, clean_lines, count
+from roundelay.terminal.text import break_lines, clean, clean_lines
 
 PLAIN_WIDTH = 96
 """Where lines are broken when the output is no terminal."""

@@ -38,6 +38,7 @@ from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.log_urls import hide_password
 from roundelay.network.mod import add_mod_folder, load_mods
 from roundelay.network.platforms import raise_file_limit, sync_descriptor, try_record_lock
+from roundelay.network.text import count
 from roundelay.nodes.hub_http import TIMEOUT_S, get_from_hub, read_readiness
 from roundelay.nodes.up import (
     FEW_FILES,
@@ -50,7 +51,7 @@ from roundelay.nodes.up import (
 )
 from roundelay.terminal.connection import READER_ID
 from roundelay.terminal.screen import Paint
-from roundelay.terminal.text import clean, count
+from roundelay.terminal.text import clean
 
 if TYPE_CHECKING:
     from roundelay.agents.models.model import ChatMessage, Model, ModelReply, ModelRequest

@@ -15,10 +15,12 @@ from urllib.parse import urlsplit
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, Forbidden, UnknownOperation
 from roundelay.network.home import node_at
+from roundelay.network.text import count
+from roundelay.network.units import format_memory
 from roundelay.nodes.hub_http import get_from_hub, read_standing
 from roundelay.runs.activity import sum_up
 from roundelay.runs.lists import list_participants
-from roundelay.terminal.text import clean, count
+from roundelay.terminal.text import clean
 
 Figures = Mapping[str, float]
 
@@ -165,7 +167,7 @@ def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
         "sessions": f"{figures['sessions']:.0f}, {figures['sessions_behind']:.0f} of them behind; "
         f"{figures['sessions_opening']:.0f} not welcomed yet",
         "backlog": f"{figures['backlog_deliveries']:.0f} deliveries queued "
-        f"({_describe_bytes(figures['backlog_bytes'])}), "
+        f"({format_memory(figures['backlog_bytes'])}), "
         f"{figures['unacked_deliveries']:.0f} not acknowledged; {figures['pending_entries']:.0f} entries before the "
         "writer",
         "reactions": f"{figures['open_reactions']:.0f} open",
@@ -214,7 +216,7 @@ def describe_stopped(stopped: Mapping[str, Any]) -> dict[str, str]:
 def _describe_use(use: Mapping[str, Any]) -> str:
     parts = [f"{use['messages']} of {_or_any(use['messages_per_day'])} messages"]
     most = use["bytes_per_day"]
-    parts.append(f"{_describe_bytes(use['bytes'])} of {_describe_bytes(most) if most is not None else 'any'} today")
+    parts.append(f"{format_memory(use['bytes'])} of {format_memory(most) if most is not None else 'any'} today")
     if use["channels"]:
         parts.append(f"{use['channels']} of {_or_any(use['max_created_channels'])} channels")
     return "; ".join(parts)
@@ -222,7 +224,3 @@ def _describe_use(use: Mapping[str, Any]) -> str:
 
 def _or_any(most: int | None) -> str:
     return "any" if most is None else str(most)
-
-
-def _describe_bytes(count: float) -> str:
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 1024:.0f} KiB"

@@ -48,9 +48,10 @@ from roundelay.app import Network
 from roundelay.network.addresses import short_address
 from roundelay.network.client import AnyMessage, NetworkClient, Signal
 from roundelay.network.errors import ConfigError, RoundelayError
+from roundelay.network.text import count
 from roundelay.runs.source import HubLog, LiveSource
 from roundelay.terminal.screen import Screen, StreamedText
-from roundelay.terminal.text import clean, clean_json, clean_lines, count
+from roundelay.terminal.text import clean, clean_json, clean_lines
 
 _Happened = asyncio.Queue[tuple[Event | None, int]]
 """What happened, and the ledger's last seq then; None when the agent thinks no more: its reaction has ended, and is

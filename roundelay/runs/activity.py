@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from roundelay.network.units import format_elapsed
+
 Agent = Mapping[str, Any]
 MAX_NAMED = 5
 
@@ -67,7 +69,7 @@ def list_work(agents: Iterable[Agent], now_ms: int) -> list[tuple[str, str, str,
         if not work or agent["activity"] == "stopped":
             rows.append((str(agent["agent_id"]), describe_activity(agent), "", ""))
         for it in work:
-            since = _describe_span(now_ms - it["at"]) if "at" in it else ""
+            since = format_elapsed(now_ms - it["at"], min_count=2) if "at" in it else ""
             rows.append((str(agent["agent_id"]), describe_work([it]), str(it["thread_id"]), since))
     return rows
 
@@ -94,11 +96,3 @@ def _name_awaited(work: Sequence[Agent]) -> str:
 def _name(names: Iterable[object]) -> str:
     listed = [str(it) for it in names]
     return ", ".join(listed[:MAX_NAMED]) + (f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else "")
-
-
-def _describe_span(span_ms: int) -> str:
-    seconds = max(span_ms, 0) // 1000
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"

@@ -14,7 +14,8 @@ from roundelay.network.core.rows import Row
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.ledger.log_file import LogHead, encode_head, encode_row
 from roundelay.network.messages import BaseMessage
-from roundelay.runs.reading import read_body, read_trigger, shorten
+from roundelay.network.text import shorten
+from roundelay.runs.reading import read_body, read_trigger
 from roundelay.runs.source import Source
 from roundelay.terminal.text import clean, clean_lines
 

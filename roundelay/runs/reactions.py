@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from roundelay.agents.approvals import join_names
-from roundelay.agents.text import cut
+from roundelay.network.text import count, cut
 from roundelay.runs.reading import Record, RecordedReaction
 from roundelay.runs.source import Source
-from roundelay.terminal.text import count
 
 
 async def list_reactions(source: Source, last: int) -> list[RecordedReaction]:

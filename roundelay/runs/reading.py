@@ -25,8 +25,6 @@ from roundelay.network.errors import LedgerError, RoundelayError
 from roundelay.network.frames import decode_json
 from roundelay.network.messages import BaseMessage, message_from_wire
 
-MAX_SHOWN_CHARS = 80
-
 Record = Mapping[str, Any]
 """One record, as ``network.records`` gives it: ``seq``, ``agent_id``, ``record_id``, ``kind``, ``body`` and ``at``."""
 
@@ -338,12 +336,6 @@ def read_message(row: Row) -> BaseMessage:
         raise
     except (RoundelayError, ValueError, TypeError) as error:
         raise LedgerError(f"What the log has at seq {row.seq} is no message; export it anew.") from error
-
-
-def shorten(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """Give a text on one line, cut where it is long."""
-    line = " ".join(text.split())
-    return line if len(line) <= max_chars else f"{line[: max_chars - 3]}..."
 
 
 def _can_read(records: Sequence[Record]) -> bool:

@@ -12,7 +12,8 @@ from roundelay.agents.models.tape import TapedTurn
 from roundelay.network.core.rows import Row
 from roundelay.network.ledger.log_file import LogHead, in_order
 from roundelay.network.messages import BaseMessage
-from roundelay.runs.reading import RecordedReaction, read_body, read_message, read_path, read_reactions, shorten
+from roundelay.network.text import shorten
+from roundelay.runs.reading import RecordedReaction, read_body, read_message, read_path, read_reactions
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,10 @@ from roundelay.network.core.rows import Row
 from roundelay.network.errors import ConfigError, LedgerError, RoundelayError
 from roundelay.network.ledger.log_file import read_log
 from roundelay.network.mod import Mod
+from roundelay.network.text import shorten
 from roundelay.network.visibility import Visibility
 from roundelay.nodes.run_agents import is_node_file, read_agents
-from roundelay.runs.reading import RecordedReaction, read_path, shorten
+from roundelay.runs.reading import RecordedReaction, read_path
 from roundelay.runs.recording import Recording
 from roundelay.runs.replay_answers import RecordedAnswers
 from roundelay.runs.replay_compare import Difference, compare_rows, describe_frame, describe_row

@@ -15,7 +15,8 @@ from roundelay.agents.models.model import Model, ModelError, ModelFailure, Model
 from roundelay.agents.models.tape import find_drift
 from roundelay.agents.tools import PlannedCall
 from roundelay.agents.values import ModelFailed, Reviewed, StopTrace, ToolResult
-from roundelay.runs.reading import read_path, shorten
+from roundelay.network.text import shorten
+from roundelay.runs.reading import read_path
 from roundelay.runs.recording import CallPlace, Recording
 from roundelay.runs.replay_compare import Difference
 

@@ -10,8 +10,8 @@ from typing import Any
 from roundelay.network.core.rows import Row
 from roundelay.network.frames import decode_json
 from roundelay.network.messages import message_from_wire
+from roundelay.network.text import shorten
 from roundelay.runs.reactions import describe_record
-from roundelay.runs.reading import shorten
 
 _NOT_COMPARED: Mapping[str, frozenset[str]] = {
     "started": frozenset({"config_hash", "prompt_hash"}),  # the prompt itself is compared when the model is asked

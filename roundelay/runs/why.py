@@ -12,6 +12,7 @@ from roundelay.agents.models.model import ModelReply, ToolCall
 from roundelay.agents.values import KeptPrompt
 from roundelay.network.addresses import short_address
 from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.network.text import count
 from roundelay.runs.reactions import describe_prompt
 from roundelay.runs.reading import RecordedCall, RecordedReaction, RecordedWork
 from roundelay.runs.source import Source
@@ -25,7 +26,7 @@ from roundelay.runs.work import (
     work_to_json,
 )
 from roundelay.terminal.screen import PLAIN, Paint, format_message
-from roundelay.terminal.text import clean, count
+from roundelay.terminal.text import clean
 
 MAX_DEPTH = 50
 """How deep a tree of effects is told: below, a line is all indent, and programs that read JSON give up."""

@@ -11,7 +11,8 @@ from roundelay.agents.approvals import join_names
 from roundelay.agents.inbox import is_declined
 from roundelay.agents.journal import is_path
 from roundelay.network.messages import BaseMessage
-from roundelay.runs.reading import RecordedCall, RecordedHandoff, RecordedReview, RecordedWork, shorten
+from roundelay.network.text import shorten
+from roundelay.runs.reading import RecordedCall, RecordedHandoff, RecordedReview, RecordedWork
 from roundelay.terminal.text import clean, clean_lines
 
 MAX_TEXT_CHARS = 300

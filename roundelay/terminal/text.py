@@ -14,11 +14,6 @@ TAB = "    "
 _BLANK = "\u2800"
 
 
-def count(number: int, what: str) -> str:
-    """A number of things in words: ``1 turn``, ``2 turns``."""
-    return f"{number} {what}{'s' if number != 1 else ''}"
-
-
 def clean(text: str) -> str:
     """Give the text on one line, what could drive a terminal or mislead its reader written out: ``\\x1b``,
     ``\\u202e``."""

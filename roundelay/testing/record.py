@@ -13,6 +13,7 @@ from typing import Any
 
 from roundelay.network.addresses import short_address
 from roundelay.network.client import AnyMessage
+from roundelay.network.text import truncate
 from roundelay.runs.reading import RecordedReaction
 from roundelay.simulation.models import Asked
 from roundelay.terminal.text import clean
@@ -78,6 +79,5 @@ class RunRecord:
 
 def describe_message(message: AnyMessage) -> str:
     """One message as one line: ``#12 mia -> desk: Refund order 12``."""
-    text = clean(" ".join(message.text.split()))
-    shown = text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
+    shown = truncate(clean(" ".join(message.text.split())), MAX_SHOWN_CHARS)
     return f"#{message.seq} {message.sender_id} -> {short_address(message.to)}: {shown}"

@@ -18,7 +18,7 @@ from roundelay.network.addresses import channel_address, complete_address, direc
 from roundelay.network.client import AnyMessage
 from roundelay.network.config import YamlNode
 from roundelay.network.errors import RoundelayError
-from roundelay.runs.reading import shorten
+from roundelay.network.text import shorten
 from roundelay.testing.file import PlacedExpectation, PlacedStep, Scenario
 from roundelay.testing.form import (
     ENVIRONMENT,

@@ -16,9 +16,11 @@ from textual.widgets import Input, Static
 
 from roundelay.network.addresses import agent_address
 from roundelay.network.messages import message_from_wire
+from roundelay.network.text import count
+from roundelay.network.units import MINUTE_MS, format_elapsed
 from roundelay.runs.activity import describe_activity, list_work
 from roundelay.terminal.screen import format_time
-from roundelay.terminal.text import clean, clean_lines, count, fit
+from roundelay.terminal.text import clean, clean_lines, fit
 from roundelay.tui.desk import Desk, InboxItem, Part, ThreadRow
 from roundelay.tui.keys import Keys
 from roundelay.tui.messages import name_color
@@ -29,11 +31,7 @@ def describe_age(at: int, now_ms: int) -> str:
     """How long ago something was, or nothing where that is not known."""
     if not at:
         return ""
-    seconds = max(now_ms - at, 0) // 1000
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size} {unit}"
-    return "now"
+    return format_elapsed(now_ms - at) if now_ms - at >= MINUTE_MS else "now"
 
 
 class InboxPane(Pane):

@@ -11,11 +11,11 @@ import pytest
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import random_id
 from roundelay.network.config import Limits, Retain
-from roundelay.network.core.tables import DAY_MS
 from roundelay.network.hub import Hub
 from roundelay.network.hub.local import LocalTransport
 from roundelay.network.hub.retention import enforce_retention
 from roundelay.network.ledger.sqlite import SQLiteLedger
+from roundelay.network.units import DAY_MS
 from tests.support.counts import Note
 
 DAY = Retain(days=1)

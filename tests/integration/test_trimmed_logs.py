@@ -21,10 +21,11 @@ from roundelay.network.cluster.log_copies import compare, rebuild
 from roundelay.network.cluster.replicated import ReplicatedLedger
 from roundelay.network.cluster.shared_log import UnusableLog, write_trim
 from roundelay.network.core.rows import Row
-from roundelay.network.core.tables import DAY_MS, CallResult, DeadLetter, TableWrite, Token
+from roundelay.network.core.tables import CallResult, DeadLetter, TableWrite, Token
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import LeadershipLost, LogFull, Trim, sqlite, upkeep
 from roundelay.network.ledger.sqlite import SQLiteLedger
+from roundelay.network.units import DAY_MS
 from tests.contract.test_ledger import message
 from tests.integration.test_shared_log import LogServer, ledger, make_and_count, server, sleep
 from tests.support.command import invoke
