@@ -9,6 +9,13 @@ until one is built, and of this package nothing until it is used: who reads reco
 
 from __future__ import annotations
 
+if __name__ == "agents":  # a clone's folder, found in the current directory
+    raise ImportError(
+        "Import this package as roundelay.agents (from roundelay.agents import ...). Under the name agents it "
+        "would be a second copy with classes of its own. For the OpenAI Agents SDK, which has this name too, "
+        "start Python outside of the clone."
+    )
+
 from typing import TYPE_CHECKING
 
 from roundelay.lazy import load_when_used

@@ -1,1 +1,9 @@
 """The mods that come with Roundelay, one file each. They import only `roundelay.network`."""
+
+from __future__ import annotations
+
+if __name__ == "mods":  # a clone's folder, found in the current directory
+    raise ImportError(
+        "Import this package as roundelay.mods (from roundelay.mods import ...). Under the name mods it would be "
+        "a second copy with classes of its own."
+    )

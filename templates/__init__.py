@@ -6,6 +6,12 @@ nothing of ours.
 
 from __future__ import annotations
 
+if __name__ == "templates":  # a clone's folder, found in the current directory
+    raise ImportError(
+        "Import this package as roundelay.templates (from roundelay.templates import ...). Under the name "
+        "templates it would be a second copy with classes of its own."
+    )
+
 from importlib.resources import files
 
 CONVERSATION = "conversation.jinja"

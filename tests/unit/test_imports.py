@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -290,3 +292,13 @@ def test_the_page_about_the_design_names_files_and_names_that_are_there() -> Non
         assert all(sources), files
         for name in re.findall(r"`(\w+)`", names):
             assert any(re.search(rf"\b(def|class) {name}\b", source) for source in sources), f"{name}: {files}"
+
+
+@pytest.mark.parametrize("folder", [name for name in ALLOWED if name != "roundelay"])
+def test_a_folder_imported_by_its_bare_name_says_how_to_import_it(folder: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (
+        f"ImportError: Import this package as roundelay.{folder} (from roundelay.{folder} import ...)." in done.stderr
+    )
