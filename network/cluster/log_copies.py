@@ -1,15 +1,15 @@
-"""Copies between a shared log and databases: whether an index is what its log says, a log that is filled from a
-database, and a database made of a log, each with the same seqs and the same epoch.
+"""Copies between a shared log and databases, all with the same seqs and the same epoch.
 
-A log that is being filled says so in its first record, and nobody leads before its last one says that it is whole; so a
-filling that was interrupted goes on where it was. A database made of a log is an index of it until all of it is there.
+- `compare` checks that a database is what its log says.
+- `fill_log` copies a database into a new log. The log says so in its first record, and nobody leads before its last
+  record says that it is complete. So an interrupted copy goes on where it was.
+- `rebuild_index` and `export_database` make a database from a log. Until all of it is there it is an index of the log.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -33,36 +33,41 @@ from roundelay.network.ledger import KEPT_WITH, KEYED_BY_SEQ, Cut, seq_of
 from roundelay.network.ledger.log_file import DatabaseLog, encode_row, open_database
 from roundelay.network.ledger.sqlite import SQLiteLedger
 
-from .replicated import LEADERLESS_S, PRESENT_S, ReplicatedLedger, find_beginning
-from .shared_log import (
+from . import settings
+from .follower import catch_up
+from .indexed_log import IndexedLog, find_beginning
+from .read_replica import NoReadReplica
+from .records import (
     HEADER_ROOM,
     Commit,
     Header,
     Heartbeat,
-    LogRecord,
-    LogTruncated,
-    Reader,
-    SharedLog,
+    LogReader,
     write_commit,
     write_record,
     write_records,
     write_trim,
 )
+from .shared_log import LogRecord, LogTruncated, SharedLog, follow_records
 
-TRIES = 3
-"""So often a comparison begins again whose log has lost its oldest records meanwhile."""
+COMPARE_ATTEMPTS = 4
+"""Attempts of a comparison while the leader drops records that are being read."""
 PAGE_ROWS = 1000
-ROW_ROOM = 2
-"""A row takes at most about so many times its data in a record."""
-PLACE = ("followed", "log")
+ROW_EXPANSION = 2
+"""Upper bound of a row's size in a record, as a multiple of its data."""
+CURSOR = ("followed", "log")
 
 Progress = Callable[[int, int], None]
-"""Is told how many rows are done, and of how many; 0 where that is not known."""
+"""Called with the rows that are done and the total, which is 0 if unknown."""
+
+
+def _no_progress(_done: int, _total: int) -> None:
+    pass
 
 
 class NodeSeen(Struct, frozen=True):
-    """A node that was heard of: what it calls itself, how many records it is behind, whether it leads, and how far its
-    clock is ahead of the one here (ms, about; 0: an older release)."""
+    """A node whose heartbeat was heard. ``ahead_ms`` is about how far its clock is ahead of the local one; 0 for an
+    older release."""
 
     node: str
     behind: int
@@ -70,8 +75,8 @@ class NodeSeen(Struct, frozen=True):
     ahead_ms: int
 
 
-class Copied(NamedTuple):
-    """What was compared or copied, and the first difference, if there is one."""
+class CopyResult(NamedTuple):
+    """What was compared or copied, and the first difference, if any."""
 
     position: int
     rows: int
@@ -79,172 +84,213 @@ class Copied(NamedTuple):
     difference: str = ""
 
 
-async def hear_nodes(shared: SharedLog) -> list[NodeSeen]:
-    """The nodes that say now that they are there; an open log. Who is silent is not heard."""
+async def list_nodes(shared: SharedLog) -> list[NodeSeen]:
+    """Listen for heartbeats on an open log, and return the nodes that were heard, the leader first."""
     heard: dict[str, tuple[Heartbeat, int]] = {}
     try:
-        async with asyncio.timeout(PRESENT_S + LEADERLESS_S / 2):
+        async with asyncio.timeout(settings.PRESENCE_S + settings.LEADER_TIMEOUT_S / 2):
             while True:
-                said = Heartbeat.read(await shared.listen())
-                if said.node:
-                    heard[said.node] = said, said.at - system_clock() if said.at else 0
+                heartbeat = Heartbeat.read(await shared.next_broadcast())
+                if heartbeat.node:
+                    heard[heartbeat.node] = heartbeat, heartbeat.at - system_clock() if heartbeat.at else 0
     except TimeoutError:
         pass
     end = await shared.end()
-    nodes = [NodeSeen(name, max(0, end - it.position), bool(it.leads), ahead) for name, (it, ahead) in heard.items()]
-    return sorted(nodes, key=lambda it: (not it.leads, it.node))
+    nodes = [
+        NodeSeen(name, max(0, end - heartbeat.position), bool(heartbeat.leads), ahead_ms)
+        for name, (heartbeat, ahead_ms) in heard.items()
+    ]
+    return sorted(nodes, key=lambda node: (not node.leads, node.node))
 
 
-async def refuse_nodes(shared: SharedLog) -> None:
-    """Raises `LedgerError` where a node uses an open log."""
-    nodes = await hear_nodes(shared)
-    if nodes:
-        who = ", ".join(it.node for it in nodes)
+async def _refuse_nodes(shared: SharedLog) -> None:
+    """Raises `LedgerError` if a node uses an open log."""
+    if nodes := await list_nodes(shared):
+        names = ", ".join(node.node for node in nodes)
         raise LedgerError(
-            f"Nodes use the log {shared.name} ({who}): stop them first, or what they store meanwhile is lost."
+            f"Nodes use the log {shared.name} ({names}). Stop them first: what they store meanwhile would be lost."
         )
 
 
-async def _read(shared: SharedLog, reader: Reader, until: int) -> AsyncGenerator[Commit | Cut, None]:
-    """What the records of an open log come to, up to a position."""
+async def _read_contents(shared: SharedLog, reader: LogReader, until: int) -> AsyncGenerator[Commit | Cut, None]:
+    """Yield the commits and trims of an open log, up to a position."""
     if reader.end >= until:
         return
-    async with aclosing(cast(AsyncGenerator[LogRecord, None], shared.follow(reader.end))) as records:
+    async with follow_records(shared, reader.end) as records:
         async for stored in records:
-            body = reader.take(stored)
+            body = reader.read(stored)
             if body is not None:
-                yield reader.check(body)
+                yield reader.decode(body)
             if stored.position >= until:
                 return
 
 
-# --- is an index what its log says?
+# --- comparing an index with its log
 
 
-async def compare(shared: SharedLog, db: Path, progress: Progress = lambda done, of: None) -> Copied:
-    """Whether a database holds what the log says up to where it has followed it; one that was made of a log, or from
-    which a log was filled, what the whole log says; one with nothing in it has followed none of it yet. A node may be
-    using it. Opens and closes the log. Raises `LedgerError`."""
-    await shared.open(is_made=False)
+async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress) -> CopyResult:
+    """Compare a database with the log up to the record that it has followed. A node may be using the database.
+
+    A database without a cursor is compared with the whole log: it was made of the log, or the log was filled from it. An
+    empty database has followed nothing. Opens and closes the log. Raises `LedgerError`.
+    """
+    await shared.open(create=False)
     try:
-        for left in range(TRIES, -1, -1):
-            with open_database(db) as kept:
+        for attempts_left in range(COMPARE_ATTEMPTS - 1, -1, -1):
+            with open_database(db) as database:
                 try:
-                    return await _compare(shared, kept, db, progress)
-                except LogTruncated:  # it begins later by now: read it from there
-                    if not left:
+                    return await _compare(shared, database, db, progress)
+                except LogTruncated:  # the log begins later now: read it from there
+                    if not attempts_left:
                         raise
         raise AssertionError
     finally:
         await shared.close()
 
 
-async def _compare(shared: SharedLog, kept: DatabaseLog, db: Path, progress: Progress) -> Copied:
-    values = {(table, key): value for table, key, value in kept.values()}
-    place = values.pop(PLACE, None)
-    followed = msgspec.json.decode(place, type=Followed) if place is not None else None
+async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress: Progress) -> CopyResult:
+    values = {(table, key): value for table, key, value in database.values()}
+    stored_cursor = values.pop(CURSOR, None)
+    cursor = msgspec.json.decode(stored_cursor, type=Followed) if stored_cursor is not None else None
     end = await shared.end()
-    if followed is not None and followed.position > end:
-        return Copied(end, 0, 0, f"{db} has followed {followed.position} records, and the log has {end}")
-    is_begun = bool(values) or next(kept.rows(), None) is not None
-    until = followed.position if followed is not None else end if is_begun else 0
-    dropped = Cut(kept.head.first_seq, kept.first_record_seq, is_last=False)
-    reader, rows, known, said = await find_beginning(shared), 0, _Known(), Cut(1, 1, is_last=False)
+    if cursor is not None and cursor.position > end:
+        return CopyResult(end, 0, 0, f"{db} has followed {cursor.position} records, and the log has {end}")
+    has_content = bool(values) or next(database.rows(), None) is not None
+    until = cursor.position if cursor is not None else end if has_content else 0
+    reader = await find_beginning(shared)
     dropped_records = reader.end
-    if followed is not None and 0 < followed.position <= dropped_records:
-        return Copied(
-            end, 0, 0, f"{db} has followed {followed.position} records, and the log begins at {dropped_records + 1}"
+    if cursor is not None and 0 < cursor.position <= dropped_records:
+        return CopyResult(
+            end, 0, 0, f"{db} has followed {cursor.position} records, and the log begins at {dropped_records + 1}"
         )
-    mine = (row for row in kept.rows() if row.seq > reader.begins_after)  # older ones the log has no more
-    async for taken in _read(shared, reader, until):
-        if isinstance(taken, Cut):
-            said = taken
-            known.drop(taken)
-            continue
-        for row in taken.rows:
-            if _is_below(dropped, row):
-                continue
-            found = next(mine, None)
-            if found is None or encode_row(found) != encode_row(row):
-                what = "lacks" if found is None or found.seq > row.seq else "has another"
-                return Copied(reader.position, rows, 0, f"{db} {what} row #{row.seq} of the log")
-            rows += 1
-            if rows % PAGE_ROWS == 0:
-                progress(rows, 0)
-        known.note(taken.puts)
+    comparison = _Comparison(database, db, reader, progress)
+    async for content in _read_contents(shared, reader, until):
+        if difference := comparison.compare_next(content):
+            return CopyResult(reader.position, comparison.rows, 0, difference)
     if dropped_records and until and reader.is_filling:
-        raise LedgerError(f"{db} is where the log says its values anew: let its node go on, and compare again.")
-    compared, digest = reader.position, reader.digest
-    if followed is not None and followed.digest != digest:
-        return Copied(compared, rows, 0, f"{db} was made from another log than {shared.name}")
-    if (more := next(mine, None)) is not None:
-        return Copied(compared, rows, 0, f"{db} has row #{more.seq}, and the log has none behind #{more.seq - 1}")
-    begun = said  # a trim is in the log before a node does it: of the one that it may be doing a part may be done
-    async for taken in _read(shared, reader, min(end, until + 1)):
-        begun = taken if isinstance(taken, Cut) else said
-    if not (said.messages <= dropped.messages <= begun.messages and said.records <= dropped.records <= begun.records):
-        where = f"#{dropped.messages} (records at #{dropped.records})"
-        return Copied(compared, rows, 0, f"{db} begins at {where}, by the log at #{said.messages} (#{said.records})")
-    if begun is not said:
-        known.forget({it for it in known.about_dropped(begun) if it not in values})
-    return Copied(compared, rows, len(known.values), _find_other_value(db, known.values, values))
+        raise LedgerError(f"{db} is inside of a snapshot of the log: let its node go on, and compare again.")
+    position, rows = reader.position, comparison.rows
+    if cursor is not None and cursor.digest != reader.digest:
+        return CopyResult(position, rows, 0, f"{db} was made from another log than {shared.name}")
+    if (extra := comparison.next_row()) is not None:
+        return CopyResult(
+            position, rows, 0, f"{db} has row #{extra.seq}, and the log has none behind #{extra.seq - 1}"
+        )  # fmt: skip
+    # The log has a trim before any node does it. A node that is doing the next one may have done a part of it.
+    next_cut = comparison.cut
+    async for content in _read_contents(shared, reader, min(end, until + 1)):
+        next_cut = content if isinstance(content, Cut) else comparison.cut
+    if difference := comparison.compare_beginning(next_cut):
+        return CopyResult(position, rows, 0, difference)
+    difference = comparison.compare_values(next_cut, values)
+    return CopyResult(position, rows, len(comparison.tables.values), difference)
 
 
-def _find_other_value(db: Path, known: dict[tuple[str, str], str], values: dict[tuple[str, str], str]) -> str:
-    for table, key in sorted(known.keys() | values.keys()):
-        one, other = known.get((table, key)), values.get((table, key))
-        if one != _written_now(table, other):
-            what = "lacks" if other is None else "has, and the log has not," if one is None else "has another value for"
-            return f"{db} {what} {key!r} of the table {table}"
-    return ""
+class _Comparison:
+    """Compares a database row by row with what is read from the log."""
+
+    def __init__(self, database: DatabaseLog, db: Path, reader: LogReader, progress: Progress) -> None:
+        self._db = db
+        self._reader = reader
+        self._progress = progress
+        self._dropped = Cut(database.head.first_seq, database.first_record_seq, is_last=False)
+        """What the database has dropped."""
+        # a log that begins at a snapshot has no older rows
+        self._own_rows = (row for row in database.rows() if row.seq > reader.missing_up_to)
+        self.cut = Cut(1, 1, is_last=False)
+        """What the log has dropped so far."""
+        self.tables = _LoggedTables()
+        self.rows = 0
+
+    def next_row(self) -> Row | None:
+        return next(self._own_rows, None)
+
+    def compare_next(self, content: Commit | Cut) -> str:
+        """Compare the rows of a commit, and remember its table writes. Return the first difference."""
+        if isinstance(content, Cut):
+            self.cut = content
+            self.tables.drop(content)
+            return ""
+        for row in content.rows:
+            if row.seq < (self._dropped.records if row.type == "record" else self._dropped.messages):
+                continue
+            own = self.next_row()
+            if own is None or encode_row(own) != encode_row(row):
+                verb = "lacks" if own is None or own.seq > row.seq else "has another"
+                return f"{self._db} {verb} row #{row.seq} of the log"
+            self.rows += 1
+            if self.rows % PAGE_ROWS == 0:
+                self._progress(self.rows, 0)
+        self.tables.apply(content.writes)
+        return ""
+
+    def compare_beginning(self, next_cut: Cut) -> str:
+        cut, dropped = self.cut, self._dropped
+        if (
+            cut.messages <= dropped.messages <= next_cut.messages and cut.records <= dropped.records <= next_cut.records
+        ):  # fmt: skip
+            return ""
+        place = f"#{dropped.messages} (records at #{dropped.records})"
+        return f"{self._db} begins at {place}, by the log at #{cut.messages} (#{cut.records})"
+
+    def compare_values(self, next_cut: Cut, values: dict[tuple[str, str], str]) -> str:
+        if next_cut is not self.cut:
+            self.tables.forget({place for place in self.tables.pop_dropped(next_cut) if place not in values})
+        logged = self.tables.values
+        for table, key in sorted(logged.keys() | values.keys()):
+            expected, actual = logged.get((table, key)), values.get((table, key))
+            if expected != _encode_anew(table, actual):
+                if actual is None:
+                    verb = "lacks"
+                else:
+                    verb = "has, and the log has not," if expected is None else "has another value for"
+                return f"{self._db} {verb} {key!r} of the table {table}"
+        return ""
 
 
-def _is_below(cut: Cut, row: Row) -> bool:
-    return row.seq < (cut.records if row.type == "record" else cut.messages)
-
-
-class _Known:
-    """What the tables hold by the log, encoded."""
+class _LoggedTables:
+    """The values of the tables by the log, encoded."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, str], str] = {}
         self._first = 1
         self._kept_until: list[tuple[int, tuple[str, str]]] = []
-        """A heap: the seq of the message with which a value goes, as it was when it was noted."""
+        """A heap: the seq of the message with which a value is dropped, as it was when the value was written."""
 
-    def note(self, puts: list[TableWrite]) -> None:
-        for put in puts:
-            place = put.table, put.key
-            if put.value is None:
+    def apply(self, writes: list[TableWrite]) -> None:
+        for write in writes:
+            place = write.table, write.key
+            if write.value is None:
                 self.values.pop(place, None)
                 continue
-            self.values[place] = encode_value(put.value).decode()
-            if put.table in (*KEPT_WITH, *KEYED_BY_SEQ):
-                heappush(self._kept_until, (seq_of(put.table, put.key, put.value), place))
+            self.values[place] = encode_value(write.value).decode()
+            if write.table in (*KEPT_WITH, *KEYED_BY_SEQ):
+                heappush(self._kept_until, (seq_of(write.table, write.key, write.value), place))
 
     def drop(self, cut: Cut) -> None:
-        """As `upkeep.make_cut` does."""
+        """Drop what `retention.make_cut` drops."""
         if cut.is_last and cut.messages > self._first:
             self._first = cut.messages
-            self.forget(self.about_dropped(cut))
+            self.forget(self.pop_dropped(cut))
 
-    def about_dropped(self, cut: Cut) -> set[tuple[str, str]]:
-        """Which values are kept no longer than a message that the cut drops; each is told once."""
-        found = set()
+    def pop_dropped(self, cut: Cut) -> set[tuple[str, str]]:
+        """Return the values that go with the messages of a cut, each once."""
+        places = set()
         while self._kept_until and self._kept_until[0][0] < cut.messages:
-            _, (table, key) = heappop(self._kept_until)
-            value, named = self.values.get((table, key)), cast(Table, table)
-            if value is not None and seq_of(named, key, decode_value(named, value)) < cut.messages:
-                found.add((table, key))
-        return found
+            _, (name, key) = heappop(self._kept_until)
+            value, table = self.values.get((name, key)), cast(Table, name)
+            # a later write may have tied the value to a later message: then it has another entry in the heap
+            if value is not None and seq_of(table, key, decode_value(table, value)) < cut.messages:
+                places.add((name, key))
+        return places
 
     def forget(self, places: set[tuple[str, str]]) -> None:
         for place in places:
             del self.values[place]
 
 
-def _written_now(table: str, value: str | None) -> str | None:
-    """A value as this release writes it: an earlier one may have written it before it had all fields."""
+def _encode_anew(table: str, value: str | None) -> str | None:
+    """Encode a value as this release does: an earlier one may have written fewer fields."""
     if value is None:
         return None
     try:
@@ -256,21 +302,23 @@ def _written_now(table: str, value: str | None) -> str | None:
 # --- from a database into a log
 
 
-async def fill(db: Path, shared: SharedLog, progress: Progress = lambda done, of: None) -> Copied:
-    """Fill a new log from a database that no node uses, or go on with it; the database stays as it is. Opens and closes
-    the log. Raises `LedgerError`."""
-    with open_database(db) as kept:  # it is there, and is one
-        first, first_record = kept.head.first_seq, kept.first_record_seq
+async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progress) -> CopyResult:
+    """Copy a database that no node uses into a new log, or continue an interrupted copy. The database stays as it is.
+
+    Opens and closes the log. Raises `LedgerError`.
+    """
+    with open_database(db) as database:  # raises for a file that is missing, or is no database
+        first, first_record = database.head.first_seq, database.first_record_seq
     ledger = SQLiteLedger(db, new_epoch=random_id)
     try:
-        meta, puts = await ledger.open()
+        meta, loaded = await ledger.open()
         await shared.open()
         dropped = Cut(first, first_record, is_last=True, stamp=meta.stamp)
-        filling = _Filling(shared)
-        if await filling.go_on(ledger, meta.epoch, meta.name):
-            await filling.add_rows(ledger, meta.head, dropped, progress)
-            await filling.add_values([it async for it in _list_values(ledger, puts)])
-            await filling.append(Header(kind="filled", writer=filling.writer, previous=filling.reader.last))
+        filler = _LogFiller(shared, ledger)
+        if await filler.start(meta.epoch, meta.name):
+            await filler.add_rows(meta.head, dropped, progress)
+            await filler.add_values([write async for write in _list_values(ledger, loaded)])
+            await filler.append(Header(kind="filled", writer=filler.token, previous=filler.reader.end_digest))
     finally:
         await shared.close()
         await ledger.close()
@@ -278,145 +326,161 @@ async def fill(db: Path, shared: SharedLog, progress: Progress = lambda done, of
 
 
 async def _list_values(ledger: SQLiteLedger, loaded: list[TableWrite]) -> AsyncIterator[TableWrite]:
-    for put in loaded:
-        yield put
-    for table in sorted(COLD_TABLES - VOLATILE_TABLES):
-        after = ""
-        while page := await ledger.cold(cast(Table, table), "", PAGE_ROWS, after=after):
+    for write in loaded:
+        yield write
+    for name in sorted(COLD_TABLES - VOLATILE_TABLES):
+        table, after = cast(Table, name), ""
+        while page := await ledger.cold(table, "", PAGE_ROWS, after=after):
             for key, value in page:
-                yield TableWrite(cast(Table, table), key, value)
+                yield TableWrite(table, key, value)
             after = page[-1][0]
 
 
-class _Filling:
-    """Writes into a log what it lacks."""
+class _LogFiller:
+    """Writes into a log what it lacks of a database."""
 
-    def __init__(self, shared: SharedLog) -> None:
-        self.writer = random_id()
-        self.reader = Reader()
+    def __init__(self, shared: SharedLog, ledger: SQLiteLedger) -> None:
+        self.token = random_id()
+        self.reader = LogReader()
         self._shared = shared
-        self._rows = 0
-        """How many are in the log."""
-        self._known = _Known()
-        self._dropped = Cut(1, 1, is_last=True)
+        self._ledger = ledger
+        self._newest = 0
+        """The newest row that is in the log."""
+        self._tables = _LoggedTables()
+        self._cut = Cut(1, 1, is_last=True)
 
     async def append(self, header: Header) -> None:
-        await self._append(write_record(header))
+        await self._append_record(write_record(header))
 
-    async def _append(self, record: bytes) -> None:
+    async def _append_record(self, record: bytes) -> None:
         position = await self._shared.append(record, self.reader.end)
-        self.reader.take(LogRecord(position, record))
+        self.reader.read(LogRecord(position, record))
 
-    async def go_on(self, ledger: SQLiteLedger, epoch: str, name: str) -> bool:
-        """Begin the log, or read what is in it; false where it is whole. Raises `LedgerError` for another's."""
+    async def start(self, epoch: str, name: str) -> bool:
+        """Begin the log, or read what is in it. Return False for a complete one. Raises `LedgerError` for a log of
+        another network."""
         end, self.reader = await self._shared.end(), await find_beginning(self._shared)
         if end == 0:
-            begin = Header(kind="begin", writer=self.writer, epoch=epoch, name=name, is_filled_later=True)
-            await self.append(begin)
-        async for taken in _read(self._shared, self.reader, end):
-            if isinstance(taken, Cut):
-                self._dropped = taken
+            await self.append(
+                Header(kind="begin", writer=self.token, epoch=epoch, name=name, is_filled_later=True)
+            )  # fmt: skip
+        async for content in _read_contents(self._shared, self.reader, end):
+            if isinstance(content, Cut):
+                self._cut = content
                 continue
             if self.reader.epoch == epoch:
-                await self._refuse_others(ledger, taken.rows)
-            self._known.note(taken.puts)
+                await self._refuse_other_rows(content.rows)
+            self._tables.apply(content.writes)
         if self.reader.epoch != epoch:
             raise LedgerError(
-                f"The log {self._shared.name} holds another network ({self.reader.name}); name a stream that is new."
+                f"The log {self._shared.name} holds another network ({self.reader.name}). Name a new stream."
             )
         if self.reader.is_filling:
-            await self.append(Header(kind="claim", writer=self.writer, previous=self.reader.last))
+            await self.append(Header(kind="claim", writer=self.token, previous=self.reader.end_digest))
         return self.reader.is_filling
 
-    async def _refuse_others(self, ledger: SQLiteLedger, rows: list[Row]) -> None:
+    async def _refuse_other_rows(self, rows: list[Row]) -> None:
         if not rows:
             return
-        mine = await ledger.rows(rows[0].seq - 1, len(rows))
-        if list(map(encode_row, mine)) != list(map(encode_row, rows)):
+        own = await self._ledger.rows(rows[0].seq - 1, len(rows))
+        if list(map(encode_row, own)) != list(map(encode_row, rows)):
             raise LedgerError(
-                f"The log {self._shared.name} has other rows from #{rows[0].seq} on than {ledger.path}; name a stream "
-                "that is new."
+                f"The log {self._shared.name} has other rows from #{rows[0].seq} on than {self._ledger.path}. Name a "
+                "new stream."
             )
-        self._rows = rows[-1].seq
+        self._newest = rows[-1].seq
 
-    async def add_rows(self, ledger: SQLiteLedger, head: int, dropped: Cut, progress: Progress) -> None:
-        """Add the rows that the log lacks, in their order, and say which ones retention has dropped before."""
-        whole_from = max(dropped.messages, dropped.records)
-        most = (self._shared.max_bytes - HEADER_ROOM) // ROW_ROOM
-        while rows := await ledger.rows(self._rows, PAGE_ROWS, max_bytes=most):
+    async def add_rows(self, head: int, dropped: Cut, progress: Progress) -> None:
+        """Append the rows that the log lacks, in order, and then a trim for those that retention has dropped before."""
+        dense_from = max(dropped.messages, dropped.records)
+        max_bytes = (self._shared.max_bytes - HEADER_ROOM) // ROW_EXPANSION
+        while rows := await self._ledger.rows(self._newest, PAGE_ROWS, max_bytes=max_bytes):
             for row in rows:
-                lacked = row.seq if row.is_damaged else max(self._rows + 1, whole_from)
-                if row.is_damaged or lacked < row.seq:
+                lacking = row.seq if row.is_damaged else max(self._newest + 1, dense_from)
+                if row.is_damaged or lacking < row.seq:
                     raise LedgerError(
-                        f"{ledger.path} has no whole row #{lacked}: a shared log holds all that was not dropped by "
-                        "retention. Go on from a backup that has it."
+                        f"{self._ledger.path} has no whole row #{lacking}: a shared log holds all that was not dropped "
+                        "by retention. Go on from a backup that has it."
                     )
-                self._rows = row.seq
-            await self._commit(rows, [])
-            progress(self._rows, head)
-        if self._rows != head:
-            raise LedgerError(f"{ledger.path} lacks the rows from #{self._rows + 1} to #{head}: it is not whole.")
-        begun = self._dropped.messages, self._dropped.records
-        if (dropped.messages, dropped.records) not in (begun, (1, 1)):
-            await self._append(write_trim(dropped, self.writer, self.reader.last))
+                self._newest = row.seq
+            await self._append_commit(rows, [])
+            progress(self._newest, head)
+        if self._newest != head:
+            raise LedgerError(
+                f"{self._ledger.path} lacks the rows from #{self._newest + 1} to #{head}: it is not complete. Go on "
+                "from a backup that has them."
+            )
+        if (dropped.messages, dropped.records) not in ((self._cut.messages, self._cut.records), (1, 1)):
+            await self._append_record(write_trim(dropped, self.token, self.reader.end_digest))
 
     async def add_values(self, values: list[TableWrite]) -> None:
-        """Let the tables be these."""
-        wanted = {(it.table, it.key): it for it in values if it.table not in VOLATILE_TABLES}
-        known = self._known.values
-        news = [it for place, it in wanted.items() if known.get(place) != encode_value(it.value).decode()]
-        news += [TableWrite(cast(Table, table), key, None) for table, key in known.keys() - wanted.keys()]
-        for start in range(0, len(news), PAGE_ROWS):
-            await self._commit([], news[start : start + PAGE_ROWS])
+        """Append the table writes after which the tables have exactly these values."""
+        wanted = {(write.table, write.key): write for write in values if write.table not in VOLATILE_TABLES}
+        logged = self._tables.values
+        changes = [
+            write for place, write in wanted.items() if logged.get(place) != encode_value(write.value).decode()
+        ]  # fmt: skip
+        changes += [TableWrite(cast(Table, table), key, None) for table, key in logged.keys() - wanted.keys()]
+        for start in range(0, len(changes), PAGE_ROWS):
+            await self._append_commit([], changes[start : start + PAGE_ROWS])
 
-    async def _commit(self, rows: list[Row], puts: list[TableWrite]) -> None:
-        body = write_commit(rows, puts)
-        for record in write_records(body, self.writer, self.reader.last, self._shared.max_bytes):
-            await self._append(record)
+    async def _append_commit(self, rows: list[Row], writes: list[TableWrite]) -> None:
+        body = write_commit(rows, writes)
+        for record in write_records(body, self.token, self.reader.end_digest, self._shared.max_bytes):
+            await self._append_record(record)
 
 
 # --- from a log into a database
 
 
-async def rebuild(shared: SharedLog, db: Path) -> Reader:
+async def rebuild_index(shared: SharedLog, db: Path) -> LogReader:
     """Bring an index up to the end of its log, or make it, without leading. Raises `LedgerError`."""
     index = SQLiteLedger(db, new_epoch=random_id, durability="normal", is_index=True)
-    return await ReplicatedLedger(shared, index, new_id=random_id, name="").catch_up()
+    return await _catch_up(shared, index)
+
+
+async def _catch_up(shared: SharedLog, index: SQLiteLedger) -> LogReader:
+    return await catch_up(IndexedLog(shared, index, clock=system_clock, report=lambda _: None), NoReadReplica())
 
 
 def _refuse_history(db: Path) -> None:
-    """Raises `LedgerError` where a database holds what no log has brought."""
+    """Raises `LedgerError` if a database holds rows that no log has brought."""
     if not db.exists():
         return
-    with open_database(db) as kept:
-        if kept.find_place() is None and next(kept.rows(), None) is not None:
+    with open_database(db) as database:
+        if database.find_cursor() is None and next(database.rows(), None) is not None:
             raise LedgerError(
-                f"{db} is there, and has a history of its own: name a new file with --to. (`roundelay cluster verify` "
-                "says whether it is what the log says.)"
+                f"{db} exists, and has a history of its own: name a new file with --to. (`roundelay cluster verify` "
+                "compares it with the log.)"
             )
 
 
-async def take_out(shared: SharedLog, db: Path, progress: Progress = lambda done, of: None) -> Copied:
-    """Make a database of its own of a log that no node uses, or go on with it. Raises `LedgerError`."""
+async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_progress) -> CopyResult:
+    """Make a database of its own from a log that no node uses, or continue. Raises `LedgerError`."""
     await asyncio.to_thread(_refuse_history, db)
-    await shared.open(is_made=False)
+    await shared.open(create=False)
     try:
-        await refuse_nodes(shared)
+        await _refuse_nodes(shared)
         first = await find_beginning(shared)
-        async for _ in _read(shared, first, min(first.end + 1, await shared.end())):
+        async for _ in _read_contents(shared, first, min(first.end + 1, await shared.end())):
             pass
     finally:
         await shared.close()
     if not first.epoch:
-        raise LedgerError(f"The log {shared.name} is empty.")
-    made = SQLiteLedger(db, new_epoch=lambda: first.epoch, name=first.name, durability="full", is_index=True)
-    reader = await ReplicatedLedger(shared, made, new_id=random_id, name=first.name).catch_up()
+        raise LedgerError(f"The log {shared.name} is empty: there is nothing to export.")
+
+    def make_index() -> SQLiteLedger:
+        return SQLiteLedger(db, new_epoch=lambda: first.epoch, name=first.name, durability="full", is_index=True)
+
+    reader = await _catch_up(shared, make_index())
     if reader.is_filling:
-        raise LedgerError(f"The log {shared.name} is not whole: what fills it was interrupted. Let that go on first.")
-    compared = await compare(shared, db, progress)
-    if not compared.difference:
-        made = SQLiteLedger(db, new_epoch=lambda: first.epoch, name=first.name, durability="full", is_index=True)
-        await made.open()
-        await made.append([], [TableWrite("followed", "log", None)])  # from here on it has a history of its own
-        await made.close()
-    return compared
+        raise LedgerError(
+            f"The log {shared.name} is not complete: the copy into it was interrupted. Continue that copy first."
+        )
+    result = await compare(shared, db, progress)
+    if not result.difference:
+        index = make_index()
+        await index.open()
+        await index.append([], [TableWrite("followed", "log", None)])  # from here on it has a history of its own
+        await index.close()
+    return result

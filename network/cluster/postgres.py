@@ -1,10 +1,9 @@
 """`PostgresLog`: the shared log in a table of PostgreSQL, by asyncpg.
 
-One table for a network; a record stands at its position, the primary key, so that of two writers one is refused. Row 0
-has the table's own random id: an append into a table that was made anew in its place finds another one. What an append
-came to whose answer was lost is seen by looking whether the record behind the guard is one's own. NOTIFY says that
-there is something to read, and carries what nodes tell each other; it is a hint, and whoever follows also looks by
-itself.
+One table per network. A record's position is the primary key, so that of two writers one is refused. Row 0 holds the
+random id of the table: an append into a table that was created anew in its place finds another id. If the answer to an
+append is lost, the writer looks whether the record behind its last one is its own. NOTIFY carries broadcasts, and tells
+followers that there is something to read. It is only a hint: followers also poll.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from roundelay.network.extras import needs
 from roundelay.network.ledger import LeadershipLost, LogFull
 from roundelay.network.log_urls import TLS_FILES, PostgresAddress
 
-from .shared_log import LogElectionPending, LogRecord, LogTruncated, LogUnavailable, UnusableLog, find_no_log
+from .shared_log import LogElectionPending, LogRecord, LogTruncated, LogUnavailable, UnusableLog, missing_log
 
 with needs("cluster"):
     import asyncpg
@@ -31,51 +30,51 @@ with needs("cluster"):
 
 
 OLDEST = 14
-"""The first release of the server that is used."""
+"""The oldest supported release of the server."""
 CONNECTIONS = 3
-"""At most so many of a node, and one that listens."""
+"""Maximum connections per node, besides the one that listens."""
 CONNECT_S = 5.0
 ASK_S = 3.0
-"""How long the server may take for one statement, and for its answer to arrive."""
+"""Timeout of one statement, with its answer."""
 PATIENCE_S = 10.0
-"""How long a record is tried: a server that was killed reads its journal before it serves."""
+"""Maximum time for all attempts to append a record: a server that was killed replays its journal first."""
 FOLLOW_S = 0.25
-"""A follower to whom nothing was said for so long looks whether there is anything."""
+"""Interval at which a follower polls without a hint."""
 HINT_S = 0.02
-"""Between two words that there is something to read: each passes a lock that all databases of the server share."""
+"""Minimum time between two hints: each takes a lock that all databases of the server share."""
 LISTENING_S = 1.0
-"""How often the connection that listens is tried: one that is dead says nothing."""
+"""Interval at which the listening connection is probed: a dead connection reports nothing."""
 CLOSE_S = 2.0
-HEARD = 64
-"""What was said and not listened to yet: of more the oldest is dropped."""
+MAX_BROADCASTS = 64
+"""Unread broadcasts that are kept. The oldest are dropped."""
 RECORD_BYTES = 512 * 1024
 PAGE, PAGE_BYTES = 256, 2 * 1024**2
-"""A follower reads so many records at once, and no further one where they have so many bytes."""
+"""Maximum records of a page. No further record is read once the page has this many bytes."""
 DROPPED = 500
-"""So many records are dropped in one transaction."""
+"""Records dropped per transaction."""
 PAGE_S = 10.0
-"""How long that may take, on a slow line too."""
+"""Timeout of reading a page, for slow lines."""
 SETTINGS = {
     "synchronous_commit": "on",  # whatever the server's own default is
     "default_transaction_isolation": "read committed",
-    "statement_timeout": "20s",  # of a statement whose node is gone
+    "statement_timeout": "20s",  # ends statements whose node is gone
     "idle_in_transaction_session_timeout": "10s",
     "tcp_keepalives_idle": "30",
 }
 SYNCING = ("fsync", "full_page_writes", "synchronous_commit")
-"""What the server shows of how it keeps what it has acknowledged."""
+"""Server settings on which the durability of acknowledged records depends."""
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-"""What its client raises; a `TimeoutError` is an `OSError`."""
+"""Errors of the client. A `TimeoutError` is an `OSError`."""
 PASSING = (
     OSError,
-    asyncpg.InterfaceError,  # of a connection that was closed
-    asyncpg.InternalClientError,  # also of one that the server has just ended, and where no server takes writes
+    asyncpg.InterfaceError,  # the connection was closed
+    asyncpg.InternalClientError,  # the server has just ended the connection, or no server accepts writes
     asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,  # it is stopped, or starts; or a statement took too long
+    asyncpg.OperatorInterventionError,  # the server stops or starts, or a statement took too long
     asyncpg.TransactionRollbackError,
     asyncpg.TooManyConnectionsError,
     asyncpg.LockNotAvailableError,
-    asyncpg.ReadOnlySQLTransactionError,  # another server has taken its place
+    asyncpg.ReadOnlySQLTransactionError,  # a standby was promoted elsewhere
 )
 ROWS = "position bigint, data bytea, total bigint"
 MAKE = """\
@@ -100,11 +99,11 @@ INSERT INTO {table} (position, data, total)
 SELECT position + 1, $2::bytea, total + length($2::bytea) FROM {table}
 WHERE position = $1 AND $1 = (SELECT max(position) FROM {table}) AND $3 = (SELECT data FROM {table} WHERE position = 0)
 RETURNING position"""
-# A write, so that it ends only once the server has kept it, on its standbys too, and with it the record.
+# A write: it returns only after the server and its synchronous standbys have stored it, and with it the record before.
 IS_OURS = "UPDATE {table} SET total = total WHERE position = $1 AND data = $2 RETURNING position"
 END = "SELECT max(position), (SELECT data FROM {table} WHERE position = 0) AS id FROM {table}"
 FIRST = "SELECT position FROM {table} WHERE position > 0 ORDER BY position LIMIT 1"
-# What is gone counts no longer: each record's total is made of the newest one's.
+# Subtract the dropped bytes from the newest total: each later total is computed from it.
 DROP = """\
 WITH gone AS (
     DELETE FROM {table} WHERE position IN (
@@ -131,45 +130,47 @@ FROM pg_stat_replication WHERE sync_state IS NOT NULL ORDER BY application_name"
 
 
 class PostgresLog:
-    """A `SharedLog` in one table. Raises `ConfigError` where its address names a file that is not there."""
+    """A `SharedLog` in one table. Raises `ConfigError` for an address with a TLS file that does not exist."""
 
     def __init__(self, address: PostgresAddress) -> None:
         for name in TLS_FILES:
             if name in address.tls and not Path(address.tls[name]).is_file():
-                raise ConfigError(f"{name} of a shared log's address names no file: {address.tls[name]}.")
+                raise ConfigError(
+                    f"{name} of a shared log's address names no file: {address.tls[name]}. Correct the path."
+                )
         self._address = address
         self.name, self.network = address.shown, address.table.removeprefix("roundelay_")
         self.max_bytes = RECORD_BYTES
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._id = b""
-        self._heard: deque[str] = deque(maxlen=HEARD)
-        self._hearing = asyncio.Event()
+        self._broadcasts: deque[str] = deque(maxlen=MAX_BROADCASTS)
+        self._has_broadcast = asyncio.Event()
         self._hinted = asyncio.Event()
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
-        self._is_deaf = asyncio.Event()
+        self._is_disconnected = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
         self._hinting: asyncio.Task[None] | None = None
         self._is_hint_due = False
 
     # --- lifetime
 
-    async def open(self, *, is_made: bool = True) -> None:
+    async def open(self, *, create: bool = True) -> None:
         try:
             self._pool = await asyncpg.create_pool(
                 self._address.dsn,
-                min_size=0,  # of more it would say by itself that a server is away
+                min_size=0,  # otherwise the pool itself would fail while a server is away
                 max_size=CONNECTIONS,
                 max_inactive_connection_lifetime=0,
-                reset=_keep_settings,
-                **self._connecting(),
+                reset=_skip_reset,
+                **self._connect_options(),
             )
             async with self._connection() as connection:
                 await self._check_server(connection)
-                await self._find_table(connection, is_made=is_made)
+                await self._find_table(connection, create=create)
             await self._listen()
-        except (*FAILURES, ValueError) as error:  # its client takes a file with certificates that is none as a value
+        except (*FAILURES, ValueError) as error:  # the client raises it for an invalid certificate file
             await self.close()
-            raise self._not_opened(error) from error
+            raise self._explain_failed_open(error) from error
         except BaseException:
             await self.close()
             raise
@@ -190,7 +191,7 @@ class PostgresLog:
             except FAILURES:
                 pool.terminate()
 
-    def _connecting(self) -> dict[str, Any]:
+    def _connect_options(self) -> dict[str, Any]:
         return {
             "timeout": CONNECT_S,
             "command_timeout": ASK_S,
@@ -202,18 +203,18 @@ class PostgresLog:
         version = connection.get_server_version()
         if version.major < OLDEST:
             raise LedgerError(
-                f"The server of {self.name} is PostgreSQL {version.major}; a shared log needs {OLDEST} or newer: "
-                "upgrade it."
+                f"The server of {self.name} is PostgreSQL {version.major}. A shared log needs {OLDEST} or newer: upgrade "
+                "the server."
             )
 
-    async def _find_table(self, connection: PoolConnectionProxy[asyncpg.Record], *, is_made: bool) -> None:
-        """Find the table, or make it. Raises `LedgerError` where it is another's."""
+    async def _find_table(self, connection: PoolConnectionProxy[asyncpg.Record], *, create: bool) -> None:
+        """Find or create the table. Raises `LedgerError` for a table that is no log."""
         table = self._address.table
         oid = await connection.fetchval("SELECT to_regclass($1)::oid", table)
         if oid is None:
-            if not is_made:
-                raise find_no_log(self.name)
-            async with connection.transaction():  # one node makes it, and the others find it made
+            if not create:
+                raise missing_log(self.name)
+            async with connection.transaction():  # nodes that start together create it once
                 await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", table)
                 await connection.execute(self._sql(MAKE))
                 await connection.execute(self._sql(MAKE_FIRST), random_id().encode())
@@ -221,16 +222,15 @@ class PostgresLog:
         shape = await connection.fetchrow(SHAPE, oid)
         if shape is None or (shape["is_guarded"], shape["rows"]) != (True, ROWS):
             raise UnusableLog(
-                f"The table {table} of {self.name} is there, and is no log of a Roundelay network; name another "
-                "network."
+                f"The table {table} of {self.name} exists, and is no log of a Roundelay network. Name another network."
             )
-        found = await connection.fetchval(f"SELECT data FROM {table} WHERE position = 0")
-        if found is None:
+        table_id = await connection.fetchval(f"SELECT data FROM {table} WHERE position = 0")
+        if table_id is None:
             raise UnusableLog(
-                f"The table {table} of {self.name} has lost its first row: records are missing. Restore it, or begin "
-                "with a new one."
+                f"The table {table} of {self.name} has lost its first row: records are missing. Restore the table, or "
+                "begin with a new one."
             )
-        self._id = found
+        self._id = table_id
 
     # --- records
 
@@ -241,16 +241,16 @@ class PostgresLog:
         except FAILURES as error:
             raise self._failed(error) from error
         if row is None or row["id"] != self._id:
-            raise UnusableLog(f"The table of {self.name} was made anew, or has lost its first row: restore it.")
+            raise UnusableLog(f"The table of {self.name} was created anew, or has lost its first row: restore it.")
         return int(row["max"])
 
     async def first(self) -> int:
         try:
             async with self._connection() as connection:
-                found = await connection.fetchval(self._sql(FIRST))
+                position = await connection.fetchval(self._sql(FIRST))
         except FAILURES as error:
             raise self._failed(error) from error
-        return int(found) if found is not None else await self.end() + 1
+        return int(position) if position is not None else await self.end() + 1
 
     async def drop(self, before: int) -> bool:
         try:
@@ -262,30 +262,31 @@ class PostgresLog:
     async def room(self) -> tuple[int, int]:
         try:
             async with self._connection() as connection:
-                found = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
+                row = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
         except FAILURES as error:
             raise self._failed(error) from error
-        assert found is not None  # it was found when it was opened
-        of = found["max_bytes"] or 1 << 62  # somebody has taken the bound away
-        return max(0, of - found["total"]), of
+        assert row is not None  # row 0 existed when the log was opened
+        total = row["max_bytes"] or 1 << 62  # an operator may have removed the constraint
+        return max(0, total - row["total"]), total
 
     async def append(self, data: bytes, after: int) -> int:
-        until = asyncio.get_running_loop().time() + PATIENCE_S
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_S
         while True:
             try:
-                if not await self._is_taken(data, after):
+                if not await self._try_append(data, after):
                     raise LeadershipLost(f"Somebody else has written to the shared log {self.name}.")
                 self._hint()
                 return after + 1
             except FAILURES as error:
-                if not isinstance(error, PASSING) or asyncio.get_running_loop().time() > until:
+                if not isinstance(error, PASSING) or loop.time() > deadline:
                     raise self._failed(error) from error
             await asyncio.sleep(0.05)
 
-    async def _is_taken(self, data: bytes, after: int) -> bool:
-        """Whether the log has the record there; one try."""
+    async def _try_append(self, data: bytes, after: int) -> bool:
+        """Append once. Return whether the log has this record there, also from an earlier attempt."""
         async with self._connection() as connection:
-            with suppress(asyncpg.UniqueViolationError):  # another one, or an earlier try, was under way
+            with suppress(asyncpg.UniqueViolationError):  # another writer, or an earlier attempt, was faster
                 if await connection.fetchval(self._sql(APPEND), after, data, self._id) is not None:
                     return True
             return await connection.fetchval(self._sql(IS_OURS), after + 1, data) is not None
@@ -300,13 +301,13 @@ class PostgresLog:
                 raise self._failed(error) from error
             for left, (position, data) in zip(range(len(page) - 1, -1, -1), page, strict=True):
                 if position != after + 1:
-                    if position == await self.first():  # dropped, and not lost
+                    if position == await self.first():  # records before it were dropped, not lost
                         raise LogTruncated(
-                            f"The shared log {self.name} begins at {position} by now, and {after + 1} was to be read."
+                            f"The shared log {self.name} begins at {position} by now, and record {after + 1} was requested."
                         )
                     raise UnusableLog(
-                        f"The shared log {self.name} goes on at {position}, and {after + 1} is to be read: records are "
-                        "missing. Restore it, or begin with a new one."
+                        f"The shared log {self.name} goes on at {position} instead of {after + 1}: records are missing. "
+                        "Restore the log, or begin with a new one."
                     )
                 yield LogRecord(position, data, has_more=left > 0)
                 after = position
@@ -315,83 +316,85 @@ class PostgresLog:
                     async with asyncio.timeout(FOLLOW_S):
                         await self._hinted.wait()
 
-    async def find_doubt(self) -> str:
+    async def find_sync_risk(self) -> str:
         try:
             async with self._connection() as connection:
-                shown = [(name, await connection.fetchval(f"SHOW {name}")) for name in SYNCING]
+                settings = [(name, await connection.fetchval(f"SHOW {name}")) for name in SYNCING]
         except FAILURES as error:
             raise self._failed(error) from error
-        for name, value in shown:
+        for name, value in settings:
             if value not in ("on", "remote_apply"):
                 return f"its server has {name} = {value}: set {name} = on in its postgresql.conf, and reload it"
         return ""
 
     async def describe(self) -> dict[str, Any]:
-        doubt = await self.find_doubt()
+        risk = await self.find_sync_risk()
         try:
             async with self._connection() as connection:
-                found = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
+                row = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
                 standbys = await connection.fetch(STANDBYS)
         except FAILURES as error:
             raise self._failed(error) from error
-        assert found is not None  # it was found when it was opened
+        assert row is not None  # row 0 existed when the log was opened
         return {
-            "durability": "replicated" if doubt else "full",
-            "doubt": doubt,
-            "engine": " ".join(found["version"].split()[:2]),
-            "records": found["records"],
-            "bytes": found["total"],
-            "max_bytes": found["max_bytes"] or 0,
-            "replicas": 1 + sum(it["is_waited_for"] for it in standbys),
+            "durability": "replicated" if risk else "full",
+            "doubt": risk,
+            "engine": " ".join(row["version"].split()[:2]),
+            "records": row["records"],
+            "bytes": row["total"],
+            "max_bytes": row["max_bytes"] or 0,
+            "replicas": 1 + sum(standby["is_waited_for"] for standby in standbys),
             "servers": [
-                {"name": it["application_name"], "leads": False, "is_current": it["is_current"]} for it in standbys
+                {"name": standby["application_name"], "leads": False, "is_current": standby["is_current"]}
+                for standby in standbys
             ],
         }
 
-    # --- what is said
+    # --- broadcasts
 
-    async def say(self, text: str) -> None:
+    async def broadcast(self, text: str) -> None:
         try:
             async with self._connection() as connection:
                 await connection.execute("SELECT pg_notify($1, $2)", self._channel, text)
         except FAILURES as error:
             raise self._failed(error) from error
 
-    async def listen(self) -> str:
-        while not self._heard:
-            self._hearing.clear()
-            await self._hearing.wait()
-        return self._heard.popleft()
+    async def next_broadcast(self) -> str:
+        while not self._broadcasts:
+            self._has_broadcast.clear()
+            await self._has_broadcast.wait()
+        return self._broadcasts.popleft()
 
     @property
     def _channel(self) -> str:
         return f"roundelay_{self._id.hex()}"
 
-    def _hear(self, connection: object, process: int, channel: str, payload: object) -> None:
+    def _receive(self, connection: object, process: int, channel: str, payload: object) -> None:
         if payload:
-            self._heard.append(str(payload))
-            self._hearing.set()
+            self._broadcasts.append(str(payload))
+            self._has_broadcast.set()
         else:
             self._hinted.set()
 
     def _hint(self) -> None:
-        """Say that there is something to read: soon, and without a transaction that syncs waiting for it."""
+        """Tell followers soon that there is something to read. Not in the append's transaction: a NOTIFY there
+        would hold a lock of the whole server until the record is synced."""
         self._is_hint_due = True
         if self._hinting is None or self._hinting.done():
-            self._hinting = asyncio.create_task(self._give_hints(), name="shared-log-hints")
+            self._hinting = asyncio.create_task(self._send_hints(), name="shared-log-hints")
 
-    async def _give_hints(self) -> None:
+    async def _send_hints(self) -> None:
         while self._is_hint_due:
             self._is_hint_due = False
             with suppress(LedgerError):
-                await self.say("")
+                await self.broadcast("")
             await asyncio.sleep(HINT_S)
 
     async def _listen(self) -> None:
-        self._is_deaf.clear()
-        self._listener = await asyncpg.connect(self._address.dsn, **self._connecting())
-        self._listener.add_termination_listener(lambda _: self._is_deaf.set())
-        await self._listener.add_listener(self._channel, self._hear)
+        self._is_disconnected.clear()
+        self._listener = await asyncpg.connect(self._address.dsn, **self._connect_options())
+        self._listener.add_termination_listener(lambda _: self._is_disconnected.set())
+        await self._listener.add_listener(self._channel, self._receive)
 
     def _stop_listening(self) -> None:
         listener, self._listener = self._listener, None
@@ -403,7 +406,7 @@ class PostgresLog:
             while self._listener is not None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LISTENING_S):
-                        await self._is_deaf.wait()
+                        await self._is_disconnected.wait()
                 try:
                     await self._listener.execute("SELECT 1")
                 except FAILURES:
@@ -414,14 +417,14 @@ class PostgresLog:
                 self._stop_listening()
                 await asyncio.sleep(FOLLOW_S)
 
-    # --- asking
+    # --- connections and errors
 
     def _sql(self, text: str) -> str:
         return text.format(table=self._address.table, max_bytes=self._address.max_bytes)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[PoolConnectionProxy[asyncpg.Record]]:
-        """One that is free; after anything but an answer of the server it is not used again."""
+        """Borrow a connection. Without an answer of the server it is closed, and not used again."""
         pool = self._pool
         if pool is None:
             raise LedgerError(f"The shared log {self.name} is closed.")
@@ -440,59 +443,61 @@ class PostgresLog:
             with suppress(asyncpg.InterfaceError):  # the log was closed meanwhile
                 await pool.release(connection)
 
-    def _not_opened(self, error: BaseException) -> LedgerError:
-        """Why it could not be opened, and what to do."""
-        told, address = _tell(error), self._address
+    def _explain_failed_open(self, error: BaseException) -> LedgerError:
+        """Return why the log could not be opened, and what to do."""
+        reason, address = _describe(error), self._address
         match error:
             case asyncpg.CannotConnectNowError():
-                return LogElectionPending(f"The server of {self.name} is there, and does not serve yet ({told}).")
+                return LogElectionPending(
+                    f"The server of {self.name} can be reached, and does not serve yet ({reason})."
+                )
             case asyncpg.TargetServerAttributeNotMatched():
                 return LogUnavailable(
-                    f"No server of {self.name} takes what is written: it is a standby, or read-only. Name the primary; "
-                    "several hosts may stand with commas between them."
+                    f"No server of {self.name} accepts writes: it is a standby, or read-only. Name the primary. Several "
+                    "hosts are separated by commas."
                 )
             case asyncpg.InvalidAuthorizationSpecificationError():
                 return LedgerError(
-                    f"The server of {self.name} refuses who connects ({told}): name a user and a password that it "
+                    f"The server of {self.name} refuses who connects ({reason}). Name a user and a password that it "
                     "knows, as in postgres://USER:PASSWORD@HOST/DATABASE, and let its pg_hba.conf admit them from here."
                 )
             case asyncpg.InvalidCatalogNameError():
                 return LedgerError(
-                    f"The server of {self.name} has no database {address.database}: make it, as with `createdb "
+                    f"The server of {self.name} has no database {address.database}. Create it, as with `createdb "
                     f"{address.database}`."
                 )
             case asyncpg.InsufficientPrivilegeError() | asyncpg.InvalidSchemaNameError():
                 return LedgerError(
-                    f"The user of {self.name} may not make or use its table ({told}): let it own the database, or as "
-                    f"its owner say `GRANT CREATE ON SCHEMA public TO ...` before the table {address.table} is there, "
-                    f"and `GRANT SELECT, INSERT, UPDATE, DELETE ON {address.table} TO ...` after."
+                    f"The user of {self.name} may not create or use its table ({reason}). Let the user own the database. "
+                    f"Or let its owner run `GRANT CREATE ON SCHEMA public TO ...` before the table {address.table} exists, "
+                    f"and `GRANT SELECT, INSERT, UPDATE, DELETE ON {address.table} TO ...` afterwards."
                 )
             case ssl.SSLCertVerificationError():
                 return LedgerError(
-                    f"The server of {self.name} shows a certificate that is not trusted ({told}): name who issued it "
-                    "with sslrootcert=FILE, and the host as it stands in it."
+                    f"The server of {self.name} shows a certificate that is not trusted ({reason}). Name its issuer with "
+                    "sslrootcert=FILE, and the host as the certificate names it."
                 )
             case ValueError():  # also asyncpg.ClientConfigurationError
-                return LedgerError(f"The address of {self.name} cannot be used: {told}.")
+                return LedgerError(f"The address of {self.name} cannot be used: {reason}.")
             case OSError() | asyncpg.InterfaceError() | asyncpg.PostgresConnectionError():
-                return LogUnavailable(f"No PostgreSQL server of {self.name} can be reached ({told}); is one running?")
+                return LogUnavailable(f"No PostgreSQL server of {self.name} can be reached ({reason}); is one running?")
             case _:
                 return self._failed(error)
 
     def _failed(self, error: BaseException) -> LedgerError:
         if isinstance(error, asyncpg.CheckViolationError):
             return LogFull(
-                f"The shared log {self.name} is full: its table has a constraint max_bytes. Widen it, as "
-                "docs/cluster.md says."
+                f"The shared log {self.name} is full: its table has the constraint max_bytes. Widen it as docs/cluster.md "
+                "says."
             )
         kind = LogUnavailable if isinstance(error, PASSING) else LedgerError
-        return kind(f"The shared log {self.name} failed: {_tell(error)}.")
+        return kind(f"The shared log {self.name} failed: {_describe(error)}.")
 
 
-async def _keep_settings(connection: object) -> None:
-    """Nothing is set on a connection after it was made, so nothing is put back."""
+async def _skip_reset(connection: object) -> None:
+    """Do nothing: no setting is changed after a connection was made. asyncpg's own reset would cost a request."""
 
 
-def _tell(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     first = (str(error) or type(error).__name__).splitlines()[0]
     return first.rstrip(".")

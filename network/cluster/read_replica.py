@@ -1,5 +1,8 @@
-"""A node's index of a shared log, as others read it: `IndexReads`, what a ledger asks of its index, and
-`ReadOnlyIndex`, the `Ledger` of a hub that only reads while the node follows."""
+"""Reads of a node's index of a shared log.
+
+`IndexReads` is the part of a `Ledger` that the index answers as it is. `ReadOnlyIndex` is the whole `Ledger` of a hub
+that serves reads while the node follows, and `ReadReplica` the seam to that hub.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from roundelay.network.ledger.sqlite import SQLiteLedger
 
 
 class IndexReads:
-    """The part of a `Ledger` that is read from the index as it is."""
+    """The reads of a `Ledger`, answered by the index."""
 
     def __init__(self, index: SQLiteLedger) -> None:
         self._index = index
@@ -46,40 +49,39 @@ class IndexReads:
 
 
 class ReadOnlyIndex(IndexReads):
-    """A `Ledger` over an index that is open, and that somebody else writes to. It stores nothing, and closes
-    nothing."""
+    """A `Ledger` over an open index that a follower writes. It stores nothing, and closes nothing."""
 
     is_answering = True
 
     def __init__(self, index: SQLiteLedger, *, epoch: str, name: str, describe_leader: Callable[[], Follows]) -> None:
         super().__init__(index)
         self.describe_leader = describe_leader
-        """Returns the leader and the time up to which this index holds what the leader stored."""
+        """Returns the leader, and the time (ms) as of which the index is complete."""
         self._epoch = epoch
         self._name = name
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        meta, puts = await self._index.look_again()
-        return msgspec.structs.replace(meta, epoch=self._epoch, name=self._name), puts
+        meta, writes = await self._index.reload()
+        return msgspec.structs.replace(meta, epoch=self._epoch, name=self._name), writes
 
     async def close(self) -> None:
-        """The index goes on."""
+        """Do nothing: the follower goes on with the index."""
 
     async def verify(self) -> None:
-        """Whoever follows the log finds out."""
+        """Do nothing: the follower finds out what is wrong with the log or the index."""
 
-    async def lookup(self, _wanted: LookupRequest) -> Facts:
-        """Nothing: it is asked for what is to be stored."""
+    async def lookup(self, _request: LookupRequest) -> Facts:
+        """Return nothing: lookups are for what is to be stored."""
         return Facts()
 
-    async def append(self, _rows: Sequence[Row], _puts: Sequence[TableWrite]) -> None:
+    async def append(self, _rows: Sequence[Row], _writes: Sequence[TableWrite]) -> None:
         raise LedgerError("This node follows, and stores nothing.")
 
     async def expire_calls(self, _before: int) -> None:
-        """The index is not written to here."""
+        """Do nothing: the leader decides what expires."""
 
     async def forget_dropped(self) -> None:
-        """Nothing is dropped here."""
+        """Do nothing: the leader decides what is dropped."""
 
     async def trim(self, _trim: Trim) -> Trimmed:
         raise LedgerError("This node follows, and drops nothing.")
@@ -96,7 +98,7 @@ class ReadReplica(Protocol):
     async def start(self, index: ReadOnlyIndex) -> None:
         """Serve reads of an index that holds what the log held a moment ago."""
 
-    async def apply(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
+    async def apply(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         """Publish rows and table writes that the index has just stored."""
 
     async def drop_before(self, first_seq: int) -> None:
@@ -113,7 +115,7 @@ class NoReadReplica:
 
     async def start(self, index: ReadOnlyIndex) -> None: ...
 
-    async def apply(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None: ...
+    async def apply(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None: ...
 
     async def drop_before(self, first_seq: int) -> None: ...
 

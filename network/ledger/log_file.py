@@ -248,7 +248,7 @@ class DatabaseLog:
             row = find_row(self._damage, seq, self._db, self._columns)
             return row if row is not None and not row.is_damaged else None
 
-    def find_place(self) -> Followed | None:
+    def find_cursor(self) -> Followed | None:
         """How far it has followed the shared log that it is an index of; None where it has a history of its own."""
         with _explaining_database(self._path):
             found = self._db.execute("SELECT value FROM state WHERE tbl = 'followed'").fetchone()

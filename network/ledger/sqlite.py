@@ -174,7 +174,7 @@ class SQLiteLedger:
             raise
         return meta, puts
 
-    async def look_again(self) -> tuple[Meta, list[TableWrite]]:
+    async def reload(self) -> tuple[Meta, list[TableWrite]]:
         """What `open` gave, as it is now."""
 
         def look(db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:

@@ -68,7 +68,7 @@ async def _open(log: SharedLog) -> None:
     from roundelay.network.errors import LedgerError
 
     try:
-        await log.open(is_made=False)
+        await log.open(create=False)
     except LogIncomplete as error:
         raise LedgerError(
             f"There is no log {log.name}: check the address. The first node that is started with it makes one."
@@ -155,7 +155,7 @@ def status(log_url: str, as_json: bool) -> None:
     import time
 
     from roundelay.app import make_shared_log
-    from roundelay.network.cluster.log_copies import hear_nodes
+    from roundelay.network.cluster.log_copies import list_nodes
     from roundelay.network.cluster.shared_log import LogElectionPending
 
     async def look(log: SharedLog) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def status(log_url: str, as_json: bool) -> None:
         try:
             nodes = [
                 {"node": it.node, "leads": it.leads, "behind": it.behind, "ahead_ms": it.ahead_ms}
-                for it in await hear_nodes(log)
+                for it in await list_nodes(log)
             ]
             return {"log": log.name, "nodes": nodes, **await log.describe()}
         finally:
@@ -253,10 +253,10 @@ def rebuild(log_url: str, db: Path, as_json: bool) -> None:
     import time
 
     async def work(log: SharedLog) -> Any:
-        from roundelay.network.cluster.log_copies import rebuild as make
+        from roundelay.network.cluster.log_copies import rebuild_index
 
         await _refuse_missing(log)
-        return await make(log, db)
+        return await rebuild_index(log, db)
 
     started = time.monotonic()
     reader = _use(log_url, work)
@@ -282,24 +282,24 @@ def migrate(source: str, target: str, as_json: bool) -> None:
     if _is_log(target):
         _refuse_index(Path(source))
 
-        async def fill_log(log: SharedLog) -> Any:
-            from roundelay.network.cluster.log_copies import fill
+        async def fill(log: SharedLog) -> Any:
+            from roundelay.network.cluster.log_copies import fill_log
 
-            return await fill(Path(source), log, _tell_progress)
+            return await fill_log(Path(source), log, _tell_progress)
 
-        done = _use(target, fill_log)
+        done = _use(target, fill)
         owner = Path(f"{source}.owner")
         kept = f"is in {owner}: copy that" if owner.exists() else f"is not beside it in {owner}: put that"
         told = f"{source} is in the log (its owner's token {kept} beside each node's database, as FILE.owner)"
     else:
 
         async def make_database(log: SharedLog) -> Any:
-            from roundelay.network.cluster.log_copies import take_out
+            from roundelay.network.cluster.log_copies import export_database
             from roundelay.network.cluster.shared_log import UnusableLog
 
             await _refuse_missing(log)
             try:
-                return await take_out(log, Path(target), _tell_progress)
+                return await export_database(log, Path(target), _tell_progress)
             except UnusableLog as error:  # who opens an index knows it as a node's --db
                 raise UnusableLog(str(error).replace("--db", "--to")) from error
 
@@ -316,7 +316,7 @@ def _refuse_index(db: Path) -> None:
     from roundelay.network.ledger.log_file import open_database
 
     with open_database(db) as kept:
-        place = kept.find_place()
+        place = kept.find_cursor()
     if place is not None:
         raise LedgerError(
             f"{db} is a node's index of the shared log of {place.name}, and holds nothing of its own. Make a database "

@@ -218,7 +218,7 @@ def check_shared_log(config: NodeConfig) -> list[Checked]:
     db, log = config.db, None if config.log is None else hide_password(config.log)
     try:
         with open_database(db) as kept:
-            place, head = kept.find_place(), next(kept.rows(), None)
+            place, head = kept.find_cursor(), next(kept.rows(), None)
     except LedgerError as error:
         return [] if log is None else [Checked("shared log", "failed", str(error), REMAKE)]
     if place is None and log is None:
@@ -243,7 +243,7 @@ async def ask_shared_log(url: str) -> Checked:
         log = make_shared_log(url)
         try:
             async with asyncio.timeout(LOG_TIMEOUT_S):
-                await log.open(is_made=False)
+                await log.open(create=False)
                 told = await log.describe()
         finally:
             await log.close()

@@ -18,7 +18,7 @@ from msgspec import Raw
 
 from roundelay.app import make_shared_log
 from roundelay.network import platforms
-from roundelay.network.cluster import replicated
+from roundelay.network.cluster import settings
 from roundelay.network.cluster.replicated import ReplicatedLedger
 from roundelay.network.core.rows import MessageHead, Row, Span, damaged_row
 from roundelay.network.core.tables import (
@@ -59,7 +59,7 @@ async def opener(
         return
     async with nats_server(tmp_path / "nats") if request.param == "replicated" else postgres_server() as server:
         log = server.url("lab")
-        monkeypatch.setattr(replicated, "TRIM_EVERY_S", 0.0)
+        monkeypatch.setattr(settings, "SMALL_TRIM_INTERVAL_S", 0.0)
         yield lambda: ReplicatedLedger(make_shared_log(log), index(), new_id=lambda: next(ids), name="roundelay")
 
 

@@ -60,7 +60,7 @@ async def read(log: SharedLog, until: int, after: int = 0) -> list[tuple[int, by
 async def test_a_new_log_is_empty_and_counts_its_records_from_one(logs: Logs) -> None:
     log = make_shared_log(logs.url)
     with pytest.raises(LedgerError, match="There is no log"):
-        await log.open(is_made=False)
+        await log.open(create=False)
     log = await logs.open()
     assert await log.end() == 0
     assert [await log.append(b"a", 0), await log.append(b"", 1), await log.append(b"c" * 300_000, 2)] == [1, 2, 3]
@@ -137,8 +137,8 @@ async def test_what_is_said_is_heard_by_all(logs: Logs) -> None:
     log, other = await logs.open(), await logs.open()
     async with asyncio.timeout(10):
         for text in ("one", "zwei 'é'"):
-            await log.say(text)
-            assert [await it.listen() for it in (log, other)] == [text, text]
+            await log.broadcast(text)
+            assert [await it.next_broadcast() for it in (log, other)] == [text, text]
 
 
 async def test_an_engine_tells_how_much_is_in_it_and_may_be(logs: Logs) -> None:
@@ -160,7 +160,7 @@ async def test_a_log_that_is_closed_says_so(logs: Logs) -> None:
     log = await logs.open()
     await log.close()
     await log.close()
-    for asked in (log.end(), log.append(b"x", 0), log.say("x"), log.describe()):
+    for asked in (log.end(), log.append(b"x", 0), log.broadcast("x"), log.describe()):
         with pytest.raises(LedgerError, match="is closed"):
             await asked
 

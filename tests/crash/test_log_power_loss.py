@@ -70,7 +70,7 @@ async def open_log(servers: Sequence[NatsServer], *, is_made: bool) -> SharedLog
     until = loop.time() + CHOOSE_S[len(servers)]
     while True:
         try:
-            await log.open(is_made=is_made)
+            await log.open(create=is_made)
             await log.end()
         except LedgerError:
             await log.close()

@@ -118,7 +118,7 @@ async def append(server: PostgresServer, after: int, records: list[bytes]) -> No
 
 async def read_back(server: PostgresServer) -> list[bytes]:
     log = make_shared_log(server.url("lab"))
-    await log.open(is_made=False)
+    await log.open(create=False)
     found, end = list[bytes](), await log.end()
     async with aclosing(cast(Any, log.follow(0))) as stored:
         while len(found) < end:

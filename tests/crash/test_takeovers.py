@@ -352,7 +352,7 @@ async def find_stream_leader(log: str, servers: list[NatsServer]) -> NatsServer:
         while True:
             shared = make_shared_log(log)
             try:
-                await shared.open(is_made=False)
+                await shared.open(create=False)
                 found = [it["name"] for it in (await shared.describe())["servers"] if it["leads"]]
                 if found and found[0]:
                     return next(server for server in servers if server.folder.name == found[0])

@@ -120,7 +120,7 @@ async def test_a_move_that_is_killed_goes_on_and_nobody_serves_what_is_not_whole
     refused = await run("up", "--port", "0", "--db", tmp_path / "a.db", "--log", log, code=1)
     assert "let `roundelay cluster migrate` go on" in refused.err
     out = await run("cluster", "migrate", "--from", log, "--to", tmp_path / "b.db", code=1)
-    assert "is not whole" in out.err
+    assert "is not complete" in out.err
     other = tmp_path / "other.db"
     await make_database(other, 3, epoch="e2")
     assert "holds another network" in (await run("cluster", "migrate", "--from", other, "--to", log, code=1)).err
@@ -189,7 +189,7 @@ async def test_status_asks_again_while_servers_choose_a_leader(
     asked = list[str]()
 
     class Choosing:
-        async def open(self, *, is_made: bool) -> None:
+        async def open(self, *, create: bool) -> None:
             raise LogElectionPending("The servers are there, and do not answer (nats: timeout).")
 
     def make(url: str) -> Any:
@@ -333,7 +333,7 @@ async def is_full(url: str) -> bool:
     shared = make_shared_log(url)
     try:
         await shared.open(is_made=False)
-        return not await shared.find_doubt()
+        return not await shared.find_sync_risk()
     except LedgerError:
         return False
     finally:

@@ -130,7 +130,7 @@ async def test_who_may_not_is_told_what_would_let_him(server: PostgresServer) ->
     assert "GRANT SELECT, INSERT, UPDATE, DELETE ON roundelay_lab" in await refused(guest)
     await server.execute("GRANT SELECT ON roundelay_lab TO guest")
     reader = make_shared_log(guest)
-    await reader.open(is_made=False)  # who looks needs no more
+    await reader.open(create=False)  # who looks needs no more
     assert await reader.end() == 0
     with pytest.raises(LedgerError, match="permission denied"):
         await reader.append(b"x", 0)
@@ -304,7 +304,7 @@ async def test_connections_that_a_server_ends_are_made_again_and_few(server: Pos
     log = make_shared_log(server.url("lab"))
     await log.open()
     for number in range(5):
-        await asyncio.gather(*(log.end() for _ in range(20)), *(log.say("x") for _ in range(20)))
+        await asyncio.gather(*(log.end() for _ in range(20)), *(log.broadcast("x") for _ in range(20)))
         connection = await server.connect()
         found = await connection.fetch("SELECT pid FROM pg_stat_activity WHERE application_name = 'roundelay_lab'")
         assert 2 <= len(found) <= postgres.CONNECTIONS + 1
@@ -313,12 +313,12 @@ async def test_connections_that_a_server_ends_are_made_again_and_few(server: Pos
         )
         await connection.close()
         assert await log.append(str(number).encode(), number) == number + 1
-        while log._heard:  # type: ignore[attr-defined]  # what was said before
-            await log.listen()
+        while log._broadcasts:  # type: ignore[attr-defined]  # what was said before
+            await log.next_broadcast()
         async with asyncio.timeout(5):
-            heard = asyncio.create_task(log.listen())
+            heard = asyncio.create_task(log.next_broadcast())
             while not heard.done():
-                await log.say("again")
+                await log.broadcast("again")
                 await asyncio.wait((heard,), timeout=0.1)
     await log.close()
 
@@ -328,7 +328,9 @@ async def test_who_asks_a_log_while_it_is_closed_hears_of_it(server: PostgresSer
     for turns in range(12):
         log = make_shared_log(server.url("lab"))
         await log.open()
-        asked = [asyncio.ensure_future(it) for it in (log.end(), log.say("x"), log.describe(), log.end(), log.end())]
+        asked = [
+            asyncio.ensure_future(it) for it in (log.end(), log.broadcast("x"), log.describe(), log.end(), log.end())
+        ]
         for _ in range(turns):
             await asyncio.sleep(0)
         await log.close()

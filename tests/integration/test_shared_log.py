@@ -22,20 +22,20 @@ from nats.js.errors import NotFoundError
 from websockets.exceptions import InvalidStatus
 
 from roundelay.app import make_shared_log, serve
-from roundelay.network.cluster import jetstream, postgres, replicated
+from roundelay.network.cluster import jetstream, postgres, settings
 from roundelay.network.cluster.log_copies import compare
 from roundelay.network.cluster.read_replica import ReadOnlyIndex
-from roundelay.network.cluster.replicated import ReplicatedLedger
-from roundelay.network.cluster.shared_log import (
+from roundelay.network.cluster.records import (
     Claim,
     Header,
     Heartbeat,
-    UnusableLog,
     digest,
     read_record,
     write_commit,
     write_record,
 )
+from roundelay.network.cluster.replicated import ReplicatedLedger
+from roundelay.network.cluster.shared_log import UnusableLog
 from roundelay.network.config import NodeConfig
 from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import CallResult, TableWrite
@@ -290,7 +290,7 @@ async def test_full_is_what_servers_show_and_nothing_else_is_called_so(server: N
 async def test_a_leader_that_is_to_be_full_stops_when_its_server_shows_another_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "SYNC_S", 1000.0)
+    monkeypatch.setattr(settings, "DURABILITY_CHECK_S", 1000.0)
     async with nats_server(tmp_path / "nats") as server:
         made = ledger(server.shown_url("lab"), tmp_path / "a.db", is_full=True)
         said = list[str]()
@@ -305,11 +305,12 @@ async def test_a_leader_that_is_to_be_full_stops_when_its_server_shows_another_m
             await reach(it)
             await it.verify()
             assert it.durability == "full", "it was not time to look yet"
-            it._doubted_at -= replicated.SYNC_S
-            it._is_appending = True  # as nearly always, of one that is written to without a pause
-        with pytest.raises(LedgerError, match="syncs every 120 s"):
-            await made.verify()
-        await other.verify()
+            it._durability.checked_at -= settings.DURABILITY_CHECK_S
+        # a busy leader: a commit holds the lock at nearly every check
+        async with lock_of(made), lock_of(other):
+            with pytest.raises(LedgerError, match="syncs every 120 s"):
+                await made.verify()
+            await other.verify()
         assert other.durability == "replicated"
         assert "now replicated" in said[-1]
         await asyncio.gather(made.close(), other.close())
@@ -320,7 +321,7 @@ async def reach(made: ReplicatedLedger) -> None:
     async with asyncio.timeout(20):
         while True:
             with contextlib.suppress(LedgerError):
-                await made._shared.end()
+                await made._log.shared.end()
                 return
 
 
@@ -374,7 +375,7 @@ def fill_disk(file: Path) -> None:
 async def test_a_database_of_another_history_is_refused(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "DOUBT_S", 0.0)
+    monkeypatch.setattr(settings, "INCOMPLETE_LOG_GRACE_S", 0.0)
     own = SQLiteLedger(tmp_path / "own.db", new_epoch=lambda: "e")
     await own.open()
     await own.append([message(1, "ann", "agent:bob")], [])
@@ -389,7 +390,7 @@ async def test_a_database_of_another_history_is_refused(
         await ledger(server.url("new"), tmp_path / "lab.db").open()
     new = make_shared_log(server.url("new"))
     with pytest.raises(LedgerError, match="There is no log"):
-        await new.open(is_made=False)
+        await new.open(create=False)
     await fill(ledger(server.url("new"), tmp_path / "new.db"))
     with pytest.raises(LedgerError, match="has fewer"):
         await ledger(server.url("new"), tmp_path / "lab.db").open()
@@ -441,8 +442,8 @@ async def test_what_is_written_in_the_leaders_name_and_cannot_be_is_taken_by_no_
     await leader.open()
     for seq in (1, 2, 3):
         await leader.append([message(seq, "ann", "agent:bob")], [])
-    reader = leader._reader
-    forged = Header(writer=leader._writer, previous=reader.last, **header)
+    reader = leader._log.reader
+    forged = Header(writer=token_of(leader), previous=reader.end_digest, **header)
     await server.write("lab", write_record(forged, body))
     with pytest.raises(LeadershipLost):
         await leader.append([message(4, "ann", "agent:bob")], [])
@@ -568,7 +569,7 @@ async def test_a_leader_to_whom_nobody_writes_learns_that_another_one_leads(serv
 async def test_who_leads_no_longer_knows_by_the_log_who_does(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
+    monkeypatch.setattr(settings, "LEADER_TIMEOUT_S", 0.3)
     old, new = ledger(server.url("lab"), tmp_path / "a.db"), ledger(server.url("lab"), tmp_path / "b.db")
     old.set_identity("a:8700")
     new.set_identity("b:8700")
@@ -580,7 +581,7 @@ async def test_who_leads_no_longer_knows_by_the_log_who_does(
         with pytest.raises(LeadershipLost) as moved:
             await attempt
         assert moved.value.leader == "b:8700"
-    monkeypatch.setattr(replicated, "NAMING_S", 0.0)  # the log does not say it in time
+    monkeypatch.setattr(settings, "FIND_LEADER_TIMEOUT_S", 0.0)  # the log does not say it in time
     sleep(new)
     await old.close()
     await old.open()
@@ -592,8 +593,19 @@ async def test_who_leads_no_longer_knows_by_the_log_who_does(
 
 def sleep(leader: ReplicatedLedger) -> None:
     """Say nothing more, as a node that is paused."""
-    assert leader._telling is not None
-    leader._telling.cancel()
+    assert leader._leader is not None
+    assert leader._leader._heartbeats is not None
+    leader._leader._heartbeats.cancel()
+
+
+def lock_of(leader: ReplicatedLedger) -> asyncio.Lock:
+    assert leader._leader is not None
+    return leader._leader.lock
+
+
+def token_of(leader: ReplicatedLedger) -> str:
+    assert leader._leader is not None
+    return leader._leader.token
 
 
 async def test_what_nodes_say_names_no_other_leader_than_the_log_does_and_can_be_shown(
@@ -603,11 +615,11 @@ async def test_what_nodes_say_names_no_other_leader_than_the_log_does_and_can_be
     follower = ledger(server.url("lab"), tmp_path / "b.db", say=lambda _: follows.set())
     stranger, shared, are_heard, names = (
         make_shared_log(server.url("lab")),
-        follower._shared,
+        follower._log.shared,
         asyncio.Event(),
         set[str](),
     )
-    listen = shared.listen
+    listen = shared.next_broadcast
 
     async def note_listen() -> str:
         if "last:1" in names:  # and has been taken in
@@ -616,7 +628,7 @@ async def test_what_nodes_say_names_no_other_leader_than_the_log_does_and_can_be
         names.add(Heartbeat.read(said).node)
         return said
 
-    monkeypatch.setattr(shared, "listen", note_listen)
+    monkeypatch.setattr(shared, "next_broadcast", note_listen)
     leader.set_identity("a:8700")
     await leader.open()
     await stranger.open()
@@ -633,7 +645,7 @@ async def test_what_nodes_say_names_no_other_leader_than_the_log_does_and_can_be
             "x" * 300,
             "last:1",
         ):
-            await stranger.say(Heartbeat(node, 1, leads=leader._writer).write())
+            await stranger.broadcast(Heartbeat(node, 1, leads=token_of(leader)).write())
         await are_heard.wait()
     assert follower.describe_leader().leader == "a:8700"
     assert names <= {"a:8700", "evil:1", "last:1", ""}
@@ -645,13 +657,13 @@ async def test_what_nodes_say_names_no_other_leader_than_the_log_does_and_can_be
 async def test_who_follows_asks_for_the_end_seldom_and_once_more_before_it_claims(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in (("ALIVE_S", 0.02), ("LEADERLESS_S", 0.5), ("ASK_S", 1000.0)):
-        monkeypatch.setattr(replicated, name, seconds)
+    for name, seconds in (("HEARTBEAT_S", 0.02), ("LEADER_TIMEOUT_S", 0.5), ("POLL_END_S", 1000.0)):
+        monkeypatch.setattr(settings, name, seconds)
     leader, follows = ledger(server.url("lab"), tmp_path / "a.db"), asyncio.Event()
     await leader.open()
     follower = ledger(server.url("lab"), tmp_path / "b.db", say=lambda _: follows.set())
-    did, shared = list[str](), follower._shared
-    end, append, listen = shared.end, shared.append, shared.listen
+    did, shared = list[str](), follower._log.shared
+    end, append, listen = shared.end, shared.append, shared.next_broadcast
 
     async def note_end() -> int:
         did.append("asks")
@@ -668,7 +680,7 @@ async def test_who_follows_asks_for_the_end_seldom_and_once_more_before_it_claim
 
     monkeypatch.setattr(shared, "end", note_end)
     monkeypatch.setattr(shared, "append", note_append)
-    monkeypatch.setattr(shared, "listen", note_listen)
+    monkeypatch.setattr(shared, "next_broadcast", note_listen)
     following = asyncio.create_task(follower.open())
     async with asyncio.timeout(20):
         await follows.wait()
@@ -715,7 +727,7 @@ async def test_a_log_without_its_oldest_records_is_refused(server: LogServer, tm
 async def test_a_leader_notices_that_somebody_has_taken_records_out_of_its_log(
     server: LogServer, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "SYNC_S", 0.0)
+    monkeypatch.setattr(settings, "DURABILITY_CHECK_S", 0.0)
     if what in ("one", "bound") and not isinstance(server, NatsServer):
         pytest.skip("PostgreSQL counts no rows without reading them all; `roundelay cluster verify` does")
     leader = ledger(server.url("lab"), tmp_path / "a.db")
@@ -819,7 +831,7 @@ async def test_who_is_told_to_stop_as_the_answer_comes_stops(server: LogServer) 
 
     async def say() -> None:
         while True:
-            await shared.say("I lead")
+            await shared.broadcast("I lead")
             await shared.append(b"{}", await shared.end())
 
     deaf = list[str]()
@@ -880,10 +892,16 @@ async def follow(made: ReplicatedLedger) -> asyncio.Task[Any]:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("LEADERLESS_S", 0.3), ("ASK_S", 0.1), ("AGAIN_S", 0.1), ("SHORT_S", 0.3), ("DOUBT_S", 0.3)):
-        monkeypatch.setattr(replicated, name, seconds)
-    monkeypatch.setattr(replicated, "SHOW_AGAIN_S", 0.1)
-    monkeypatch.setattr(replicated, "TRIM_EVERY_S", 0.0)
+    for name, seconds in (
+        ("LEADER_TIMEOUT_S", 0.3),
+        ("POLL_END_S", 0.1),
+        ("RETRY_S", 0.1),
+        ("STALE_END_GRACE_S", 0.3),
+        ("INCOMPLETE_LOG_GRACE_S", 0.3),
+    ):
+        monkeypatch.setattr(settings, name, seconds)
+    monkeypatch.setattr(settings, "REPLICA_RETRY_S", 0.1)
+    monkeypatch.setattr(settings, "SMALL_TRIM_INTERVAL_S", 0.0)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -905,9 +923,9 @@ async def test_of_a_log_that_has_lost_its_newest_records_nobody_says_that_he_fol
         shutil.copytree(tmp_path / "before", server.folder / "store")
         await server.start()
         async with asyncio.timeout(20):
-            with pytest.raises(UnusableLog, match="has lost some"):
+            with pytest.raises(UnusableLog, match="has lost records"):
                 await opening
-            with pytest.raises(LedgerError, match="has lost some"):
+            with pytest.raises(LedgerError, match="has lost records"):
                 await verify_on(leader)
         await leader.close()
         with pytest.raises(UnusableLog, match="has fewer"):
@@ -960,9 +978,9 @@ async def test_what_keeps_a_node_from_leading_is_said_once_and_never_that_anothe
     async def refuse() -> None:
         raise LedgerError("The log refuses this claim.")
 
-    monkeypatch.setattr(follower, "_check_first", refuse)
+    monkeypatch.setattr(follower._log, "check_first", refuse)
     tries = itertools.count()
-    find = follower._find_place
+    find = follower._log.restore_cursor
     tried = asyncio.Event()
 
     async def count() -> Any:
@@ -970,7 +988,7 @@ async def test_what_keeps_a_node_from_leading_is_said_once_and_never_that_anothe
             tried.set()
         return await find()
 
-    monkeypatch.setattr(follower, "_find_place", count)
+    monkeypatch.setattr(follower._log, "restore_cursor", count)
     sleep(leader)
     async with asyncio.timeout(20):
         await tried.wait()
@@ -1008,9 +1026,9 @@ async def test_who_led_takes_its_own_heartbeats_for_nobody_elses(server: LogServ
     await leader.open()
     await leader.append([message(1, "ann", "agent:bob")], [])
     async with asyncio.timeout(20):
-        while len(leader._shared._heard) < 3:  # type: ignore[attr-defined]  # noqa: ASYNC110 (nobody listens while it leads)
+        while len(leader._log.shared._broadcasts) < 3:  # type: ignore[attr-defined]  # noqa: ASYNC110 (nobody listens while it leads)
             await asyncio.sleep(0.01)
-    foreign = Header(kind="commit", writer="somebody", previous=leader._reader.last)
+    foreign = Header(kind="commit", writer="somebody", previous=leader._log.reader.end_digest)
     await server.write("lab", write_record(foreign, write_commit([], [])))
     with pytest.raises(LeadershipLost):
         await leader.append([message(2, "ann", "agent:bob")], [])
@@ -1026,7 +1044,7 @@ async def test_who_led_takes_its_own_heartbeats_for_nobody_elses(server: LogServ
 async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_what_makes_room(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "ROOM_S", 0.0)
+    monkeypatch.setattr(settings, "ROOM_CHECK_S", 0.0)
     log, db = small_log(server), tmp_path / "a.db"
     leader = ledger(log, db)
     await leader.open()
@@ -1068,7 +1086,7 @@ async def test_a_log_without_any_room_is_led_by_nobody_and_read_until_it_has_som
     opening = await follow(follower)
     stored = itertools.count(1)
     with monkeypatch.context() as patch:
-        patch.setattr(replicated, "RESERVE_BYTES", 0)
+        patch.setattr(settings, "RESERVE_BYTES", 0)
         for length in (4000, 1):
             with pytest.raises(LogFull):
                 await append_on(leader, stored, length)
@@ -1098,7 +1116,7 @@ async def test_a_log_without_any_room_is_led_by_nobody_and_read_until_it_has_som
 async def test_people_go_on_at_a_node_whose_log_is_full_and_what_they_send_is_put_off(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "ROOM_S", 0.0)
+    monkeypatch.setattr(settings, "ROOM_CHECK_S", 0.0)
     config = NodeConfig(host="127.0.0.1", port=0, db=tmp_path / "a.db", log=small_log(server), web=False)
     async with asyncio.timeout(60), serve(config) as node:
         people = Node(node.url, node.owner_token)

@@ -16,14 +16,15 @@ from msgspec import Raw
 
 from roundelay.app import make_shared_log
 from roundelay.network.clock import system_clock
-from roundelay.network.cluster import replicated
-from roundelay.network.cluster.log_copies import compare, rebuild
+from roundelay.network.cluster import settings
+from roundelay.network.cluster.log_copies import compare, rebuild_index
+from roundelay.network.cluster.records import write_trim
 from roundelay.network.cluster.replicated import ReplicatedLedger
-from roundelay.network.cluster.shared_log import UnusableLog, write_trim
+from roundelay.network.cluster.shared_log import UnusableLog
 from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import CallResult, DeadLetter, TableWrite, Token
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import LeadershipLost, LogFull, Trim, sqlite, upkeep
+from roundelay.network.ledger import Cut, LeadershipLost, LogFull, Trim, sqlite, upkeep
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.units import DAY_MS
 from tests.contract.test_ledger import message
@@ -60,7 +61,7 @@ async def difference(log: str, db: Path) -> str:
 async def test_what_the_leader_drops_goes_from_each_node(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
+    monkeypatch.setattr(settings, "LEADER_TIMEOUT_S", 0.3)
     log, a, b, c = server.url("lab"), *(tmp_path / f"{name}.db" for name in "abc")
     leader, follower = ledger(log, a), ledger(log, b)
     await leader.open()
@@ -72,7 +73,7 @@ async def test_what_the_leader_drops_goes_from_each_node(
     await leader.append([mixed(31)], [])
     kept = [seq for seq in range(1, 32) if seq >= (21 if seq % 3 == 0 else 11)]
     assert (await leader.trim(Trim(messages_before=1011, records_before=1021, pinned=26))).dropped == 0
-    await rebuild(make_shared_log(log), c)
+    await rebuild_index(make_shared_log(log), c)
     sleep(leader)
     meta, _ = await taking_over
     assert (meta.first_seq, meta.head) == (11, 31)
@@ -93,11 +94,11 @@ async def test_what_the_leader_drops_goes_from_each_node(
 async def test_a_node_whose_clock_is_another_one_says_so_and_drops_nothing_for_its_age(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_days: int
 ) -> None:
-    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
-    monkeypatch.setattr(replicated, "OFF_S", 0.3)
+    monkeypatch.setattr(settings, "LEADER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(settings, "CLOCK_OFFSET_S", 0.3)
     log, said = server.url("lab"), list[str]()
     leader, follower = ledger(log, tmp_path / "a.db"), ledger(log, tmp_path / "b.db", say=said.append)
-    follower._clock = lambda: system_clock() + off_days * DAY_MS
+    follower._log._clock = lambda: system_clock() + off_days * DAY_MS
     await leader.open()
     taking_over = asyncio.create_task(follower.open())
     for seq in range(1, 12):
@@ -121,18 +122,18 @@ async def test_a_node_whose_clock_is_another_one_says_so_and_drops_nothing_for_i
 async def test_results_of_calls_go_from_each_node_when_the_leader_says_so(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
+    monkeypatch.setattr(settings, "LEADER_TIMEOUT_S", 0.3)
     monkeypatch.setattr(sqlite, "EXPIRY_STEP", 3)
     log, a, b, c = server.url("lab"), *(tmp_path / f"{name}.db" for name in "abc")
     leader, follower = ledger(log, a), ledger(log, b)
     await leader.open()
     for number in range(10):
         await leader.append([], [TableWrite("call", f"ann/{number}", CallResult("d", number, Raw(b"{}")))])
-    await rebuild(make_shared_log(log), c)
+    await rebuild_index(make_shared_log(log), c)
     taking_over = asyncio.create_task(follower.open())
     await leader.expire_calls(7)
     await leader.append([], [TableWrite("call", "ann/1", CallResult("d", 20, Raw(b"{}")))])  # it is done once more
-    await rebuild(make_shared_log(log), c)
+    await rebuild_index(make_shared_log(log), c)
     sleep(leader)
     await taking_over
     kept = [f"ann/{number}" for number in (1, 7, 8, 9)]
@@ -149,8 +150,8 @@ async def test_what_another_node_wrote_as_if_it_led_drops_nothing(server: LogSer
     log, made = server.url("lab"), ledger(server.url("lab"), tmp_path / "a.db")
     await made.open()
     await made.append([message(1, "ann", "agent:bob")], [])
-    reader = made._reader
-    await server.write("lab", write_trim(replicated.Cut(9, 9, is_last=True), "somebody", reader.last))
+    reader = made._log.reader
+    await server.write("lab", write_trim(Cut(9, 9, is_last=True), "somebody", reader.end_digest))
     await made.close()
     again = ledger(log, tmp_path / "b.db")
     await again.open()
@@ -168,7 +169,7 @@ class Failing(SQLiteLedger):
 
     left = 0
 
-    async def _make_cut(self, cut: replicated.Cut) -> upkeep.CutMade:
+    async def _make_cut(self, cut: Cut) -> upkeep.CutMade:
         if not self.left:
             raise Killed("killed")
         self.left -= 1
@@ -179,7 +180,7 @@ async def test_of_a_trim_that_was_interrupted_anywhere_all_is_done_in_the_end(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "DROPPED_BYTES", 60)  # several transactions for one trim
-    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.05)
+    monkeypatch.setattr(settings, "LEADER_TIMEOUT_S", 0.05)
     log, random = server.url("lab"), Random(18)
     dbs = [tmp_path / "a.db", tmp_path / "b.db"]
     head = rounds = interrupted = 0
@@ -207,16 +208,16 @@ async def test_of_a_trim_that_was_interrupted_anywhere_all_is_done_in_the_end(
         except Killed:
             interrupted += 1
         assert await difference(log, db) == "", f"also in the middle of it, round {number}"
-        await made._shared.close()
+        await made._log.shared.close()
         await made.close()
         meta, _ = await (after := ledger(log, db)).open()
         assert meta.head == head
         await after.close()
         assert await difference(log, db) == ""
     last = tmp_path / "c.db"
-    await rebuild(make_shared_log(log), last)
-    await rebuild(make_shared_log(log), dbs[0])
-    await rebuild(make_shared_log(log), dbs[1])
+    await rebuild_index(make_shared_log(log), last)
+    await rebuild_index(make_shared_log(log), dbs[0])
+    await rebuild_index(make_shared_log(log), dbs[1])
     for db in dbs:
         assert told(db) == told(last)
         assert told(db, "SELECT key || value FROM meta WHERE key LIKE 'first%' ORDER BY key") == told(
@@ -269,7 +270,7 @@ def value_of(db: Path, table: str) -> list[object]:
 
 async def first_of(log: str) -> int:
     shared = make_shared_log(log)
-    await shared.open(is_made=False)
+    await shared.open(create=False)
     first = await shared.first()
     await shared.close()
     return first
@@ -277,14 +278,14 @@ async def first_of(log: str) -> int:
 
 @pytest.fixture(autouse=True)
 def trims_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicated, "TRIM_EVERY_S", 0.0)
+    monkeypatch.setattr(settings, "SMALL_TRIM_INTERVAL_S", 0.0)
 
 
 @pytest.fixture
 def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicated, "BASE_EVERY", 8)
-    monkeypatch.setattr(replicated, "BASE_PAGE", 3)
-    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
+    monkeypatch.setattr(settings, "SNAPSHOT_EVERY_RECORDS", 8)
+    monkeypatch.setattr(settings, "SNAPSHOT_PAGE", 3)
+    monkeypatch.setattr(settings, "LEADER_TIMEOUT_S", 0.3)
 
 
 @pytest.mark.usefixtures("small_bases")
@@ -294,7 +295,7 @@ async def test_a_log_begins_later_when_nothing_before_is_needed_and_nodes_are_ma
     log, a, b, c, d = server.url("lab"), *(tmp_path / f"{name}.db" for name in "abcd")
     leader, follower = ledger(log, a), ledger(log, b)
     await leader.open()
-    await rebuild(make_shared_log(log), d)
+    await rebuild_index(make_shared_log(log), d)
     opening = asyncio.create_task(follower.open())
     tokens = [TableWrite("token", f"hash-{number}", Token("ann", "agent", number)) for number in range(12)]
     await leader.append([mixed(1)], tokens)
@@ -314,7 +315,7 @@ async def test_a_log_begins_later_when_nothing_before_is_needed_and_nodes_are_ma
     first = await first_of(log)
     assert 1 < first < based
     await leader.append([mixed(20)], [])
-    await rebuild(make_shared_log(log), c)
+    await rebuild_index(make_shared_log(log), c)
     for db in (a, c):
         assert await difference(log, db) == "", db
         assert [value_of(db, table) for table in ("token", "dead")] == [value_of(a, it) for it in ("token", "dead")]
@@ -325,7 +326,7 @@ async def test_a_log_begins_later_when_nothing_before_is_needed_and_nodes_are_ma
     assert "begins at" in await difference(log, d)
     sleep(leader)
     meta, _ = await opening
-    assert (meta.first_seq, meta.head, meta.name, meta.epoch) == (15, 20, "lab", follower._reader.epoch)
+    assert (meta.first_seq, meta.head, meta.name, meta.epoch) == (15, 20, "lab", follower._log.reader.epoch)
     assert await difference(log, b) == ""
     await asyncio.gather(leader.close(), follower.close())
     fresh = ledger(log, tmp_path / "e.db")
@@ -341,7 +342,7 @@ async def test_a_log_begins_later_when_nothing_before_is_needed_and_nodes_are_ma
 async def test_commits_go_on_while_a_base_is_written(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "BASE_PAGE", 50)
+    monkeypatch.setattr(settings, "SNAPSHOT_PAGE", 50)
     log, random = server.url("lab"), Random(7)
     leader = ledger(log, tmp_path / "a.db")
     await leader.open()
@@ -372,7 +373,7 @@ async def test_commits_go_on_while_a_base_is_written(
         await leader.trim(Trim(messages_before=now, records_before=now, pinned=head))
         meanwhile += await commit_on(asyncio.create_task(leader.forget_dropped()))
         assert await difference(log, tmp_path / "a.db") == ""
-        await rebuild(make_shared_log(log), made := tmp_path / f"b{number}.db")
+        await rebuild_index(make_shared_log(log), made := tmp_path / f"b{number}.db")
         assert await difference(log, made) == ""
         assert [told(made), value_of(made, "token")] == [told(tmp_path / "a.db"), value_of(tmp_path / "a.db", "token")]
     assert await first_of(log) > 30
@@ -421,7 +422,7 @@ async def test_a_base_that_was_interrupted_is_none_and_another_one_is_written(
             await made.append([mixed(head)], [TableWrite("token", f"hash-{head % 11}", Token("ann", "agent", head))])
         with monkeypatch.context() as patch:
             left = random.choice((0, 1, 2, 3, 5, 99, 99))
-            patch.setattr(made._shared, "append", fail_after(left, made._shared.append))
+            patch.setattr(made._log.shared, "append", fail_after(left, made._log.shared.append))
             try:
                 await made.trim(Trim(messages_before=1000 + head, records_before=1000 + head, pinned=head))
                 await made.forget_dropped()
@@ -431,7 +432,7 @@ async def test_a_base_that_was_interrupted_is_none_and_another_one_is_written(
                     await made.append([mixed(head + 1)], [])
         await made.close()
         firsts.append(await first_of(log))
-        await rebuild(make_shared_log(log), fresh := tmp_path / f"c{number}.db")
+        await rebuild_index(make_shared_log(log), fresh := tmp_path / f"c{number}.db")
         for it in (fresh, made.path):
             assert await difference(log, it) == "", (number, it)
         assert [told(fresh), value_of(fresh, "token")] == [told(made.path), value_of(made.path, "token")]
@@ -514,7 +515,7 @@ async def test_a_drop_that_is_refused_keeps_nobody_from_writing(
         raise LedgerError("You may not delete.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(leader._shared, "drop", refuse)
+        patch.setattr(leader._log.shared, "drop", refuse)
         await leader.forget_dropped()
     await leader.append([mixed(12)], [])
     await leader.verify()
@@ -534,11 +535,11 @@ async def test_a_node_that_is_behind_is_compared_with_what_the_log_still_has_and
     await leader.open()
     for seq in range(1, 12):
         await leader.append([mixed(seq)], [TableWrite("call", f"ann/c{seq}", CallResult("d", seq, Raw(b"{}")))])
-    await rebuild(make_shared_log(log), c)
+    await rebuild_index(make_shared_log(log), c)
     await leader.expire_calls(6)
     await leader.forget_dropped()
     await leader.append([mixed(12)], [])
-    await rebuild(make_shared_log(log), b)  # it has the base, and not what is dropped from here on
+    await rebuild_index(make_shared_log(log), b)  # it has the base, and not what is dropped from here on
     await leader.trim(Trim(messages_before=9999, records_before=9999, pinned=13))
     await leader.forget_dropped()
     assert await first_of(log) > 1
@@ -546,7 +547,7 @@ async def test_a_node_that_is_behind_is_compared_with_what_the_log_still_has_and
     assert await difference(log, a) == ""
     assert "the log begins at" in await difference(log, c)
     with pytest.raises(UnusableLog, match=r"move .*c.db away"):
-        await rebuild(make_shared_log(log), c)
+        await rebuild_index(make_shared_log(log), c)
     await leader.close()
 
 
@@ -554,8 +555,8 @@ async def test_a_node_that_is_behind_is_compared_with_what_the_log_still_has_and
 async def test_a_base_is_due_sooner_in_a_log_that_fills(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "BASE_EVERY", 10_000)
-    monkeypatch.setattr(replicated, "BASE_LEAST", 5)
+    monkeypatch.setattr(settings, "SNAPSHOT_EVERY_RECORDS", 10_000)
+    monkeypatch.setattr(settings, "SNAPSHOT_MIN_RECORDS", 5)
     log = server.url("lab") + ("&" if "?" in server.url("lab") else "?") + f"max_bytes={1 << 20}"
     leader = ledger(log, tmp_path / "a.db")
     await leader.open()
@@ -605,7 +606,7 @@ async def append_on_to(made: ReplicatedLedger, seq: int, last: int) -> None:
 async def test_a_few_old_rows_wait_for_others_and_many_do_not(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "TRIM_EVERY_S", 1000.0)
+    monkeypatch.setattr(settings, "SMALL_TRIM_INTERVAL_S", 1000.0)
     leader = ledger(server.url("lab"), tmp_path / "a.db")
     await leader.open()
     await append_on_to(leader, 1, 30)

@@ -1,0 +1,267 @@
+"""`Leader`: one term in which this node writes the shared log.
+
+A term begins with a claim that the log accepted. The claim's writer id is the fencing token: every record names it, and
+followers apply records of the last claim only. The engine accepts a record only behind the last one that this node has
+read. So a leader that was replaced learns it at its next append, and has acknowledged nothing since. A leader without
+writes asks for the end of the log instead (`verify`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import TableWrite
+from roundelay.network.errors import LedgerError
+from roundelay.network.ledger import KeyTaken, LeadershipLost, LogFull, Trim, Trimmed, Unstorable
+
+from . import settings
+from .durability import DurabilityCheck
+from .indexed_log import IndexedLog
+from .records import Header, Heartbeat, digest, write_commit, write_records, write_trim
+from .shared_log import LogUnavailable
+
+log = logging.getLogger(__name__)
+
+
+class Leader:
+    """One term of leadership. With ``keeps_old_rows`` it drops nothing because of its age: its clock is not that of the
+    leader before it, so one of the two is wrong."""
+
+    def __init__(self, indexed: IndexedLog, durability: DurabilityCheck, token: str, *, keeps_old_rows: bool) -> None:
+        self.log = indexed
+        self.token = token
+        """Fencing token of this term. Empty once leadership is lost or released."""
+        self._durability = durability
+        self._keeps_old_rows = keeps_old_rows
+        self.lock = asyncio.Lock()
+        """Held from reading the end of the log to the record behind it, and while the index is not what the log is. One
+        record at a time, since each names the digest of the one before it."""
+        self._failure: LedgerError | None = None
+        """Set where the log has something that the index does not have: the ledger has to be opened again."""
+        self._heartbeats: asyncio.Task[None] | None = None
+        self._trimmed_at = -settings.SMALL_TRIM_INTERVAL_S
+        self._room_checked_at = 0.0
+
+    # --- the term
+
+    def start_heartbeats(self) -> None:
+        self._heartbeats = asyncio.create_task(self._send_heartbeats(), name="ledger-leads")
+
+    async def _send_heartbeats(self) -> None:
+        while self.token:
+            await self.log.broadcast_heartbeat(self.token)
+            await asyncio.sleep(settings.HEARTBEAT_S)
+
+    async def release(self) -> bool:
+        """Give up leadership. Return whether the log says so. Otherwise followers find out by the missing heartbeats."""
+        heartbeats, self._heartbeats = self._heartbeats, None
+        if heartbeats is not None:
+            heartbeats.cancel()
+            await asyncio.gather(heartbeats, return_exceptions=True)
+        token, self.token = self.token, ""
+        if token:
+            with suppress(LedgerError, TimeoutError):
+                async with asyncio.timeout(settings.RELEASE_TIMEOUT_S):
+                    await self.log.append(Header(kind="release", writer=token, previous=self.log.reader.end_digest))
+                    return True
+        return False
+
+    async def hand_over(self) -> str:
+        """Give up leadership. Return the name of the successor, if another node follows and claims the log in time."""
+        if self.token and await self.release() and await self._has_follower():
+            return await self.log.find_claim(settings.SUCCESSOR_TIMEOUT_S, is_expected=True)
+        return ""
+
+    async def _has_follower(self) -> bool:
+        """Return whether another node was heard lately: each follower sends a heartbeat per second."""
+        with suppress(LedgerError, TimeoutError):
+            async with asyncio.timeout(settings.BACKLOG_S):
+                while True:
+                    heartbeat = Heartbeat.read(await self.log.shared.next_broadcast())
+                    if heartbeat.node and heartbeat.node != self.log.node_name and not heartbeat.leads:
+                        return True
+        return False
+
+    async def step_down(self, error: LeadershipLost) -> LeadershipLost:
+        """Stop leading. Return the error with the new leader, where the log names it."""
+        self.token = ""
+        leader = await self.log.find_claim(settings.FIND_LEADER_TIMEOUT_S, is_expected=False)
+        error.leader = leader if leader != self.log.node_name else ""
+        if error.leader:
+            log.warning("leadership lost; this node follows", extra={"log": self.log.name, "leader": error.leader})
+        else:
+            log.warning("leadership lost; this node looks for the leader: %s", error)
+        return error
+
+    async def verify(self) -> None:
+        """Check that this node still leads, and that log, index and disks are sound. Raises `LedgerError` otherwise.
+
+        A leader without writes learns only here that another node leads, or that the log lacks its records.
+        """
+        if self._failure is not None:
+            raise self._failure
+        await self.log.index.verify()
+        if self._durability.is_due:  # also while commits keep the lock
+            with suppress(LogUnavailable):
+                await self._durability.run()
+                await self.log.check_first()
+                await self._refresh_room()
+        if self.lock.locked():  # a commit under way finds out whether this node leads
+            return
+        try:
+            end = await self.log.fetch_end()
+        except LogUnavailable:
+            if self.log.contact.silent_s < settings.UNREACHABLE_S:
+                return
+            raise
+        if self.lock.locked():  # that commit may have moved the end meanwhile
+            return
+        self.log.check_end(end)
+        if end > self.log.reader.end:
+            raise await self.step_down(LeadershipLost(f"Somebody else has written to the shared log {self.log.name}."))
+
+    # --- commits
+
+    async def append(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
+        """As `Ledger.append`. Raises `LeadershipLost` where another node leads."""
+        if self._failure is not None:
+            raise self._failure
+        if not self.token:
+            raise await self.step_down(LeadershipLost("This node does not lead; it has to be opened again."))
+        try:
+            async with self.lock:
+                await self._append_commit(rows, writes)
+        except LeadershipLost as error:
+            await self.step_down(error)
+            raise
+        except (LedgerError, KeyTaken, Unstorable):
+            raise
+        except Exception as error:  # a defect: the log may hold what the index does not
+            self._failure = LedgerError(f"Storing failed: {type(error).__name__}: {error}")
+            raise self._failure from error
+
+    async def _append_commit(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
+        """Write the commit to the index, then to the log, and then commit the index.
+
+        The index checks keys and seqs, and the log takes everything. So the index's transaction is open, with all rows
+        in it, while the records are appended: a row that the index refuses never comes into the log, where every node
+        would fail at it. If the log refuses, the transaction is rolled back.
+        """
+        body = write_commit(rows, writes)
+        records = write_records(body, self.token, self.log.reader.end_digest, self.log.shared.max_bytes)
+        await self._refuse_without_room(sum(map(len, records)) + settings.RECORD_OVERHEAD_BYTES * len(records))
+        cursor = self.log.cursor_write_at(self.log.reader.end + len(records), digest(records[-1]), self.token)
+        loop = asyncio.get_running_loop()
+        is_written: asyncio.Future[None] = loop.create_future()
+        logged: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def note_written() -> None:
+            if not is_written.done():
+                is_written.set_result(None)
+
+        def wait_for_log() -> None:  # on the index's thread
+            loop.call_soon_threadsafe(note_written)
+            logged.result()
+
+        indexing = asyncio.ensure_future(self.log.index.append(rows, [*writes, cursor], before_commit=wait_for_log))
+        try:
+            await asyncio.wait((indexing, is_written), return_when=asyncio.FIRST_COMPLETED)
+            if not indexing.done():
+                await self._append_records(records)
+                logged.set_result(None)
+        finally:
+            if not logged.done():
+                # the index's thread waits for this future: without it the transaction would stay open for ever
+                logged.set_exception(LedgerError("The shared log has not taken it."))
+                await asyncio.gather(indexing, return_exceptions=True)
+        await indexing
+
+    async def _append_records(self, records: Sequence[bytes]) -> None:
+        for number, record in enumerate(records):
+            try:
+                await self.log.append_record(record)
+            except LogFull as error:
+                if number:
+                    # The first parts are in the log. Only another claim makes readers forget them.
+                    self._failure = LedgerError(str(error))
+                    raise self._failure from error
+                raise
+
+    async def _refuse_without_room(self, size: int) -> None:
+        """Raises `LogFull` where a commit of ``size`` bytes would take from the reserve: without it nothing could be
+        appended that makes room."""
+        now = asyncio.get_running_loop().time()
+        room = self.log.room
+        if room.free - size < room.reserve and now - self._room_checked_at >= settings.ROOM_CHECK_S:
+            await self._refresh_room()
+        room = self.log.room
+        if room.free - size < room.reserve:
+            raise LogFull(
+                f"The shared log {self.log.name} is full: the {room.free:,} bytes that are left are reserved for what "
+                "makes room. Give the log and its servers more, or let retain drop more."
+            )
+
+    async def _refresh_room(self) -> None:
+        self._room_checked_at = asyncio.get_running_loop().time()
+        await self.log.refresh_room()
+
+    # --- what is old
+
+    async def trim(self, trim: Trim) -> Trimmed:
+        """As `Ledger.trim`. The log says first what is dropped, so that every node drops the same, also this one if it
+        is killed on the way."""
+        if self._keeps_old_rows:
+            trim = msgspec.structs.replace(trim, messages_before=None, records_before=None)
+        index = self.log.index
+        cut, is_pinned = await index.find_cut(trim)
+        now = asyncio.get_running_loop().time()
+        # each trim is a record that every new node reads again, so small ones wait
+        is_small = cut is not None and cut.is_last
+        if cut is None or (is_small and now - self._trimmed_at < settings.SMALL_TRIM_INTERVAL_S):
+            return Trimmed(dropped=0, first_seq=index.first_seq, is_held=is_pinned)
+        async with self.exclusive():
+            await self.log.append_record(write_trim(cut, self.token, self.log.reader.end_digest))
+            dropped = await self.log.drop(cut)
+        if is_small:
+            self._trimmed_at = now
+        return Trimmed(dropped=dropped, first_seq=index.first_seq, is_held=is_pinned)
+
+    async def expire_calls(self, before: int) -> None:
+        """As `Ledger.expire_calls`. The deletions are a commit, so that every node keeps the same results. A full log
+        keeps them all."""
+        after: str | None = ""
+        while after is not None:
+            old, next_after = await self.log.index.find_old_calls(before, after)
+            if old:
+                async with self.exclusive():
+                    # look again under the lock: a commit may have stored a new result for one of the keys
+                    old, _ = await self.log.index.find_old_calls(before, after)
+                    with suppress(LogFull):
+                        await self._append_commit([], [TableWrite("call", key, None) for key in old])
+            after = next_after
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Write to the log beside the hub's commits. Raises `LedgerError`.
+
+        After a failure the caller goes on, but this node does not: the log may have a record that the index has not
+        followed. Every later append fails until the ledger is opened again.
+        """
+        try:
+            async with self.lock:
+                if not self.token:
+                    raise LeadershipLost("This node does not lead; it has to be opened again.")
+                yield
+        except LeadershipLost as error:
+            await self.step_down(error)
+            raise
+        except LedgerError as error:
+            self._failure = error
+            raise

@@ -1,0 +1,109 @@
+"""Snapshots: the leader writes every value of every table to the log again, so that older records can be dropped.
+
+A snapshot has a begin, chunks, and an end. Commits may come between: a chunk is read from the index under the leader's
+lock, so it holds what the log said so far, and later commits override it. A snapshot without its end is none. The log
+may begin at a complete snapshot once no row up to its head is kept, because rows are not part of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import cast
+
+from roundelay.network.core.tables import COLD_TABLES, LOADED_TABLES, VOLATILE_TABLES, Table, TableWrite
+from roundelay.network.errors import LedgerError
+from roundelay.network.ledger import Cut
+
+from . import settings
+from .indexed_log import IndexedLog
+from .leader import Leader
+from .records import Header, write_commit, write_records, write_trim
+
+log = logging.getLogger(__name__)
+
+
+async def shorten_log(leader: Leader) -> None:
+    """Drop the records before the newest snapshot, or write a snapshot if one is due."""
+    indexed = leader.log
+    first, (free, total) = await indexed.shared.first(), await indexed.shared.room()
+    records = indexed.reader.end - first
+    if indexed.reader.snapshot > first:
+        await drop_before_snapshot(indexed, first, leader)
+        return
+    is_filling_up = records >= settings.SNAPSHOT_MIN_RECORDS and total - free >= total // settings.SNAPSHOT_FILL_DIVISOR
+    # damaged values would be missing in the snapshot, and with the older records they would be gone for every node
+    if (records >= settings.SNAPSHOT_EVERY_RECORDS or is_filling_up) and not indexed.index.damaged:
+        await _write_snapshot(leader)
+
+
+async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader | None) -> None:
+    """Drop the records before the newest snapshot, if nothing in them is needed any more.
+
+    A drop that is refused, or killed on the way, is tried another time: the log is as good as before. A candidate
+    without a term yet (``leader`` is None) calls this too, to make room for its claim.
+    """
+    reader = indexed.reader
+    snapshot, head = reader.snapshot, reader.snapshot_head
+    if snapshot <= first or await indexed.index.holds_up_to(head):
+        return
+    if await indexed.first_kept() <= head:
+        # No row up to the head is left, but the marks do not say so yet. A node that begins at the snapshot would take
+        # the rows for missing, so a trim moves the marks first.
+        if leader is None or not leader.token:
+            return
+        async with leader.exclusive():
+            begin = await indexed.index.read_beginning()
+            cut = Cut(max(begin.messages, head + 1), max(begin.records, head + 1), is_last=False, stamp=begin.stamp)
+            await indexed.append_record(write_trim(cut, leader.token, reader.end_digest))
+            await indexed.drop(cut)
+    lock = asyncio.Lock() if leader is None else leader.lock
+    is_done = False
+    while not is_done:
+        async with lock:  # one step at a time, so that commits come between
+            try:
+                is_done = await indexed.shared.drop(snapshot)
+            except LedgerError as error:
+                log.warning("old records stay in the shared log: %s", error)
+                return
+    await indexed.refresh_room()
+    log.info("the shared log begins later", extra={"log": indexed.name, "position": snapshot})
+
+
+async def _write_snapshot(leader: Leader) -> None:
+    indexed, reader = leader.log, leader.log.reader
+    async with leader.exclusive():
+        position, head = reader.end + 1, indexed.index.head
+        begin = await indexed.index.read_beginning()
+        await indexed.append(
+            Header(
+                kind="base", writer=leader.token, previous=reader.end_digest, epoch=reader.epoch, name=reader.name,
+                head=head,
+            )
+        )  # fmt: skip
+        # a node that begins here has to know which rows are dropped already
+        await indexed.append_record(write_trim(begin, leader.token, reader.end_digest))
+    for table in (*LOADED_TABLES, *sorted(COLD_TABLES - VOLATILE_TABLES - {"followed"})):
+        await _write_table(leader, cast(Table, table))
+    async with leader.exclusive():
+        await indexed.append(
+            Header(kind="based", writer=leader.token, previous=reader.end_digest, base=position, head=head)
+        )
+        # Store the cursor now: the index must not stand at a record that a drop removes, or it could not go on there.
+        await indexed.index.append([], [indexed.cursor_write()])
+
+
+async def _write_table(leader: Leader, table: Table) -> None:
+    """Write the values of a table in chunks. Reading and writing a chunk is one step under the lock: a commit between
+    them would be overridden by older values."""
+    indexed, after = leader.log, ""
+    while True:
+        async with leader.exclusive():
+            page = await indexed.index.cold(table, "", settings.SNAPSHOT_PAGE, after=after)
+            if not page:
+                return
+            body = write_commit([], [TableWrite(table, key, value) for key, value in page])
+            last_digest, max_bytes = indexed.reader.end_digest, indexed.shared.max_bytes
+            for record in write_records(body, leader.token, last_digest, max_bytes, "values"):
+                await indexed.append_record(record)
+        after = page[-1][0]
