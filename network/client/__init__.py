@@ -1,4 +1,4 @@
-"""The client: one participant's connection to a hub, for programs. It stands on the contract alone."""
+"""The client: one participant's connection to a hub, for programs. Imports the contract alone, nothing of the hub."""
 
 from .acks import Delivery
 from .client import NetworkClient

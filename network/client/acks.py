@@ -1,5 +1,6 @@
-"""Which deliveries a client has handled, and how it says so to its hub: `Acks`; and a delivery as its handler has it,
-`Delivery`."""
+"""Deliveries of a client: `Acks` keeps which ones it has handled and acknowledges them, `Delivery` is one of them.
+
+`client` reports what arrives and what its program handles; `Acks` writes the frames to the present connection."""
 
 from __future__ import annotations
 
@@ -15,23 +16,23 @@ from roundelay.network.frames import AckFrame, NackFrame, encode
 from .transport import Wire
 from .values import AnyMessage
 
-# The deliveries of a client in the order in which they came (`_order`), and what is to be acknowledged (`_due`):
+# Deliveries in the order in which they arrived (`_order`), and what has to be acknowledged (`_due`):
 #
 #   session 1:  4  5  6  7  9          handled: 4 5 . 7 9   -> ack 5 (everything up to it), ack 7 alone, ack 9 alone
-#                  ^ prefix            6 is refused         -> nack 6; it leaves the order, and the prefix goes on to 9
-#   session 2:  6 (attempt 2)  11      the hub begins at its floor: what is `_handled` is only acknowledged again
-#               ^ late (`_late`): at or below the prefix. It is acknowledged by itself (`_named`). As long as it is open
-#                 the prefix is not said, which would cover it: what it has passed (`_covered`) is acknowledged alone
+#                  ^ prefix            6 is refused         -> nack 6; it leaves the order, and the prefix moves to 9
+#   session 2:  6 (attempt 2)  11      the hub starts at its ack cursor: `_handled` deliveries are acknowledged again
+#               ^ late (`_late`): at or below the prefix, and acknowledged alone (`_named`). While it is open the prefix
+#                 must not be sent, because it would cover 6. What the prefix passed (`_covered`) is acknowledged alone
 #
-# prefix: everything that was delivered up to here is handled, or was refused and is late when it comes again. It never
-# goes back. A prefix above what this session was delivered (`_session_top`) says nothing to the hub: it waits until the
-# session is that far.
+# prefix: every delivery up to here is handled, or was refused and is late when it comes again. It never goes back. A
+# prefix above what this session has delivered (`_session_top`) means nothing to the hub, so it is sent later.
 
 MAX_REMEMBERED = 65_536
-"""How many handled seqs are remembered, to recognise what a new session delivers again: all that a hub may not have on
-its disk when it is killed, which is a second's worth, or more where it is killed again within the second."""
+"""Number of handled seqs that are remembered, to recognize deliveries that a new session repeats.
+
+A killed hub may have lost about the last second of acknowledgements, or more if it is killed again soon."""
 MAX_REASON_CHARS = 2000
-"""What the hub keeps of a reason; a longer one could make a frame that it does not take."""
+"""Maximum length of a reason that the hub stores. A longer one could make a frame that the hub refuses."""
 
 
 class Acks:
@@ -40,7 +41,7 @@ class Acks:
     def __init__(self) -> None:
         self.prefix = 0
         self.is_stale = False
-        """Whether the hub has another history by now."""
+        """Whether the hub has a different history now, so that these seqs mean other messages."""
         self._wire: Wire | None = None
         self._is_due = False
         self._order: deque[int] = deque()
@@ -48,16 +49,16 @@ class Acks:
         self._handled: dict[int, None] = {}
         self._single: list[int] = []
         self._late: set[int] = set()
-        """Open ones at or below the prefix: those on another attempt, and dead letters that were taken back."""
+        """Open deliveries at or below the prefix: repeated attempts, and dead letters that were taken back."""
         self._named: set[int] = set()
-        """Of these, what was handled since."""
+        """Late deliveries that were handled since the last frame."""
         self._covered: list[int] = []
-        """What the prefix has passed since it was last acknowledged."""
+        """Handled seqs that the prefix has passed since it was last acknowledged."""
         self._prefix_is_due = False
         self._session_top = 0
 
     def begin_session(self, wire: Wire, cursor: int) -> None:
-        """A new session delivers again what was not acknowledged, from ``cursor``."""
+        """Start a session, which delivers everything above ``cursor`` that is not acknowledged."""
         self._wire = wire
         self._order = deque(seq for seq in self._order if seq in self._open)
         self._single.clear()
@@ -68,19 +69,19 @@ class Acks:
         self._prefix_is_due = False
 
     def forget_open(self) -> None:
-        """Forget what is not handled: nobody has it any more, and the next session delivers it again."""
+        """Forget open deliveries: their program is gone, and the next session delivers them again."""
         self._wire, self._is_due = None, False
         self._order.clear()
         self._open.clear()
         self._late.clear()
 
-    def take(self, seq: int) -> bool:
-        """A delivery has arrived. False if it is being handled, or was: then it is only acknowledged again."""
+    def receive(self, seq: int) -> bool:
+        """Record a delivery. False: it is open or handled already, and at most acknowledged again."""
         self._session_top = max(self._session_top, seq)
         if seq in self._open:
             return False
         if seq in self._handled:
-            self._settle(seq)
+            self._acknowledge(seq)
             self._send_soon()
             return False
         self._open.add(seq)
@@ -90,36 +91,35 @@ class Acks:
         return True
 
     def handle(self, seq: int, *, only: bool = False) -> None:
-        """Everything up to ``seq`` is handled, or just that one."""
-        handled = self._open & {seq} if only else {other for other in self._open if other <= seq}
-        for other in sorted(handled):
-            self._open.discard(other)
-            if other in self._late:
-                self._named.add(other)
-            self._late.discard(other)
-            self._remember(other)
-            self._settle(other)
+        """Mark everything up to ``seq`` as handled, or with ``only`` that delivery alone."""
+        handled = self._open & {seq} if only else {open_seq for open_seq in self._open if open_seq <= seq}
+        for handled_seq in sorted(handled):
+            self._open.discard(handled_seq)
+            if handled_seq in self._late:
+                self._named.add(handled_seq)
+            self._late.discard(handled_seq)
+            self._remember(handled_seq)
+            self._acknowledge(handled_seq)
         self._send_soon()
 
     def refuse(self, seq: int, reason: str, retry_after_ms: int | None = None) -> None:
-        """One delivery failed: it is out of the order until it comes again, and no acknowledgement covers it
-        (docs/protocol.md, Delivery)."""
-        self.send_due()
+        """Report a failed delivery. It leaves the order until the hub delivers it again (docs/protocol.md, Delivery)."""
+        self.send_due()  # before the nack, because a later ack of the prefix would cover this delivery
         if seq in self._open:
             self.drop(seq)
             delay = UNSET if retry_after_ms is None else retry_after_ms
             self._send(NackFrame(seq=seq, reason=reason[:MAX_REASON_CHARS], retry_after_ms=delay))
 
     def drop(self, seq: int) -> None:
-        """One delivery is no longer this client's: it failed, or the hub made it a dead letter."""
+        """Remove an open delivery that failed, or that the hub made a dead letter."""
         self._late.discard(seq)
         if seq in self._open:
             self._open.discard(seq)
             self._advance()
 
     def send_due(self) -> None:
-        """Acknowledge what is handled. Between two sessions nothing is said: the next one delivers it again, and it is
-        answered then."""
+        """Acknowledge what is handled. Between two sessions nothing is sent: the next session delivers it again and gets
+        its answer then."""
         self._is_due = False
         prefix, single = self._due()
         if prefix is not None:
@@ -128,7 +128,7 @@ class Acks:
             self._send(AckFrame(seq=seq, only=True))
 
     def _send_soon(self) -> None:
-        """One frame for all that is handled in a tick."""
+        """Send one frame for everything that is handled within a loop tick."""
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self.send_due)
@@ -138,12 +138,12 @@ class Acks:
             try:
                 self._wire.send(encode(frame))
             except Closed:
-                return  # its reader finds out
+                return  # the reader of this connection notices
 
     def _due(self) -> tuple[int | None, list[int]]:
-        """What to acknowledge now: everything up to a seq (or None), and single ones above it."""
+        """Return what to acknowledge now: everything up to a seq (or None), and single seqs."""
         prefix = self.prefix if self._prefix_is_due and self.prefix <= self._session_top else None
-        if prefix is not None and self._late:  # it would acknowledge them too
+        if prefix is not None and self._late:  # the prefix would acknowledge the late ones too
             prefix, self._single = None, [*self._covered, *self._single]
         single = [seq for seq in self._single if prefix is None or seq > prefix]
         single += sorted(self._named - set(single))
@@ -152,7 +152,7 @@ class Acks:
         self._covered, self._single = [], []
         return prefix, single
 
-    def _settle(self, seq: int) -> None:
+    def _acknowledge(self, seq: int) -> None:
         before = self.prefix
         self._advance()
         if self.prefix == before or seq > self.prefix:
@@ -174,8 +174,8 @@ class Acks:
 
 
 class Delivery:
-    """One message, to be acknowledged: by `ack`, by `nack`, or as ``async with delivery as message`` (ack on success,
-    nack on error)."""
+    """One message to acknowledge: by `ack`, by `nack`, or as ``async with delivery as message`` (ack on success, nack on
+    error)."""
 
     def __init__(self, acks: Acks, message: AnyMessage, attempt: int) -> None:
         self.message = message
@@ -184,17 +184,16 @@ class Delivery:
 
     @property
     def is_stale(self) -> bool:
-        """Whether it is from another history than the hub has now (its ledger was replaced): then `ack` and `nack` say
-        nothing."""
+        """Whether the hub's ledger was replaced since. `ack` and `nack` do nothing then: the seq means another message."""
         return self._acks.is_stale
 
     async def ack(self) -> None:
-        """It is handled, and will not be delivered again. Others may still be open: order does not matter."""
+        """Acknowledge the message: it is not delivered again. Earlier messages may still be open."""
         if not self.is_stale:
             self._acks.handle(self.message.seq, only=True)
 
     async def nack(self, reason: str, retry_after_ms: int | None = None) -> None:
-        """It failed; it will be delivered again, at the fifth failure it becomes a dead letter."""
+        """Report a failure. The message is delivered again; at the fifth failure it becomes a dead letter."""
         if not self.is_stale:
             self._acks.refuse(self.message.seq, reason, retry_after_ms)
 

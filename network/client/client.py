@@ -1,8 +1,10 @@
 """`NetworkClient`: one participant's connection to a hub, for programs.
 
-It sends and waits for durable answers, gives what is delivered in order, acknowledges what was handled, and reconnects:
-whatever was not answered is sent again under the same id, so that nothing is lost and nothing doubled. It works the
-same over a WebSocket and in-process (`transport`). `link` keeps the connection, `acks` what was handled."""
+It sends and returns when the hub has stored the message. It yields deliveries in order and acknowledges handled ones. It
+reconnects, and sends unanswered requests again under the same ids, so that nothing is lost or doubled.
+
+`link` owns the connection and `acks` the acknowledgements. WebSocket and in-process transports (`transport`) behave
+alike."""
 
 from __future__ import annotations
 
@@ -75,10 +77,12 @@ MAX_EVENTS = 1000
 MAX_WAIT_S = 25.0
 """Maximum time that one `network.receive` waits at the hub, in seconds."""
 MAX_OWN_WAITING, MAX_OWN_CHARS = 1000, 8 * 1024 * 1024
-"""Bounds of the participant's own messages, sent by its other sessions, that wait here for a program that asks for none.
-They need no acknowledgement, so that the hub's window does not bound them; beyond, the older half is dropped."""
-_LEFT = (
-    "The loop over messages was left at #%d, which is not acknowledged: %s gets it again in its next session. To take "
+"""Maximum number and size of the participant's own messages, sent by its other sessions, that wait to be read here.
+
+They need no acknowledgement, so the hub does not bound them. Beyond the limit the older half is dropped, because a
+program that never reads deliveries would fill its memory."""
+_LOOP_LEFT = (
+    "The loop over messages was left at #%d without acknowledging it: %s gets it again in its next session. To take "
     "one message, write: async with client.receive() as message"
 )
 
@@ -86,21 +90,25 @@ _LEFT = (
 class NetworkClient:
     """One participant's session, kept alive. Use as ``async with NetworkClient("alice") as client``.
 
-    Without ``url``, the node of this machine is found; several, as ``urls``, with commas between them or as
-    ``roundelay://A,B/``, are nodes of one network, of which one serves at a time; where one says that another one
-    leads, this ``goes_to_leader``, and one that turns out to be of another network is left. What is no address is a
-    `ConfigError`. Without ``token``, an
-    agent's is made and saved, and a person or service joins with the owner's token of the node on this machine.
-    ``resume`` starts delivery at the client's own cursor. Methods that send raise the `RoundelayError` that the hub
-    answered; while the connection is down they wait, or, with ``reconnect=False``, raise `ConnectError`. ``new_id``
-    makes the ids that are not given, ``jitter`` (from 0 to 1) spreads the tries to come back, ``clock`` is what the
-    program that uses this client goes by.
-    ``kind`` None leaves it to the ``token``, which has to be given then. With ``deliver`` False nothing is delivered:
-    ask by the operation ``network.receive``.
-    ``connect_timeout_s`` bounds each way to a welcome (TCP, TLS, the WebSocket and `hello`); without it
-    ``ROUNDELAY_CONNECT_TIMEOUT_S``, or 20 s. At most 4,096 requests and 16 MiB of them are under way at a time:
-    further calls of what sends wait until others were answered, and so do operations beyond the hub's ``max_reads``.
-    `connect` tries again within that time where the hub made room for others.
+    **Where.** Without ``url`` the node of this machine is found. Several addresses, as ``urls``, separated by commas or
+    as ``roundelay://A,B/``, are nodes of one network, of which one serves at a time. A node may name the leader, and
+    with ``goes_to_leader`` the client goes there. An address of another network is passed over. An invalid address
+    raises `ConfigError`.
+
+    **Who.** Without ``token`` an agent's token is made and saved; a person or service joins with the owner's token of
+    the node on this machine. With ``kind`` None the ``token``, which is required then, determines the kind.
+
+    **Deliveries.** ``resume`` starts them at the client's own cursor. With ``deliver`` False there are none; call the
+    operation ``network.receive``, or use `follow`.
+
+    **Waiting.** Sending methods raise the `RoundelayError` that the hub answers. While the connection is down they wait,
+    or raise `ConnectError` with ``reconnect=False``. ``connect_timeout_s`` bounds each attempt up to the welcome (TCP,
+    TLS, WebSocket and hello); the default is ``ROUNDELAY_CONNECT_TIMEOUT_S``, or 20 s. `connect` tries again within this
+    time if the hub makes room for others. At most 4,096 requests and 16 MiB are unanswered at a time. Further ones wait,
+    and so do operations beyond the hub's ``max_reads``.
+
+    ``new_id`` makes ids that are not given, ``jitter`` (0 to 1) spreads reconnects, ``clock`` is the clock of the
+    program.
     """
 
     def __init__(
@@ -130,31 +138,33 @@ class NetworkClient:
         if url is not None and urls is not None:
             raise ConfigError("Give NetworkClient a url or urls, not both.")
         if urls is not None and not urls:
-            raise ConfigError("urls of NetworkClient names no address; without urls it finds the node of this machine.")
+            raise ConfigError(
+                "NetworkClient got an empty urls. Name an address, or leave urls out to find the node of this machine."
+            )
         named = ""
         if url or urls is not None or transport is None:
             named = ",".join(map(read_urls, urls if urls is not None else [url or find_url()]))
         self._named = named
-        self._token = None if token is None else clean_secret(token)  # a file's line break is no part of it
+        self._token = None if token is None else clean_secret(token)  # the line break of a file is not part of it
         self._saved: AgentToken | None = None
         self._role: Literal["observer", "reactor"] = role
         self._card = Raw(encode(dict(card))) if card is not None else UNSET
         self._instance: str | UnsetType = UNSET
-        """Of a reactor: by this the hub knows a process that comes back from one that takes its place."""
+        """Id of a reactor's process: the hub tells a process that reconnects from another one that takes over."""
         self._resume = resume
         self._is_local = transport is not None
         self._new_id = new_id
         self._deliveries: asyncio.Queue[Delivery | None] = asyncio.Queue()
         self._own: deque[tuple[Delivery, int]] = deque()
-        """Those of them that are the participant's own, with their size in characters."""
+        """Deliveries of the participant's own messages, with their sizes in characters."""
         self._own_chars = 0
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._event_arrived = asyncio.Event()
         self._acks = Acks()
         self._epoch = ""
         self._joined_at = ""
-        """The URL of the last session's hub."""
-        if connect_timeout_s is None and transport is None:  # in a process, time may be another one
+        """The URL of the last session."""
+        if connect_timeout_s is None and transport is None:  # in-process hubs may run on virtual time
             connect_timeout_s = find_connect_timeout_s()
         self._transport = transport or WebSocketTransport(
             named, connect_timeout_s or CONNECT_TIMEOUT_S, goes_to_leader=goes_to_leader
@@ -175,47 +185,46 @@ class NetworkClient:
 
     @property
     def url(self) -> str:
-        """Where the hub is; of several addresses, the one that serves this client or was tried last."""
+        """The hub's URL. Of several, the one that serves this client or was tried last."""
         return self._transport.url if isinstance(self._transport, WebSocketTransport) else self._named
 
     @property
     def welcome(self) -> Welcome:
-        """What the hub said last. Raises `ConnectError` before the first connection."""
+        """The last welcome of the hub. Raises `ConnectError` before the first connection."""
         if self._link.welcome is None:
             raise ConnectError("This client is not connected; use `async with` or await connect().")
         return self._link.welcome
 
     @property
     def kind(self) -> Literal["agent", "human", "service"]:
-        """As what it joins: as it was told, or as its token says. Raises `ConnectError` where that is not known yet."""
+        """The participant's kind: as given, or as the token says. Raises `ConnectError` before that is known."""
         return self._kind if self._kind is not None else self.welcome.kind
 
     @property
     def failure(self) -> RoundelayError | None:
-        """What ended the connection for good; None as long as it stays or comes back."""
+        """The error that ended the connection for good; None while it is up or reconnecting."""
         return self._link.failure
 
     @property
     def is_connected(self) -> bool:
-        """Whether the hub is there now; while it is not, what is sent and asked waits."""
+        """Whether the client has a session now. Without one, requests wait."""
         return self._link.is_connected
 
     @property
     def as_of(self) -> int | None:
-        """Of what was read last at a node that follows: all that the network had stored by then is in it (ms, by that
-        node's clock). None where the node leads."""
+        """Time up to which the last read at a read replica is complete, in ms by the replica's clock. None at a leader."""
         return self._link.as_of
 
     @property
     def cursor(self) -> Cursor:
-        """Everything up to here was handled: to be saved, and given as ``resume`` later."""
+        """Position up to which everything is handled. Save it, and pass it as ``resume`` later."""
         return Cursor(self._epoch, self._acks.prefix)
 
     async def connect(self) -> Welcome:
-        """Join the network; again after `close`, or in another event loop once the first one has ended. Raises
+        """Join the network. Works again after `close`, and in another event loop once the first one has ended. Raises
         `ConnectError`, `NotAuthenticated`, `Forbidden`, `Superseded`."""
         if self._link.is_closing or self._link.is_left_behind():
-            # Queues, events and tasks belong to the loop in which they are waited for.
+            # Queues, events and tasks belong to the event loop in which they were first awaited.
             self._deliveries, self._event_arrived, self._link = asyncio.Queue(), asyncio.Event(), self._make_link()
             self._own, self._own_chars = deque(), 0
             self._acks.forget_open()
@@ -235,12 +244,12 @@ class NetworkClient:
         return self.welcome
 
     async def close(self) -> None:
-        """Say goodbye. What was sent and not answered raises `ConnectError`. Idempotent."""
+        """Say goodbye. Requests without an answer raise `ConnectError`. Idempotent."""
         if not self._link.is_left_behind():
             self._acks.send_due()
         await self._link.close()
 
-    # --- what the link asks and says (`link.Owner`)
+    # --- called by the link (`link.Owner`)
 
     def make_hello(self, fence: int | UnsetType) -> HelloFrame:
         resume = self.cursor if self._resume is not None and self._epoch else self._resume
@@ -263,38 +272,38 @@ class NetworkClient:
         )
 
     def check_welcome(self, welcome: Welcome) -> None:
-        # a hub that has lost its history is the same at the same address; elsewhere another history is another
-        # network's, for which nothing here was meant
+        # At the same address a different history means that the hub lost its ledger, and its participants go on. At
+        # another address it means another network, which must not get the requests of this one.
         if self._is_elsewhere() and welcome.network.epoch != self._epoch:
             raise ConnectError(
-                self._pass_over(f"holds another network ({welcome.network.name}) than {self._joined_at}")
+                self._pass_over(f"serves another network ({welcome.network.name}) than {self._joined_at}")
             )
 
     def check_refusal(self, error: NotAuthenticated) -> None:
-        # a network knows at each address a token that it has let in at one
+        # All nodes of a network accept the same tokens, so a refusal elsewhere means another network.
         if self._is_elsewhere():
-            told = self._pass_over(f"holds another network than {self._joined_at}, which has let in {self.agent_id}")
-            raise ConnectError(f"{told} ({error})") from error
+            reason = self._pass_over(f"serves another network than {self._joined_at}, which accepted {self.agent_id}")
+            raise ConnectError(f"{reason} ({error})") from error
 
     def _is_elsewhere(self) -> bool:
-        """Whether this is at another address than its last session was."""
+        """Return whether the present address is not that of the last session."""
         return bool(self._epoch) and urlsplit(self.url).netloc != urlsplit(self._joined_at).netloc
 
     def _pass_over(self, why: str) -> str:
-        """Go on with the next address; gives the sentence to be told."""
-        told = f"{self.url} {why}: check the addresses, or connect anew."
+        """Go on with the next address. Return the reason as a sentence."""
+        reason = f"{self.url} {why}. Check the addresses, or connect with a new client."
         if isinstance(self._transport, WebSocketTransport):
             self._transport.pass_over()
-        return told
+        return reason
 
     def begin_session(self, welcome: Welcome, wire: Wire) -> None:
         if welcome.network.epoch != self._epoch:
             self._acks.is_stale = True
-            self._acks = Acks()  # another history: its seqs are others
+            self._acks = Acks()  # in another history the same seqs mean other messages
         if self._saved is not None and self.url != self._joined_at:
             try:
                 self._saved.save(self.url)
-            except ConfigError as error:  # where it was read from it stays
+            except ConfigError as error:  # it stays in the file from which it was read
                 log.warning("a token is not saved: %s", error, extra={"agent_id": self.agent_id})
         self._epoch, self._joined_at = welcome.network.epoch, self.url
         self._acks.begin_session(wire, welcome.cursor)
@@ -310,11 +319,11 @@ class NetworkClient:
             case "notice":
                 self._take_notice(Notice(frame["kind"], frame.get("thread_id"), frame["body"]))
             case _:
-                return  # a newer hub's frame
+                return  # a frame type of a newer hub
 
     def _take_delivery(self, frame: dict[str, Any]) -> None:
         message = message_from_wire(frame["message"])
-        if not self._acks.take(message.seq):
+        if not self._acks.receive(message.seq):
             return
         delivery = Delivery(self._acks, message, frame["attempt"])
         self._deliveries.put_nowait(delivery)
@@ -327,7 +336,7 @@ class NetworkClient:
                 self._drop_own()
 
     def _drop_own(self) -> None:
-        """Drop the older half of the own messages that wait; they stay in their threads' history."""
+        """Drop the older half of the own messages that wait. They stay in the history of their threads."""
         dropped = set()
         while len(self._own) > MAX_OWN_WAITING // 2 or self._own_chars > MAX_OWN_CHARS // 2:
             delivery, size = self._own.popleft()
@@ -335,10 +344,10 @@ class NetworkClient:
             self._acks.drop(delivery.message.seq)
             dropped.add(delivery)
         waiting = [self._deliveries.get_nowait() for _ in range(self._deliveries.qsize())]
-        for it in waiting:
-            if it not in dropped:
-                self._deliveries.put_nowait(it)
-        log.info("own messages that nobody asked for are dropped", extra={"agent_id": self.agent_id})
+        for kept in waiting:
+            if kept not in dropped:
+                self._deliveries.put_nowait(kept)
+        log.info("own messages that nobody reads are dropped", extra={"agent_id": self.agent_id})
 
     def _take_notice(self, notice: Notice) -> None:
         body = notice.body if isinstance(notice.body, dict) else {}
@@ -347,9 +356,12 @@ class NetworkClient:
         self.take_event(notice)
 
     def take_event(self, event: Event) -> None:
-        if len(self._events) == MAX_EVENTS:  # what may be lost goes first: not a person's stop, nor a reconnect
-            loses = (place for place, it in enumerate(self._events) if isinstance(it, Signal) and it.kind != "cancel")
-            del self._events[next(loses, 0)]
+        if len(self._events) == MAX_EVENTS:
+            # Drop the oldest signal. Notices, reconnects and a person's stop (`cancel`) come only once.
+            droppable = (
+                index for index, old in enumerate(self._events) if isinstance(old, Signal) and old.kind != "cancel"
+            )
+            del self._events[next(droppable, 0)]
         self._events.append(event)
         self._event_arrived.set()
 
@@ -373,11 +385,13 @@ class NetworkClient:
         metadata: Mapping[str, Any] | None = None,
         message_id: str | None = None,
     ) -> Stored:
-        """Send any JSON ``content`` to an address; returns when it is durable. ``message_id`` makes it idempotent
-        across processes; ``conversation``, an id, names one of several threads with the same participant."""
-        chosen = message_id if message_id is not None else self._new_id()
+        """Send any JSON ``content`` to an address. Return when the message is durable.
+
+        ``message_id`` makes the send idempotent across processes. ``conversation``, an id, names one of several threads
+        with the same participant."""
+        message_id = message_id if message_id is not None else self._new_id()
         frame = SendFrame(
-            message_id=chosen,
+            message_id=message_id,
             to=to,
             content=Raw(encode(content)),
             text_representation=UNSET if text_representation is None else text_representation,
@@ -388,7 +402,7 @@ class NetworkClient:
             requires_response=_requirement(requires_response),
             metadata=UNSET if metadata is None else Raw(encode(dict(metadata))),
         )
-        stored: Stored = await self._link.ask(f"m:{plain_text(chosen)}", encode(frame))
+        stored: Stored = await self._link.ask(f"m:{plain_text(message_id)}", encode(frame))
         return stored
 
     async def send_text(self, agent_id: str, text: str, **options: Any) -> Stored:
@@ -400,14 +414,14 @@ class NetworkClient:
         return await self.send("broadcast", text, **options)
 
     async def post(self, channel: str, text: str, **options: Any) -> Stored:
-        """Send text to a channel that this participant is in; options as in `send`."""
+        """Send text to a channel that this participant is a member of; options as in `send`."""
         return await self.send(channel_address(channel), text, **options)
 
     async def join_channel(self, name: str) -> bool:
-        """Be a member of a channel, which is made if there is none: then True. Joining again changes nothing.
+        """Join a channel. Create it if there is none, and return True then. Joining again changes nothing.
 
-        Raises `Forbidden`, or `InvalidArguments` for a name that is taken by a channel closed to this client, if it
-        needs an invitation.
+        Raises `Forbidden` for a channel that needs an invitation, or `InvalidArguments` if this client may not even see
+        it.
         """
         try:
             await self.call("channels.join", {"name": name})
@@ -415,22 +429,22 @@ class NetworkClient:
         except UnknownRecipient:
             pass
         try:
-            await self.call("channels.create", {"name": name})  # which joins it
+            await self.call("channels.create", {"name": name})  # its creator is a member
         except InvalidArguments as taken:
             try:
-                await self.call("channels.join", {"name": name})  # somebody else was faster
-            except UnknownRecipient:  # or it is closed to this one
+                await self.call("channels.join", {"name": name})  # another participant created it meanwhile
+            except UnknownRecipient:  # or the channel is hidden from this client
                 raise taken from None
             return False
         return True
 
     async def reply(self, message: AnyMessage, text: str, **options: Any) -> Stored:
-        """Answer a message where it is: in its direct or mod thread, or in the reply thread that it is in or begins."""
+        """Answer a message in its direct or mod thread, or in its reply thread, which is started if there is none."""
         to = self.find_reply_address(message)
         return await self.send(to, text, **{"reply_to": message.seq, "cause": message.seq, **options})
 
     def find_reply_address(self, message: AnyMessage) -> str:
-        """Give the address of a reply to a message."""
+        """Return the address of a reply to a message."""
         if isinstance(message, DirectMessage):
             return agent_address(message.sender_id if message.sender_id != self.agent_id else name_of(message.to))
         if isinstance(message, ModMessage):
@@ -438,11 +452,11 @@ class NetworkClient:
         return message.to
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
-        """Call an operation of the hub or of a mod; gives its value. ``call_id`` makes a change idempotent across
+        """Call an operation of the hub or of a mod, and return its value. ``call_id`` makes a change idempotent across
         processes."""
-        chosen = call_id if call_id is not None else self._new_id()
-        frame = CallFrame(call_id=chosen, op=op, args=Raw(encode(dict(args or {}))))
-        return await self._link.ask(f"c:{plain_text(chosen)}", encode(frame))
+        call_id = call_id if call_id is not None else self._new_id()
+        frame = CallFrame(call_id=call_id, op=op, args=Raw(encode(dict(args or {}))))
+        return await self._link.ask(f"c:{plain_text(call_id)}", encode(frame))
 
     def pages(self, op: str, args: Mapping[str, Any] | None = None) -> AsyncIterator[Page]:
         """Yield the values of a listing operation, page after page. ``args`` chooses the first page and the page size.
@@ -452,7 +466,7 @@ class NetworkClient:
         return read_pages(self.call, op, args)
 
     async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str) -> Stored:
-        """Keep a turn record; returns when it is durable."""
+        """Store a turn record. Return when it is durable."""
         frame = RecordFrame(record_id=record_id, reaction=reaction, kind=kind, body=Raw(encode(dict(body))))
         stored: Stored = await self._link.ask(f"r:{plain_text(record_id)}", encode(frame))
         return stored
@@ -466,9 +480,11 @@ class NetworkClient:
         thread_id: str | None = None,
         trigger: int | None = None,
     ) -> None:
-        """Tell who watches a thread what goes on; with ``trigger``, the seq of the message of that thread that is
-        worked on, only those who may know of that. Not stored; dropped while the connection is down, or the hub takes
-        nothing, or beyond its ``signals_per_s``."""
+        """Send live activity to those who watch a thread. With ``trigger``, the seq of the message that is worked on, only
+        to those who may know of this work.
+
+        Signals are never stored. They are dropped without a connection, while the hub is slow, and beyond its
+        ``signals_per_s``."""
         frame = SignalFrame(
             kind=kind,
             body=Raw(encode(body)),
@@ -479,8 +495,8 @@ class NetworkClient:
         self._link.push(encode(frame), may_drop=True)
 
     async def history(self, thread_id: str, *, before: int | None = None, limit: int = 50) -> History:
-        """Messages of a thread, oldest first, the newest ``limit`` of those before ``before``."""
-        args = _given(thread_id=thread_id, limit=limit, before=before)
+        """Return messages of a thread, oldest first: the newest ``limit`` of those before ``before``."""
+        args = _drop_none(thread_id=thread_id, limit=limit, before=before)
         return History.read(await self.call("network.history", args))
 
     async def window(
@@ -491,53 +507,55 @@ class NetworkClient:
         per_thread: int | None = None,
         visibility: str | None = None,
     ) -> Window:
-        """The conversation that may enter a prompt for the message ``trigger``; threads in a stable order.
+        """Return the messages that may enter a prompt for the message ``trigger``, with threads in a stable order.
 
         ``visibility`` narrows what the participant's card and the network allow.
         """
-        args = _given(trigger=trigger, threads=threads, per_thread=per_thread, visibility=visibility)
+        args = _drop_none(trigger=trigger, threads=threads, per_thread=per_thread, visibility=visibility)
         return Window.read(await self.call("network.window", args))
 
     # --- receiving
 
     async def deliveries(self) -> AsyncIterator[Delivery]:
-        """What is delivered, in order, each to be acknowledged; ends by raising what ended the connection for good."""
+        """Yield deliveries in order; acknowledge each. Ends when the client is closed; raises what ended the connection
+        for good."""
         while (delivery := await self._next_delivery()) is not None:
             yield delivery
 
     @asynccontextmanager
     async def receive(self) -> AsyncIterator[AnyMessage]:
-        """The next message, for an ``async with`` block: acknowledged when the block ends, given back when it raises
-        (`Delivery.nack`), and left open when it is cancelled: then it comes again in a later session.
+        """Receive the next message, for an ``async with`` block.
 
-        Raises what ended the connection, `ConnectError` once this client is closed."""
+        It is acknowledged when the block ends and refused when the block raises (`Delivery.nack`). When the block is
+        cancelled it stays open, and comes again in a later session. Raises what ended the connection, or `ConnectError`
+        once this client is closed."""
         delivery = await self._next_delivery()
         if delivery is None:
-            raise ConnectError("This client is closed, so no further message comes.")
+            raise ConnectError("This client is closed and receives no messages. Await connect() first.")
         async with delivery as message:
             yield message
 
     async def __aiter__(self) -> AsyncIterator[AnyMessage]:
-        """Messages in order, for ever; each is acknowledged when the next one is asked for.
+        """Yield messages in order, without end. Each is acknowledged when the next one is asked for.
 
-        Who leaves the loop leaves its message open: a `break` cannot be told from an error in the loop's body, and what
-        was not handled must come again. To take one message, or some, use `receive`."""
+        Leaving the loop leaves its message open: a `break` looks like an error in the loop's body, and unhandled
+        messages must come again. To take a single message, use `receive`."""
         async for delivery in self.deliveries():
             try:
                 yield delivery.message
             except GeneratorExit:
-                log.warning(_LEFT, delivery.message.seq, self.agent_id, extra={"agent_id": self.agent_id})
+                log.warning(_LOOP_LEFT, delivery.message.seq, self.agent_id, extra={"agent_id": self.agent_id})
                 raise
             await delivery.ack()
 
     async def _next_delivery(self) -> Delivery | None:
-        """The next delivery; None once this client is closed. Raises what ended the connection for good."""
+        """Return the next delivery, or None once this client is closed. Raises what ended the connection for good."""
         self._link.check_loop()
         delivery = await self._deliveries.get()
         if self._own and delivery is self._own[0][0]:
             self._own_chars -= self._own.popleft()[1]
         if delivery is None:
-            self._deliveries.put_nowait(None)  # for the others who wait
+            self._deliveries.put_nowait(None)  # for the other tasks that wait
             if not self._link.is_closing:
                 raise self._link.failure or ConnectError("The connection is closed.")
         return delivery
@@ -568,7 +586,7 @@ class NetworkClient:
                     yield message_from_wire(message)
 
     async def handle(self, handler: Callable[[AnyMessage], Awaitable[None]]) -> None:
-        """Call a handler for each message, for ever: ack when it returns, nack when it raises."""
+        """Call a handler for each message, without end: ack when it returns, nack when it raises."""
         async for delivery in self.deliveries():
             try:
                 async with delivery as message:
@@ -577,8 +595,8 @@ class NetworkClient:
                 log.exception("a handler failed", extra={"agent_id": self.agent_id, "seq": delivery.message.seq})
 
     async def events(self) -> AsyncIterator[Event]:
-        """Presence, signals, notices, reconnects, as they come; beyond 1000 the oldest are dropped, signals first. Ends
-        with the connection."""
+        """Yield presence, signals, notices and reconnects as they come. Beyond 1000 the oldest are dropped, signals first.
+        Ends with the connection."""
         while True:
             while self._events:
                 yield self._events.popleft()
@@ -588,16 +606,16 @@ class NetworkClient:
             await self._event_arrived.wait()
 
     async def ack(self, seq: int, *, only: bool = False) -> None:
-        """Acknowledge everything up to ``seq``, or just that one."""
+        """Acknowledge everything up to ``seq``, or with ``only`` that message alone."""
         self._acks.handle(seq, only=only)
 
     async def nack(self, seq: int, reason: str, retry_after_ms: int | None = None) -> None:
-        """Give a delivery back; see `Delivery.nack`."""
+        """Report a failed delivery; see `Delivery.nack`."""
         self._acks.refuse(seq, reason, retry_after_ms)
 
 
-def _given(**args: object) -> dict[str, object]:
-    """The arguments of a call that are not left out."""
+def _drop_none(**args: object) -> dict[str, object]:
+    """Return the arguments that are not None."""
     return {name: value for name, value in args.items() if value is not None}
 
 

@@ -1,8 +1,7 @@
-"""Exactly-once handling: a handler's own SQLite effect and the cursor that says so, in one transaction.
+"""Exactly-once handling: a handler's effect in SQLite and its cursor are written in one transaction.
 
-The hub delivers at least once; what has been handled is kept beside the effect, so that neither a crash between the two
-nor a delivery that comes again can double or lose anything (promise P5). The effect must be in the same database: what
-the handler does elsewhere (a mail sent) is not taken back."""
+The hub delivers at least once. The record of what was handled stands beside the effect, so a crash or a repeated
+delivery neither doubles nor loses anything (promise P5). Effects elsewhere, such as a mail, cannot be rolled back."""
 
 from __future__ import annotations
 
@@ -25,26 +24,26 @@ log = logging.getLogger(__name__)
 Handler = Callable[[aiosqlite.Connection, AnyMessage], Awaitable[None]]
 
 _SCHEMA = (
-    # everything up to the cursor is handled, but what is open, and what was there before the first start (up to began)
-    # and is not done
+    # Everything up to the cursor is handled, except open deliveries, and messages from before the first start (up to
+    # began) that are not done.
     "CREATE TABLE IF NOT EXISTS roundelay_cursor "
     "(agent_id TEXT PRIMARY KEY, epoch TEXT NOT NULL, seq INTEGER NOT NULL, began INTEGER NOT NULL DEFAULT 0)",
-    # deliveries at or below the cursor whose handler has failed so far: they come again; a dead letter only if it is
-    # taken back
+    # Deliveries at or below the cursor whose handler has failed so far. They come again, a dead letter only if it is
+    # taken back.
     "CREATE TABLE IF NOT EXISTS roundelay_open "
     "(agent_id TEXT NOT NULL, seq INTEGER NOT NULL, dead INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (agent_id, seq))",
     "CREATE TABLE IF NOT EXISTS roundelay_done "
     "(agent_id TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (agent_id, seq))",
 )
 _ADDED_COLUMNS = (("roundelay_cursor", "began"), ("roundelay_open", "dead"))
-"""Columns that a database of an earlier version does not have."""
+"""Columns that databases of earlier versions lack."""
 
 
 class HistoryReplaced(RoundelayError):
-    """The hub's ledger is another one than the cursor's (lost, restored, forked), or no longer reaches back to it.
+    """The hub's ledger was lost, restored or replaced, or no longer reaches back to the cursor.
 
-    What was handled can no longer be told from what was not. Look into it, then delete the row of ``roundelay_cursor``
-    to begin anew with everything that the hub still has, or set it to a place in the new history."""
+    It is unknown which of its messages were handled. Compare the two, then delete the row of ``roundelay_cursor`` to
+    handle everything that the hub still has, or set its cursor to a place in the new history."""
 
     code = "history_replaced"
 
@@ -52,11 +51,11 @@ class HistoryReplaced(RoundelayError):
 async def handle_exactly_once(
     database: Path | str, agent_id: str, handler: Handler, url: str | None = None, **options: Any
 ) -> None:
-    """Handle each message for ``agent_id`` exactly once, for ever; ``options`` are `NetworkClient`'s.
+    """Handle each message for ``agent_id`` exactly once, without end. ``options`` are those of `NetworkClient`.
 
     ``handler(db, message)`` writes through ``db`` and neither commits nor rolls back. When it raises, its effect is
-    rolled back and the message comes again, after the fifth failure it becomes a dead letter. Raises `HistoryReplaced`,
-    and whatever ends the client. One process at a time per agent and database."""
+    rolled back and the message comes again; after the fifth failure it becomes a dead letter. Raises `HistoryReplaced`,
+    and what ends the client. Run one process at a time per agent and database."""
     async with aiosqlite.connect(database, isolation_level=None) as db:
         await db.execute("PRAGMA journal_mode = WAL")
         await db.execute("PRAGMA synchronous = FULL")
@@ -65,15 +64,15 @@ async def handle_exactly_once(
         cursor = await _read_cursor(db, agent_id)
         async with NetworkClient(agent_id, url, resume=cursor, **options) as client:
             replaced = HistoryReplaced(
-                f"The hub at {client.url} no longer has the history that {database} stands in; see "
+                f"The hub at {client.url} no longer has the history to which the cursor in {database} belongs. See "
                 "roundelay.network.client.exactly_once."
             )
             if client.welcome.resume == "limited" and cursor is not None and cursor.seq:
                 raise replaced
             epoch = client.welcome.network.epoch
             await _begin(db, client)
-            turn = asyncio.Lock()  # one connection has one transaction at a time
-            dead = asyncio.create_task(_keep_dead_letters(db, client, turn))
+            turn = asyncio.Lock()  # a database connection has one transaction at a time
+            dead_letters = asyncio.create_task(_record_dead_letters(db, client, turn))
             try:
                 async for delivery in client.deliveries():
                     if delivery.is_stale or client.welcome.network.epoch != epoch:
@@ -81,10 +80,10 @@ async def handle_exactly_once(
                     async with turn:
                         await _handle(db, client, delivery, handler)
             finally:
-                dead.cancel()
-                await asyncio.wait([dead])
-                if not dead.cancelled() and (failure := dead.exception()) is not None:
-                    log.error("dead letters are no longer noted", exc_info=failure)
+                dead_letters.cancel()
+                await asyncio.wait([dead_letters])
+                if not dead_letters.cancelled() and (failure := dead_letters.exception()) is not None:
+                    log.error("dead letters are no longer recorded", exc_info=failure)
 
 
 async def _prepare_tables(db: aiosqlite.Connection) -> None:
@@ -97,16 +96,14 @@ async def _prepare_tables(db: aiosqlite.Connection) -> None:
 
 
 async def _begin(db: aiosqlite.Connection, client: NetworkClient) -> None:
-    """At the very first start, keep where that was: of what is older, some may wait for another attempt that somebody
-    else began."""
+    """Record where the very first start was. Older messages may still come: another program may have failed on them."""
     welcome = client.welcome
     sql = "INSERT OR IGNORE INTO roundelay_cursor (agent_id, epoch, seq, began) VALUES (?, ?, ?, ?)"
     await db.execute(sql, (client.agent_id, welcome.network.epoch, welcome.cursor, welcome.head))
 
 
 async def _read_cursor(db: aiosqlite.Connection, agent_id: str) -> Cursor | None:
-    """Where to resume: before the oldest delivery that is still open. None at the very first start: from the hub's
-    floor."""
+    """Return where to resume: before the oldest open delivery. None at the very first start: at the hub's ack cursor."""
     row = await (await db.execute("SELECT epoch, seq FROM roundelay_cursor WHERE agent_id = ?", (agent_id,))).fetchone()
     if row is None:
         return None
@@ -121,8 +118,8 @@ async def _handle(db: aiosqlite.Connection, client: NetworkClient, delivery: Del
     if message.sender_id == agent_id or not await _is_open(db, agent_id, message.seq):
         await delivery.ack()
         return
-    # what comes out of order (a dead letter that was taken back, say) holds the cursor back from here on: a restart
-    # gets it again
+    # A delivery below the cursor (a dead letter that was taken back) is open again before its handler runs. Otherwise a
+    # crash of the handler would lose it: a restart resumes before the oldest open delivery.
     await db.execute(_OPEN_AGAIN, (agent_id, message.seq))
     await db.execute("BEGIN IMMEDIATE")
     try:
@@ -141,7 +138,7 @@ async def _handle(db: aiosqlite.Connection, client: NetworkClient, delivery: Del
         await _advance(db, client, message.seq)
         await db.execute("COMMIT")
         await delivery.nack(f"{type(error).__name__}: {error}")
-    except BaseException:  # cancelled: as if it had not begun
+    except BaseException:  # cancelled: as if the handler had not started
         await db.execute("ROLLBACK")
         raise
     else:
@@ -177,13 +174,13 @@ async def _advance(db: aiosqlite.Connection, client: NetworkClient, seq: int) ->
     await db.execute(sql, (client.agent_id, client.welcome.network.epoch, seq))
 
 
-async def _keep_dead_letters(db: aiosqlite.Connection, client: NetworkClient, turn: asyncio.Lock) -> None:
-    """A dead letter no longer holds the cursor back; should it be taken back, it is still to be handled."""
+async def _record_dead_letters(db: aiosqlite.Connection, client: NetworkClient, turn: asyncio.Lock) -> None:
+    """Mark dead letters: they no longer hold the cursor back, and are handled if somebody takes them back."""
     sql = "INSERT OR REPLACE INTO roundelay_open (agent_id, seq, dead) VALUES (?, ?, 1)"
     async for event in client.events():
         if isinstance(event, Notice) and event.kind == "dead_letter" and event.body.get("agent_id") == client.agent_id:
             async with turn:
                 try:
                     await db.execute(sql, (client.agent_id, event.body["seq"]))
-                except aiosqlite.Error:  # then it holds the cursor back, and more than needed comes again
-                    log.exception("a dead letter is not noted", extra={"agent_id": client.agent_id})
+                except aiosqlite.Error:  # it goes on holding the cursor back, and a restart gets more than it needs
+                    log.exception("a dead letter is not recorded", extra={"agent_id": client.agent_id})

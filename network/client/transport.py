@@ -1,4 +1,6 @@
-"""The client's side of a connection: what `NetworkClient` needs of a transport, and the WebSocket one."""
+"""Connections to a hub: the protocols `Transport` and `Wire` that a client needs, and their WebSocket implementation.
+
+`link` asks for a connection and owns it. Which of several addresses is tried next is decided here."""
 
 from __future__ import annotations
 
@@ -19,24 +21,24 @@ from roundelay.network.home import CONNECT_TIMEOUT_S
 from roundelay.network.tls import client_context, explain_failure
 
 SIGNAL_ROOM_BYTES = 256 * 1024
-"""With more than this waiting to be sent, a wire is full: what may be dropped, is."""
+"""Bytes waiting to be sent beyond which a connection is full, so that signals are dropped."""
 PING_INTERVAL_S, PING_TIMEOUT_S = 20.0, 40.0
-"""How soon a connection whose other end is gone without a word is given up: at most after both."""
+"""A connection whose other end vanished is given up after at most the sum of both."""
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-"""What a client accepts from its hub: results of `network.history` hold up to 500 messages."""
-MAX_LED = 3
-"""So often in one connecting a node is believed that names another one."""
-LED_TIMEOUT_S = 3.0
-"""How long a node is tried at most that another one has named: from here it may not be reached by that name."""
+"""Maximum frame that a client accepts: results of `network.history` hold up to 500 messages."""
+MAX_REDIRECTS = 3
+"""Maximum number of nodes that are tried in one `connect` because another node named them as the leader."""
+REDIRECT_TIMEOUT_S = 3.0
+"""Maximum time for such a node: its address may not be reachable from here."""
 COME_BACK = 4503
 
 
 class Crowded(ConnectError):
-    """The connection was closed without an answer, as a hub does that makes room for others."""
+    """The connection was closed without an answer. A hub with too many pending connections does that."""
 
 
-class Following(ConnectError):
-    """A node that follows has refused; ``leader`` is where it says that another one leads, HOST:PORT."""
+class NotLeading(ConnectError):
+    """A read replica has refused. ``leader`` is the address of the leader, as HOST:PORT."""
 
     def __init__(self, message: str, leader: str) -> None:
         super().__init__(message)
@@ -48,13 +50,13 @@ class Wire(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """The hub takes nothing for now, and enough waits for it: what may be dropped should be."""
+        """Whether the hub reads too slowly, so that frames which may be dropped should be."""
 
     def send(self, data: bytes) -> None:
-        """Queue one frame; in order. Raises `Closed`."""
+        """Queue a frame, in order. Raises `Closed`."""
 
     def frames(self) -> AsyncIterator[bytes]:
-        """The frames that arrive, until it raises `Closed`."""
+        """Yield the frames that arrive, until it raises `Closed`."""
 
     async def drop(self) -> None:
         """Cut the connection. Idempotent."""
@@ -64,27 +66,31 @@ class Transport(Protocol):
     """Opens connections to one hub."""
 
     async def connect(self) -> Wire:
-        """Open one, in a time that it bounds itself. Raises `ConnectError`, and `Closed` with 1000 when no later try
-        can help."""
+        """Open a connection, within the transport's own time limit. Raises `ConnectError`, or `Closed` with 1000 when no
+        later attempt can succeed."""
 
 
 class WebSocketTransport:
-    """Connections to the hub at ``url`` (``ws://`` or ``wss://``); of several, with commas between them, to the first
-    that takes one, and from then on to that until it refuses. A node that names the one that leads, as it refuses or
-    ends a session, is believed if this ``goes_to_leader``: that is tried next, encrypted as this one is, and again
-    after the others, until one of those takes a connection: a node that takes over refuses for a moment, and the one
-    that named it may be gone. ``timeout_s`` bounds each try: TCP, TLS and the opening handshake together."""
+    """Connections to the hub at ``url`` (``ws://`` or ``wss://``).
+
+    Of several URLs with commas between them, the first that accepts is used until it refuses. A node that refuses or
+    ends a session may name the leader. With ``goes_to_leader`` the leader is tried next, encrypted as the connection to
+    that node was. The leader is tried again after the other URLs until one of them accepts: a node that takes over
+    refuses for a moment, and the node that named it may be gone.
+
+    ``timeout_s`` bounds each attempt: TCP, TLS and the WebSocket handshake together.
+    """
 
     def __init__(self, url: str, timeout_s: float = CONNECT_TIMEOUT_S, *, goes_to_leader: bool = True) -> None:
         self._urls = url.split(",")
         self._goes_to_leader = goes_to_leader
         self.url = self._urls[0]
-        self._named = ""
-        """The URL that was named last."""
-        self._forgotten = ""
-        """What ``_named`` was until one of the others took a connection."""
+        self._leader = ""
+        """The URL of the leader that was named last."""
+        self._previous_leader = ""
+        """The value of ``_leader`` before one of the given URLs accepted a connection."""
         self._passed_over = set[str]()
-        """Tried after all others, so that they keep this from none of those."""
+        """URLs of other networks. They are tried last, so that they never keep the client from a right one."""
         self._timeout_s = timeout_s
 
     async def connect(self) -> WebSocketWire:
@@ -94,52 +100,52 @@ class WebSocketTransport:
             try:
                 wire = await self._connect()
                 is_given = self.url in self._urls
-                self._forgotten, self._named = (self._named, "") if is_given else ("", self.url)
+                self._previous_leader, self._leader = (self._leader, "") if is_given else ("", self.url)
                 return wire
             except ConnectError as error:
-                left = [it for it in self._list_next(error) if it not in tried]
-                if not left or len(tried) >= len(self._urls) + MAX_LED:
+                untried = [url for url in self._list_next(error) if url not in tried]
+                if not untried or len(tried) >= len(self._urls) + MAX_REDIRECTS:
                     others = sorted(tried - {self.url})
                     self.url = self._list_next(None)[0]
                     if others and type(error) is ConnectError:
                         raise ConnectError(f"{error} (Tried before: {', '.join(others)}.)") from error
                     raise
-                self.url = left[0]
+                self.url = untried[0]
 
     def _list_next(self, error: ConnectError | None) -> list[str]:
-        """Where to go after a refusal, the best first."""
-        place = self._urls.index(self.url) + 1 if self.url in self._urls else 0
-        given = [*self._urls[place:], *self._urls[:place]]
-        if isinstance(error, Following) and is_address(error.leader) and self._goes_to_leader:
-            self._named = _at(error.leader, self.url)
-            order = [self._named, *given]
+        """Return the URLs to try after a refusal, best first."""
+        start = self._urls.index(self.url) + 1 if self.url in self._urls else 0
+        given = [*self._urls[start:], *self._urls[:start]]
+        if isinstance(error, NotLeading) and is_address(error.leader) and self._goes_to_leader:
+            self._leader = _make_leader_url(error.leader, self.url)
+            order = [self._leader, *given]
         else:
-            order = [*given, self._named] if self._named else given
-        return sorted(order, key=lambda it: it in self._passed_over)
+            order = [*given, self._leader] if self._leader else given
+        return sorted(order, key=lambda url: url in self._passed_over)
 
     def pass_over(self) -> None:
-        """Go on with the next address: what took the last connection holds another network."""
+        """Go on with the next URL: the present one belongs to another network."""
         self._passed_over.add(self.url)
-        self._named = self._forgotten
+        self._leader = self._previous_leader
         self.url = self._list_next(None)[0]
 
-    def _hear_close(self, url: str, closed: Closed) -> None:
-        """A session at this URL was closed; one by a node that leads no longer goes on where another one does."""
+    def _handle_close(self, url: str, closed: Closed) -> None:
+        """Go to the new leader, if the node at ``url`` closed a session because it lost leadership."""
         if closed.code == COME_BACK and (leader := parse_leader(closed.reason)) and self._goes_to_leader:
-            self.url = self._named = _at(leader, url)
+            self.url = self._leader = _make_leader_url(leader, url)
 
     async def _connect(self) -> WebSocketWire:
         url, step = self.url, _Step.TCP
-        timeout_s = self._timeout_s if url in self._urls else min(self._timeout_s, LED_TIMEOUT_S)
+        timeout_s = self._timeout_s if url in self._urls else min(self._timeout_s, REDIRECT_TIMEOUT_S)
 
-        def reach(next_step: _Step) -> None:
+        def enter_step(next_step: _Step) -> None:
             nonlocal step
             step = next_step
 
         def create(protocol: ClientProtocol, **options: Any) -> _SteppingConnection:
             if url.startswith("wss:"):
-                reach(_Step.TLS)
-            return _SteppingConnection(protocol, lambda: reach(_Step.UPGRADE), **options)
+                enter_step(_Step.TLS)
+            return _SteppingConnection(protocol, lambda: enter_step(_Step.UPGRADE), **options)
 
         try:
             connection = await connect(
@@ -157,24 +163,22 @@ class WebSocketTransport:
                 create_connection=create,  # type: ignore[arg-type]
             )
         except InvalidURI as error:
-            raise ConnectError(f"{url!r} is no WebSocket URL; write ws://HOST:PORT/.") from error
+            raise ConnectError(f"{url!r} is not a WebSocket URL. Write ws://HOST:PORT/ or wss://HOST:PORT/.") from error
         except InvalidStatus as error:
             body = (error.response.body or b"").decode(errors="replace").strip()
-            told = f"The hub at {url} refused the connection: {error.response.status_code} {body}"
+            reason = f"The hub at {url} refused the connection: {error.response.status_code} {body}"
             if leader := error.response.headers.get(LEADER):
-                raise Following(told, leader) from error
-            raise ConnectError(told) from error
+                raise NotLeading(reason, leader) from error
+            raise ConnectError(reason) from error
         except (InvalidHandshake, InvalidMessage) as error:
             hint = "" if url.startswith("wss:") else "; if it encrypts, write wss://"
-            if isinstance(
-                error.__cause__, EOFError
-            ):  # a hub that has more newcomers than places cuts one for each that comes
+            # A hub with too many pending connections cuts one for each new one, without an answer.
+            if isinstance(error.__cause__, EOFError):
                 raise Crowded(
-                    f"What listens at {url} closed the connection without an answer, as a hub does when very "
-                    "many connect "
-                    f"at once; try again{hint}."
+                    f"The server at {url} closed the connection without an answer, as a hub does when very many "
+                    f"clients connect at once; try again{hint}."
                 ) from error
-            raise ConnectError(f"What listens at {url} is no Roundelay hub: {error}{hint}.") from error
+            raise ConnectError(f"The server at {url} is no Roundelay hub: {error}{hint}.") from error
         except TimeoutError as error:
             raise ConnectError(step.value.format(url=url, seconds=f"{timeout_s:g}")) from error
         except ConnectionResetError as error:
@@ -183,31 +187,31 @@ class WebSocketTransport:
             raise Crowded(explain_failure(url, error)) from error
         except OSError as error:
             raise ConnectError(explain_failure(url, error)) from error
-        return WebSocketWire(connection, lambda closed: self._hear_close(url, closed))
+        return WebSocketWire(connection, lambda closed: self._handle_close(url, closed))
 
 
-def _at(leader: str, url: str) -> str:
-    """The URL of a node that was named, encrypted as the connection was by which it was."""
+def _make_leader_url(leader: str, url: str) -> str:
+    """Return the URL of a leader, encrypted as the connection to the node that named it."""
     return f"{url.partition('://')[0]}://{leader}/"
 
 
 class _Step(Enum):
-    """What an attempt to connect waits for, and what is to be said when it does not come."""
+    """The step of a connection attempt, and the error when it times out."""
 
     TCP = "Nothing answers at {url} within {seconds} s; check host and port, and whether a firewall is between."
     TLS = (
-        "The TLS handshake with {url} did not come about within {seconds} s; check host and port, and if nothing is "
-        "encrypted there, write ws://."
+        "The TLS handshake with {url} did not finish within {seconds} s. Check host and port. If the server does not "
+        "encrypt, write ws://."
     )
     UPGRADE = (
-        "What listens at {url} took the connection, but did not answer the request for a WebSocket within {seconds} "
-        "s; check that "
-        "it is a hub, and not stopped (roundelay status). More time: connect_timeout_s, or ROUNDELAY_CONNECT_TIMEOUT_S."
+        "The server at {url} accepted the connection, but did not answer the request for a WebSocket within {seconds} "
+        "s. Check that it is a hub, and not stopped (roundelay status). To wait longer, set connect_timeout_s or "
+        "ROUNDELAY_CONNECT_TIMEOUT_S."
     )
 
 
 class _SteppingConnection(ClientConnection):
-    """Tells when it is open for the WebSocket's handshake: TLS, if there is any, has come about."""
+    """A connection that reports when TCP and TLS are done and the WebSocket handshake starts."""
 
     def __init__(self, protocol: ClientProtocol, on_open: Callable[[], None], **options: Any) -> None:
         super().__init__(protocol, **options)
@@ -219,7 +223,7 @@ class _SteppingConnection(ClientConnection):
 
 
 class WebSocketWire:
-    """A `Wire` over websockets' client. Frames that are sent while the loop is busy leave together."""
+    """A `Wire` over a websockets client. A task sends the queued frames, so that `send` never blocks."""
 
     def __init__(self, connection: ClientConnection, on_close: Callable[[Closed], None]) -> None:
         self._connection = connection
@@ -251,17 +255,18 @@ class WebSocketWire:
                     await self._connection.send(data, text=True)
                     self._waiting_bytes -= len(data)
         except ConnectionClosed:
-            return  # `frames` tells
+            return  # `frames` raises it to the reader
 
     async def frames(self) -> AsyncIterator[bytes]:
         try:
             while True:
                 yield await self._connection.recv(decode=False)
         except ConnectionClosed as error:
-            # the peer's code tells why; without its close frame the connection was cut
+            # The peer's close frame has the reason. Without one the connection was cut.
             code, reason = (error.rcvd.code, error.rcvd.reason) if error.rcvd is not None else (1006, "")
             if error.sent is not None and error.sent.code == CloseCode.MESSAGE_TOO_BIG and not error.rcvd_then_sent:
-                code, reason = error.sent.code, error.sent.reason  # this end closed; the peer only repeated it
+                # This end closed because of a large frame. The peer only repeats a code.
+                code, reason = error.sent.code, error.sent.reason
             self._closed = Closed(code, reason)
             self._on_close(self._closed)
             raise self._closed from error

@@ -1,4 +1,4 @@
-"""What a client is told by its hub: plain values, given out by `NetworkClient`. Made by `link` and `client`."""
+"""Values that `NetworkClient` returns and yields. `link` and `client` make them from frames."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ AnyMessage: TypeAlias = DirectMessage | BroadcastMessage | ChannelMessage | ModM
 
 
 class Cursor(Struct, frozen=True):
-    """A client's own place in the log: resuming from it moves nothing on the hub."""
+    """A client's own position in the log. Resuming from it moves no ack cursor on the hub."""
 
     epoch: str
     seq: int
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """What the hub said when this session joined; fields as in the ``welcome`` frame."""
+    """The hub's answer to a join; fields as in the ``welcome`` frame."""
 
     server: str
     network: NetworkInfo
@@ -46,11 +46,11 @@ class Welcome(Struct, frozen=True, kw_only=True):
     limits: dict[str, int] = {}
     is_read_only: bool = False
     follows: Follows | None = None
-    """Of a node that follows, and lets read what it has."""
+    """Set by a read replica: the leader that it follows."""
 
 
 class Stored(Struct, frozen=True):
-    """A message or record is durable under ``seq``. ``duplicate``: it was before this send."""
+    """A durable message or record. ``duplicate``: an earlier send had stored it."""
 
     seq: int
     id: str
@@ -59,7 +59,7 @@ class Stored(Struct, frozen=True):
 
 
 class Presence(Struct, frozen=True):
-    """A participant came or went; only clients that called ``network.watch`` with ``presence`` are told."""
+    """A participant came online or went offline. Sent to clients that called ``network.watch`` with ``presence``."""
 
     agent_id: str
     state: Literal["online", "offline"]
@@ -67,7 +67,7 @@ class Presence(Struct, frozen=True):
 
 
 class Signal(Struct, frozen=True):
-    """What somebody tells of work under way ("Signals of agents" in docs/protocol.md). It was never stored."""
+    """Live activity of a participant ("Signals of agents" in docs/protocol.md). Never stored."""
 
     sender_id: str
     thread_id: str
@@ -76,7 +76,7 @@ class Signal(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """What the hub tells this client; docs/protocol.md, "Notices", has the kinds and the body of each."""
+    """A notice of the hub; docs/protocol.md, "Notices", has the kinds and their bodies."""
 
     kind: str
     thread_id: str | None
@@ -84,14 +84,14 @@ class Notice(Struct, frozen=True):
 
 
 class Reconnecting(Struct, frozen=True):
-    """The connection was lost, or could not be made again; the next try comes after ``delay_s``."""
+    """The connection was lost, or an attempt to reconnect failed. The next attempt follows after ``delay_s``."""
 
     reason: str
     delay_s: float
 
 
 class Reconnected(Struct, frozen=True):
-    """The connection is back; what was not answered has been sent again."""
+    """The connection is back, and requests without an answer have been sent again."""
 
     welcome: Welcome
 
@@ -100,29 +100,29 @@ Event: TypeAlias = Presence | Signal | Notice | Reconnecting | Reconnected
 
 
 class History(Struct, frozen=True):
-    """A page of a thread, oldest first; ``has_more``: there are earlier messages."""
+    """A page of a thread, oldest first. ``has_more``: there are earlier messages."""
 
     messages: list[AnyMessage]
     has_more: bool
 
     @classmethod
     def read(cls, value: dict[str, Any]) -> History:
-        """Make it of the value of ``network.history``."""
+        """Read the value of ``network.history``."""
         return cls([message_from_wire(message) for message in value["messages"]], value["has_more"])
 
 
 class Window(Struct, frozen=True):
-    """The conversation that may enter a prompt, up to the message with the seq ``as_of``."""
+    """The messages that a prompt may hold, up to the seq ``as_of``."""
 
     threads: list[MessageThread]
     as_of: int
     omitted_threads: int = 0
-    """Further threads of which something could be shown, as far as the hub has looked."""
+    """Number of further threads with messages for the prompt, as far as the hub has looked."""
 
     @classmethod
     def read(cls, value: dict[str, Any]) -> Window:
-        """Make it of the value of ``network.window``."""
-        found = [
+        """Read the value of ``network.window``."""
+        threads = [
             MessageThread(
                 thread_id=thread["thread_id"],
                 messages=[message_from_wire(message) for message in thread["messages"]],
@@ -130,4 +130,4 @@ class Window(Struct, frozen=True):
             )
             for thread in value["threads"]
         ]
-        return cls(found, value["as_of"], value.get("omitted_threads", 0))
+        return cls(threads, value["as_of"], value.get("omitted_threads", 0))

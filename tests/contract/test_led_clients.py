@@ -210,7 +210,7 @@ def test_a_network_of_several_nodes_has_a_short_address(short: str, meant: str) 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"urls": []}, "names no address"),
+        ({"urls": []}, "got an empty urls"),
         ({"urls": [""]}, "'' is no address"),
         ({"urls": ["ws://127.0.0.1:1/", "nonsense"]}, "'nonsense' is no address"),
         ({"url": "ws://127.0.0.1:1/,"}, "'' is no address"),
@@ -315,7 +315,7 @@ async def test_what_was_meant_for_one_network_is_not_sent_to_another(role: Liter
         sending = asyncio.create_task(ann.send_text("ann", "for the lab"))
         reason = await read_reasons(ann, "another network")
         assert reason == (
-            f"{other.url} holds another network (other) than {node.url}: check the addresses, or connect anew."
+            f"{other.url} serves another network (other) than {node.url}. Check the addresses, or connect with a new client."
         )
         assert (ann.welcome.network.epoch, ann.welcome.fence) == (epoch, fence)
         assert not ann.is_connected
@@ -334,7 +334,7 @@ async def test_another_network_that_does_not_know_the_token_ends_no_client() -> 
         async with running_node(port=port) as node:
             ann = await stack.enter_async_context(NetworkClient("ann", urls=[node.url, other.url]))
         reason = await read_reasons(ann, "another network")
-        assert reason.startswith(f"{other.url} holds another network than {node.url}, which has let in ann: ")
+        assert reason.startswith(f"{other.url} serves another network than {node.url}, which accepted ann. ")
         await stack.enter_async_context(running_node(port=port))
         async with asyncio.timeout(20):
             assert (await ann.send_text("ann", "here")).seq

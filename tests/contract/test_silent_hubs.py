@@ -16,7 +16,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.typing import Subprotocol
 
-from roundelay.network.client import NetworkClient, Reconnected, Reconnecting, link
+from roundelay.network.client import NetworkClient, Reconnected, Reconnecting, requests
 from roundelay.network.errors import ConfigError, ConnectError, InternalError
 from roundelay.nodes import doctor, hub_http
 from tests.support.agents import make_runner
@@ -174,8 +174,8 @@ class CountingHub:
 async def test_what_is_sent_and_not_answered_is_bounded_and_the_rest_follows_in_order(
     monkeypatch: pytest.MonkeyPatch, most: int, most_bytes: int, begun: int
 ) -> None:
-    monkeypatch.setattr(link, "MAX_UNANSWERED", most)
-    monkeypatch.setattr(link, "MAX_UNANSWERED_BYTES", most_bytes)
+    monkeypatch.setattr(requests, "MAX_UNANSWERED", most)
+    monkeypatch.setattr(requests, "MAX_UNANSWERED_BYTES", most_bytes)
     hub = CountingHub()
     async with fake_hub(hub) as url, client_of(url) as ann, asyncio.timeout(TIMEOUT_S):
         sending = [asyncio.create_task(ann.send("agent:bob", "x" * 1000, message_id=f"m{it}")) for it in range(10)]
@@ -191,7 +191,7 @@ async def test_what_is_sent_and_not_answered_is_bounded_and_the_rest_follows_in_
 
 
 async def test_what_waits_for_room_ends_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "MAX_UNANSWERED", 1)
+    monkeypatch.setattr(requests, "MAX_UNANSWERED", 1)
     hub = CountingHub()
     async with fake_hub(hub) as url, asyncio.timeout(TIMEOUT_S):
         async with client_of(url) as ann:
@@ -247,7 +247,7 @@ async def test_a_client_that_cannot_read_what_the_hub_sent_lets_go_of_the_connec
     async with fake_hub(misspeak) as url, asyncio.timeout(TIMEOUT_S):
         client = client_of(url)
         await client.connect()
-        with pytest.raises(InternalError, match="failed on what the hub sent"):
+        with pytest.raises(InternalError, match="failed on a frame of the hub"):
             await anext(client.__aiter__())
         await gone.wait()
         await client.close()

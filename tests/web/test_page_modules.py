@@ -193,7 +193,7 @@ async def test_what_is_acknowledged_is_what_pythons_client_acknowledges() -> Non
                 case "beginSession":
                     acks.begin_session(wire, seq)  # type: ignore[arg-type]  # it has what is used of a wire
                 case "take":
-                    assert acks.take(seq) == gave, steps
+                    assert acks.receive(seq) == gave, steps
                 case "handle":
                     acks.handle(seq, only=True)
                 case "drop":
