@@ -1,2 +1,2 @@
-"""What an agent may have beside the loop, each a module of its own: middleware that is left out costs nothing.
+"""Optional features of an agent. Each is middleware in a module of its own, so unused ones cost nothing.
 `docs/agents.md` lists them."""

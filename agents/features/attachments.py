@@ -1,11 +1,11 @@
-"""Images and files of the incoming message, for a model that takes them: what stands in its content under ``images``
-and ``files`` goes into the request as what it is.
+"""Adds the images and files of the incoming message to the model's request. They stand in the message's content under
+``images`` and ``files``.
 
-Middleware. An image is an address (``https:``), or the image itself; of a file the bytes have to be there, as a
-``data:`` address or as base64 under ``data``, and so have to fit into a frame. What kinds a model takes is set: one
-that is given others refuses the request. All attachments are named in the conversation, as text; those that should be
-shown and cannot be are named once more behind it, with the reason. Attachments are in no record but the message itself:
-a resumed reaction reads them there again.
+An image is an ``https:`` URL or the image itself. A file must contain its bytes, as a ``data:`` URL or as base64 under
+``data``, so it must fit into a frame. The accepted kinds are configured, because a model refuses the whole request for
+any other kind. The conversation names all attachments as text. Those that should be shown but cannot be are named again
+behind it, with the reason. No record but the message itself contains attachments, and a resumed reaction reads them
+there again.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from roundelay.network.safe_text import sanitize_text
 
 KINDS = {"image": "image/*", "pdf": "application/pdf", "wav": "audio/wav", "mp3": "audio/mpeg"}
 AUDIO = ("wav", "mp3")
-"""The audio that OpenAI's chat completions have a part for."""
+"""Audio types that OpenAI's chat completions accept."""
 
 MAX_BYTES = 8_000_000
 MAX_NAMED = 10
-"""How many of those that are left out are named; the others are counted."""
+"""Maximum number of omitted attachments that are named. Further ones are counted."""
 
 MAX_NAME_CHARS = 100
 
-_SAME = {
+_ALIASES = {
     "audio/x-wav": "audio/wav",
     "audio/wave": "audio/wav",
     "audio/vnd.wave": "audio/wav",
@@ -55,7 +55,7 @@ _ENDINGS = {
     "gif": "image/gif",
     "webp": "image/webp",
 }
-# What such a file has near its beginning: a provider refuses the whole request for one that is something else.
+# Bytes near the beginning of each type. A provider refuses the whole request if the type is wrong.
 _MARKS: Mapping[str, tuple[bytes, ...]] = {
     "application/pdf": (b"%PDF-",),
     "audio/wav": (b"RIFF", b"RF64"),
@@ -66,8 +66,11 @@ _ADDRESS = re.compile(r"https://\S+")
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """One of a message, as its sender wrote it. ``url`` is an ``https:`` address; ``data`` is base64, if it is what it
-    should be. ``media_type`` is ``image/*`` for an image of which nothing else is known."""
+    """An attachment of a message, as its sender wrote it.
+
+    ``url`` is an ``https:`` URL. ``data`` is base64, not yet validated. ``media_type`` is ``image/*`` for an image of
+    unknown type.
+    """
 
     name: str
     media_type: str
@@ -80,11 +83,11 @@ _Most = Annotated[int, Field(ge=1, le=64)]
 
 
 class Attachments(Middleware):
-    """Shows the incoming message's attachments of the kinds in ``takes`` to the model, in every turn.
+    """Adds the incoming message's attachments of the kinds in ``takes`` to every turn.
 
     A kind is ``image``, ``pdf``, ``audio`` (WAV and MP3), or a pattern of media types (``text/csv``). ``models`` are
-    patterns of the names of models that take them. Of one message at most ``most``, whose bytes are at most
-    ``max_bytes``; further ones are left out, which the model is told.
+    patterns of model names that accept them. Each message may have at most ``most`` attachments with ``max_bytes`` in
+    total. Further ones are omitted, and the model is informed.
     """
 
     @checked()
@@ -105,41 +108,41 @@ class Attachments(Middleware):
     async def around_model(
         self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
     ) -> ModelReply:
-        place = find_prompt(request.messages, around.state.history)
-        if around.path or place is None or not any(fnmatchcase(around.model.name, model) for model in self._models):
+        index = find_prompt(request.messages, around.state.history)
+        if around.path or index is None or not any(fnmatchcase(around.model.name, model) for model in self._models):
             return await proceed(request)
-        images, files, left_out = self._choose(read_attachments(around.context.trigger.content))
+        images, files, omitted = self._select(read_attachments(around.context.trigger.content))
         messages = request.messages
-        if left_out:
-            messages = add_to_prompt(messages, around.state.history, _tell_left_out(left_out))
+        if omitted:
+            messages = add_to_prompt(messages, around.state.history, _describe_omitted(omitted))
         if images or files:
-            prompt = messages[place]
+            prompt = messages[index]
             assert isinstance(prompt, UserMessage)
             shown = replace(prompt, images=(*prompt.images, *images), files=(*prompt.files, *files))
-            messages = (*messages[:place], shown, *messages[place + 1 :])
+            messages = (*messages[:index], shown, *messages[index + 1 :])
         return await proceed(replace(request, messages=messages))
 
-    def _choose(self, given: Sequence[Attachment]) -> tuple[list[str], list[File], list[tuple[str, str]]]:
-        """Give images, files, and those that are left out, each with the reason."""
+    def _select(self, attachments: Sequence[Attachment]) -> tuple[list[str], list[File], list[tuple[str, str]]]:
+        """Return images, files, and the omitted attachments with the reason."""
         images: list[str] = []
         files: list[File] = []
-        left_out: list[tuple[str, str]] = []
+        omitted: list[tuple[str, str]] = []
         room = self._max_bytes
-        for attachment in given:
+        for attachment in attachments:
             if not any(fnmatchcase(attachment.media_type, kind) for kind in self._takes):
                 continue
             is_image = attachment.media_type.startswith("image/")
             content = _decode(attachment)
             if len(images) + len(files) == self._most:
-                left_out.append((attachment.name, f"at most {self._most} are shown"))
+                omitted.append((attachment.name, f"the maximum is {self._most}"))
             elif is_image and attachment.url:
                 images.append(attachment.url)
             elif not attachment.data:
-                left_out.append((attachment.name, "its bytes are not in the message"))
+                omitted.append((attachment.name, "the message does not contain its bytes"))
             elif content is None or "*" in attachment.media_type:
-                left_out.append((attachment.name, f"its bytes cannot be read as {attachment.media_type}"))
+                omitted.append((attachment.name, f"its bytes are not {attachment.media_type}"))
             elif len(content) > room:
-                left_out.append((attachment.name, f"it has {len(content):,} bytes, and there is room for {room:,}"))
+                omitted.append((attachment.name, f"it has {len(content):,} bytes, but only {room:,} are left"))
             else:
                 room -= len(content)
                 data = base64.b64encode(content).decode()
@@ -147,38 +150,38 @@ class Attachments(Middleware):
                     images.append(f"data:{attachment.media_type};base64,{data}")
                 else:
                     files.append(File(attachment.name, attachment.media_type, data))
-        return images, files, left_out
+        return images, files, omitted
 
 
 def show_images(most: _Most = 8) -> Attachments:
-    """Give attachments of which only images are shown: ``images`` in an agent's file."""
+    """Return attachments that show images only: ``images`` in an agent's file."""
     return Attachments(["image"], most=most)
 
 
 def read_attachments(content: object) -> list[Attachment]:
-    """Give what a message's content has under ``images`` and ``files``: texts, or objects with ``url`` or ``data``.
-    What is neither is passed over."""
+    """Return the attachments under ``images`` and ``files`` of a message's content: texts, or objects with ``url`` or
+    ``data``. Other values are ignored."""
     if not isinstance(content, dict):
         return []
     listed = [(item, key) for key in ("images", "files") if isinstance(content.get(key), list) for item in content[key]]
     return [made for item, key in listed if (made := _read(item, is_image=key == "images")) is not None]
 
 
-def _read(given: object, *, is_image: bool) -> Attachment | None:
-    if isinstance(given, str):
-        given = {"url": given}
-    if not isinstance(given, dict):
+def _read(value: object, *, is_image: bool) -> Attachment | None:
+    if isinstance(value, str):
+        value = {"url": value}
+    if not isinstance(value, dict):
         return None
-    url, data, kind = _pick(given, "url"), _pick(given, "data"), _pick(given, "media_type", "mime_type", "type")
+    url, data, kind = _pick(value, "url"), _pick(value, "data"), _pick(value, "media_type", "mime_type", "type")
     for address in (url, data):
         if address.startswith("data:"):
             head, _, data = address.removeprefix("data:").partition(",")
             kind = kind or head
             data = data if head.endswith(";base64") else ""
     url = url if _is_address(url) else ""
-    name = sanitize_text(_pick(given, "name", "filename", "title") or urlsplit(url).path.rpartition("/")[2])
+    name = sanitize_text(_pick(value, "name", "filename", "title") or urlsplit(url).path.rpartition("/")[2])
     kind = kind.partition(";")[0].strip().lower()
-    kind = _SAME.get(kind, kind)
+    kind = _ALIASES.get(kind, kind)
     if "/" not in kind or kind == "application/octet-stream":
         kind = _ENDINGS.get(name.rpartition(".")[2].lower(), "image/*" if is_image else "")
     ending = next((ending for ending, media_type in _ENDINGS.items() if media_type == kind), "")
@@ -187,30 +190,30 @@ def _read(given: object, *, is_image: bool) -> Attachment | None:
 
 
 def _is_address(text: str) -> bool:
-    """Whether a model's provider may find something there: it refuses the whole request for what is no address."""
+    """Whether a provider may find an image at this URL. A provider refuses the whole request for an invalid one."""
     try:
         return _ADDRESS.fullmatch(text) is not None and bool(urlsplit(text).hostname)
-    except ValueError:  # of brackets around no IPv6 address, say
+    except ValueError:  # for example, brackets without an IPv6 address
         return False
 
 
-def _pick(given: Mapping[str, object], *keys: str) -> str:
-    return next((text for key in keys if isinstance(text := given.get(key), str) and text), "")
+def _pick(fields: Mapping[str, object], *keys: str) -> str:
+    return next((text for key in keys if isinstance(text := fields.get(key), str) and text), "")
 
 
-def _decode(given: Attachment) -> bytes | None:
-    """Give the bytes; None if they are no base64, or nothing of this kind."""
+def _decode(attachment: Attachment) -> bytes | None:
+    """Return the bytes; None if the data is not base64 or does not match its type."""
     try:
-        content = base64.b64decode("".join(given.data.split()), validate=True)
+        content = base64.b64decode("".join(attachment.data.split()), validate=True)
     except ValueError:
         return None
-    marks = _MARKS.get(given.media_type)
+    marks = _MARKS.get(attachment.media_type)
     return content if marks is None or any(mark in content[:1024] for mark in marks) else None
 
 
-def _tell_left_out(left_out: Sequence[tuple[str, str]]) -> str:
-    # Names are a sender's words: quoted, and escaped like everything of the conversation.
-    told = [f"{json.dumps(escape_text(name), ensure_ascii=False)} ({reason})" for name, reason in left_out[:MAX_NAMED]]
-    if len(left_out) > MAX_NAMED:
-        told.append(f"and {len(left_out) - MAX_NAMED} more")
-    return f"Attached to the incoming message, but not shown to you: {', '.join(told)}."
+def _describe_omitted(omitted: Sequence[tuple[str, str]]) -> str:
+    # Senders choose the names, so quote and escape them like all text of the conversation.
+    names = [f"{json.dumps(escape_text(name), ensure_ascii=False)} ({reason})" for name, reason in omitted[:MAX_NAMED]]
+    if len(omitted) > MAX_NAMED:
+        names.append(f"and {len(omitted) - MAX_NAMED} more")
+    return f"Attachments of the incoming message that you cannot see: {', '.join(names)}."

@@ -1,8 +1,7 @@
-"""Examples for models that need them: short conversations with calls and answers, put before the real one.
+"""Examples for models that need them: short conversations with calls and answers, placed before the real one.
 
-Middleware over `prepare`: which model a turn asks decides which examples it is given, so a turn on another model has
-its own. They stand right after the system message and stay the same from turn to turn, where providers' caches want
-them. They are in no record and no history.
+The model of a turn selects the examples, so a turn on another model has different ones. They follow the system message
+and stay the same from turn to turn, as providers' caches require. No record and no history contains them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from roundelay.agents.values import TurnState
 
 @dataclass(frozen=True, slots=True)
 class ExampleCall:
-    """A call as the model should make it, and what comes of it."""
+    """A call that the model should make, and its result."""
 
     tool: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     arguments: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -40,7 +39,7 @@ class ExampleCall:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What somebody writes, the calls that the model makes, all in one turn, and its answer."""
+    """A user's text, the calls that the model makes in one turn, and its answer."""
 
     user: Text
     answer: Text
@@ -48,8 +47,10 @@ class Example:
 
 
 class FewShot(Middleware):
-    """Gives ``examples`` to the models whose names match one of ``models`` (``*`` stands for anything); without calls
-    to tools that the agent does not have."""
+    """Gives ``examples`` to the models whose names match one of ``models`` (``*`` matches anything).
+
+    Examples that call tools which the agent does not have are left out.
+    """
 
     @checked()
     def __init__(
@@ -60,20 +61,22 @@ class FewShot(Middleware):
     ) -> None:
         self._models = tuple(models)
         self._examples = [
-            (frozenset(call.tool for call in example.calls), _write(at, example)) for at, example in enumerate(examples)
+            (frozenset(call.tool for call in example.calls), _write_example(at, example))
+            for at, example in enumerate(examples)
         ]
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         name = (step.model or step.agent.model).name
         if not any(fnmatchcase(name, pattern) for pattern in self._models):
             return step
-        known = {tool.name for tool in step.agent.all_tools}
-        given = [message for tools, messages in self._examples if tools <= known for message in messages]
-        place = 1 if step.messages and isinstance(step.messages[0], SystemMessage) else 0  # a hook may have left it out
-        return replace(step, messages=(*step.messages[:place], *given, *step.messages[place:]))
+        available = {tool.name for tool in step.agent.all_tools}
+        examples = [message for tools, messages in self._examples if tools <= available for message in messages]
+        # Another hook may have removed the system message.
+        index = 1 if step.messages and isinstance(step.messages[0], SystemMessage) else 0
+        return replace(step, messages=(*step.messages[:index], *examples, *step.messages[index:]))
 
 
-def _write(at: int, example: Example) -> list[ChatMessage]:
+def _write_example(at: int, example: Example) -> list[ChatMessage]:
     messages: list[ChatMessage] = [UserMessage(f"{EXAMPLE_MARK}\n{example.user}")]
     calls = tuple(
         ToolCall(f"example_{at}_{place}", call.tool, json.dumps(dict(call.arguments)))

@@ -1,11 +1,11 @@
-"""Forced tools: the first turn has to call each of them, the turns after it call what they want. An agent that is
-handed the conversation has a first turn of its own.
+"""Forced tools: the first turn must call each of them; later turns are free. After a handoff, the new agent has a first
+turn of its own.
 
-`ForcedTools` is middleware around the model call: it asks once for each forced tool, all at the same time, and merges
-what comes back into the one reply of the turn: calls and texts in the order of the tools, usage added up. Only that
-reply is recorded, so a reaction that is killed before asks for all of them again. What stands before it in an agent's
-list is around all of these requests together, what stands after it around each. A message may name further ones of
-those that the agent's author lets messages force.
+`ForcedTools` is middleware around the model call. It makes one request per forced tool, concurrently, and merges the
+replies into the reply of the turn: calls and texts in the order of the tools, usage summed. Only the merged reply is
+recorded, so a reaction that is killed earlier repeats all requests. Middleware before it in an agent's list wraps all
+these requests together; middleware after it wraps each of them. A message may force further tools, if the agent's
+author allows these.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Ask = Callable[[ModelRequest], Awaitable[ModelReply]]
 
 
 FORCED_TOOLS = "forced_tools"
-"""In the metadata of a message: the tools that the reaction to it has to call first."""
+"""Key in a message's metadata: tools that the reaction to it must call first."""
 
 
 def _check_names(tools: Sequence[str], by_message: Sequence[str]) -> None:
     if not tools and not by_message:
-        raise ValueError("forces nothing: name tools, or in by_message those that a message may force")
+        raise ValueError("forces nothing: name tools, or list in by_message the tools that a message may force")
 
 
 class ForcedTools(Middleware):
-    """Has the first turn call these ``tools``, in this order, and then those of ``by_message`` that the message names
-    in its metadata, ``{"forced_tools": ["search"]}``; what else it names there is passed over.
+    """Makes the first turn call ``tools`` in this order, then the tools of ``by_message`` that the message names in its
+    metadata.
 
-    One that is held back from the turn (`Middleware.prepare`) is left out; one that the agent does not have ends the
-    reaction as misconfigured.
+    The metadata is ``{"forced_tools": ["search"]}``; other names in it are ignored. A tool that a hook withholds from
+    the turn (`Middleware.prepare`) is skipped. A tool that the agent does not have ends the reaction as misconfigured.
     """
 
     min_turns = 2
@@ -57,36 +57,37 @@ class ForcedTools(Middleware):
         if around.state.own_turn != 1 or not request.tools:
             return await proceed(request)
         offered = {spec.name for spec in request.tools}
-        known = {spec.name for spec in around.agent.specs}
+        agent_tools = {spec.name for spec in around.agent.specs}
         names = self._find_names(around.state)
         for name in names:
-            if name not in offered | known:
+            if name not in offered | agent_tools:
                 listed = ", ".join(sorted(offered))
-                sentence = f'The forced tool "{name}" is none of the tools of {around.agent.id}: {listed}.'
+                sentence = f'The agent {around.agent.id} does not have the forced tool "{name}". Its tools: {listed}.'
                 raise ModelError(sentence, reason="misconfigured")
         forced = [replace(request, tool_choice=NamedTool(name)) for name in names if name in offered]
         if not forced:
             return await proceed(request)
         try:
             async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(_ask(proceed, single)) for single in forced]
+                tasks = [group.create_task(_ask(proceed, single)) for single in forced]
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
-        return merge_replies([task.result() for task in asked])
+        return merge_replies([task.result() for task in tasks])
 
     def _find_names(self, state: TurnState) -> tuple[str, ...]:
-        """Give the tools that this reaction has to call first."""
-        named = state.trigger.metadata.get(FORCED_TOOLS) if state.trigger is not None else None
+        """Return the tools that this reaction must call first."""
+        requested = state.trigger.metadata.get(FORCED_TOOLS) if state.trigger is not None else None
         further = (
-            [name for name in named if isinstance(name, str) and name in self._by_message]
-            if isinstance(named, list)
+            [name for name in requested if isinstance(name, str) and name in self._by_message]
+            if isinstance(requested, list)
             else []
         )
         return tuple(dict.fromkeys((*self._names, *further)))
 
 
 def merge_replies(replies: Sequence[ModelReply]) -> ModelReply:
-    """Make one reply of several; the first says which model it was, and why one of them ended early."""
+    """Merge several replies into one. The first reply gives the model's name, and the first cut reply the finish
+    reason."""
     texts = [reply.text.strip() for reply in replies if reply.text and reply.text.strip()]
     return ModelReply(
         "\n\n".join(texts) or None,

@@ -1,9 +1,9 @@
-"""Context fragments: what tools gathered, ranked, shown to the model anew before each turn, and citable.
+"""Context fragments: pieces of text from tools, ranked and shown to the model before each turn, and citable.
 
-A tool gives ``Output(content, {"fragments": [{"id", "title", "url", "text", "score"}, ...]})``; the model reads of the
-result only the content. The best fragments of the whole reaction stand in the trailing message of the next request,
-which is not kept: the history stays short and the provider's cache holds. They are numbered with the references
-(`features.references`), so both are cited alike. Pure.
+A tool returns ``Output(content, {"fragments": [{"id", "title", "url", "text", "score"}, ...]})``. The result shows the
+model only the content. The best fragments of the whole reaction stand in the last message of the next request, which
+the history does not keep. So the history stays short and the provider's cache stays valid. Fragments share their
+numbers with the references (`features.references`) and are cited like them. Pure.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ from roundelay.network.text import cut
 
 from .references import FRAGMENTS, Reference, References, find_numbers, fit_found, read_found
 
-_GATHERED = "fragments.gathered"  # in the state's values: by their keys
+_GATHERED = "fragments.gathered"  # key in the state's values: fragments by key
 
 
 class Fragment(Reference):
-    """A piece of context. ``score`` is higher for what matters more; tools that are used together should agree on its
+    """A piece of context. A higher ``score`` is more important; tools that are used together should use the same
     scale."""
 
     score: float = 0.0
 
 
 Rank = Callable[[Sequence[Fragment], TurnState], Sequence[Fragment]]
-"""Gives the fragments to show, the best first. Pure: it is asked again when a reaction is resumed."""
+"""Returns the fragments to show, best first. Must be pure: it runs again when a reaction is resumed."""
 
 
 def rank_by_score(fragments: Sequence[Fragment], state: TurnState) -> Sequence[Fragment]:
-    """Give them by score, of equals the one that came first."""
+    """Sort by score. Equal scores keep their order."""
     return sorted(fragments, key=lambda fragment: -fragment.score)
 
 
 class Fragments(Middleware):
-    """Shows the ``limit`` best fragments before each turn, in at most ``max_chars``. `References` stand beside it: they
-    check what is cited and say what that was."""
+    """Shows the ``limit`` best fragments before each turn, in at most ``max_chars``.
+
+    Needs `References` beside it, which checks the citations and lists the cited sources.
+    """
 
     needs = (References,)
 
@@ -67,14 +69,14 @@ class Fragments(Middleware):
         return fit_found(await proceed(call), FRAGMENTS)
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
-        known = state.values.setdefault(_GATHERED, {})
-        assert isinstance(known, dict)
+        gathered = state.values.setdefault(_GATHERED, {})
+        assert isinstance(gathered, dict)
         for fragment in read_found(Fragment, result.data.get(FRAGMENTS), call.name):
             number = find_numbers(state).find(
                 Reference(id=fragment.id, title=fragment.title, url=fragment.url, text=fragment.text)
             )
-            if number is not None and (fragment.key not in known or known[fragment.key].score < fragment.score):
-                known[fragment.key] = fragment
+            if number is not None and (fragment.key not in gathered or gathered[fragment.key].score < fragment.score):
+                gathered[fragment.key] = fragment
         return None
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
@@ -87,12 +89,12 @@ class Fragments(Middleware):
 
 
 def list_fragments(state: TurnState) -> list[Fragment]:
-    """Give what was gathered so far, in the order in which it came."""
-    known = state.values.get(_GATHERED)
-    return list(known.values()) if isinstance(known, dict) else []
+    """Return the fragments so far, in the order in which they arrived."""
+    gathered = state.values.get(_GATHERED)
+    return list(gathered.values()) if isinstance(gathered, dict) else []
 
 
 _HEAD = (
-    "What your tools have gathered, the best first; cite a piece by its number in brackets, like [1], right after what "
-    "it shows:"
+    "Texts that your tools have found, best first. Cite a text by its number in brackets, like [1], right after the "
+    "statement that it supports:"
 )

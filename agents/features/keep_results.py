@@ -1,7 +1,7 @@
-"""Results of earlier reactions in later prompts: the model reads what its tools said a minute ago in the same thread.
+"""Shows the tool results of earlier reactions in the same thread in later prompts.
 
-The results come from the agent's own records, so what a data policy does not keep is not shown. What was shown is kept
-as a note of the reaction: a resumed one reads the same.
+The results come from the agent's own records, so nothing appears that a data policy removed. The shown results are kept
+as a note of the reaction, so a resumed reaction reads the same.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from roundelay.network.errors import ConnectError, RoundelayError
 from roundelay.network.text import cut
 
 KEPT = "keep_results"
-"""Under this name the results stand in the record and in ``state.values``."""
+"""Name of the note with the results, and their key in ``state.values``."""
 
-HEADING = "What your tools gave when you answered earlier messages of this thread (the newest last):"
+HEADING = "Results of your tools for earlier messages of this thread (newest last):"
 LOOKED_AT = 20
-"""Earlier messages of the thread whose reactions are looked up, the newest first."""
+"""Number of earlier messages of the thread whose reactions are looked up, newest first."""
 
 _PLACED = "keep_results.placed"
 _logger = logging.getLogger(__name__)
 
 
 class KeepResults(Middleware):
-    """Shows the results of the last ``reactions`` in the same thread that called tools, in at most ``max_chars``, the
-    newest results first."""
+    """Shows the results of the last ``reactions`` in the thread that called tools, newest first, in at most
+    ``max_chars``."""
 
     @checked()
     def __init__(
@@ -51,7 +51,7 @@ class KeepResults(Middleware):
         self._max_chars = max_chars
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        text = _write(state.values.get(KEPT))
+        text = _render(state.values.get(KEPT))
         state.values[_PLACED] = bool(text)
         return step.add_to_prompt(text) if text else step
 
@@ -60,19 +60,19 @@ class KeepResults(Middleware):
     ) -> ModelReply:
         values = around.state.values
         if KEPT not in values and not around.path and around.state.own_turn == 1:
-            found = around.replayed(KEPT)
-            if found is None:
-                found = await self._find(around)
-            if isinstance(found, list) and found:
-                tools = {str(result["tool"]) for result in found if isinstance(result, Mapping)}
-                await around.keep(KEPT, found, of=tools)
-        text = _write(values.get(KEPT))
-        if text and not values.get(_PLACED):  # it was not known yet when the request was prepared
+            results = around.replayed(KEPT)
+            if results is None:
+                results = await self._find(around)
+            if isinstance(results, list) and results:
+                tools = {str(result["tool"]) for result in results if isinstance(result, Mapping)}
+                await around.keep(KEPT, results, of=tools)
+        text = _render(values.get(KEPT))
+        if text and not values.get(_PLACED):  # the results were not known yet when the request was prepared
             request = replace(request, messages=add_to_prompt(request.messages, around.state.history, text))
         return await proceed(request)
 
     async def _find(self, around: Around) -> list[JsonValue]:
-        """Give the results to show, the oldest first."""
+        """Return the results to show, oldest first."""
         trigger, client = around.context.trigger, around.context.client
         agent_id = around.context.agent_id
         earlier = [
@@ -80,7 +80,7 @@ class KeepResults(Middleware):
             for message in around.state.conversation
             if message.thread_id == trigger.thread_id and message.seq < trigger.seq and message.sender_id != agent_id
         ]
-        found: list[JsonValue] = []
+        shown: list[JsonValue] = []
         room, left = min(self._max_chars, around.max_kept_chars), self._reactions
         try:
             for seq in sorted(earlier, reverse=True)[:LOOKED_AT]:
@@ -88,22 +88,24 @@ class KeepResults(Middleware):
                 left -= bool(results)
                 for result in reversed(results):
                     if room <= 0:
-                        return found[::-1]
+                        return shown[::-1]
                     result["content"] = cut(str(result["content"]), room)
                     room -= len(str(result["content"])) + 100
-                    found.append(result)
+                    shown.append(result)
                 if left <= 0:
                     break
         except ConnectError:
             raise
-        except RoundelayError as error:  # a quota, a damaged record: the reaction goes on without
+        except RoundelayError as error:  # a quota, a damaged record: the reaction continues without earlier results
             _logger.warning("no earlier results", extra={"reaction": around.reaction, "code": error.code})
-        return found[::-1]
+        return shown[::-1]
 
 
 def _read_results(records: Sequence[Mapping[str, Any]], seq: int) -> list[dict[str, JsonValue]]:
-    """Give what the calls of a reaction gave, in order: not of those that were not run or whose result is not kept as
-    it was, and not of the tools by which agents talk."""
+    """Return the successful results of a reaction's calls, in order.
+
+    Skips calls that did not run, results that a data policy changed, and the tools that send messages.
+    """
     talks = {tool.name for tool in communication_tools()}
     started: dict[tuple[str, int, int], str] = {}
     results: list[dict[str, JsonValue]] = []
@@ -121,8 +123,8 @@ def _read_results(records: Sequence[Mapping[str, Any]], seq: int) -> list[dict[s
     return results
 
 
-def _write(kept: object) -> str:
-    """Give what the prompt shows of them; empty for nothing."""
+def _render(kept: object) -> str:
+    """Return the results as prompt text; empty if there are none."""
     if not isinstance(kept, list):
         return ""
     shown = [

@@ -1,9 +1,9 @@
-"""Long results: the model reads the beginning, and the rest by `read_result`; the whole is kept in the ledger, as notes
-of the reaction.
+"""Shows the beginning of a long result. The model reads the rest with `read_result`; the ledger keeps all of it as
+notes.
 
-The whole is kept as the tool gave it, before the policy's ``max_result_chars`` cuts it, in parts that each fit into a
-record, so that it is there again when the reaction is resumed. Only the reaction that made it reads it. What a reaction
-keeps at hand is bounded: the oldest results make way for new ones, and the model is told.
+The whole result is kept before the policy's ``max_result_chars`` cuts it, in parts that each fit into a record. So it
+is available again when the reaction resumes. Only its own reaction reads it. The results of a reaction have a total
+limit: the oldest are dropped for new ones, and the model is informed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .references import REFERENCES, find_citations
 
 READ_RESULT = "read_result"
 WHOLE = "whole"
-"""In the data of a result: ``call``, by which `read_result` knows it, how many ``chars`` it has and how many of them
-are ``kept``, and the names of the ``notes`` that hold them."""
+"""Key in a result's data: ``call`` (its id for `read_result`), its length in ``chars``, the number of characters
+``kept``, and the names of the ``notes`` that hold them."""
 
 MAX_TOTAL_CHARS = 10_000_000
 
-_KEPT = "results.kept"  # in the values: what is kept of each call, by its place
+_KEPT = "results.kept"  # key in the values: the kept result of each call, by turn and index
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What is kept of a result: the notes that hold it; none any more, if it was let go. ``cited``: what its text may
-    cite by numbers of its own."""
+    """The notes that hold a result; empty once it is dropped. ``cited`` holds the sources that its text may cite by its
+    own numbers."""
 
     notes: tuple[str, ...] = ()
     chars: int = 0
@@ -51,8 +51,10 @@ def _check_sizes(max_chars: int, max_kept_chars: int, max_total_chars: int | Non
 
 
 class LongResults(Middleware):
-    """Shows the first ``max_chars`` of a longer result, and brings the tool that reads on. Beyond ``max_kept_chars``
-    nothing is kept of one, and of all together ``max_total_chars``, the newest."""
+    """Shows the first ``max_chars`` of a longer result, and adds the tool that reads on.
+
+    At most ``max_kept_chars`` of a result are kept, and ``max_total_chars`` of all results, the newest.
+    """
 
     @checked(_check_sizes)
     def __init__(
@@ -74,31 +76,31 @@ class LongResults(Middleware):
         return (self._tool,)
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
-        kept, known = result.data.get(WHOLE), state.values.get(_KEPT)
-        if not isinstance(kept, dict) or not isinstance(known, dict):
+        kept, kept_results = result.data.get(WHOLE), state.values.get(_KEPT)
+        if not isinstance(kept, dict) or not isinstance(kept_results, dict):
             return None
         match kept:
-            case {"call": str(place), "notes": list(notes), "kept": int(chars)}:
-                found = result.data.get(REFERENCES)
+            case {"call": str(call_id), "notes": list(notes), "kept": int(chars)}:
+                references = result.data.get(REFERENCES)
                 cited = (
-                    [source for source in found if isinstance(source, dict) and "n" in source]
-                    if isinstance(found, list)
+                    [source for source in references if isinstance(source, dict) and "n" in source]
+                    if isinstance(references, list)
                     else []
                 )
-                known[place] = _Kept(tuple(map(str, notes)), chars, tuple(cited))
-        let_go: list[str] = []
-        for place, kept_result in list(known.items())[:-1]:
-            if sum(one.chars for one in known.values()) <= self._max_total_chars:
+                kept_results[call_id] = _Kept(tuple(map(str, notes)), chars, tuple(cited))
+        dropped: list[str] = []
+        for call_id, kept_result in list(kept_results.items())[:-1]:
+            if sum(other.chars for other in kept_results.values()) <= self._max_total_chars:
                 break
             if kept_result.notes:
-                let_go.append(place)
-            known[place] = _Kept()
+                dropped.append(call_id)
+            kept_results[call_id] = _Kept()
             for name in kept_result.notes:
                 state.values.pop(name, None)
-        if not let_go:
+        if not dropped:
             return None
-        listed = ", ".join(f'call "{place}"' for place in let_go)
-        return AfterTool(f"{result.content}\n[to make room for it, the rest of {listed} was let go]")
+        listed = ", ".join(f'call "{call_id}"' for call_id in dropped)
+        return AfterTool(f"{result.content}\n[the rest of {listed} was dropped to make room for this result]")
 
     async def around_tool(
         self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
@@ -106,51 +108,57 @@ class LongResults(Middleware):
         if call.tool is self._tool:
             return self._read(around, call.arguments)
         result = await proceed(call)
-        whole, most = result.whole or result.content, self._find_most(around)
-        if len(whole) <= most or result.is_answer:
+        whole, max_chars = result.whole or result.content, self._find_max_chars(around)
+        if len(whole) <= max_chars or result.is_answer:
             return result
-        place = f"{around.state.turn}.{call.index}"
+        call_id = f"{around.state.turn}.{call.index}"
         kept = whole[: self._max_kept_chars]
         notes: list[JsonValue] = []
-        # By what it says: a call that is repeated after a restart may give another result.
+        # Hash the content into the name: a call that is repeated after a restart may return a different result.
         digest = hashlib.sha256(kept.encode()).hexdigest()[:12]
         for start in range(0, len(kept), around.max_kept_chars):
-            name = f"result.{place}.{digest}.{len(notes)}"
+            name = f"result.{call_id}.{digest}.{len(notes)}"
             await around.keep(name, kept[start : start + around.max_kept_chars], of=(call.tool.name,))
             notes.append(name)
         data: dict[str, JsonValue] = {
             **result.data,
-            WHOLE: {"call": place, "chars": len(whole), "kept": len(kept), "notes": notes},
+            WHOLE: {"call": call_id, "chars": len(whole), "kept": len(kept), "notes": notes},
         }
-        shown = f"{whole[:most]}\n{_describe(place, most, len(kept), len(whole))}"
+        shown = f"{whole[:max_chars]}\n{_describe_cut(call_id, max_chars, len(kept), len(whole))}"
         return replace(result, content=shown, data=data, whole=None)
 
     def _read(self, around: Around, arguments: Mapping[str, object]) -> ToolResult:
-        place, offset = str(arguments["call"]), int(str(arguments["offset"]))
+        call_id, offset = str(arguments["call"]), int(str(arguments["offset"]))
         values = around.state.values
-        known = values.get(_KEPT)
-        kept = known.get(place) if isinstance(known, dict) else None
+        kept_results = values.get(_KEPT)
+        kept = kept_results.get(call_id) if isinstance(kept_results, dict) else None
         if not isinstance(kept, _Kept):
-            there = ", ".join(name for name, result in known.items() if result.notes) if isinstance(known, dict) else ""
-            return ToolResult(f'No result of call "{place}" was cut. Those that were: {there or "none"}.', ok=False)
+            available = (
+                ", ".join(name for name, result in kept_results.items() if result.notes)
+                if isinstance(kept_results, dict)
+                else ""
+            )
+            sentence = f'The result of call "{call_id}" was not cut. Cut results: {available or "none"}.'
+            return ToolResult(sentence, ok=False)
         if not kept.notes:
             text = (
-                f'The rest of call "{place}" was let go: of all long results the newest {self._max_total_chars} '
-                "characters are kept. Call the tool again, if it is needed."
+                f'The rest of call "{call_id}" was dropped: only the newest {self._max_total_chars} characters of long '
+                "results are kept. Call the tool again if you need it."
             )
             return ToolResult(text, ok=False)
         parts = [values.get(name) for name in kept.notes]
         whole = "".join(part for part in parts if isinstance(part, str))
-        if not all(isinstance(part, str) for part in parts):  # a data policy left them out, and the agent was restarted
-            return ToolResult(
-                f'The rest of call "{place}" was not kept. Call the tool again, if it is needed.', ok=False
-            )
+        if not all(isinstance(part, str) for part in parts):  # a data policy removed them, and the agent has restarted
+            sentence = f'The rest of call "{call_id}" was not kept. Call the tool again if you need it.'
+            return ToolResult(sentence, ok=False)
         if offset >= len(whole):
-            return ToolResult(f"There are {len(whole)} characters: nothing from {offset} on.", ok=False)
-        end = min(len(whole), offset + self._find_most(around))
-        rest = (
-            _describe(place, end, len(whole), len(whole)) if end < len(whole) else f"[the end: {len(whole)} characters]"
-        )
+            sentence = f"The result has {len(whole)} characters. Choose an offset below that, not {offset}."
+            return ToolResult(sentence, ok=False)
+        end = min(len(whole), offset + self._find_max_chars(around))
+        if end < len(whole):
+            rest = _describe_cut(call_id, end, len(whole), len(whole))
+        else:
+            rest = f"[end of the result: {len(whole)} characters]"
         piece = whole[offset:end]
         numbers = find_citations(piece)
         cited: list[JsonValue] = [
@@ -158,21 +166,21 @@ class LongResults(Middleware):
         ]
         return ToolResult(f"{piece}\n{rest}", ok=True, data={REFERENCES: cited} if cited else {})
 
-    def _find_most(self, around: Around) -> int:
-        """Give how much of a result is shown at once."""
+    def _find_max_chars(self, around: Around) -> int:
+        """Return how many characters of a result are shown at once."""
         return min(self._max_chars, around.max_kept_chars, around.agent.policy.max_result_chars)
 
 
 def _read_result(
-    call: Annotated[str, Field(description='Which call: "TURN.CALL", as the cut result says')],
-    offset: Annotated[int, Field(ge=0, description="How many characters to skip from its beginning")] = 0,
+    call: Annotated[str, Field(description='Id of the call, "TURN.CALL", from the cut result')],
+    offset: Annotated[int, Field(ge=0, description="Number of characters to skip from the beginning")] = 0,
 ) -> str:
-    """Read on in a result that was cut."""
-    raise ToolError("Results are read inside of a reaction only.")
+    """Read the next part of a result that was cut."""
+    raise ToolError("Results can be read only inside a reaction.")
 
 
-def _describe(place: str, end: int, kept: int, whole: int) -> str:
+def _describe_cut(call_id: str, end: int, kept: int, whole: int) -> str:
     if end >= kept:
-        return f"[cut here: the first {end} of {whole} characters; no more was kept]"
+        return f"[cut here: the first {end} of {whole} characters; the rest was not kept]"
     lost = f", of which the first {kept} were kept" if kept < whole else ""
-    return f'[cut here: up to character {end} of {whole}{lost}; {READ_RESULT}(call="{place}", offset={end}) reads on]'
+    return f'[cut here: the first {end} of {whole} characters{lost}; {READ_RESULT}(call="{call_id}", offset={end}) reads on]'

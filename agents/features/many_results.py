@@ -1,7 +1,7 @@
-"""Many results: after a turn with more than some, the model is told to take down what of them matters, as older ones
-may be shortened.
+"""Asks the model to note the important facts after a turn with many results, because older results may be shortened
+later.
 
-Pure. It stands before `context_engine` in an agent's list, so that what it adds is counted.
+Pure. Place it before `context_engine` in an agent's list, so that its sentence is counted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from roundelay.agents.values import TurnState
 
 
 class ManyResults(Middleware):
-    """Adds the sentence to the request that follows a turn with more than ``more_than`` results; it is not kept in the
-    history."""
+    """Adds the sentence to the request after a turn with more than ``more_than`` results. The history does not keep
+    it."""
 
     @checked()
     def __init__(self, more_than: Annotated[int, Field(ge=0)] = 2) -> None:
@@ -33,6 +33,6 @@ class ManyResults(Middleware):
         if count <= self._more_than:
             return step
         return step.tell(
-            f"Your last turn brought {count} results. Beside what you do next, write down in a few sentences what of "
-            "them matters: older results may be shortened."
+            f"Your last turn returned {count} results. Along with your next step, write down their important facts in "
+            "a few sentences, because older results may be shortened."
         )

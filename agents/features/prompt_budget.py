@@ -1,8 +1,7 @@
-"""The prompt's budget: how many tokens of conversation enter the first prompt of a reaction, the incoming thread before
-all others.
+"""Limits the tokens of conversation in a reaction's first prompt. The incoming thread comes before all others.
 
-Pure: the same window of the conversation gives the same prompt, which is how a resumed reaction finds it again. What is
-left out is counted in the prompt ("12 earlier messages omitted"), what is cut says so.
+Pure: the same window of the conversation gives the same prompt, so a resumed reaction rebuilds it. The prompt counts
+omitted messages ("12 earlier messages omitted") and marks cut ones.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ _M = TypeVar("_M", bound=BaseMessage)
 
 
 def _check_sizes(max_tokens: int, per_thread: int | None, per_message: int | None, encoding: str | None) -> None:
-    of_thread = max_tokens if per_thread is None else per_thread
-    if of_thread > max_tokens:
+    thread_tokens = max_tokens if per_thread is None else per_thread
+    if thread_tokens > max_tokens:
         raise ValueError(f"per_thread must be at most max_tokens ({max_tokens})")
-    if per_message is not None and per_message > of_thread:
-        raise ValueError(f"per_message must be at most what a thread may have ({of_thread})")
+    if per_message is not None and per_message > thread_tokens:
+        raise ValueError(f"per_message must be at most the tokens of a thread ({thread_tokens})")
 
 
 class PromptBudget(Middleware):
-    """At most ``max_tokens`` of messages: the incoming one first (half of it at most), then its thread, then the
-    others, the newest first.
+    """Limits the prompt's messages to ``max_tokens``: first the incoming message (at most half), then its thread, then
+    the other threads by their newest message.
 
-    ``per_thread`` bounds each thread, ``per_message`` each message but the incoming one; a longer one is cut. Tokens
-    are counted by ``count``, or by an ``encoding`` of `tiktoken`; without either they are estimated.
+    ``per_thread`` limits each thread. ``per_message`` limits each message except the incoming one; longer ones are cut.
+    Tokens are counted by ``count`` or by an ``encoding`` of `tiktoken`; without either they are estimated.
     """
 
     @checked(_check_sizes)
@@ -57,19 +56,19 @@ class PromptBudget(Middleware):
         trigger = self._cut(trigger, self._max_tokens // 2)
         left = self._max_tokens - self._measure(trigger)
         chosen: dict[str, MessageThread] = {}
-        # The incoming thread has the first claim, then the one with the newest message.
-        claims = sorted(
+        # Serve the incoming thread first, then the threads with the newest messages.
+        ordered = sorted(
             threads, key=lambda thread_id: threads[thread_id].messages[-1].seq if threads[thread_id].messages else 0
         )[::-1]
-        claims.sort(key=lambda thread_id: thread_id != trigger.thread_id)
-        for thread_id in claims:
-            taken, used = self._take(threads[thread_id], min(left, self._per_thread))
-            left -= used
-            chosen[thread_id] = taken  # without a message it counts as left out
+        ordered.sort(key=lambda thread_id: thread_id != trigger.thread_id)
+        for thread_id in ordered:
+            shown, tokens = self._fit_thread(threads[thread_id], min(left, self._per_thread))
+            left -= tokens
+            chosen[thread_id] = shown  # a thread without messages counts as omitted
         return {thread_id: chosen[thread_id] for thread_id in threads}, trigger
 
-    def _take(self, thread: MessageThread, room: int) -> tuple[MessageThread, int]:
-        """Give the newest messages that there is room for, and what they take."""
+    def _fit_thread(self, thread: MessageThread, room: int) -> tuple[MessageThread, int]:
+        """Return the newest messages that fit into ``room`` tokens, and their tokens."""
         messages: list[Message] = []
         used = 0
         for message in reversed(thread.messages):
@@ -86,7 +85,7 @@ class PromptBudget(Middleware):
         return MESSAGE_TOKENS + self._count(message.text)
 
     def _cut(self, message: _M, max_tokens: int) -> _M:
-        """Shorten a message that is larger, visibly: the longest beginning that fits."""
+        """Shorten a message that is too long to the longest beginning that fits, and mark the cut."""
         text, room = message.text, max_tokens - MESSAGE_TOKENS
         if self._count(text) <= room:
             return message

@@ -1,10 +1,9 @@
-"""A registry of tools: which tools an agent has, by name and by set, changed while it runs; and what is said of those
-that are disabled.
+"""A registry of tools by name and by set, which may change while the agent runs. It also reports disabled tools.
 
-`ToolRegistry` is middleware. Its tools are asked for once before each turn, so a change during a turn holds from the
-next one on. Two kinds of change: `register`, `unregister`, `clear` are everybody's, for all reactions of the agent, and
-last as long as the process; a result whose data has ``use_sets`` turns sets on for its own reaction, and is in the
-record, so that a resumed reaction has them again.
+`ToolRegistry` is middleware. It is asked for its tools once before each turn, so a change during a turn takes effect in
+the next one. There are two kinds of change. `register`, `unregister` and `clear` apply to all reactions of the agent
+and last as long as the process. A result whose data has ``use_sets`` turns on sets for its own reaction. It is in the
+record, so a resumed reaction has these sets again.
 """
 
 from __future__ import annotations
@@ -28,31 +27,30 @@ _logger = logging.getLogger(__name__)
 
 DEFAULT_SET = "default"
 USE_SETS = "use_sets"
-"""In the data of a tool's result: the names of sets that the reaction has from its next turn on."""
+"""Key in a result's data: names of the sets that the reaction gets from its next turn on."""
 
 DISABLED_TOOLS = "disabled_tools"
-"""In the metadata of a structured answer, to whose text no sentence may be added: the tools that were called and are
-not enabled here."""
+"""Key in the metadata of a structured answer, whose text must not change: the disabled tools that were called."""
 
-_IN_USE = "registry.sets"  # in the state's values
+_IN_USE = "registry.sets"  # key in the state's values
 _DISABLED = "registry.disabled"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """Tools that come and go together. ``replaces``: in place of those of the sets before it, not beside them."""
+    """Tools that are added together. ``replaces`` means that they replace the tools of earlier sets."""
 
     tools: Sequence[Tool | Callable[..., object]] = ()
     replaces: bool = False
 
 
 class ToolRegistry(Middleware):
-    """The tools of an agent, by name. It starts with ``tools`` and, of ``sets`` (a `ToolSet`, or its tools), the one
-    named `default` and those in ``modes``.
+    """The tools of an agent, by name.
 
-    The selection rules of a turn's tools stand in its system message. A call to a tool that is disabled
-    (`Tool.should_use`) is answered to the model; ``reports_disabled`` says so to the person as well, in a sentence
-    under the answer (of a structured one: in its metadata).
+    It starts with ``tools``, the set named `default`, and the sets in ``modes``. The selection rules of a turn's tools
+    appear in its system message. A call of a disabled tool (`Tool.should_use`) gets an explanation as its result.
+    ``reports_disabled`` also informs the person, in a sentence below the answer or, for a structured answer, in its
+    metadata.
     """
 
     def __init__(
@@ -63,18 +61,20 @@ class ToolRegistry(Middleware):
         modes: Sequence[str] = (),
         reports_disabled: bool = True,
     ) -> None:
-        given = {
+        tool_sets = {
             name: tool_set if isinstance(tool_set, ToolSet) else ToolSet(tool_set)
             for name, tool_set in (sets or {}).items()
         }
-        made = {name: (tuple(map(as_tool, tool_set.tools)), tool_set.replaces) for name, tool_set in given.items()}
-        self._sets: Mapping[str, tuple[tuple[Tool, ...], bool]] = made
+        loaded = {
+            name: (tuple(map(as_tool, tool_set.tools)), tool_set.replaces) for name, tool_set in tool_sets.items()
+        }
+        self._sets: Mapping[str, tuple[tuple[Tool, ...], bool]] = loaded
         self._reports_disabled = reports_disabled
         self._tools: dict[str, Tool] = {}
         for tool in tools:
             self.register(tool)
-        start = [DEFAULT_SET, *modes] if DEFAULT_SET in made else modes
-        self._tools = self._add_sets(self._tools, start)
+        initial = [DEFAULT_SET, *modes] if DEFAULT_SET in loaded else modes
+        self._tools = self._add_sets(self._tools, initial)
 
     @classmethod
     def from_file(
@@ -85,47 +85,50 @@ class ToolRegistry(Middleware):
         modes: tuple[str, ...] = (),
         reports_disabled: bool = True,
     ) -> ToolRegistry:
-        """Make that of an agent's file. Tools are ``package.module:function``, and are imported; ``replacing`` are the
-        sets that come in place of those before them. Raises `ConfigError`."""
+        """Return the registry of an agent's file.
+
+        Tools are ``package.module:function`` and are imported. ``replacing`` names the sets that replace those before
+        them. Raises `ConfigError`.
+        """
         unknown = [name for name in (*replacing, *modes) if name not in sets]
         if unknown:
             known = ", ".join(sets) or "none"
-            raise ConfigError(f"the registry has no set named {', '.join(unknown)}; there are: {known}")
+            raise ConfigError(f"unknown tool set {', '.join(unknown)} in the registry. Known sets: {known}")
         try:
-            made = {name: ToolSet(tuple(map(load_tool, listed)), name in replacing) for name, listed in sets.items()}
-            return cls(map(load_tool, tools), sets=made, modes=modes, reports_disabled=reports_disabled)
+            loaded = {name: ToolSet(tuple(map(load_tool, listed)), name in replacing) for name, listed in sets.items()}
+            return cls(map(load_tool, tools), sets=loaded, modes=modes, reports_disabled=reports_disabled)
         except ToolError as error:
             raise ConfigError(str(error)) from error
 
     # --- what is registered
 
-    def register(self, given: Tool | Callable[..., object]) -> Tool:
-        """Add a tool; one of the same name makes way. Raises `ToolError` for the name of `finish`."""
-        made = as_tool(given)
-        if made.name == FINISH:
-            raise ToolError(f'A registered tool cannot be named "{FINISH}": give it another name with @tool(name=...).')
-        self._tools = {**self._tools, made.name: made}
-        return made
+    def register(self, tool: Tool | Callable[..., object]) -> Tool:
+        """Add a tool, replacing one of the same name. Raises `ToolError` for the name `finish`."""
+        registered = as_tool(tool)
+        if registered.name == FINISH:
+            raise ToolError(f'A registered tool cannot be named "{FINISH}". Rename it with @tool(name=...).')
+        self._tools = {**self._tools, registered.name: registered}
+        return registered
 
     def unregister(self, name: str) -> None:
-        """Take a tool away, if it is there."""
+        """Remove a tool, if it is registered."""
         self._tools = {known: tool for known, tool in self._tools.items() if known != name}
 
     def clear(self) -> None:
-        """Take all away."""
+        """Remove all tools."""
         self._tools = {}
 
     def get(self, name: str) -> Tool | None:
         return self._tools.get(name)
 
     def get_all(self) -> tuple[Tool, ...]:
-        """Give what is registered, in order."""
+        """Return the registered tools in order."""
         return tuple(self._tools.values())
 
     # --- in the loop
 
     def list_tools(self, state: TurnState) -> Sequence[Tool]:
-        # Another registry, of an agent that handed over, may have turned on sets that this one does not know.
+        # An agent that handed over may have a different registry, with sets that are unknown here.
         known = [name for name in _read_names(state, _IN_USE) if name in self._sets]
         return tuple(self._add_sets(self._tools, known).values())
 
@@ -144,12 +147,12 @@ class ToolRegistry(Middleware):
         if isinstance(wanted, str):
             wanted = [wanted]
         if isinstance(wanted, list):
-            known = [str(name) for name in wanted if str(name) in self._sets]
-            if len(known) < len(wanted):
+            known_sets = [str(name) for name in wanted if str(name) in self._sets]
+            if len(known_sets) < len(wanted):
                 _logger.warning(
                     "unknown sets of tools", extra={"tool": call.name, "sets": wanted, "known": list(self._sets)}
                 )
-            state.values[_IN_USE] = [*_read_names(state, _IN_USE), *known]
+            state.values[_IN_USE] = [*_read_names(state, _IN_USE), *known_sets]
         return None
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
@@ -162,15 +165,15 @@ class ToolRegistry(Middleware):
         return f"{answer}\n\n({', '.join(names)} {verb} not used.)"
 
     def _add_sets(self, tools: Mapping[str, Tool], names: Iterable[str]) -> dict[str, Tool]:
-        together = dict(tools)
+        merged = dict(tools)
         for name in names:
             if name not in self._sets:
                 known = ", ".join(sorted(self._sets)) or "none"
-                raise ToolError(f'There is no set of tools named "{name}"; there are: {known}.')
+                raise ToolError(f'Unknown tool set "{name}". Known sets: {known}.')
             added, replaces = self._sets[name]
-            together = {} if replaces else together
-            together |= {tool.name: tool for tool in added}
-        return together
+            merged = {} if replaces else merged
+            merged |= {tool.name: tool for tool in added}
+        return merged
 
 
 def _read_names(state: TurnState, key: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Results that the person has seen already: the model is told so, lest it says them again.
+"""Wraps results that the person has already seen, and asks the model not to repeat them.
 
-A tool that showed its result itself (it sent a message, or a file) returns `Output(content, {"shown": True},
-summary=...)`. The record keeps the content and the summary as they are; only what the model reads is wrapped.
+A tool that showed its result itself (it sent a message or a file) returns `Output(content, {"shown": True},
+summary=...)`. The record keeps the content and the summary unchanged. Only the text for the model is wrapped.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from roundelay.agents.models.model import ToolCall
 from roundelay.agents.values import AfterTool, ToolResult, TurnState
 
 SHOWN = "shown"
-"""In a result's data: the person has it."""
+"""Key in a result's data: true if the person has seen the result."""
 
 _TAG = "shown_to_the_person"
 _NOTE = (
-    "The person has this result already. Do not give it again, in part or in other words; refer to it, or go on "
+    "The person has already seen this result. Do not repeat it, in part or in other words. Refer to it, or continue "
     "from it."
 )
 
@@ -26,5 +26,5 @@ class ShownResults(Middleware):
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
         if not result.ok or result.data.get(SHOWN) is not True:
             return None
-        content = result.content.replace(f"</{_TAG}", f"<\\/{_TAG}")  # it must not end its own frame
+        content = result.content.replace(f"</{_TAG}", f"<\\/{_TAG}")  # the content must not close its own element
         return AfterTool(f"{_NOTE}\n<{_TAG}>\n{content}\n</{_TAG}>")

@@ -1,9 +1,9 @@
-"""Structured answers: the agent's answer is a value of a type, or the model is told what does not fit and asked again.
+"""Structured answers: the agent's answer is a value of a type. The model is asked again for a value that does not fit.
 
-Middleware. The model gives its answer by a tool whose parameter has that type, so what does not fit is answered like
-any wrong argument. In the last turn, which has no tools, it writes JSON. Text is held against the type when it is
-reviewed, so it is asked for again as often as the policy's ``max_corrections`` says. What goes out is the value as
-compact JSON, and as ``structured`` in the message's metadata.
+The model answers by a tool whose parameter has the type, so an invalid value is handled like any invalid argument. In
+the last turn, which has no tools, the model writes JSON. A text is validated in review, so it is requested again up to
+the policy's ``max_corrections`` times. The message contains the value as compact JSON, and as ``structured`` in its
+metadata.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ T = TypeVar("T")
 STRUCTURED = "structured"
 MAX_PROBLEMS = 10
 
-# Of fields with an alias: a model writes that, as the schema has it, and what goes out has the name.
+# A model writes the alias of a field, as in the schema. The message contains the field's name.
 _BOTH: Any = {"by_alias": True, "by_name": True}
 
 
 class StructuredAnswer(Middleware, Generic[T]):
-    """The answer is a ``kind``: a pydantic model, a dataclass, or anything else that pydantic reads. An agent that
-    takes over answers in its own form."""
+    """Makes the answer a value of type ``kind``: a pydantic model, a dataclass, or any other type that pydantic
+    validates.
+
+    After a handoff, the new agent answers in its own form.
+    """
 
     guards = False
 
@@ -45,7 +48,7 @@ class StructuredAnswer(Middleware, Generic[T]):
         adapter = self._adapter
 
         def give(answer: Any) -> str:
-            """Give the answer. It ends your work."""
+            """Give your answer. This ends your work."""
             return adapter.dump_json(answer).decode()
 
         give.__annotations__["answer"] = kind
@@ -53,19 +56,19 @@ class StructuredAnswer(Middleware, Generic[T]):
 
     @staticmethod
     def from_file(type: str) -> StructuredAnswer[Any]:  # noqa: A002  # the option's name
-        """Make that of an agent's file; ``type`` is ``module:Type``. Raises `ConfigError`."""
-        found = import_named(type, "type")
+        """Return the middleware of an agent's file. ``type`` is ``module:Type``. Raises `ConfigError`."""
+        imported = import_named(type, "type")
         try:
-            return StructuredAnswer(found)
-        except Exception as error:  # what it names may be anything, and raise anything
-            said = error.message if isinstance(error, PydanticUserError) else describe_error(error)
-            raise ConfigError(f"the type {type!r} is none that pydantic reads: {said}") from error
+            return StructuredAnswer(imported)
+        except Exception as error:  # the name may refer to any object, which may raise any exception
+            reason = error.message if isinstance(error, PydanticUserError) else describe_error(error)
+            raise ConfigError(f"pydantic cannot validate the type {type!r}: {reason}") from error
 
     def describe(self) -> object:
         return self._name, self._adapter.json_schema()
 
     def read(self, message: BaseMessage) -> T:
-        """Give the value of an answer. Raises `ValueError` for a message that has none that fits."""
+        """Return the value of an answer. Raises `ValueError` for a message without a valid value."""
         return self._adapter.validate_python((message.metadata or {}).get(STRUCTURED), **_BOTH)
 
     def _parse(self, text: str) -> T:
@@ -75,26 +78,26 @@ class StructuredAnswer(Middleware, Generic[T]):
         return (self._tool,)
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        """Say how the answer is given: by the tool; in a turn without tools, as what it has to look like."""
+        """Tell the model to answer by the tool, or show it the schema in a turn without tools."""
         if any(spec.name == self._name for spec in step.tools):
-            return step.tell(f"Your answer has a form: give it by calling {self._name}, not as a text.")
+            return step.tell(f"Give your answer by calling {self._name}, not as text.")
         if step.tools:
             return step
         schema = json.dumps(self._adapter.json_schema(), ensure_ascii=False)
-        return step.tell(f"Your answer must be JSON, and nothing else, that fits this JSON Schema: {schema}")
+        return step.tell(f"Your answer must be only JSON that matches this JSON Schema: {schema}")
 
     async def around_tool(
         self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
     ) -> ToolResult:
-        """Give the whole answer: cut off, as a long result is, it would be none. It goes into a record, and into a
-        message beside itself as a value."""
+        """Return the whole answer, because a cut one is invalid. It must fit into a record, and twice into a
+        message."""
         result = await proceed(call)
         if call.tool is not self._tool or result.whole is None:
             return result
-        size, most = len(json.dumps(result.whole)), 5 * around.max_kept_chars
-        if size > most:
-            told = f"Not given: your answer has {size} characters as JSON, and may have {most}. Give a shorter one."
-            return ToolResult(told, ok=False)
+        size, max_chars = len(json.dumps(result.whole)), 5 * around.max_kept_chars
+        if size > max_chars:
+            sentence = f"Not sent: your answer has {size} characters as JSON; the maximum is {max_chars}. Shorten it."
+            return ToolResult(sentence, ok=False)
         return replace(result, content=result.whole, whole=None)
 
     async def review(self, around: Around, answer: str) -> str | Correction:
@@ -105,12 +108,12 @@ class StructuredAnswer(Middleware, Generic[T]):
                 f"{'.'.join(map(str, problem['loc'])) or 'the answer'}: {problem['msg']}"
                 for problem in error.errors()[:MAX_PROBLEMS]
             ]
-            told = f"It does not fit: {'; '.join(problems)}. Give one that does."
-            return Correction(told, name=STRUCTURED)
+            instruction = f"Your answer does not match the schema: {'; '.join(problems)}. Correct it."
+            return Correction(instruction, name=STRUCTURED)
         return self._adapter.dump_json(value).decode()
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
-        """Give the value as those that reviewed after it left the answer."""
+        """Add the value to the message's metadata, as later reviews left the answer."""
         try:
             value = self._parse(answer)
         except ValidationError:

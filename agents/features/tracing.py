@@ -1,10 +1,10 @@
-"""Traces by OpenTelemetry's conventions for generative AI (`invoke_agent`, `chat`, `execute_tool`); one trace spans all
-agents that work on a message.
+"""OpenTelemetry traces by the conventions for generative AI (`invoke_agent`, `chat`, `execute_tool`).
 
-Middleware. The conversation's id is the thread's. A message that is sent from inside of a call carries `traceparent` in
-its metadata, and a reaction to it goes on in that trace, in whatever process; one that is resumed has a span of its own
-there. What was said is in the spans only if `content` asks for it. Needs `roundelay[otel]`; where the spans go is
-OpenTelemetry's own configuration (a `TracerProvider`, by default the global one).
+One trace spans all agents that work on a message; the conversation's id is the thread's. A message sent from inside a
+call carries `traceparent` in its metadata, so a reaction to it continues the trace, in any process. A resumed reaction
+has a span of its own in the trace. Spans contain texts only if `content` is set. Needs `roundelay[otel]`.
+OpenTelemetry's own configuration decides where spans go (a `TracerProvider`, by default the global one).
+
 https://github.com/open-telemetry/semantic-conventions-genai (development status; names as of semconv 0.66)
 """
 
@@ -34,17 +34,16 @@ try:
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise ConfigError(f"traces need the extra otel ({error.name} is missing). Run: {how_to_add('otel')}") from error
+    raise ConfigError(f"Traces need the extra otel ({error.name} is missing). Run: {how_to_add('otel')}") from error
 
 
 class Tracing(Middleware):
-    """Makes spans of what an agent does. Give it to an agent that runs inside of a tool as well, if its turns are to be
-    seen."""
+    """Records spans of an agent's work. Add it to an agent inside a tool as well, to trace its turns."""
 
     def __init__(self, *, content: bool = False, provider: TracerProvider | None = None) -> None:
         self._content = content
         self._provider = provider
-        self._known: tuple[TracerProvider, Tracer] | None = None
+        self._cached_tracer: tuple[TracerProvider, Tracer] | None = None
 
     async def around_reaction(self, around: Around, proceed: Callable[[], Awaitable[Finish]]) -> Finish:
         trigger, agent = around.context.trigger, around.agent
@@ -75,8 +74,8 @@ class Tracing(Middleware):
         }
         with self._span(f"chat {name}", SpanKind.CLIENT, facts) as (span, _):
             if self._content:
-                told = [{"role": _ROLES[type(message).__name__], **_write(message)} for message in request.messages]
-                span.set_attribute("gen_ai.input.messages", json.dumps(told, ensure_ascii=False))
+                messages = [{"role": _ROLES[type(message).__name__], **_write(message)} for message in request.messages]
+                span.set_attribute("gen_ai.input.messages", json.dumps(messages, ensure_ascii=False))
             reply = await proceed(request)
             used = reply.usage
             span.set_attributes(
@@ -124,39 +123,38 @@ class Tracing(Middleware):
     def _span(
         self, name: str, kind: SpanKind, facts: Mapping[str, str], parent: Context | None = None
     ) -> Iterator[tuple[Span, dict[str, JsonValue]]]:
-        """Make a span, current in its block; gives it with what names it in a message. An error that passes through is
-        its error."""
+        """Start a span that is current in its block, and yield it with its metadata for messages. An exception marks
+        the span as failed."""
         span = self._find_tracer().start_span(name, context=parent, kind=kind, attributes=facts)
         carrier: dict[str, str] = {}
         with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             _PROPAGATOR.inject(carrier)
             try:
                 yield span, {**carrier}
-            except Exception as error:  # of whatever is traced; it is recorded, and raised again below
+            except Exception as error:  # from any traced code; recorded here and raised again
                 if self._content:
                     stack = hide_secrets("".join(traceback.format_exception(error)))
-                    told = {"exception.message": hide_secrets(str(error)), "exception.stacktrace": stack}
-                    span.record_exception(error, told)
-                words = describe_error(error) if self._content else type(error).__name__
-                span.set_status(Status(StatusCode.ERROR, words))
+                    attributes = {"exception.message": hide_secrets(str(error)), "exception.stacktrace": stack}
+                    span.record_exception(error, attributes)
+                description = describe_error(error) if self._content else type(error).__name__
+                span.set_status(Status(StatusCode.ERROR, description))
                 raise
 
     def _find_tracer(self) -> Tracer:
-        """The provider's tracer: to have one made costs a quarter of a span, so it is kept while the provider is the
-        same."""
+        """Return the provider's tracer, cached per provider: creating one costs a quarter of a span."""
         provider = self._provider or trace.get_tracer_provider()
-        if self._known is None or self._known[0] is not provider:
-            self._known = (provider, provider.get_tracer("roundelay"))
-        return self._known[1]
+        if self._cached_tracer is None or self._cached_tracer[0] is not provider:
+            self._cached_tracer = (provider, provider.get_tracer("roundelay"))
+        return self._cached_tracer[1]
 
 
 def _write(message: ChatMessage) -> dict[str, JsonValue]:
-    """Return a message as JSON, without the thinking that goes back to its server."""
+    """Return a message as JSON, without the reasoning that goes back to its server."""
     return {name: value for name, value in asdict(_without_bytes(message)).items() if name != "origin"}
 
 
 def _without_bytes(message: ChatMessage) -> ChatMessage:
-    """Give a message as a span holds it: of images and files what they are. A span of megabytes is exported nowhere."""
+    """Return a message without the bytes of images and files. No exporter accepts a span of megabytes."""
     if not isinstance(message, UserMessage):
         return message
     images = tuple(image.partition(",")[0] if image.startswith("data:") else image for image in message.images)
@@ -164,8 +162,8 @@ def _without_bytes(message: ChatMessage) -> ChatMessage:
 
 
 def _read_carrier(metadata: Mapping[str, object] | None) -> dict[str, str]:
-    found = {key: (metadata or {}).get(key) for key in ("traceparent", "tracestate")}
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    values = {key: (metadata or {}).get(key) for key in ("traceparent", "tracestate")}
+    return {key: value for key, value in values.items() if isinstance(value, str)}
 
 
 _PROPAGATOR = TraceContextTextMapPropagator()

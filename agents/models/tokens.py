@@ -67,7 +67,7 @@ def load_count(name: str | None) -> Count:
     try:
         import tiktoken
     except ImportError as error:
-        raise ConfigError(f"Counting tokens by tiktoken needs the extra tokens. Run: {how_to_add('tokens')}") from error
+        raise ConfigError(f"counting tokens by tiktoken needs the extra tokens. Run: {how_to_add('tokens')}") from error
     try:
         encoding = tiktoken.get_encoding(name)
     except Exception as error:  # an unknown name, or any error of the HTTP library
@@ -77,7 +77,7 @@ def load_count(name: str | None) -> Count:
                 f"tiktoken has no encoding {name!r}. Known encodings: {', '.join(sorted(known))}"
             ) from error
         raise ConfigError(
-            f"The encoding {name!r} is not on this machine, and tiktoken could not download it "
+            f"the encoding {name!r} is not on this machine, and tiktoken could not download it "
             f"({type(error).__name__}). Give it network access once, set TIKTOKEN_CACHE_DIR to a folder that has it, "
             "or leave out encoding (tokens are then estimated)"
         ) from error

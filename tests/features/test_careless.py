@@ -63,19 +63,19 @@ WRONG = [
     ("long_results: {max_chars: 50000, max_kept_chars: 2000}", r"max_kept_chars must be at least max_chars \(50000\)"),
     ("long_results: {max_kept_chars: 5000, max_total_chars: 2000}", "max_total_chars must be at least max_kept_chars"),
     ("prompt_budget: {max_tokens: 1000, per_thread: 5000}", r"per_thread must be at most max_tokens \(1000\)"),
-    ("prompt_budget: {max_tokens: 1000, per_thread: 60, per_message: 61}", r"what a thread may have \(60\)"),
+    ("prompt_budget: {max_tokens: 1000, per_thread: 60, per_message: 61}", r"the tokens of a thread \(60\)"),
     ("data_policy: {}", "keeps everything as it is: say what is not kept"),
     ("data_policy: {calls: search}", r"must be true, false or a list of tools: write \[search\]"),
     ("data_policy: {results: 0}", "must be true, false or a list of tools"),
     ("data_policy: {redact: ['']}", r"finds nothing, between any two characters"),
     ("data_policy: {redact: ['a*']}", r"'a\*' finds nothing"),
-    ("evaluations: {}", "make no check: name some under always, or under tools"),
-    ("evaluations: {tools: {search: []}}", "make no check"),
-    ("evaluations: {checks: {a: {regex: x}}}", "the check a is never made"),
-    ("evaluations: {checks: {a: {call: 'os:getcwd', forbids: true}}, always: [a]}", "forbids, which is for a regex"),
+    ("evaluations: {}", "no check ever runs: name checks under always or under tools"),
+    ("evaluations: {tools: {search: []}}", "no check ever runs"),
+    ("evaluations: {checks: {a: {regex: x}}}", "the check a never runs"),
+    ("evaluations: {checks: {a: {call: 'os:getcwd', forbids: true}}, always: [a]}", "forbids, which need regex"),
     ("evaluations: {checks: {a: {regex: x, instruction: ''}}, always: [a]}", "instruction"),
     ("evaluations: {max_corrections: 3, always: [grounding]}", 'unknown key "max_corrections"'),
-    ("postprocessors: {}", r"do nothing: say call: \[module:function\], or follow_ups: 3"),
+    ("postprocessors: {}", r"do nothing: set call: \[module:function\] or follow_ups: 3"),
     ("budget: {tokens: {}}", "tokens limits nothing: say it for one of turn, reaction, root, day"),
     ("budget: {usd: {}}", "usd limits nothing"),
     ("budget: {tokens: {turn: 500}}", r"reserve \(1000\) leaves nothing of the 500 tokens for a turn"),
@@ -83,7 +83,7 @@ WRONG = [
     ("budget: {usd: {day: .inf}}", "must be a valid decimal"),
     ("budget: {usd: {day: 0}}", "greater than 0"),
     ("budget: {usd: {day: 1}, prices: {m: {input: -1, output: 1}}}", "prices.m.input"),
-    ("registry: {sets: {a: []}, modes: [b]}", "no set named b; there are: a"),
+    ("registry: {sets: {a: []}, modes: [b]}", "unknown tool set b in the registry. Known sets: a"),
     ("structured: {type: 'os:sep'}", "the type 'os:sep'"),
 ]
 
@@ -181,7 +181,7 @@ async def test_a_check_that_gives_no_text_is_noted_and_holds_up_nothing(given: A
     [review] = reviews
     assert review["is_accepted"] is True
     assert review["notes"] == [
-        f"check: could not be made (TypeError: it gave a {type(given).__name__}, and must give what to do better, as text, or None)"
+        f"check: could not be made (TypeError: it returned a {type(given).__name__} and must return an instruction as text, or None)"
     ]
 
 
@@ -223,13 +223,13 @@ async def test_what_a_check_says_is_fit_to_be_sent(said: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (None, "it gave a NoneType, and must give the answer, as text or as Answer"),
-        ({"a": 1}, "it gave a dict"),
-        (("text", {}), "it gave a tuple"),
-        (Answer(None), "it gave a Answer"),  # type: ignore[arg-type]
+        (None, "it returned a NoneType and must return the answer, as text or as Answer"),
+        ({"a": 1}, "it returned a dict"),
+        (("text", {}), "it returned a tuple"),
+        (Answer(None), "it returned a Answer"),  # type: ignore[arg-type]
         (Answer("x", None), "TypeError"),  # type: ignore[arg-type]
         (Answer("x", {"a": object()}), "PydanticSerializationError"),  # type: ignore[dict-item]
-        (Answer("x", {"a": "b" * 400_000}), "its metadata has 400009 characters, and may have 50000"),
+        (Answer("x", {"a": "b" * 400_000}), "its metadata has 400009 characters; the maximum is 50000"),
         (Answer("x", {"a": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]}), "nested deeper"),
     ],
 )  # fmt: skip
@@ -364,7 +364,7 @@ async def test_a_structured_answer_too_large_for_a_message_is_asked_for_again_sh
             heard = await (await Person.join(network, "mia")).ask("bob", "Well?")
     assert json.loads(heard.text) == {"text": "short"}
     told = next(it["content"] for it in provider.requests[1]["messages"] if it["role"] == "tool")
-    assert told.startswith("Not given: your answer has 120017 characters as JSON, and may have ")
+    assert told.startswith("Not sent: your answer has 120017 characters as JSON; the maximum is ")
 
 
 SECRET = "the pass phrase is tangerine"

@@ -157,10 +157,10 @@ async def test_what_is_kept_of_long_results_is_bounded_and_the_model_is_told() -
         await survives_kills(provider, make)
     results = results_of(provider.requests[-1])
     assert results[2].startswith("A" * 100)
-    assert results[3].endswith('\n[to make room for it, the rest of call "1.0" was let go]')
+    assert results[3].endswith('\n[the rest of call "1.0" was dropped to make room for this result]')
     assert results[4] == (
-        'The rest of call "1.0" was let go: of all long results the newest 1000 characters are kept. '
-        "Call the tool again, if it is needed."
+        'The rest of call "1.0" was dropped: only the newest 1000 characters of long results are kept. '
+        "Call the tool again if you need it."
     )
     assert [it[:100] for it in results[5:]] == ["B" * 100, "C" * 100]
 
@@ -175,8 +175,8 @@ async def test_no_result_is_cut_by_the_policy_without_a_way_to_read_on() -> None
         )
         await Loop(agent).drive()
     first, second = results_of(provider.requests[-1])
-    assert first.endswith('[cut here: up to character 300 of 500; read_result(call="1.0", offset=300) reads on]')
-    assert second == "B" * 200 + "\n[the end: 500 characters]"
+    assert first.endswith('[cut here: the first 300 of 500 characters; read_result(call="1.0", offset=300) reads on]')
+    assert second == "B" * 200 + "\n[end of the result: 500 characters]"
 
 
 # --- what is not kept

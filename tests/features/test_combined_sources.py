@@ -140,7 +140,7 @@ async def test_what_is_read_on_cites_in_the_callers_numbers() -> None:
     async with Provider(script) as provider:
         whole = await survives_kills(provider, make, answered=lambda records: len(records.bodies("model_reply")))
     rest = results_of(provider.requests[-1])[2]
-    assert rest.startswith("A" * 50 + " says [3], not [4].\n[the end: 169 characters]")
+    assert rest.startswith("A" * 50 + " says [3], not [4].\n[end of the result: 169 characters]")
     assert "[3] Map" in rest
     assert titles(whole.end.metadata) == [(4, "Field notes"), (3, "Map")]
 

@@ -152,9 +152,9 @@ async def test_after_many_results_the_model_is_told_to_take_notes(network: Netwo
     three = calls([call("look", {"page": page, "chars": 10}, f"c{page}") for page in range(3)])
     script = Script([three, look_at(7), text("done")])
     _, requests, records = await ask(network, script, ManyResults(2), ContextEngine(20_000))
-    assert "Your last turn brought 3 results." in requests[1]["messages"][-1]["content"]
-    assert not any("Your last turn brought" in str(body["messages"]) for body in (requests[0], requests[2]))
-    assert "Your last turn brought" not in json.dumps(records)
+    assert "Your last turn returned 3 results." in requests[1]["messages"][-1]["content"]
+    assert not any("Your last turn returned" in str(body["messages"]) for body in (requests[0], requests[2]))
+    assert "Your last turn returned" not in json.dumps(records)
 
 
 # --- summaries
@@ -303,7 +303,7 @@ def test_tiktoken_counts_where_it_is_asked_for() -> None:
         assert (count("abc"), count("é"), count("<|endoftext|>")) == (3, 2, 13)
     finally:
         del registry.ENCODINGS["bytewise"]
-    with pytest.raises(ConfigError, match=r"has no encoding 'no_such_encoding'; it has: .*o200k_base"):
+    with pytest.raises(ConfigError, match=r"has no encoding 'no_such_encoding'. Known encodings: .*o200k_base"):
         load_count("no_such_encoding")
 
 
@@ -326,7 +326,7 @@ def test_an_encoding_that_cannot_be_fetched_says_what_to_do(tmp_path: Path, monk
     said = str(caught.value)
     assert said.startswith(f"{path}:5: agent bob: the encoding 'o200k_base' is not on this machine")
     assert "TIKTOKEN_CACHE_DIR" in said
-    assert "leave encoding out" in said
+    assert "leave out encoding" in said
     assert "HTTPSConnectionPool" not in said
 
 
@@ -349,13 +349,15 @@ async def test_a_long_result_is_cut_and_the_whole_is_read_on_demand(network: Net
     _, requests, records = await ask(network, script, LongResults(1000), tools=[book(100_000)])
     first = results(requests[1])[0]
     assert first.startswith("000000000,000000001,")
-    assert first.endswith('[cut here: up to character 1000 of 100000; read_result(call="1.0", offset=1000) reads on]')
+    assert first.endswith(
+        '[cut here: the first 1000 of 100000 characters; read_result(call="1.0", offset=1000) reads on]'
+    )
     second, end, beyond, unknown = results(requests[2])[1:]
     assert second.startswith("000000100,")
     assert "offset=2000) reads on]" in second
-    assert end.endswith("000009999,\n[the end: 100000 characters]")
-    assert beyond == "There are 100000 characters: nothing from 200000 on."
-    assert unknown == 'No result of call "7.1" was cut. Those that were: 1.0.'
+    assert end.endswith("000009999,\n[end of the result: 100000 characters]")
+    assert beyond == "The result has 100000 characters. Choose an offset below that, not 200000."
+    assert unknown == 'The result of call "7.1" was not cut. Cut results: 1.0.'
     notes = [it["body"]["value"] for it in records if it["kind"] == "note"]
     assert "".join(notes) == book(100_000).function()  # type: ignore[misc]
     [whole] = [it["body"]["data"]["whole"] for it in records if "data" in it["body"]]
@@ -389,13 +391,15 @@ async def test_the_whole_of_a_long_result_outlives_the_agent(network: Network) -
 
         async with running(network, ann(provider, LongResults(1000), tools=[read_book])):
             assert (await mia.hear()).text == "done"
-        assert results(seen[-1])[1] == "000004999,\n[the end: 50000 characters]"
+        assert results(seen[-1])[1] == "000004999,\n[end of the result: 50000 characters]"
 
 
 async def test_no_more_is_kept_than_is_said(network: Network) -> None:
     script = Script([calls([call("read_book")]), text("done")])
     _, requests, records = await ask(network, script, LongResults(1000, max_kept_chars=3000), tools=[book(50_000)])
-    assert "[cut here: up to character 1000 of 50000, of which the first 3000 were kept;" in results(requests[1])[0]
+    assert (
+        "[cut here: the first 1000 of 50000 characters, of which the first 3000 were kept;" in results(requests[1])[0]
+    )
     assert sum(len(it["body"]["value"]) for it in records if it["kind"] == "note") == 3000
 
 

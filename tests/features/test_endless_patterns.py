@@ -86,4 +86,4 @@ async def test_an_answer_that_cannot_be_searched_in_time_does_not_pass_its_check
         async with running(network, ann):
             assert (await mia.ask("ann", "hello")).text != LURE
         told = provider.requests[1]["messages"][-1]["content"]
-    assert "The check codes could not search it in time" in told
+    assert "The check codes could not search your answer in time" in told

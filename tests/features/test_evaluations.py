@@ -97,7 +97,7 @@ async def test_a_failed_grounding_check_corrects_and_the_answer_is_written_again
     assert facts["results"] == [{"tool": "search", "content": "The Rhine is 1,233 km long."}]
     assert (facts["conversation"], facts["answer"]) == ("<conversation/>", "It is 900 km long.")
     told = last_of(own_requests(provider)[2])
-    assert told.startswith("Your answer was not given. Not everything in it follows from what your tools gave.")
+    assert told.startswith("Your answer was not given. Your tools' results do not support these statements.")
     assert "\n- It is 900 km long." in told
     reviews = [(it.is_accepted, it.correction is not None) for it in loop.events if isinstance(it, AnswerReviewed)]
     assert reviews == [(False, True), (True, False)]
@@ -129,7 +129,7 @@ async def test_corrections_are_bounded_and_noted_when_no_retry_is_left() -> None
     assert (end.answer, end.turns) == ("It is 900 km long.", 3)
     *_, last = loop.records.bodies("review")
     assert (last["is_accepted"], last["correction"]) == (False, None)
-    assert last["notes"][0].startswith("grounding: Not everything in it follows")
+    assert last["notes"][0].startswith("grounding: Your tools' results do not support")
 
 
 async def test_a_rule_and_a_check_of_ones_own_are_made_together() -> None:
@@ -262,7 +262,7 @@ def test_evaluations_and_postprocessors_are_set_in_the_agents_file(tmp_path: Pat
     assert isinstance(checks, Evaluations)
     assert isinstance(added, Postprocessors)
     path.write_text("{id: bob, instruction: x, model: {rules: []}, middleware: [{evaluations: {always: [nope]}}]}")
-    with pytest.raises(ConfigError, match=r'bob\.yaml:1.*no check named "nope"; there are: grounding'):
+    with pytest.raises(ConfigError, match=r'bob\.yaml:1.*unknown check "nope". Known checks: grounding'):
         build_runner(load_agents(path)[0])
 
 

@@ -112,7 +112,7 @@ async def test_a_forced_tool_that_the_agent_does_not_have_is_named() -> None:
         end = await Loop(agent).drive()
     assert provider.requests == []
     assert (end.status, end.answer) == ("failed", "I could not answer: my model is not set up right.")
-    assert end.reason == 'The forced tool "oracle" is none of the tools of bob: search.'
+    assert end.reason == 'The agent bob does not have the forced tool "oracle". Its tools: search.'
 
 
 async def test_forced_tools_have_a_turn_beside_the_last_one_or_the_agent_is_refused() -> None:
@@ -171,7 +171,7 @@ def test_forced_tools_are_named_in_the_agents_file(tmp_path: Path) -> None:
     [made] = build_runner(spec).agent.middleware
     assert isinstance(made, ForcedTools)
     path.write_text("{id: bob, instruction: x, model: {rules: []}, middleware: [{forced_tools: {tools: []}}]}")
-    with pytest.raises(ConfigError, match="forces nothing: name tools, or in by_message"):
+    with pytest.raises(ConfigError, match="forces nothing: name tools, or list in by_message"):
         load_agents(path)
     path.write_text(
         "{id: bob, instruction: x, model: {rules: []}, middleware: [{forced_tools: {by_message: [search]}}]}"
@@ -204,7 +204,7 @@ async def test_a_forced_tool_that_was_taken_away_is_named() -> None:
         middleware = [ForcedTools("search", "archive"), registry]
         end = await Loop(Agent("bob", "", provider.model(), middleware=middleware)).drive()
     assert provider.requests == []
-    assert end.reason == 'The forced tool "archive" is none of the tools of bob: search.'
+    assert end.reason == 'The agent bob does not have the forced tool "archive". Its tools: search.'
 
 
 async def test_forced_replies_that_were_cut_withheld_or_say_nothing_do_not_cost_the_others() -> None:

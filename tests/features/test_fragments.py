@@ -42,7 +42,9 @@ async def test_fragments_gathered_by_tools_are_ranked_and_shown_in_the_next_turn
         await Loop(make_agent(provider.model())).drive()
     first, second, third = provider.requests
     assert "gathered" not in str(first)
-    assert last_of(second).endswith("right after what it shows:\n[2] b\nIt floods.\n\n[1] a\nThe Rhine is long.")
+    assert last_of(second).endswith(
+        "right after the statement that it supports:\n[2] b\nIt floods.\n\n[1] a\nThe Rhine is long."
+    )
     assert last_of(third).endswith("[2] b\nIt floods.\n\n[1] a\nThe Rhine is 1,233 km long.")
     assert results_of(third) == ["2 found", "2 found"]
     assert "gathered" not in str(third["messages"][:-1])

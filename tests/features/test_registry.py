@@ -58,7 +58,7 @@ def test_a_registry_starts_with_the_default_set_and_those_of_its_modes(
 ) -> None:
     sets = {"default": [SEARCH], "data": ToolSet([PLOT]), "research": ToolSet([REPORT], replaces=True)}
     assert [it.name for it in ToolRegistry(sets=sets, modes=modes).get_all()] == names
-    with pytest.raises(ToolError, match='no set of tools named "night"; there are: data, default, research'):
+    with pytest.raises(ToolError, match=r'Unknown tool set "night". Known sets: data, default, research'):
         ToolRegistry(sets=sets, modes=["night"])
 
 
@@ -260,5 +260,5 @@ async def test_an_agents_file_has_a_registry(tmp_path: Path, monkeypatch: pytest
 
     path.write_text(textwrap.dedent(team).replace("modes: [data]", "modes: [night]"))
     [spec] = load_agents(path)
-    with pytest.raises(ConfigError, match=r"team.yaml:6.*no set named night"):
+    with pytest.raises(ConfigError, match=r"team.yaml:6.*unknown tool set night"):
         build_runner(spec)

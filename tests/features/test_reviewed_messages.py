@@ -107,7 +107,7 @@ async def test_a_message_to_who_asked_has_the_form_of_a_structured_answer(networ
         async with running(network, bob):
             heard = await (await Person.join(network, "mia")).ask("bob", "How many?")
     assert (heard.text, heard.metadata) == ("3", {"structured": 3})
-    assert "Not sent. It does not fit" in results_of(provider.requests[1])[0]
+    assert "Not sent. Your answer does not match the schema" in results_of(provider.requests[1])[0]
 
 
 async def test_what_an_agent_in_a_call_sends_to_who_asked_passes_the_guards_of_its_caller(network: Network) -> None:
@@ -228,14 +228,14 @@ async def test_what_never_passes_goes_out_marked_or_is_blocked(
 
 
 def test_who_blocks_is_set_in_the_agents_file_and_has_to_be_a_check(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match='no check named "kind" is made, so it cannot block; made are: no_promises'):
+    with pytest.raises(ConfigError, match=r'unknown check "kind" in blocking. Known checks: no_promises'):
         checks(blocking=("kind",))
     path = tmp_path / "bob.yaml"
     path.write_text(
         "id: bob\ninstruction: x\nmodel: {rules: []}\nmiddleware:\n"
         "- evaluations: {checks: {plain: {regex: '[*]', forbids: true}}, always: [plain], blocking: [kind]}\n"
     )
-    with pytest.raises(ConfigError, match=r"bob\.yaml:5.*no check named \"kind\" is made"):
+    with pytest.raises(ConfigError, match=r"bob\.yaml:5.*unknown check \"kind\""):
         build_runner(load_agents(path)[0])
 
 

@@ -62,7 +62,7 @@ async def test_what_does_not_fit_is_said_precisely_and_asked_again(network: Netw
 async def test_text_is_sent_back_to_the_tool(network: Network) -> None:
     answer, requests = await ask(network, BILL, text("You owe 3."), calls([("give_answer", GOOD)]))
     assert BILL.read(answer).total == 3
-    assert "give it by calling give_answer" in requests[1]["messages"][-1]["content"]
+    assert "Give your answer by calling give_answer" in requests[1]["messages"][-1]["content"]
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])

@@ -70,7 +70,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "prompt_budget",
         {"max_tokens": 500, "per_message": 501},
-        "per_message must be at most what a thread may have (500)",
+        "per_message must be at most the tokens of a thread (500)",
     ),
     ("long_results", {"max_chars": 99}, '"max_chars" must be greater than or equal to 100, not 99'),
     ("long_results", {"max_chars": 900, "max_kept_chars": 800}, "max_kept_chars must be at least max_chars (900)"),
