@@ -45,6 +45,7 @@ from roundelay.network.operations import list_operations
 from roundelay.network.platforms import raise_file_limit
 from roundelay.network.visibility import Visibility
 from roundelay.nodes.price_list import NodePrices
+from roundelay.runs.node_answers import NodeRunReader
 from roundelay.web.site import PageSite
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ async def serve(
         owner_hash=hash_token(token),
         is_read_only=is_read_only,
         price_list=NodePrices(),
+        run_reader=NodeRunReader(),
         clock=system_clock,
         new_id=random_id,
     )
@@ -328,6 +330,7 @@ class Network:
             rights=make_rights(NodeConfig(rights=dict(rights)), loaded) if rights is not None else None,
             server=server_name(),
             price_list=NodePrices(),
+            run_reader=NodeRunReader(),
             clock=clock,
             new_id=new_id,
         )

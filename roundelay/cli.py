@@ -192,10 +192,10 @@ def is_debugging() -> bool:
 
 def explain(error: BaseException) -> tuple[str, int]:
     """The sentence and the exit code for an error that nobody handled."""
+    from roundelay.display.screen import tell_person
+    from roundelay.display.text import clean, clean_lines
     from roundelay.network.credentials import hide_secrets
     from roundelay.network.errors import ConfigError, ConnectError, RoundelayError
-    from roundelay.terminal.screen import tell_person
-    from roundelay.terminal.text import clean, clean_lines
 
     first = next(_leaves(error))
     match first:

@@ -48,7 +48,7 @@ from roundelay.network.frames import Follows, format_lost_leadership
 from roundelay.network.ledger import KeyTaken, LeadershipLost, Ledger, LogFull, Unstorable
 from roundelay.network.operations import list_operations
 from roundelay.network.operations.head_cache import RecentHeads
-from roundelay.network.operations.reading import AgentSupervisor, PriceList
+from roundelay.network.operations.reading import AgentSupervisor, PriceList, RunReader
 from roundelay.network.platforms import seconds_since_boot
 
 from .handshakes import HandshakeLimiter
@@ -127,6 +127,7 @@ class Hub:
         is_read_only: bool = False,
         follows: Callable[[], Follows] | None = None,
         price_list: PriceList | None = None,
+        run_reader: RunReader | None = None,
         clock: Clock,
         new_id: NewId,
     ) -> None:
@@ -141,6 +142,8 @@ class Hub:
         """Controls the agents' processes of the node that runs this hub, if it runs any."""
         self.price_list = price_list
         """The prices that the node's process knows, if it knows any."""
+        self.run_reader = run_reader
+        """Explains runs for ``network.explain`` and its neighbors, if the node can."""
         self._owner_hash = owner_hash
         self.is_open = False
         """Whether the ledger is open, and no commit's outcome unknown."""

@@ -15,7 +15,19 @@ from typing import Any
 
 from roundelay.network.core.mod import Mod, Operation, make_operation
 
-from . import conversation, inbox, memories, node_agents, operators, reactions, read_state, receiving, searching, views
+from . import (
+    conversation,
+    explaining,
+    inbox,
+    memories,
+    node_agents,
+    operators,
+    reactions,
+    read_state,
+    receiving,
+    searching,
+    views,
+)
 
 FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.cancel,
@@ -27,6 +39,10 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.resume_root,
     conversation.take,
     conversation.watch,
+    explaining.cost_report,
+    explaining.effects,
+    explaining.explain,
+    explaining.work,
     read_state.mark,
     inbox.dismiss,
     inbox.inbox,

@@ -3,7 +3,7 @@ what."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -22,6 +22,16 @@ from .head_cache import RecentHeads
 
 TokenCount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 AgentAction: TypeAlias = Literal["start", "stop", "restart", "reload"]
+CostGroup: TypeAlias = Literal["agent", "model", "thread", "root", "reaction", "day"]
+
+
+class CallSelection(Struct, frozen=True):
+    """Which model calls to add up; None means all. ``since`` is in milliseconds since the Unix epoch."""
+
+    agent_id: str | None = None
+    thread_id: str | None = None
+    root: int | None = None
+    since: int = 0
 
 
 class AgentSupervisor(Protocol):
@@ -50,6 +60,26 @@ class PriceList(Protocol):
     def price(self, uses: Sequence[UsedTokens]) -> list[float | None]: ...
 
 
+Call: TypeAlias = Callable[[str, Mapping[str, object]], Awaitable[Any]]
+"""Calls a reading operation of ``network.*`` by its name and arguments, as the caller of another one."""
+
+
+class RunReader(Protocol):
+    """Explains runs from their records, whose bodies the network itself does not interpret.
+
+    It reads by ``call``, so that it sees no more than the caller may. Each method returns a JSON value of about
+    ``max_bytes`` at most.
+    """
+
+    async def explain(self, call: Call, seq: int, max_bytes: int) -> dict[str, Any]: ...
+
+    async def list_effects(self, call: Call, seq: int, limit: int, max_bytes: int) -> dict[str, Any]: ...
+
+    async def read_work(self, call: Call, agent_id: str, reaction: str, max_bytes: int) -> dict[str, Any]: ...
+
+    async def add_up_cost(self, call: Call, by: CostGroup, wanted: CallSelection) -> dict[str, Any]: ...
+
+
 class ReadPermit(Protocol):
     """The room of one read: taken, given back, and taken again after a wait."""
 
@@ -68,6 +98,7 @@ class HubView(Protocol):
     public_url: str | None
     supervisor: AgentSupervisor | None
     price_list: PriceList | None
+    run_reader: RunReader | None
 
     @property
     def name(self) -> str: ...

@@ -19,8 +19,8 @@ from roundelay.commands.options import (
     run,
 )
 from roundelay.commands.output import show, show_list
+from roundelay.connection import login_id
 from roundelay.nodes.reports import get_reporter
-from roundelay.terminal.connection import login_id
 
 if TYPE_CHECKING:
     from roundelay.network.operations.reading import AgentAction
@@ -55,10 +55,11 @@ def run_command(
     """
     import asyncio
 
+    from roundelay.agent_files import read_agents
     from roundelay.agents.team import build_runner
     from roundelay.network.yaml import override_file
     from roundelay.nodes.logs import ProcessLog, log_to_stderr
-    from roundelay.nodes.run_agents import read_agents, run_agents
+    from roundelay.nodes.run_agents import run_agents
 
     log_to_stderr(log_level, log_format)
     if as_loaded is not None:  # the file has changed since the node loaded it
@@ -100,8 +101,8 @@ def try_command(
     It runs in a network of its own, in memory: nobody else is there, and nothing is kept. Its tools and its model are
     the real ones.
     """
+    from roundelay.agent_files import read_agents
     from roundelay.nodes.logs import log_to_stderr
-    from roundelay.nodes.run_agents import read_agents
     from roundelay.nodes.try_agent import make_show, pick_agent, try_agent
 
     log_to_stderr(log_level, log_format)

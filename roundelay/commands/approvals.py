@@ -124,8 +124,8 @@ def _write_json(arguments: object) -> str:
 
 
 def _decide(seq: int, decision: str, *, as_json: bool) -> None:
+    from roundelay.display.text import clean
     from roundelay.runs.approvals import decide
-    from roundelay.terminal.text import clean
 
     async def send() -> tuple[Any, Stored]:
         async with join(as_person=True) as client:

@@ -179,8 +179,8 @@ def _tell(
     host: Host, project: Path, changes: list[FileChange], *, dry_run: bool, as_json: bool, needs: str = ""
 ) -> None:
     from roundelay.commands.output import show
+    from roundelay.display.text import clean_lines
     from roundelay.interop.bridge.participants import show_path
-    from roundelay.terminal.text import clean_lines
 
     listed: list[dict[str, Any]] = [
         {"path": it.path, "change": it.describe(), **({"problem": it.problem} if it.problem else {})} for it in changes

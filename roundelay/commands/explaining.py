@@ -43,7 +43,8 @@ def why(seq: int, db: Path | None, as_json: bool) -> None:
 
     SEQ is the number that every list shows as #SEQ. Records are an agent's own and operators' to see.
     """
-    from roundelay.runs.why import describe_steps, explain
+    from roundelay.runs.why import explain
+    from roundelay.runs.why_text import describe_steps
 
     steps = look(db, lambda source: explain(source, seq))
     chain = {"chain": [step.to_json() for step in steps]}
@@ -57,13 +58,14 @@ def why(seq: int, db: Path | None, as_json: bool) -> None:
 @identity_options
 def impact(seq: int, db: Path | None, as_json: bool) -> None:
     """Show everything that followed from a message, as a tree of reactions and messages."""
-    from roundelay.runs.why import describe_effect, follow
-    from roundelay.terminal.screen import Screen
+    from roundelay.display.screen import Screen
+    from roundelay.runs.why import follow
+    from roundelay.runs.why_text import describe_effect
 
     effect = look(db, lambda source: follow(source, seq))
     show(effect.to_json(), lambda paint: describe_effect(effect, paint=paint), as_json=as_json)
     if not as_json:
-        Screen(sys.stdout).note(f"{count(effect.followed, 'message')} followed.")
+        Screen(sys.stdout).note(f"{count(effect.count, 'message')} followed.")
 
 
 @click.command(short_help="Write the log, a transcript, a diagram or a page.")
@@ -96,10 +98,10 @@ def export(
     The log is for operators; everything else holds what the caller may read. A whole jsonl export can be replayed. The
     page opens from disk and asks nobody for anything; it holds records too: what tools were given and gave.
     """
+    from roundelay.display.text import clean_json
     from roundelay.network.durable_files import replace_file
     from roundelay.runs.export import Part, write_log, write_messages
     from roundelay.runs.page import write_page
-    from roundelay.terminal.text import clean_json
 
     if first is not None and last is not None and first > last:
         raise click.UsageError(f"--from {first} lies behind --to {last}; nothing is between them.")
@@ -141,10 +143,10 @@ def tapes(ledger: Path, output: Path) -> None:
     LEDGER is a node's database, or an export of one. A tape is made of lines that people can read and edit.
     """
     from roundelay.agents.models.tape import write_tape
+    from roundelay.display.text import clean
     from roundelay.network.errors import ConfigError
     from roundelay.network.ledger.log_file import read_log
     from roundelay.runs.recording import Recording
-    from roundelay.terminal.text import clean
 
     made = Recording(*read_log(ledger)).make_tapes()
     if not made:
@@ -187,10 +189,10 @@ def replay(
     database, or an export of one. It needs no node and no model, and nothing outside is written to. Agents without a
     file keep the part that the log has. Exit code 1 says that something is not as it was, or that nothing was run.
     """
+    from roundelay.display.screen import Screen
+    from roundelay.display.text import clean
     from roundelay.runs.replay import load_replay
     from roundelay.runs.replay import replay as play
-    from roundelay.terminal.screen import Screen
-    from roundelay.terminal.text import clean
 
     silence_logs()  # what went wrong then goes wrong again, and is no news
     recording, runners, options = load_replay(ledger, files, factory, frozenset(run_tools), is_lenient=lenient)

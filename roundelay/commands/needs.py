@@ -41,4 +41,4 @@ async def _read(limit: int) -> list[dict[str, Any]]:
     from roundelay.runs.lists import list_inbox
 
     async with join(as_person=True) as client:
-        return await list_inbox(client, most=limit)
+        return await list_inbox(client, limit=limit)

@@ -13,10 +13,10 @@ import click
 from roundelay.commands.gateway import SERVED
 from roundelay.commands.options import debug_option, json_option, log_options, node_options
 from roundelay.commands.output import show
+from roundelay.connection import READER_ID, login_id
 from roundelay.network.extras import name_command
 from roundelay.network.platforms import find_loop_factory, has_desktop
 from roundelay.nodes.reports import get_reporter
-from roundelay.terminal.connection import READER_ID, login_id
 
 if TYPE_CHECKING:
     from roundelay.nodes.logs import LogFormat

@@ -139,7 +139,7 @@ def _take(op: str, seqs: tuple[int, ...], of: str | None, *, as_json: bool, done
     from roundelay.runs.lists import list_dead_letters
 
     async def take(client: NetworkClient) -> list[dict[str, Any]]:
-        letters = await list_dead_letters(client, of=of, most=MAX_LISTED)
+        letters = await list_dead_letters(client, recipient=of, limit=MAX_LISTED)
         chosen = [{"agent_id": _find_owner(letters, seq), "seq": seq} for seq in dict.fromkeys(seqs)]
         for letter in chosen:
             await client.call(op, letter)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 from click.core import ParameterSource
 
-from roundelay.terminal.connection import READER_ID, login_id
+from roundelay.connection import READER_ID, login_id
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
@@ -243,7 +243,8 @@ def ask(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
 def look(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) -> T:
     """Read from a ledger's file, or from the node that the options name."""
     from roundelay.network.ledger.log_file import open_log
-    from roundelay.runs.source import FileSource, LiveSource
+    from roundelay.runs.file_source import FileSource
+    from roundelay.runs.node_source import LiveSource
 
     if db is None:
         return ask(lambda client: read(LiveSource(client)))
@@ -312,7 +313,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
 
 
 def _tell_age(client: NetworkClient) -> str:
-    from roundelay.terminal.text import clean
+    from roundelay.display.text import clean
 
     leader = client.welcome.follows.leader if client.welcome.follows is not None else ""
     moment = datetime.fromtimestamp((client.as_of or 0) / 1000).astimezone().isoformat(" ", "seconds")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.terminal.text import clean_json
+from roundelay.display.text import clean_json
 
 if TYPE_CHECKING:
-    from roundelay.terminal.screen import Paint
+    from roundelay.display.screen import Paint
 
 
 def print_json(value: object, indent: int | None = None) -> None:
@@ -45,7 +45,7 @@ def show(
     if as_json:
         print_value(value)
         return
-    from roundelay.terminal.screen import Screen
+    from roundelay.display.screen import Screen
 
     screen = Screen(sys.stdout)
     for line in describe(screen.paint):
@@ -70,7 +70,7 @@ def show_list(
 
 def draw_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Callable[[Paint], Iterable[str]]:
     """Give what draws a table, for `show`."""
-    from roundelay.terminal.screen import format_table
+    from roundelay.display.screen import format_table
 
     return lambda paint: [format_table(head, rows, paint=paint)]
 

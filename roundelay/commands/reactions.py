@@ -14,9 +14,9 @@ from roundelay.commands.output import print_answer, show, show_list
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from roundelay.display.screen import Paint
     from roundelay.runs.reading import Record
     from roundelay.runs.source import Source
-    from roundelay.terminal.screen import Paint
 
 MAX_LAST = 500
 
@@ -79,11 +79,11 @@ def list_command(agent_id: str | None, only_open: bool, last: int, db: Path | No
 @identity_options
 def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: bool) -> None:
     """Show the records of REACTION: prompt, replies, calls with their results, the end."""
+    from roundelay.display.screen import CONTINUED, Screen, format_time
+    from roundelay.display.text import clean, clean_lines
     from roundelay.network.errors import UnknownMessage
     from roundelay.runs.reactions import describe_record
     from roundelay.runs.reading import choose_author
-    from roundelay.terminal.screen import CONTINUED, Screen, format_time
-    from roundelay.terminal.text import clean, clean_lines
 
     async def read(source: Source) -> tuple[list[Record], str]:
         return await source.records(reaction, agent_id), source.epoch
@@ -112,8 +112,8 @@ def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: 
 @identity_options
 def cancel_command(reaction: str, as_json: bool) -> None:
     """Ask REACTION to stop; one whose agent is away stops when it is back."""
+    from roundelay.display.text import clean
     from roundelay.network.errors import UnknownMessage
-    from roundelay.terminal.text import clean
 
     stopped = ask(lambda client: client.call("network.cancel", {"reaction": reaction}))["reactions"]
     if not stopped:

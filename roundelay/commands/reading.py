@@ -11,7 +11,7 @@ import click
 
 from roundelay.commands.options import SEQ, ask, db_option, find_target, identity_options, join, json_option, look, run
 from roundelay.commands.output import print_answer, show, show_list
-from roundelay.terminal.text import clean, clean_json
+from roundelay.display.text import clean, clean_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -27,8 +27,8 @@ MAX_PAGE = 500
 @identity_options
 def agents(as_json: bool, online: bool | None) -> None:
     """List agents, people and services, and what they say they do."""
+    from roundelay.display.screen import Paint, format_participants
     from roundelay.runs.lists import list_participants
-    from roundelay.terminal.screen import Paint, format_participants
 
     found = ask(lambda client: list_participants(client, online=online))
 
@@ -100,8 +100,8 @@ def search(words: tuple[str, ...], as_json: bool, thread: str | None, limit: int
 
 def _show_messages(value: Mapping[str, Any], *, empty: str, as_json: bool) -> None:
     """Print a page of messages, oldest first, and how to see those before."""
+    from roundelay.display.screen import Screen
     from roundelay.network.messages import message_from_wire
-    from roundelay.terminal.screen import Screen
 
     if as_json:
         print_answer(value)
@@ -166,16 +166,16 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
 
     import asyncio
 
+    from roundelay.connection import patience_for_output
+    from roundelay.display.screen import Screen
     from roundelay.network.client import Reconnected, Reconnecting
-    from roundelay.runs.source import LiveSource
-    from roundelay.terminal.connection import patience_for_output
-    from roundelay.terminal.screen import Screen
+    from roundelay.runs.node_source import LiveSource
 
     screen, notes = Screen(sys.stdout), Screen(sys.stderr)
 
     async def read(client: NetworkClient) -> AsyncIterator[AnyMessage]:
         source = LiveSource(client)
-        for message in await source.begin(last, thread):
+        for message in await source.read_last(last, thread):
             yield message
         notes.note(f"Following {client.url}; Ctrl-C ends.")
         if thread is not None and not source.has_thread:

@@ -64,8 +64,8 @@ def run_command(
     as_json: bool,
 ) -> None:
     """Run the scenarios in FILES. Exits with 1 if one fails."""
+    from roundelay.display.text import clean_lines
     from roundelay.network.durable_files import replace_file
-    from roundelay.terminal.text import clean_lines
     from roundelay.testing.file import load_scenario
     from roundelay.testing.report import describe_result, to_json, to_junit
     from roundelay.testing.run import run_live_scenario, run_scenario

@@ -191,8 +191,8 @@ def config() -> None:
 @debug_option
 def show(file: Path | None, origin: bool, as_json: bool) -> None:
     """Show every value that holds for a node with FILE here, and with --origin why."""
+    from roundelay.display.text import clean
     from roundelay.network.config import flat_values, resolve_config
-    from roundelay.terminal.text import clean
 
     found, origins = resolve_config(pick_file(file), os.environ, {})
     values = flat_values(found)

@@ -10,8 +10,8 @@ import click
 
 from roundelay.commands.options import Function, Kind, ask, check_id, identity_options, json_option, run
 from roundelay.commands.output import format_day, print_json, show, show_list
+from roundelay.connection import READER_ID
 from roundelay.network.text import count
-from roundelay.terminal.connection import READER_ID
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient

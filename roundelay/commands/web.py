@@ -17,8 +17,8 @@ from roundelay.commands.options import (
     run,
 )
 from roundelay.commands.output import show
+from roundelay.connection import login_id
 from roundelay.network.extras import how_to_add
-from roundelay.terminal.connection import login_id
 
 if TYPE_CHECKING:
     from pathlib import Path

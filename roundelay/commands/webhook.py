@@ -9,7 +9,7 @@ import click
 
 from roundelay.commands.options import Function, Kind, ask, check_id, find_target, identity_options, json_option
 from roundelay.commands.output import format_day, print_json, show_list
-from roundelay.terminal.connection import READER_ID
+from roundelay.connection import READER_ID
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient

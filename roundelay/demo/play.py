@@ -30,6 +30,7 @@ from roundelay.agents.isolation import first_error
 from roundelay.agents.journal import fetch_records, reaction_id
 from roundelay.demo.agents import DESK, THINKING_S, THINKING_VARIABLE
 from roundelay.demo.screen import DemoScreen
+from roundelay.display.screen import Screen
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.errors import RoundelayError
 from roundelay.network.home import announce_node
@@ -37,9 +38,8 @@ from roundelay.network.messages import BaseMessage
 from roundelay.network.platforms import handle_signals, list_stop_signals
 from roundelay.nodes.links import make_link
 from roundelay.nodes.processes import NotReady, Process
+from roundelay.runs.node_source import HubLog
 from roundelay.runs.reading import RecordedReaction
-from roundelay.runs.source import HubLog
-from roundelay.terminal.screen import Screen
 
 PERSON = "zoe"
 QUESTION = "What is 17 × 23, and which is the longest word in “a roundelay comes back to its refrain”?"

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
+from roundelay.display.screen import Screen
+from roundelay.display.text import break_lines, clean, clean_lines
 from roundelay.network.messages import BaseMessage
 from roundelay.network.text import count
-from roundelay.terminal.screen import Screen
-from roundelay.terminal.text import break_lines, clean, clean_lines
 
 PLAIN_WIDTH = 96
 """Where lines are broken when the output is no terminal."""

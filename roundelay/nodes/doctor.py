@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from roundelay.app import OWN_MODS, make_rights, make_shared_log
+from roundelay.connection import READER_ID
+from roundelay.display.screen import Paint
+from roundelay.display.text import clean
 from roundelay.network.client import NetworkClient
 from roundelay.network.cluster.shared_log import LogIncomplete
 from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
@@ -49,9 +52,6 @@ from roundelay.nodes.up import (
     load_tls,
     place_mod_error,
 )
-from roundelay.terminal.connection import READER_ID
-from roundelay.terminal.screen import Paint
-from roundelay.terminal.text import clean
 
 if TYPE_CHECKING:
     from roundelay.agents.models.model import ChatMessage, Model, ModelReply, ModelRequest

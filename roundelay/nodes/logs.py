@@ -14,8 +14,8 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from roundelay.display.text import clean, clean_json, clean_lines
 from roundelay.network.credentials import hide_secrets
-from roundelay.terminal.text import clean, clean_json, clean_lines
 
 LogFormat = Literal["text", "json"]
 _PACKAGE = "roundelay"

@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import contextmanager
 from pathlib import Path
 
+from roundelay.display.text import clean
 from roundelay.network.errors import RoundelayError
 from roundelay.network.platforms import handle_signals, list_stop_signals
 from roundelay.nodes.reports import SUPERVISED, Report, read_report
-from roundelay.terminal.text import clean
 
 START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 5.0
 DRAIN_TIMEOUT_S = 1.0

@@ -4,46 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.team import AgentSpec, load_agents
 from roundelay.network.client import NetworkClient
-from roundelay.network.config import YamlNode, load_yaml, resolve_config
-from roundelay.network.errors import ConfigError, Superseded
+from roundelay.network.errors import Superseded
 from roundelay.nodes.logs import ProcessLog
 from roundelay.nodes.processes import stop_signals, wait_for_first, wait_for_input_end
 from roundelay.nodes.reports import Reporter
-
-
-def read_agents(files: Sequence[Path], only: Sequence[str] = ()) -> list[AgentSpec]:
-    """Return the agents of agent files and node files: all of them, or those in ``only``. Raises `ConfigError`."""
-    specs: dict[str, AgentSpec] = {}
-    for file in files:
-        for spec in _read_file(file):
-            first = specs.setdefault(spec.id, spec)
-            if first is not spec:
-                raise ConfigError(
-                    f'the agent "{spec.id}" stands in {first.path}:{first.line} already', path=spec.path, line=spec.line
-                )
-    missing = sorted(set(only) - specs.keys())
-    names = ", ".join(map(str, files))
-    if missing:
-        raise ConfigError(f"{names} has no agent {missing[0]}; known are: {', '.join(sorted(specs)) or 'none'}")
-    if not specs:
-        raise ConfigError(f"{names} declares no agents; see docs/agents.md, or: roundelay init")
-    return [spec for agent_id, spec in specs.items() if not only or agent_id in only]
-
-
-def _read_file(file: Path) -> list[AgentSpec]:
-    if is_node_file(load_yaml(file)):
-        return load_agents(resolve_config(file, {}, {})[0].agents)  # checks the node's other keys too
-    return load_agents(file)
-
-
-def is_node_file(root: YamlNode) -> bool:
-    """Whether a file is a node's, and not that of one agent or several."""
-    return isinstance(root.value, dict) and "agents" in root.value and "id" not in root.value
 
 
 async def run_agents(

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from roundelay.display.activity import sum_up
+from roundelay.display.text import clean
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, Forbidden, UnknownOperation
 from roundelay.network.home import node_at
 from roundelay.network.text import count
 from roundelay.network.units import format_memory
 from roundelay.nodes.hub_http import get_from_hub, read_standing
-from roundelay.runs.activity import sum_up
 from roundelay.runs.lists import list_participants
-from roundelay.terminal.text import clean
 
 Figures = Mapping[str, float]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from roundelay.display.text import clean
 from roundelay.network.backoff import Backoff
 from roundelay.network.config import NodeConfig, list_web_hosts
 from roundelay.network.errors import ConfigError, InvalidArguments, UnknownRecipient
@@ -24,7 +25,6 @@ from roundelay.network.yaml import MAX_FILE_BYTES
 from roundelay.nodes.logs import ProcessLog
 from roundelay.nodes.processes import Process
 from roundelay.nodes.reports import Report
-from roundelay.terminal.text import clean
 
 if TYPE_CHECKING:
     from roundelay.agents.team import AgentSpec
@@ -236,7 +236,7 @@ class AgentProcess(SupervisedProcess):
         self._loaded_bytes, self._loaded_spec = data, spec
 
     def _read_spec(self) -> AgentSpec:
-        from roundelay.nodes.run_agents import read_agents  # loads all agent code, so only for a changed file
+        from roundelay.agent_files import read_agents  # loads all agent code, so only for a changed file
 
         [spec] = read_agents([self.file], [self.name])
         return spec

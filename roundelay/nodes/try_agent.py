@@ -45,13 +45,13 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import AgentSpec, build_runner
 from roundelay.agents.tools import as_tool
 from roundelay.app import Network
+from roundelay.display.screen import Screen, StreamedText
+from roundelay.display.text import clean, clean_json, clean_lines
 from roundelay.network.addresses import short_address
 from roundelay.network.client import AnyMessage, NetworkClient, Signal
 from roundelay.network.errors import ConfigError, RoundelayError
 from roundelay.network.text import count
-from roundelay.runs.source import HubLog, LiveSource
-from roundelay.terminal.screen import Screen, StreamedText
-from roundelay.terminal.text import clean, clean_json, clean_lines
+from roundelay.runs.node_source import HubLog, LiveSource
 
 _Happened = asyncio.Queue[tuple[Event | None, int]]
 """What happened, and the ledger's last seq then; None when the agent thinks no more: its reaction has ended, and is
@@ -184,7 +184,7 @@ class _Trial:
     async def _read_end(self, answer: str | None) -> Finished | None:
         """How it ended is what was recorded: the hub may have refused the answer."""
         reaction = reaction_id(self._runner.agent_id, self._trigger, self._client.welcome.network.epoch)
-        end = (await LiveSource(self._client).reaction(self._runner.agent_id, reaction)).told.finished
+        end = (await LiveSource(self._client).reaction(self._runner.agent_id, reaction)).recorded.finished
         if end is None:
             return None
         return Finished(reaction, end.status, end.reason, answer, end.turns, end.usage, end.tool_calls)

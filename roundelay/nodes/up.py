@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 from roundelay.app import Node, StoppedWaiting, serve
+from roundelay.display.text import clean
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import make_token
 from roundelay.network.cluster.shared_log import LogUnavailable
@@ -49,7 +50,6 @@ from roundelay.nodes.links import make_owners_link
 from roundelay.nodes.logs import ProcessLog
 from roundelay.nodes.processes import stop_signals, wait_for_first, wait_for_input_end
 from roundelay.nodes.supervised import AgentProcess, GatewayProcess, NodeAgents, SupervisedProcess, webhooks_file
-from roundelay.terminal.text import clean
 
 if TYPE_CHECKING:
     from roundelay.agents.team import AgentSpec

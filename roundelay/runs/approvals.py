@@ -17,11 +17,11 @@ from pydantic_core import from_json
 
 from roundelay.agents.approvals import join_names, read_decided, read_deciders, read_request, write_decision
 from roundelay.agents.inbox import parse_decision, read_decision
+from roundelay.display.text import clean
 from roundelay.network.client import AnyMessage, NetworkClient, Stored
 from roundelay.network.errors import InvalidArguments, RequestError
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.runs.lists import list_approvals
-from roundelay.terminal.text import clean
 
 MAX_REQUESTS = 500
 LOOKED_THROUGH = 200

@@ -19,11 +19,12 @@ from pydantic import BaseModel
 
 from roundelay.agents.models.model import ModelUse, Usage
 from roundelay.agents.models.tokens import Prices, has_price_table, write_dollars
+from roundelay.display.screen import Paint, format_table
+from roundelay.display.text import clean
 from roundelay.network.client import NetworkClient
 from roundelay.network.extras import how_to_add
-from roundelay.runs.source import LiveSource, Source, read_few_at_once
-from roundelay.terminal.screen import Paint, format_table
-from roundelay.terminal.text import clean
+from roundelay.runs.node_source import LiveSource, read_concurrently
+from roundelay.runs.source import ReadableSource
 
 By = Literal["agent", "model", "thread", "root", "reaction", "turn", "call", "day"]
 GROUPS: tuple[By, ...] = get_args(By)
@@ -147,7 +148,7 @@ class CostReport:
         return {"by": self.by, "groups": groups, "total": self.total.to_json()}
 
 
-async def read_cost(source: Source, wanted: CallFilter, by: By, prices: Prices | None = None) -> CostReport:
+async def read_cost(source: ReadableSource, wanted: CallFilter, by: By, prices: Prices | None = None) -> CostReport:
     """Add up the calls that are wanted. Reads pages, and keeps the sums alone."""
     report = CostReport(by)
     prices = prices or Prices()
@@ -160,7 +161,7 @@ async def read_cost(source: Source, wanted: CallFilter, by: By, prices: Prices |
     return report
 
 
-async def _find_asked(source: Source, wanted: CallFilter) -> set[str]:
+async def _find_asked(source: ReadableSource, wanted: CallFilter) -> set[str]:
     """Give the wanted reaction and those to messages that were sent in it, and so on."""
     sent: dict[str, set[str]] = {}
     async for page in source.usage(wanted.agent_id, wanted.after):
@@ -304,7 +305,7 @@ async def _read_spent(client: NetworkClient, seqs: Iterable[int]) -> AgentUsage:
         spent = await client.call("network.spent", {"seq": seq})
         return spent["root"], spent["of_root"]
 
-    roots = dict(await read_few_at_once(read, seqs))
+    roots = dict(await read_concurrently(read, seqs))
     total = AgentUsage()
     for of_model in (it for of_root in roots.values() for it in of_root.values()):
         tokens = dict(of_model)

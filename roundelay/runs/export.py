@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
+from roundelay.display.text import clean, clean_lines
 from roundelay.network.addresses import short_address, thread_start
 from roundelay.network.core.rows import Row
 from roundelay.network.errors import UnknownMessage
@@ -17,7 +18,6 @@ from roundelay.network.messages import BaseMessage
 from roundelay.network.text import shorten
 from roundelay.runs.reading import read_body, read_trigger
 from roundelay.runs.source import Source
-from roundelay.terminal.text import clean, clean_lines
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>=$])")
 MAX_ARROW_CHARS = 120
@@ -199,7 +199,7 @@ async def read_messages(source: Source, part: Part) -> AsyncIterator[BaseMessage
     """Give the messages of a part that the caller may read. Raises `UnknownMessage`."""
     selection = Selection(part)
     if part.root is not None:
-        found = [*(await source.messages([part.root])).values(), *await source.following(part.root)]
+        found = [*(await source.messages([part.root])).values(), *(await source.following(part.root))[0]]
         if not found or found[0].seq != part.root:
             raise UnknownMessage(f"There is no message {part.root} that may be seen.")
         for message in found:

@@ -1,13 +1,12 @@
-"""Lists of the hub, all of their pages: who is registered (without the commands' own reader), threads, tokens, dead
-letters."""
+"""Complete lists from the hub: participants (without the commands' own reader), threads, dead letters, tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from roundelay.connection import READER_ID
 from roundelay.network.client import NetworkClient
-from roundelay.terminal.connection import READER_ID
 
 Entry = dict[str, Any]
 
@@ -25,23 +24,25 @@ async def list_channels(client: NetworkClient) -> list[Entry]:
     return await _read_entries(client, "channels.list", "channels")
 
 
-async def list_threads(client: NetworkClient, *, most: int | None = None, above: int = 0) -> list[Entry]:
-    """Return the threads that the client may read, newest first: at most ``most``, with a message above the seq
+async def list_threads(client: NetworkClient, *, limit: int | None = None, above: int = 0) -> list[Entry]:
+    """Return the threads that the client may read, newest first: at most ``limit``, with a message above the seq
     ``above`` (the last page may hold older ones). Raises `RoundelayError`."""
     threads: list[Entry] = []
-    async for page in client.pages("network.list_threads", {"limit": min(most or PAGE, PAGE)}):
+    async for page in client.pages("network.list_threads", {"limit": min(limit or PAGE, PAGE)}):
         threads += page["threads"]
-        if (most is not None and len(threads) >= most) or (threads and threads[-1]["last_seq"] <= above):
+        if (limit is not None and len(threads) >= limit) or (threads and threads[-1]["last_seq"] <= above):
             break
-    return threads[:most]
+    return threads[:limit]
 
 
-async def list_dead_letters(client: NetworkClient, *, of: str | None = None, most: int | None = None) -> list[Entry]:
-    """Return dead letters by recipient and seq, at most ``most``. Raises `RoundelayError`."""
-    args: dict[str, object] = {"limit": min(most or LETTERS, LETTERS)}
-    if of is not None:
-        args["agent_id"] = of
-    return await _read_entries(client, "network.dead_letters", "dead_letters", args, most)
+async def list_dead_letters(
+    client: NetworkClient, *, recipient: str | None = None, limit: int | None = None
+) -> list[Entry]:
+    """Return dead letters by recipient and seq, at most ``limit``. Raises `RoundelayError`."""
+    args: dict[str, object] = {"limit": min(limit or LETTERS, LETTERS)}
+    if recipient is not None:
+        args["agent_id"] = recipient
+    return await _read_entries(client, "network.dead_letters", "dead_letters", args, limit)
 
 
 async def list_approvals(client: NetworkClient) -> list[Entry]:
@@ -49,9 +50,9 @@ async def list_approvals(client: NetworkClient) -> list[Entry]:
     return await _read_entries(client, "network.approvals", "approvals")
 
 
-async def list_inbox(client: NetworkClient, *, most: int) -> list[Entry]:
-    """Return what waits for the client, newest first, at most ``most``. Raises `RoundelayError`."""
-    return await _read_entries(client, "network.inbox", "items", {"limit": min(most, PAGE)}, most)
+async def list_inbox(client: NetworkClient, *, limit: int) -> list[Entry]:
+    """Return what waits for the client, newest first, at most ``limit``. Raises `RoundelayError`."""
+    return await _read_entries(client, "network.inbox", "items", {"limit": min(limit, PAGE)}, limit)
 
 
 async def list_tokens(client: NetworkClient) -> list[Entry]:
@@ -64,15 +65,15 @@ PAGE, LETTERS = 500, 1000
 
 
 async def _read_entries(
-    client: NetworkClient, op: str, name: str, args: Mapping[str, object] | None = None, most: int | None = None
+    client: NetworkClient, op: str, name: str, args: Mapping[str, object] | None = None, limit: int | None = None
 ) -> list[Entry]:
-    """Return all entries of a list, or the first ``most``."""
+    """Return all entries of a list, or the first ``limit``."""
     entries: list[Entry] = []
     async for page in client.pages(op, args):
         entries += page[name]
-        if most is not None and len(entries) >= most:
+        if limit is not None and len(entries) >= limit:
             break
-    return entries[:most]
+    return entries[:limit]
 
 
 async def list_node_agents(client: NetworkClient) -> list[dict[str, Any]]:

@@ -22,13 +22,14 @@ from msgspec import Raw
 
 from roundelay.agents.models.model import Usage
 from roundelay.agents.models.tokens import Prices, has_price_table
+from roundelay.connection import READER_ID
 from roundelay.network.core.rows import Row
 from roundelay.network.errors import Forbidden, LedgerError, UnknownOperation
 from roundelay.runs.export import Part, read_messages, read_part
 from roundelay.runs.lists import list_participants, list_threads
+from roundelay.runs.node_source import LiveSource
 from roundelay.runs.reading import Record, read_body, read_record
-from roundelay.runs.source import LiveSource, Source
-from roundelay.terminal.connection import READER_ID
+from roundelay.runs.source import Source
 from roundelay.web import site
 
 FORMAT = 1

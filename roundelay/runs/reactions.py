@@ -15,7 +15,7 @@ from roundelay.runs.source import Source
 async def list_reactions(source: Source, last: int) -> list[RecordedReaction]:
     """Give the reactions whose prompts hold one of the last messages, and all that are open, as far as the caller may
     see; by trigger and agent."""
-    messages = await source.begin(last)
+    messages = await source.read_last(last)
     found = await source.reactions_with([message.seq for message in messages])
     return await _read_all(source, found | await source.open_reactions())
 

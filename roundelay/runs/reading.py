@@ -1,9 +1,7 @@
-"""One reaction as its records tell it: the one place where they are read back, for whoever explains, lists, counts,
-judges or replays reactions.
+"""One reaction, read back from its records. Explanations, lists, costs, verdicts and replays all start here.
 
-The bodies of records are read by `roundelay.agents.journal`. A program of another kind may write what it likes under
-these kinds; then there is no `RecordedReaction.run`, and what every program has to say (what it reacts to, that it has
-ended) is still told. Pure.
+`roundelay.agents.journal` parses the bodies of records. Another program may write anything under the same kinds: then
+`RecordedReaction.run` is None, and only what every program must record (the trigger, the end) is available. Pure.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ from roundelay.network.frames import decode_json
 from roundelay.network.messages import BaseMessage, message_from_wire
 
 Record = Mapping[str, Any]
-"""One record, as ``network.records`` gives it: ``seq``, ``agent_id``, ``record_id``, ``kind``, ``body`` and ``at``."""
+"""One record as ``network.records`` returns it: ``seq``, ``agent_id``, ``record_id``, ``kind``, ``body`` and ``at``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One tool call of a reaction. ``seq`` is that of its first record; ``result`` is None while it has none.
+    """One tool call of a reaction.
 
-    ``questions`` are the messages by which it asked others, by whom they are to, and ``replies`` those that it had for
-    them; ``request`` is the message that asked people to approve it, ``approval`` what one of them decided.
+    ``seq`` is that of its first record. ``questions`` are the messages that it sent to others, by recipient, and
+    ``replies`` the answers that it received. ``request`` is the message that asked people for approval.
     """
 
     seq: int
@@ -52,7 +50,7 @@ class RecordedCall:
     approval: Approval | None = None
 
     def parsed(self) -> Any:
-        """Give the arguments as JSON; the text itself if it is none."""
+        """Return the arguments decoded from JSON, or the text itself if it is not JSON."""
         try:
             return msgspec.json.decode(self.arguments)
         except msgspec.DecodeError:
@@ -61,8 +59,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class RecordedReview:
-    """What reviewers made of an answer in a turn, or of a message of this ``call`` to who asked, the ``send``-th of it.
-    ``seq`` is that of its record."""
+    """Review of an answer, or of the ``send``-th message that a ``call`` sends to the asker."""
 
     seq: int
     turn: int
@@ -74,8 +71,10 @@ class RecordedReview:
 
 @dataclass(frozen=True, slots=True)
 class RecordedHandoff:
-    """After this turn another agent went on. ``is_return``: it had the conversation before, and has it back; ``seq`` is
-    that of the first record of the other's."""
+    """Handoff to another agent after a turn. ``seq`` is that of the other agent's first record.
+
+    ``is_return`` means that the other agent had the conversation before.
+    """
 
     seq: int
     turn: int
@@ -90,37 +89,39 @@ RecordedWork = RecordedCall | RecordedReview | RecordedHandoff
 
 
 class RecordedReaction:
-    """One reaction and its records, oldest first. ``told`` is what can be read of them; ``run`` is the same, or None
-    where not all can."""
+    """One reaction and its records, oldest first.
+
+    ``recorded`` is what the readable records say. ``run`` is the same, or None if some record is not readable.
+    """
 
     def __init__(self, reaction: str, agent_id: str, records: Sequence[Record]) -> None:
         self.reaction = reaction
         self.agent_id = agent_id
         self.records = records
-        self._readable = records if _can_read(records) else [it for it in records if _can_read([it])]
-        self.told = read_records(self._readable)
-        is_ours = len(self._readable) == len(records) and self.told.started is not None
-        self.run = self.told if is_ours else None
+        self.readable = records if _can_read(records) else [it for it in records if _can_read([it])]
+        self.recorded = read_records(self.readable)
+        is_ours = len(self.readable) == len(records) and self.recorded.started is not None
+        self.run = self.recorded if is_ours else None
 
     @property
     def runs(self) -> Mapping[str, Recorded]:
-        """What is told of the reaction (``""``), and of the runs inside of it, by their paths."""
-        return {"": self.told, **self.told.children}
+        """The reaction itself (path ``""``) and the runs inside it, by path."""
+        return {"": self.recorded, **self.recorded.children}
 
     @property
     def is_kept(self) -> bool:
-        """Whether it is no reaction: what an agent keeps beyond its reactions stands under an id of its own."""
+        """Whether this is not a reaction but an agent's standing approvals or memories, recorded under their own id."""
         return all(it["kind"] in ("standing", "memory") for it in self.records)
 
     @cached_property
     def triggers(self) -> list[int]:
-        """What its records name as its trigger: one message, but another program may write anything."""
-        found = (read_trigger(str(it["kind"]), it["body"]) for it in self.records)
-        return [trigger for trigger in found if trigger is not None]
+        """The messages that the records name as the trigger. One is usual, but another program may write anything."""
+        triggers = (read_trigger(str(it["kind"]), it["body"]) for it in self.records)
+        return [trigger for trigger in triggers if trigger is not None]
 
     @property
     def trigger(self) -> int:
-        """The message that it reacts to; 0 where that is not known."""
+        """Seq of the message that it reacts to; 0 if unknown."""
         return self.triggers[-1] if self.triggers else 0
 
     @property
@@ -129,20 +130,20 @@ class RecordedReaction:
 
     @property
     def manifest(self) -> Sequence[int]:
-        """The messages of its prompt."""
-        return self.told.started.manifest if self.told.started is not None else ()
+        """Seqs of the messages in its prompt."""
+        return self.recorded.started.manifest if self.recorded.started is not None else ()
 
     @property
     def status(self) -> str | None:
-        """How it ended; None while it is open."""
-        if self.told.finished is not None:
-            return self.told.finished.status
+        """Final status; None while the reaction is open."""
+        if self.recorded.finished is not None:
+            return self.recorded.finished.status
         ends = [body.get("status") for body in self._bodies("finished")]
         return next((it for it in ends if it in get_args(Status)), "finished" if self._has_ended() else None)
 
     @property
     def reason(self) -> str:
-        return self.told.finished.reason if self.told.finished is not None else ""
+        return self.recorded.finished.reason if self.recorded.finished is not None else ""
 
     @property
     def is_open(self) -> bool:
@@ -150,22 +151,22 @@ class RecordedReaction:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it only waits for others, or for an approval."""
-        return self.is_open and bool(self.told.open_waits())
+        """Whether it is open and waits for answers or for an approval."""
+        return self.is_open and bool(self.recorded.open_waits())
 
     @property
     def state(self) -> str:
-        """How it ended, else ``open``, or ``waiting``."""
+        """The final status, or else ``waiting`` or ``open``."""
         return self.status or ("waiting" if self.is_waiting else "open")
 
     @property
     def turns(self) -> int:
-        """How many turns of its own have a recorded reply."""
-        return len(self.told.replies)
+        """Number of its own turns with a recorded reply."""
+        return len(self.recorded.replies)
 
     @property
     def replies(self) -> list[ModelReply]:
-        """What models replied, in the runs inside of it too."""
+        """All recorded model replies, including those of runs inside it."""
         return [reply for run in self.runs.values() for reply in run.replies.values()]
 
     @property
@@ -174,41 +175,42 @@ class RecordedReaction:
 
     @property
     def misconfigured(self) -> str:
-        """What is wrong with its model's setting, a script say: no fault of the moment. Empty where nothing is."""
-        failures = [it for run in self.runs.values() for it in run.failures.values()]
+        """What is wrong with the model's configuration, so that trying again cannot help. Empty if nothing is."""
+        failures = [failure for run in self.runs.values() for failure in run.failures.values()]
         return next((it.reason for it in reversed(failures) if it.failure == "misconfigured"), "")
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """The tool calls that were begun, or refused before, in their order, those of the runs inside of it too."""
+        """Tool calls that were started or refused, in order, including those of runs inside it."""
         return [it for it in self.work if isinstance(it, RecordedCall) and it.is_begun]
 
     @cached_property
     def work(self) -> list[RecordedWork]:
-        """What was done in it, the runs inside included, in the order in which that began: calls, those that only wait
-        for an approval too, reviews of the answer, and handoffs."""
-        found: dict[tuple[object, ...], RecordedWork | list[Record]] = {}  # of a call, its records
-        speakers: dict[str, tuple[int, str]] = {}  # who replied last in each run, and in which turn
-        for record in self._readable:
+        """Calls, reviews and handoffs in the order in which they began, including those of runs inside it.
+
+        A call that still waits for approval is included.
+        """
+        entries: dict[tuple[object, ...], RecordedWork | list[Record]] = {}  # for a call: its records
+        authors: dict[str, tuple[int, str]] = {}  # last turn and its agent, by path
+        for record in self.readable:
             path, body = read_path(record), record["body"]
             match record["kind"]:
                 case "asking" | "waiting" | "approval" | "tool_started" | "tool_result":
-                    of_call = found.setdefault((path, int(body["turn"]), int(body["call"])), [])
-                    assert isinstance(of_call, list)
-                    of_call.append(record)
+                    call_records = entries.setdefault((path, int(body["turn"]), int(body["call"])), [])
+                    assert isinstance(call_records, list)
+                    call_records.append(record)
                 case "review":
                     review = self._read_review(record)
-                    found[path, "review", review.turn, review.call, review.send] = review
+                    entries[path, "review", review.turn, review.call, review.send] = review
                 case "model_reply":
-                    speaker = (int(body["turn"]), str(body.get("agent", "")))
-                    before = speakers.get(path, speaker)
-                    if speaker[1] != before[1]:
-                        found[path, "handoff", before[0]] = self._read_handoff(record, *before)
-                    speakers[path] = speaker
-        return [self._read_call(it) if isinstance(it, list) else it for it in found.values()]
+                    author = (int(body["turn"]), str(body.get("agent", "")))
+                    previous = authors.get(path, author)
+                    if author[1] != previous[1]:
+                        entries[path, "handoff", previous[0]] = self._read_handoff(record, *previous)
+                    authors[path] = author
+        return [self._read_call(it) if isinstance(it, list) else it for it in entries.values()]
 
     def _read_call(self, records: Sequence[Record]) -> RecordedCall:
-        """Read a call from its records."""
         path, bodies = read_path(records[0]), [it["body"] for it in records]
         place = turn, number = int(bodies[0]["turn"]), int(bodies[0]["call"])
         run = self.runs[path]
@@ -242,7 +244,7 @@ class RecordedReaction:
         return RecordedReview(record["seq"], turn, run.sent_reviews[turn, call, send], path, call, send)
 
     def _read_handoff(self, record: Record, turn: int, from_id: str) -> RecordedHandoff:
-        """Read from whom to whom the conversation went before a reply."""
+        """Read the handoff before a reply. No call asked for a handoff back: it happens when the other agent is done."""
         path, to_id = read_path(record), str(record["body"]["agent"])
         reply = self.runs[path].replies.get(turn)
         calls = reply.tool_calls if reply is not None else ()
@@ -251,9 +253,9 @@ class RecordedReaction:
         return RecordedHandoff(int(record["seq"]), turn, from_id, to_id, note, call is None, path)
 
     def find_reply(self, path: str, turn: int) -> Record | None:
-        """Give the record of what a model replied in a turn."""
-        found = (it for it in self._readable if it["kind"] == "model_reply" and read_path(it) == path)
-        return next((it for it in found if it["body"]["turn"] == turn), None)
+        """Return the record of the model's reply in a turn."""
+        replies = (it for it in self.readable if it["kind"] == "model_reply" and read_path(it) == path)
+        return next((it for it in replies if it["body"]["turn"] == turn), None)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -273,32 +275,35 @@ class RecordedReaction:
 
 
 def read_reactions(rows: Iterable[Row]) -> list[RecordedReaction]:
-    """Give the reactions of a log, each as one writer tells it, in the order in which they began."""
-    found: dict[tuple[str, str], list[Record]] = {}
+    """Return the reactions of a log in the order in which they began. Records of several writers under the same id
+    make several reactions."""
+    by_name: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
         if row.type == "record":
-            found.setdefault((row.stream, row.actor), []).append(read_record(row))
-    return [RecordedReaction(reaction, agent_id, records) for (reaction, agent_id), records in found.items()]
+            by_name.setdefault((row.stream, row.actor), []).append(read_record(row))
+    return [RecordedReaction(reaction, agent_id, records) for (reaction, agent_id), records in by_name.items()]
 
 
 def choose_author(reaction: str, records: Sequence[Record], epoch: str) -> str:
-    """Give the agent whose reaction it is, among those who wrote records under its id: the one of whom it was derived,
-    else the first."""
-    for it in records:
-        trigger = read_trigger(str(it["kind"]), it["body"])
-        if trigger is not None and reaction_id(it["agent_id"], trigger, epoch) == reaction:
-            return str(it["agent_id"])
+    """Return the agent that owns a reaction, among all who wrote records under its id.
+
+    The id is derived from its owner's id. If it fits none of them, the first writer counts.
+    """
+    for record in records:
+        trigger = read_trigger(str(record["kind"]), record["body"])
+        if trigger is not None and reaction_id(record["agent_id"], trigger, epoch) == reaction:
+            return str(record["agent_id"])
     return str(records[0]["agent_id"])
 
 
 def read_trigger(kind: str, body: object) -> int | None:
-    """Give the trigger of a reaction, where this record of it names one."""
-    found = body.get("trigger") if kind == "started" and isinstance(body, Mapping) else None
-    return found if isinstance(found, int) else None
+    """Return the trigger that a record names, or None."""
+    trigger = body.get("trigger") if kind == "started" and isinstance(body, Mapping) else None
+    return trigger if isinstance(trigger, int) else None
 
 
 def read_record(row: Row) -> Record:
-    """Give the record of a row that holds one, as ``network.records`` does. Raises `LedgerError`."""
+    """Return the record of a row, as ``network.records`` does. Raises `LedgerError`."""
     return {
         "seq": row.seq,
         "agent_id": row.actor,
@@ -310,36 +315,39 @@ def read_record(row: Row) -> Record:
 
 
 def read_path(record: Record) -> str:
-    """Give the run inside of its reaction that a record is of; empty for the reaction's own."""
+    """Return the path of the run that a record belongs to; empty for the reaction itself."""
     return str(record["body"].get("path", "")) if isinstance(record["body"], Mapping) else ""
 
 
 def read_body(row: Row) -> Any:
-    """Give what a row holds. A message's cause came before it: the way up from it has an end. Raises `LedgerError`."""
+    """Return the decoded body of a row. Raises `LedgerError`, also for a message whose cause does not come before it:
+    following its causes would never end."""
     try:
         body = decode_json(row.data)
     except (ValueError, RecursionError) as error:
-        raise LedgerError(f"What the log has at seq {row.seq} is no JSON; export it anew.") from error
+        raise LedgerError(f"The log is damaged: seq {row.seq} is not JSON. Export the log again.") from error
     if row.type == "message":
         cause = body.get("cause") if isinstance(body, dict) else None
-        is_whole = isinstance(body, dict) and body.get("seq") == row.seq and "content" in body
-        if not is_whole or (isinstance(cause, int) and cause >= row.seq):
-            raise LedgerError(f"What the log has at seq {row.seq} is not the message of that seq; export it anew.")
+        is_complete = isinstance(body, dict) and body.get("seq") == row.seq and "content" in body
+        if not is_complete or (isinstance(cause, int) and cause >= row.seq):
+            raise LedgerError(
+                f"The log is damaged: seq {row.seq} does not hold the message of that seq. Export the log again."
+            )
     return body
 
 
 def read_message(row: Row) -> BaseMessage:
-    """Give the message of a row that holds one. Raises `LedgerError`."""
+    """Return the message of a row. Raises `LedgerError`."""
     try:
         return message_from_wire(read_body(row))
     except LedgerError:
         raise
     except (RoundelayError, ValueError, TypeError) as error:
-        raise LedgerError(f"What the log has at seq {row.seq} is no message; export it anew.") from error
+        raise LedgerError(f"The log is damaged: seq {row.seq} is not a message. Export the log again.") from error
 
 
 def _can_read(records: Sequence[Record]) -> bool:
-    """Whether records are in this package's shape: another program's may be of any."""
+    """Whether records have the shape that this package writes; another program may write any."""
     try:
         read_records(records)
     except (RoundelayError, ValueError, TypeError, KeyError, AttributeError):

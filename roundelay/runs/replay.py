@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+from roundelay.agent_files import is_node_file, read_agents
 from roundelay.agents.journal import derived_id
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.team import build_runner, name_model
@@ -31,7 +32,6 @@ from roundelay.network.ledger.log_file import read_log
 from roundelay.network.mod import Mod
 from roundelay.network.text import shorten
 from roundelay.network.visibility import Visibility
-from roundelay.nodes.run_agents import is_node_file, read_agents
 from roundelay.runs.reading import RecordedReaction, read_path
 from roundelay.runs.recording import Recording
 from roundelay.runs.replay_answers import RecordedAnswers

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from roundelay.connection import READER_ID
+from roundelay.display.screen import format_time
+from roundelay.display.text import clean
 from roundelay.network.client import AnyMessage, Event, NetworkClient, Notice, Presence, Stored
 from roundelay.network.errors import InvalidArguments, RequestError
 from roundelay.network.frames import is_id
 from roundelay.runs.approvals import decide
 from roundelay.runs.lists import list_channels
-from roundelay.terminal.connection import READER_ID
 from roundelay.terminal.places import Place, check_recipient, find_place
-from roundelay.terminal.screen import format_time
-from roundelay.terminal.text import clean
 from roundelay.under_way import Undecided, UnderWay
 
 _YES_OR_NO = {"yes": "approve", "ok": "approve", "okay": "approve", "no": "deny"}

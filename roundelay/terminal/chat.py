@@ -16,6 +16,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from roundelay.connection import Patience
+from roundelay.display.activity import list_work, tell_activity
+from roundelay.display.screen import (
+    Screen,
+    describe_place,
+    format_line,
+    format_participants,
+    format_table,
+    tell_person,
+)
+from roundelay.display.text import clean
 from roundelay.network.client import (
     AnyMessage,
     NetworkClient,
@@ -25,7 +36,6 @@ from roundelay.network.client import (
     Stored,
 )
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RequestError, RoundelayError
-from roundelay.runs.activity import list_work, tell_activity
 from roundelay.runs.approvals import (
     KnownRequests,
     check_arguments,
@@ -49,18 +59,8 @@ from roundelay.terminal.actions import (
     take_over,
     watch,
 )
-from roundelay.terminal.connection import Patience
 from roundelay.terminal.live import describe_news
 from roundelay.terminal.places import BROADCAST, Place
-from roundelay.terminal.screen import (
-    Screen,
-    describe_place,
-    format_line,
-    format_participants,
-    format_table,
-    tell_person,
-)
-from roundelay.terminal.text import clean
 from roundelay.under_way import UnderWay
 
 HISTORY_MESSAGES = 20
@@ -199,7 +199,7 @@ class Chat:
         """Take what went on before one came: who works, for a prompt that shows it, and which threads are held."""
         if not self._shows_activity:
             self.under_way.take_work(listed)
-        self.under_way.take_threads(await list_threads(self.client, most=MAX_THREADS))
+        self.under_way.take_threads(await list_threads(self.client, limit=MAX_THREADS))
 
     async def _show_participants(self) -> list[Mapping[str, Any]]:
         listed = await list_participants(self.client)
@@ -397,7 +397,7 @@ class Chat:
 
     @command("/threads", "the threads that you read, the newest first, and who holds them")
     async def _threads(self, _rest: str) -> None:
-        threads = await list_threads(self.client, most=MAX_THREADS)
+        threads = await list_threads(self.client, limit=MAX_THREADS)
         self.under_way.take_threads(threads)
         rows = [
             (

@@ -12,12 +12,12 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 
+from roundelay.connection import PIPE_PATIENCE_S, Patience
+from roundelay.display.screen import Screen
+from roundelay.display.text import clean
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import RequestError
 from roundelay.terminal.chat import Chat
-from roundelay.terminal.connection import PIPE_PATIENCE_S, Patience
-from roundelay.terminal.screen import Screen
-from roundelay.terminal.text import clean
 
 QUIET_S = 2.0
 """After the end of a pipe the chat leaves when nothing has happened for so long and nobody is at work."""

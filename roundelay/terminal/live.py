@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roundelay.terminal.screen import CONTINUED, Paint
-from roundelay.terminal.text import break_lines, clean, clean_lines, display_width, fit, fit_end
+from roundelay.display.screen import CONTINUED, Paint
+from roundelay.display.text import break_lines, clean, clean_lines, display_width, fit, fit_end
 from roundelay.under_way import CallUnderWay, News, Stream, UnderWay, Work
 
 

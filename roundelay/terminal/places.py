@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from roundelay.display.screen import describe_place
+from roundelay.display.text import clean
 from roundelay.network.addresses import (
     agent_address,
     conversation_of,
@@ -17,8 +19,6 @@ from roundelay.network.addresses import (
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import InvalidArguments, UnknownRecipient
 from roundelay.network.frames import is_id
-from roundelay.terminal.screen import describe_place
-from roundelay.terminal.text import clean
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ from prompt_toolkit.layout.utils import explode_text_fragments
 from prompt_toolkit.output.vt100 import Vt100_Output
 from wcwidth import grapheme_boundary_before, iter_graphemes
 
+from roundelay.display.screen import Paint, terminal_height, terminal_width, wants_color
+from roundelay.display.text import TAB, clean, display_width, fit
 from roundelay.network.durable_files import make_folder, replace_file
 from roundelay.network.errors import ConfigError, RoundelayError
 from roundelay.network.home import home
@@ -40,8 +42,6 @@ from roundelay.network.platforms import CLOSE_ON_EXEC, handle_signals, set_mode
 from roundelay.runs.lists import list_participants, list_threads
 from roundelay.terminal.chat import COMMANDS, Chat
 from roundelay.terminal.live import describe_busy, draw_writing
-from roundelay.terminal.screen import Paint, terminal_height, terminal_width, wants_color
-from roundelay.terminal.text import TAB, clean, display_width, fit
 
 MAX_LINES = 1000
 """Entered and not yet obeyed; a further one stays in the prompt."""
@@ -260,7 +260,7 @@ async def _find_words(chat: Chat, before: list[str], word: str) -> list[tuple[st
             channels = (await chat.client.call("channels.list"))["channels"]
             return [(str(it["name"]), str(it.get("topic") or "")) for it in channels]
         case "THREAD":
-            return [(str(it["thread_id"]), "") for it in await list_threads(chat.client, most=MAX_THREADS)]
+            return [(str(it["thread_id"]), "") for it in await list_threads(chat.client, limit=MAX_THREADS)]
         case "ACCESS":
             return [("open", ""), ("invite", ""), ("closed", "")]
         case wanted if wanted in ("ID", "AGENT") or (wanted == "TEXT" and word):

@@ -24,8 +24,8 @@ from roundelay.network.errors import Forbidden, UnknownMessage
 from roundelay.network.frames import Kind
 from roundelay.network.home import find_token
 from roundelay.runs.lists import list_dead_letters, list_participants, list_threads, list_tokens
+from roundelay.runs.node_source import HubLog, LiveSource
 from roundelay.runs.reading import RecordedReaction
-from roundelay.runs.source import HubLog, LiveSource
 from roundelay.simulation.network import SimulationError
 from roundelay.simulation.participants import Person, RunningAgent
 from roundelay.testing.agents import AgentPlan

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 from roundelay.agents.models.scripted import Script, ScriptedModel
 from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.display.text import clean_lines
 from roundelay.network.addresses import channel_address, complete_address
 from roundelay.network.client import AnyMessage
 from roundelay.network.config import bind
@@ -26,7 +27,6 @@ from roundelay.runs.reading import RecordedReaction
 from roundelay.simulation.network import MakeAgent, Setting, Simulation, SimulationError
 from roundelay.simulation.participants import Person
 from roundelay.simulation.virtual_time import SimulationLoop
-from roundelay.terminal.text import clean_lines
 from roundelay.testing.agents import AgentPlan, plan_agent
 from roundelay.testing.file import PlacedExpectation, as_node
 from roundelay.testing.form import HUB, AgentChoice, Expectation, MessagePattern

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from roundelay.display.text import clean
 from roundelay.network.addresses import short_address
 from roundelay.network.client import AnyMessage
 from roundelay.network.text import truncate
 from roundelay.runs.reading import RecordedReaction
 from roundelay.simulation.models import Asked
-from roundelay.terminal.text import clean
 
 MAX_SHOWN_CHARS = 100
 

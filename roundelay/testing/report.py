@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from xml.etree import ElementTree  # nosec B405  # it writes, and parses nothing
 
+from roundelay.display.text import clean_lines
 from roundelay.network.text import count
-from roundelay.terminal.text import clean_lines
 from roundelay.testing.record import describe_message
 from roundelay.testing.run import ScenarioResult
 

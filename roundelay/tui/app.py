@@ -21,6 +21,7 @@ from textual.drivers import linux_driver
 from textual.widgets import Static
 from textual.worker import Worker
 
+from roundelay.display.text import clean, clean_json, display_width, fit
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError
 from roundelay.network.platforms import handle_signals
@@ -28,7 +29,6 @@ from roundelay.runs.approvals import check_arguments, find_message, read_told
 from roundelay.terminal.actions import check_place, decide_request, enter_place, let_go_on
 from roundelay.terminal.live import describe_busy
 from roundelay.terminal.places import Place
-from roundelay.terminal.text import clean, clean_json, display_width, fit
 from roundelay.tui.desk import Desk, InboxItem, Part, tell_here
 from roundelay.tui.dialogs import Ask, Choose, GoTo, Help
 from roundelay.tui.parts import KeyLine, Pane

@@ -14,7 +14,7 @@ from textual.message import Message as TextualMessage
 from textual.widgets import OptionList, TextArea
 from textual.widgets.option_list import Option
 
-from roundelay.terminal.text import clean, clean_lines
+from roundelay.display.text import clean, clean_lines
 from roundelay.tui.keys import is_typed
 
 MAX_OFFERED = 6

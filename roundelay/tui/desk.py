@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from roundelay.agents.approvals import read_request
+from roundelay.display.screen import format_event, tell_person
+from roundelay.display.text import clean
 from roundelay.network.addresses import conversation_of
 from roundelay.network.client import AnyMessage, NetworkClient, Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.client.acks import Delivery
@@ -25,8 +27,6 @@ from roundelay.network.titles import name_place, write_title
 from roundelay.runs.approvals import list_requests
 from roundelay.runs.lists import list_dead_letters, list_participants, list_threads
 from roundelay.terminal.actions import is_told, watch
-from roundelay.terminal.screen import format_event, tell_person
-from roundelay.terminal.text import clean
 from roundelay.under_way import UnderWay
 
 Part = Literal["threads", "inbox", "agents", "live", "connection", "told"]
@@ -353,7 +353,7 @@ class Desk:
         self.on_change(part)
 
     async def _fetch_threads(self) -> None:
-        listed = await list_threads(self.client, most=MAX_THREADS)
+        listed = await list_threads(self.client, limit=MAX_THREADS)
         self.under_way.take_threads(listed)
         self.lacks_marks = any("unread" not in it for it in listed)
         before, self.threads = self.threads, {}
@@ -380,7 +380,7 @@ class Desk:
             InboxItem("approval", it.seq, it.message.thread_id, it.message.sent_at, it.message.sender_id, it.describe())
             for it in waiting
         ]
-        for letter in await list_dead_letters(self.client, most=MAX_ITEMS):
+        for letter in await list_dead_letters(self.client, limit=MAX_ITEMS):
             text = f"could not be handled: {_shorten(str(letter['reason']))}"
             found.append(InboxItem("dead_letter", letter["seq"], "", letter["at"], clean(letter["agent_id"]), text))
         self.inbox = sorted([*found, *self._stopped], key=lambda it: it.seq)[:MAX_ITEMS]

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 from textual.content import Content
 
-from roundelay.terminal.text import break_lines, clean, display_width, fit
+from roundelay.display.text import break_lines, clean, display_width, fit
 
 MAX_CHARS = 20_000
 """Longer texts are shown as they are: the parser would take long."""

@@ -21,12 +21,12 @@ from textual.widget import Widget
 from textual.worker import Worker
 
 from roundelay.agents.approvals import read_request
+from roundelay.display.screen import describe_place, format_time, list_beside, name_sender
+from roundelay.display.text import break_lines, clean, clean_lines
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError
 from roundelay.network.text import count
 from roundelay.runs.approvals import KnownRequests, format_until, read_until
-from roundelay.terminal.screen import describe_place, format_time, list_beside, name_sender
-from roundelay.terminal.text import break_lines, clean, clean_lines
 from roundelay.tui.keys import Keys
 from roundelay.tui.markdown import render
 

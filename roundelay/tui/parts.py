@@ -16,8 +16,8 @@ from textual.widgets import Footer, Input, OptionList
 from textual.widgets._footer import FooterKey  # Textual's footer makes these, and gives no other name for them
 from textual.widgets.option_list import Option
 
+from roundelay.display.text import clean_lines, display_width, fit
 from roundelay.terminal.places import Place
-from roundelay.terminal.text import clean_lines, display_width, fit
 from roundelay.tui.desk import Desk, InboxItem, Part
 from roundelay.tui.keys import is_typed
 

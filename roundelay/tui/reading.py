@@ -12,13 +12,14 @@ from textual.app import ComposeResult
 from textual.content import Content
 from textual.widgets import DataTable, Static
 
+from roundelay.display.screen import PLAIN
+from roundelay.display.text import clean, fit
 from roundelay.network.errors import RequestError
 from roundelay.runs.approvals import find_message
 from roundelay.runs.cost import FIGURES, HEADS, By, CallFilter, describe_cost, list_figures, read_cost
-from roundelay.runs.source import LiveSource
-from roundelay.runs.why import describe_effect, describe_steps, explain, follow
-from roundelay.terminal.screen import PLAIN
-from roundelay.terminal.text import clean, fit
+from roundelay.runs.node_source import LiveSource
+from roundelay.runs.why import explain, follow
+from roundelay.runs.why_text import describe_effect, describe_steps
 from roundelay.tui.desk import Desk
 from roundelay.tui.parts import Pane, Rows
 

@@ -14,6 +14,8 @@ from textual.content import Content
 from textual.widgets import Static
 
 from roundelay.agents.approvals import read_request
+from roundelay.display.screen import PLAIN
+from roundelay.display.text import clean, fit
 from roundelay.network.addresses import conversation_of, reply_thread
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RequestError, RoundelayError
@@ -21,8 +23,6 @@ from roundelay.network.text import count
 from roundelay.terminal.actions import give_back, read_yes_or_no, stop_work, take_over
 from roundelay.terminal.live import draw_writing
 from roundelay.terminal.places import Place, find_place
-from roundelay.terminal.screen import PLAIN
-from roundelay.terminal.text import clean, fit
 from roundelay.tui.composer import Composer, Offered
 from roundelay.tui.desk import Desk, Part, tell_here
 from roundelay.tui.dialogs import Ask

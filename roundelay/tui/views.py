@@ -14,13 +14,13 @@ from textual.binding import Binding
 from textual.content import Content
 from textual.widgets import Input, Static
 
+from roundelay.display.activity import describe_activity, list_work
+from roundelay.display.screen import format_time
+from roundelay.display.text import clean, clean_lines, fit
 from roundelay.network.addresses import agent_address
 from roundelay.network.messages import message_from_wire
 from roundelay.network.text import count
 from roundelay.network.units import MINUTE_MS, format_elapsed
-from roundelay.runs.activity import describe_activity, list_work
-from roundelay.terminal.screen import format_time
-from roundelay.terminal.text import clean, clean_lines, fit
 from roundelay.tui.desk import Desk, InboxItem, Part, ThreadRow
 from roundelay.tui.keys import Keys
 from roundelay.tui.messages import name_color

@@ -163,6 +163,10 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.records": (always("ok"), lambda seq: {"reaction": "r"}),
     "network.spent": (for_readers(), lambda seq: {"seq": seq}),
     "network.usage": (always("ok"), lambda seq: {}),
+    "network.explain": (for_readers(), lambda seq: {"seq": seq}),
+    "network.effects": (for_readers(), lambda seq: {"seq": seq}),
+    "network.work": (always("ok"), lambda seq: {"reaction": "r", "agent_id": "ann"}),
+    "network.cost_report": (always("ok"), lambda seq: {}),
     "network.costs": (always("ok"), lambda seq: {"uses": [{"model": "m", "prompt_tokens": 1}]}),
     "network.receive": (always("ok"), lambda seq: {}),
     "network.acknowledge": (for_readers(), lambda seq: {"seqs": [seq]}),
@@ -485,3 +489,19 @@ async def test_a_service_that_a_reaction_is_for_has_the_roles_of_its_kind() -> N
         await robot.call("channels.join", {"name": "dev"})
         asked = {"name": "dev", "trigger": (await robot.send("agent:helper", "who is in dev?"))["seq"]}
         assert (await helper.call("channels.members", asked))["members"] == ["helper", "robot"]
+
+
+async def test_an_explanation_holds_nothing_that_the_page_denies_by_another_operation() -> None:
+    calls = ["network.explain", "network.effects", "network.cost_report", "network.why"]
+    rights = {"r": {"ids": ["ann", "bob"], "send": ["*"], "call": calls}}
+    async with running_node(rights=rights) as node:
+        ann, bob = await node.agent("ann"), await node.agent("bob")
+        seq = (await ann.send("agent:bob", "hello"))["seq"]
+        [step] = (await bob.call("network.explain", {"seq": seq}))["steps"]
+        assert step["message"]["seq"] == seq
+        for op, args, denied in (
+            ("network.effects", {"seq": seq}, "network.impact"),
+            ("network.cost_report", {}, "network.usage"),
+        ):
+            error = await bob.call_refused("forbidden", op, args)
+            assert denied in error["message"]

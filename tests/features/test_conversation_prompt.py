@@ -16,9 +16,9 @@ from roundelay.agents.prompt import ConversationPrompt, render_new_messages
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.app import Network
+from roundelay.display.screen import format_message
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import DirectMessage
-from roundelay.terminal.screen import format_message
 from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import text
 from tests.support.loops import Body, by_turn, facts, use

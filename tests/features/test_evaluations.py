@@ -20,9 +20,9 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import Tool, tool
 from roundelay.app import Network
+from roundelay.display.screen import format_message
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import DirectMessage
-from roundelay.terminal.screen import format_message
 from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import Reply, server_error, text
 from tests.support.loops import Body, Loop, Records, by_turn, survives_kills, tools_of, turn_of, use

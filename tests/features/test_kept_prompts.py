@@ -13,9 +13,10 @@ from roundelay.agents.journal import describe_prompt, fit_prompt
 from roundelay.agents.models.model import ModelRequest, SystemMessage, UserMessage
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.app import Network
+from roundelay.runs.node_source import LiveSource
 from roundelay.runs.reactions import describe_record
-from roundelay.runs.source import LiveSource
-from roundelay.runs.why import describe_steps, explain
+from roundelay.runs.why import explain
+from roundelay.runs.why_text import describe_steps
 from tests.support.agents import Heard, Person, running
 from tests.support.fake_openai import FakeOpenAI, calls, text
 
@@ -59,7 +60,7 @@ async def test_the_prompt_is_what_the_server_was_sent_and_is_shown(network: Netw
         assert "discovery_find" in kept["tools"]
     assert any(it["role"] == "tool" and it["tool"] == "discovery_find" for it in prompts[1]["parts"])
     shown = "\n".join(describe_steps(await explain(LiveSource(mia.client), seq)))
-    assert "The prompt of that turn, as the model was sent it:" in shown
+    assert "The exact prompt of that turn:" in shown
     assert "Be brief." in shown
     [first] = [describe_record(it) for it in records if it["kind"] == "prompt" and it["body"]["turn"] == 1]
     assert "[system]" in first

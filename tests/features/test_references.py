@@ -20,9 +20,9 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import Output, Tool, tool
 from roundelay.app import Network
+from roundelay.display.screen import Screen
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import DirectMessage
-from roundelay.terminal.screen import Screen
 from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import Reply, text
 from tests.support.loops import Body, Loop, by_turn, results_of, survives_kills, use

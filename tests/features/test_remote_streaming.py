@@ -19,10 +19,10 @@ from roundelay.agents.models.model import ModelDelta, ModelReply, ToolCall
 from roundelay.agents.models.scripted import call
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network, serve
+from roundelay.display.screen import PLAIN
 from roundelay.network.client import NetworkClient, Reconnected, Signal
 from roundelay.network.config import NodeConfig
 from roundelay.terminal.live import draw_writing
-from roundelay.terminal.screen import PLAIN
 from roundelay.under_way import UnderWay
 from tests.support.agents import Person, make_runner, running
 from tests.support.remote_team import Stepped, Team, asks, team

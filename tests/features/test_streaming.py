@@ -20,10 +20,10 @@ from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import Output, ToolContext, tool
 from roundelay.app import Network
+from roundelay.display.screen import PLAIN
 from roundelay.network.client import NetworkClient, Presence, Signal
 from roundelay.network.messages import DirectMessage
 from roundelay.terminal.live import describe_news, draw_writing
-from roundelay.terminal.screen import PLAIN
 from roundelay.under_way import UnderWay
 from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import text

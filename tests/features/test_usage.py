@@ -24,7 +24,8 @@ from roundelay.app import Network
 from roundelay.commands.cost import GROUPS as OFFERED
 from roundelay.network.ledger.log_file import open_log
 from roundelay.runs.cost import GROUPS, CallFilter, CostReport, UsedCall, read_cost, read_since
-from roundelay.runs.source import FileSource, LiveSource
+from roundelay.runs.file_source import FileSource
+from roundelay.runs.node_source import LiveSource
 from tests.support.agents import Heard, Person, running
 from tests.support.announced import announced_node
 from tests.support.command import invoke, run

@@ -249,7 +249,7 @@ async def test_an_approver_decides_by_number_and_who_did_is_shown_everywhere(nod
             shown = (await invoke("approvals", "show", str(number), "--as", who, **tokens[who])).lines[-1]
             assert re.match(r"mia and zoe decided in #\d+, 20\d\d-.*: /approve, /approve$", shown), who
         why = " ".join((await invoke("why", str(answer["message"]["seq"]), "--as", "host")).out.split())
-        said = r"mia and zoe approved it \(#\d+\); they said: mia \(#\d+: /approve\), zoe \(#\d+: /approve\)"
+        said = r"mia and zoe approved it \(#\d+\); their words: mia \(#\d+: /approve\), zoe \(#\d+: /approve\)"
         assert re.search(said, why)
         [reaction] = json.loads((await invoke("reactions", "list", "--json", "--as", "host")).out)["reactions"]
         records = (await invoke("reactions", "show", reaction["reaction"], "--as", "host")).out

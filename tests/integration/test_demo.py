@@ -29,10 +29,10 @@ from roundelay.agents.models.scripted import Call, Say
 from roundelay.demo.agents import ANSWERS, DESK
 from roundelay.demo.play import PERSON, DemoPlan, play, run_demo
 from roundelay.demo.screen import BAR, DemoScreen
+from roundelay.display.text import display_width
 from roundelay.network.client import NetworkClient
 from roundelay.network.home import running_nodes
 from roundelay.network.messages import BaseMessage, DirectMessage
-from roundelay.terminal.text import display_width
 from tests.support.fake_openai import FakeOpenAI, Reply, calls, text
 
 START_TIMEOUT_S = 60.0

@@ -136,15 +136,15 @@ def test_a_range_that_ends_before_it_begins_is_wrong_usage(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([message(1, None), message(2, 2)], "seq 2 is not the message"),  # its own cause
-        ([message(1, 2), message(2, 1)], "seq 1 is not the message"),  # each the other's
+        ([message(1, None), message(2, 2)], "seq 2 does not hold the message"),  # its own cause
+        ([message(1, 2), message(2, 1)], "seq 1 does not hold the message"),  # each the other's
         ([message(1, None), message(1, None)], "seq 1 comes after 1"),
         ([message(2, None), message(1, None)], "seq 1 comes after 2"),
-        ([{**message(1, None), "data": 5}], "seq 1 is not the message"),
-        ([message(1, None) | {"seq": 7}], "seq 7 is not the message"),
-        ([message(1, None, kind="shout")], "seq 1 is no message"),
+        ([{**message(1, None), "data": 5}], "seq 1 does not hold the message"),
+        ([message(1, None) | {"seq": 7}], "seq 7 does not hold the message"),
+        ([message(1, None, kind="shout")], "seq 1 is not a message"),
         ([message(1, None) | {"data": {**message(1, None)["data"], "content": None}}], None),
-        ([message(1, None) | {"data": {"seq": 1}}], "seq 1 is not the message"),
+        ([message(1, None) | {"data": {"seq": 1}}], "seq 1 does not hold the message"),
     ],
 )
 @pytest.mark.timeout(20)

@@ -21,9 +21,11 @@ from roundelay.network.core.rows import Row
 from roundelay.network.home import announce_node
 from roundelay.network.ledger.log_file import decode_row, encode_row, open_log, read_lines, read_log
 from roundelay.network.ledger.sqlite import SQLiteLedger
+from roundelay.runs.file_source import FileSource
+from roundelay.runs.node_source import LiveSource
 from roundelay.runs.reactions import list_reactions
-from roundelay.runs.source import FileSource, LiveSource
-from roundelay.runs.why import describe_steps, explain
+from roundelay.runs.why import explain
+from roundelay.runs.why_text import describe_steps
 from tests.support.agents import Person, make_runner
 from tests.support.command import Done, invoke
 from tests.support.node import Node, running_node
@@ -106,11 +108,9 @@ async def test_why_tells_every_step_up_to_the_root(told: Run) -> None:
     ]
     text = live.out
     assert f"of desk to #{told.seqs['Approved.']} (finished)" in text
-    assert (
-        'It is the call of send_text_message in turn 1: {"target_agent_id": "mia", "text": "You get 40 EUR."}' in text
-    )
+    assert 'Sent by the call send_text_message in turn 1: {"target_agent_id": "mia", "text": "You get 40 EUR."}' in text
     assert f"      #{told.seqs['Refund order 12']} mia: Refund order 12" in lines
-    assert lines[-1] == "    It begins the conversation."
+    assert lines[-1] == "    Root of the conversation."
     assert await shown_by("why", str(seq), "--db", told.db) == live.out
 
 
@@ -128,7 +128,7 @@ async def test_why_as_json_holds_the_same(told: Run) -> None:
 
 async def test_an_answer_is_told_as_one(told: Run) -> None:
     done = await invoke("why", str(told.seqs["I asked."]))
-    assert "    It is its answer, after turn 2." in done.lines
+    assert "    Sent as the answer, after turn 2." in done.lines
 
 
 async def test_who_is_no_operator_sees_its_own_part(told: Run) -> None:
@@ -208,7 +208,7 @@ async def test_threads_of_a_file_name_who_has_written_there(told: Run) -> None:
     assert {it["thread_id"]: it["senders"] for it in found}["direct:desk~finance"] == ["desk", "finance"]
     assert (await shown_by("threads", "--limit", "1", "--db", told.db)).count("direct:") == 1
     done = await invoke("history", "channel:no", "--db", told.db, code=1)
-    assert "nothing of a thread 'channel:no'" in done.err
+    assert "no messages of the thread 'channel:no'" in done.err
 
 
 async def test_what_nobody_said_is_unknown(told: Run) -> None:
@@ -333,8 +333,8 @@ async def test_a_long_way_up_is_read_page_by_page_as_far_as_it_may_be_seen() -> 
         assert len(await explain(LiveSource(boss), last.seq)) == 22
         seen = await explain(LiveSource(bob), last.seq)
         assert len(seen) == 21
-        assert describe_steps(seen)[-1] == f"    What it followed from, up to #{hidden.seq}, may not be seen."
-        assert len(await LiveSource(boss).following(hidden.seq)) == 21
+        assert describe_steps(seen)[-1] == f"    You may not see the messages above it, up to the root #{hidden.seq}."
+        assert len((await LiveSource(boss).following(hidden.seq))[0]) == 21
 
 
 SCENARIO = """

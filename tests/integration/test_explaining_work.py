@@ -16,8 +16,9 @@ from roundelay.agents.models.model import ModelReply, ReplyOrigin
 from roundelay.agents.models.scripted import call, finish, send
 from roundelay.app import Network
 from roundelay.cli import cli
-from roundelay.runs.source import LiveSource
-from roundelay.runs.why import describe_effect, describe_steps, explain, follow
+from roundelay.runs.node_source import LiveSource
+from roundelay.runs.why import explain, follow
+from roundelay.runs.why_text import describe_effect, describe_steps
 from tests.support.agents import Person, make_runner, running
 from tests.support.refund import EDITED, LAST, Run, by_turn, look, no_promises, refund
 
@@ -37,18 +38,18 @@ async def test_why_tells_what_an_answer_rests_on(run: Run) -> None:
     steps = await explain(LiveSource(boss), run.seq(LAST))
     lines = without_seqs(describe_steps(steps))
     assert lines[lines.index("    Before that:") + 1 : -4] == [
-        '      turn 1 called look {"what": "order 12"}, which gave: order 12: 40 EUR',
-        '      turn 1 called ask {"agent_ids": ["finance"], "text": "May I?"}, which gave: <answer sender="finance">Yes, 40 EUR</answer>',
-        "        It asked finance (#): May I?",
+        '      turn 1 called look {"what": "order 12"}, result: order 12: 40 EUR',
+        '      turn 1 called ask {"agent_ids": ["finance"], "text": "May I?"}, result: <answer sender="finance">Yes, 40 EUR</answer>',
+        "        Asked finance (#): May I?",
         "        finance answered (#): Yes, 40 EUR",
-        '      turn 1 called auditor {"task": "Check"}, which gave: Sound.',
-        '      [1.2] turn 1 called look {"what": "books"}, which gave: books: 40 EUR',
-        f"      turn 2 called pay {EDITED}, which gave: 4 paid to ann",
-        f"        It was to be approved (#), and mia approved it (#), with {EDITED}",
+        '      turn 1 called auditor {"task": "Check"}, result: Sound.',
+        '      [1.2] turn 1 called look {"what": "books"}, result: books: 40 EUR',
+        f"      turn 2 called pay {EDITED}, result: 4 paid to ann",
+        f"        Needed approval (#): mia approved it (#), with {EDITED}",
         "      turn 3: desk handed the conversation to billing: It is paid.",
         "      turn 4: the answer was sent back: no_promises: Promise nothing.",
-        "        It was: I guarantee it.",
-        "      turn 5: the answer was found good (no_promises: passed)",
+        "        Rejected text: I guarantee it.",
+        "      turn 5: the answer passed the review (no_promises: passed)",
     ]
     told = steps[0].to_json()["reaction"]["work"]
     assert [it["type"] for it in told] == ["call"] * 5 + ["handoff", "review", "review"]
@@ -90,12 +91,12 @@ async def test_impact_tells_what_was_done_in_each_reaction(run: Run) -> None:
     assert without_seqs(describe_effect(effect))[:8] == [
         "# mia → desk: Refund order 12",
         "└─ desk reacted (finished after 5 turns)",
-        '   ├─ turn 1 called look {"what": "order 12"}, which gave: order 12: 40 EUR',
-        '   ├─ turn 1 called ask {"agent_ids": ["finance"], "text": "May I?"}, which gave: <answer sender="finance">Yes, 40 EUR</answer>',
-        "   │    It asked finance (#): May I?",
+        '   ├─ turn 1 called look {"what": "order 12"}, result: order 12: 40 EUR',
+        '   ├─ turn 1 called ask {"agent_ids": ["finance"], "text": "May I?"}, result: <answer sender="finance">Yes, 40 EUR</answer>',
+        "   │    Asked finance (#): May I?",
         "   │    finance answered (#): Yes, 40 EUR",
-        '   ├─ turn 1 called auditor {"task": "Check"}, which gave: Sound.',
-        '   ├─ [1.2] turn 1 called look {"what": "books"}, which gave: books: 40 EUR',
+        '   ├─ turn 1 called auditor {"task": "Check"}, result: Sound.',
+        '   ├─ [1.2] turn 1 called look {"what": "books"}, result: books: 40 EUR',
     ]
     [step] = [it for it in await explain(live, run.seq(LAST)) if it.reaction is not None]
     assert effect.to_json()["reactions"][0]["work"] == step.to_json()["reaction"]["work"]
@@ -147,9 +148,9 @@ async def test_a_message_by_a_tool_rests_on_its_own_review_and_what_was_sent_bac
         steps = await explain(LiveSource(mia.client), heard.seq)
     told = [it for it in steps[0].to_json()["reaction"]["work"] if it["type"] == "review"]
     assert [(it["turn"], it["call"], it["is_accepted"]) for it in told] == [(1, 0, False), (2, 1, True)]
-    assert [line.strip() for line in describe_steps(steps) if "what call" in line] == [
-        "turn 1: what call 1.0 sends was sent back: no_promises: Promise nothing.",
-        "turn 2: what call 2.1 sends was found good (no_promises: passed)",
+    assert [line.strip() for line in describe_steps(steps) if "message of call" in line] == [
+        "turn 1: the message of call 1.0 was sent back: no_promises: Promise nothing.",
+        "turn 2: the message of call 2.1 passed the review (no_promises: passed)",
     ]
 
 

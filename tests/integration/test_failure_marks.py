@@ -11,7 +11,7 @@ from roundelay.agents.models.model import ModelError, ModelRequest
 from roundelay.agents.models.scripted import Action, say
 from roundelay.agents.policy import AgentPolicy, MessageFilter
 from roundelay.app import Network
-from roundelay.terminal.screen import format_message
+from roundelay.display.screen import format_message
 from tests.support.agents import Person, make_runner, running
 
 

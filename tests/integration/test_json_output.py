@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 from roundelay.cli import cli
+from roundelay.display.text import clean, clean_json
 from roundelay.interop.gateway import serve_gateway
 from roundelay.network.home import announce_node
-from roundelay.terminal.text import clean, clean_json
 from tests.support.nats import nats_server
 from tests.support.node import Node, running_node
 from tests.support.wire import WireSession

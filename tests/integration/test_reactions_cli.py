@@ -18,9 +18,9 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
 from roundelay.network.frames import RecordFrame, encode
 from roundelay.runs import reactions as reaction_list
+from roundelay.runs.node_source import LiveSource
 from roundelay.runs.reactions import list_open_reactions
 from roundelay.runs.reactions import list_reactions as list_all
-from roundelay.runs.source import LiveSource
 from roundelay.runs.why import follow
 from tests.support.announced import announced_node
 from tests.support.command import TIMEOUT_S, Command, command, invoke, run
@@ -350,5 +350,5 @@ async def test_the_last_messages_are_found_beyond_many_records() -> None:
             await bob.record("r", "note", {"n": number}, record_id=f"n{number}")
         await ann.broadcast("said 6")
         for last in (1, 2, 4, 100):
-            texts = [message.content for message in await LiveSource(reader).begin(last)]
+            texts = [message.content for message in await LiveSource(reader).read_last(last)]
             assert texts == [f"said {number}" for number in range(7)][-last:]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from roundelay.connection import login_id
 from roundelay.network.home import running_nodes
-from roundelay.terminal.connection import login_id
 from tests.integration.test_demo import demo_process, read_until
 from tests.support.announced import announced_node
 from tests.support.command import command, invoke, run

@@ -15,9 +15,9 @@ from roundelay.agents.models.scripted import call
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import Tool, ToolContext, tool
 from roundelay.app import Network
+from roundelay.display.screen import PLAIN
 from roundelay.network.client import Signal
 from roundelay.terminal.live import draw_writing
-from roundelay.terminal.screen import PLAIN
 from roundelay.under_way import UnderWay
 from tests.support.agents import Person, make_runner, running
 

@@ -271,6 +271,22 @@ def test_modules_import_each_other_in_no_circle_but_those_that_are_left(imports:
     assert found == []
 
 
+def name_part(module: str) -> str:
+    """The folder of roundelay/ that a module is in; itself for a module of another folder, or beside them."""
+    file = MODULES[module]
+    return str(file.parent) if file.parts[0] == "roundelay" and len(file.parts) > 2 else module
+
+
+def test_folders_of_roundelay_import_each_other_in_no_circle(imports: dict[str, set[str]]) -> None:
+    folders: dict[str, set[str]] = {}
+    for module, imported in imports.items():
+        part = name_part(module)
+        folders.setdefault(part, set()).update({name_part(it) for it in imported} - {part})
+    # The package's root, app and what stands beside them offer names of many folders: folders alone count here.
+    known = {it for it in folders if "/" in it}
+    assert find_circles({it: imported & known for it, imported in folders.items() if it in known}) == []
+
+
 def test_a_circle_is_seen_also_where_types_alone_close_it(imports: dict[str, set[str]]) -> None:
     typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roundelay.network.hub.hub import Hub"
     module = "roundelay.network.clock"

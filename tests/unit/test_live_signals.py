@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from roundelay.display.screen import PLAIN
+from roundelay.display.text import display_width
 from roundelay.network.client import Signal
 from roundelay.network.messages import BaseMessage, DirectMessage
 from roundelay.terminal.live import describe_busy, describe_news, draw_writing
-from roundelay.terminal.screen import PLAIN
-from roundelay.terminal.text import display_width
 from roundelay.under_way import UnderWay
 
 WIDE = "界" * 400

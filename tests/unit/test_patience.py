@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from roundelay.app import Network
+from roundelay.connection import Patience
+from roundelay.display.screen import Screen
 from roundelay.network.client import NetworkClient, Reconnected, Reconnecting
 from roundelay.network.errors import ConnectError
 from roundelay.network.hub.local import LocalConnection, LocalTransport
 from roundelay.terminal.chat import Chat
-from roundelay.terminal.connection import Patience
-from roundelay.terminal.screen import Screen
 
 LOST = Reconnecting("closed with 1006: ", 0.1)
 

@@ -8,7 +8,8 @@ import pytest
 
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.runs.reading import RecordedReaction, choose_author
-from roundelay.runs.work import choose_earlier, describe_work
+from roundelay.runs.work import choose_earlier
+from roundelay.runs.work_text import describe_work
 
 STARTED = {"trigger": 3, "thread_id": "direct:ann~mia", "as_of": 3, "manifest": [1, 3], "config_hash": "c"}
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
@@ -111,34 +112,34 @@ GAVE = {**AT, "tool": "pay", "content": "paid", "ok": True}
     [
         (
             [("waiting", {**AT, **APPROVAL})],
-            ["turn 1 called pay {}, and has no result", "  It was to be approved (#4), and nobody has decided"],
+            ["turn 1 called pay {}, no result yet", "  Needed approval (#4): nobody has decided yet"],
         ),
         (
             [("waiting", {**AT, **APPROVAL}), ("tool_result", {**GAVE, "content": "Not run.", "ok": False})],
-            ["turn 1 called pay {}, which failed: Not run.", "  It was to be approved (#4), and nobody did"],
+            ["turn 1 called pay {}, failed: Not run.", "  Needed approval (#4): nobody decided"],
         ),
         (
             [
                 ("waiting", {**AT, **APPROVAL}),
                 ("approval", {**AT, "is_approved": False, "by": "mia", "seq": 5, "at": 1, "reason": "no"}),
             ],
-            ["turn 1 called pay {}, and has no result", "  It was to be approved (#4), and mia denied it (#5): no"],
+            ["turn 1 called pay {}, no result yet", "  Needed approval (#4): mia denied it (#5): no"],
         ),
         (
             [ASKED],
             [
-                "turn 1 called pay {}, and has no result",
-                "  It asked bob (#4): May I?",
-                "  No answer to that is there yet",
+                "turn 1 called pay {}, no result yet",
+                "  Asked bob (#4): May I?",
+                "  Has no answer yet",
             ],
         ),
         (
             [ASKED, ("tool_result", GAVE)],
-            ["turn 1 called pay {}, which gave: paid", "  It asked bob (#4): May I?", "  No answer to that was had"],
+            ["turn 1 called pay {}, result: paid", "  Asked bob (#4): May I?", "  Got no answer"],
         ),
         (
             [ASKED, ("tool_result", {**GAVE, "replies": [6]})],
-            ["turn 1 called pay {}, which gave: paid", "  It asked bob (#4): May I?", "  bob declined (#6)"],
+            ["turn 1 called pay {}, result: paid", "  Asked bob (#4): May I?", "  bob declined (#6)"],
         ),
         (
             [("model_reply", {**REPLY, "turn": 2, "agent": "bob"}), ("model_reply", {**REPLY, "turn": 3})],
@@ -146,11 +147,11 @@ GAVE = {**AT, "tool": "pay", "content": "paid", "ok": True}
         ),
         (
             [("review", {"turn": 1, "call": 0, "send": 1, "answer": "a", "is_blocked": True, "notes": ["rude"]})],
-            ["turn 1: what call 1.0 sends was blocked (rude)"],
+            ["turn 1: the message of call 1.0 was blocked (rude)"],
         ),
         (
             [("review", {"turn": 1, "answer": "a", "notes": ["rude"]})],
-            ["turn 1: the answer went out although it was not found good (rude)"],
+            ["turn 1: the answer was sent although it did not pass the review (rude)"],
         ),
     ],
 )

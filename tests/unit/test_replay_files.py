@@ -55,7 +55,7 @@ async def recorded(tmp_path: Path) -> Path:
 
 
 def _build(folder: Path) -> list[AgentRunner]:
-    from roundelay.nodes.run_agents import read_agents
+    from roundelay.agent_files import read_agents
 
     return [build_runner(spec) for spec in read_agents([folder / "node.yaml"])]
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundelay.agents.prompt import escape_text
+from roundelay.display.text import clean
 from roundelay.interop.rendering import plain, visible
 from roundelay.network.safe_text import sanitize_text
-from roundelay.terminal.text import clean
 
 # https://www.unicode.org/Public/16.0.0/ucd/DerivedCoreProperties.txt, Default_Ignorable_Code_Point
 IGNORABLE = (

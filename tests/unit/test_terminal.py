@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
-from roundelay.network.messages import BaseMessage, message_from_wire
-from roundelay.network.safe_text import sanitize_text
-from roundelay.runs.approvals import tell_decision
-from roundelay.terminal.live import describe_busy, draw_writing
-from roundelay.terminal.screen import (
+from roundelay.display.screen import (
     Paint,
     Screen,
     StreamedText,
@@ -26,7 +21,12 @@ from roundelay.terminal.screen import (
     format_table,
     wants_color,
 )
-from roundelay.terminal.text import break_lines, clean, clean_lines, display_width, fit
+from roundelay.display.text import break_lines, clean, clean_lines, display_width, fit
+from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
+from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.network.safe_text import sanitize_text
+from roundelay.runs.approvals import tell_decision
+from roundelay.terminal.live import describe_busy, draw_writing
 from roundelay.under_way import UnderWay
 
 COLOURS = Paint(is_on=True)

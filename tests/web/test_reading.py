@@ -19,8 +19,8 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage
 from roundelay.network.operations.reading import UsedTokens
 from roundelay.runs.cost import CallFilter, read_cost
+from roundelay.runs.node_source import LiveSource
 from roundelay.runs.reading import RecordedReaction
-from roundelay.runs.source import LiveSource
 from roundelay.runs.why import explain, follow
 from roundelay.runs.work import work_to_json
 from tests.support.agents import Person, make_runner

@@ -19,8 +19,10 @@ from roundelay.network.hub.local import LocalConnection, LocalTransport
 from roundelay.network.ledger.log_file import open_log
 from roundelay.runs import why
 from roundelay.runs.export import Part
+from roundelay.runs.file_source import FileSource
+from roundelay.runs.node_source import LiveSource
 from roundelay.runs.page import write_page
-from roundelay.runs.source import FileSource, LiveSource, Source
+from roundelay.runs.source import Source
 from tests.support.page_modules import run_module
 from tests.support.refund import Run, refund
 

@@ -216,6 +216,14 @@ export interface OperationArgs {
     agent_id: string;
     action: "reload" | "restart" | "start" | "stop";
   };
+  /** What models used and cost, in groups, the most expensive first: of the calls of an agent, in a thread, in a conversation, or since a time. */
+  "network.cost_report": {
+    by?: "agent" | "day" | "model" | "reaction" | "root" | "thread";
+    agent_id?: string | null;
+    thread_id?: string | null;
+    root?: number | null;
+    since?: number;
+  };
   /** What these uses of models cost by the prices that the node knows: dollars in the same order, null where no price is known. */
   "network.costs": {
     uses: UsedTokens[];
@@ -256,6 +264,15 @@ export interface OperationArgs {
   "network.drop_dead_letter": {
     seq: number;
     agent_id?: string | null;
+  };
+  /** What followed from a message, as a tree: the reactions to it, and the messages that these and others sent. */
+  "network.effects": {
+    seq: number;
+    limit?: number;
+  };
+  /** Why a message was sent: the messages up to its root, each with the reaction that sent it, the work before it and the messages of its prompt. `next` is where to continue if the answer would be too large. */
+  "network.explain": {
+    seq: number;
   };
   /** Give a thread back that was taken over, by whomever: its agents answer there again. */
   "network.give": {
@@ -443,5 +460,10 @@ export interface OperationArgs {
     threads?: number | string[] | null;
     per_thread?: number | null;
     visibility?: "all" | "current" | "people" | "strict" | null;
+  };
+  /** What an agent did in a reaction: its state, its work, and the same as steps with times. */
+  "network.work": {
+    reaction: string;
+    agent_id: string;
   };
 }

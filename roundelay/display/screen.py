@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol, assert_never
 
+from roundelay.connection import READER_ID
+from roundelay.display.activity import describe_activity
+from roundelay.display.text import break_lines, clean, clean_lines, display_width
 from roundelay.network.addresses import conversation_of, short_address, thread_start
 from roundelay.network.client import Event, Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage
-from roundelay.runs.activity import describe_activity
-from roundelay.terminal.connection import READER_ID
-from roundelay.terminal.text import break_lines, clean, clean_lines, display_width
 
 CONTINUED = "  | "
 """Begins every line of a message but its first, so that no message can show a line that looks like another message."""

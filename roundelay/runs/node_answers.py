@@ -1,0 +1,156 @@
+"""The node's explanations of runs: what ``network.explain``, ``network.effects``, ``network.work`` and
+``network.cost_report`` answer. Implements `RunReader`.
+
+The command line reads the same values by `why`, `timeline` and `cost`. This module adds what a page draws beside them:
+times, prices, and the messages that an explanation names. Modules that need the agents' code are imported at the first
+question, in a thread, so that a node that nobody asks starts fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from roundelay.agents.models.tokens import Prices
+    from roundelay.network.operations.reading import Call, CallSelection, CostGroup
+    from roundelay.runs.reading import RecordedReaction
+    from roundelay.runs.why import CauseStep
+
+MAX_STEPS = 100
+"""Maximum number of messages in one explanation."""
+MAX_GROUPS = 1000
+"""Maximum number of groups in a cost report: the most expensive ones."""
+
+
+class NodeRunReader:
+    """Explains runs by the records that the caller may see, with the prices that this process knows."""
+
+    def __init__(self, prices: Prices | None = None) -> None:
+        self._prices = prices
+
+    async def explain(self, call: Call, seq: int, max_bytes: int) -> dict[str, Any]:
+        """Return the steps from a message up to its root, and ``next`` if there was no room for all of them."""
+        prices = await self._load_prices()
+        from roundelay.runs.node_source import NodeSource
+        from roundelay.runs.why import explain_step, pair_with_reactions
+
+        source = NodeSource(call)
+        page = await call("network.why", {"seq": seq})
+        pairs = pair_with_reactions(page["chain"])
+        next_seq = None
+        if page["has_more"]:
+            # The page may end between a message and its reaction: leave the last message to the next answer.
+            next_seq = pairs.pop()[0].seq if len(pairs) > 1 else pairs[0][0].cause
+        steps: list[dict[str, Any]] = []
+        size = 0
+        for message, sent_in in pairs:
+            step = _step_to_json(await explain_step(source, message, sent_in), prices)
+            size += len(msgspec.json.encode(step))
+            if steps and (size > max_bytes // 2 or len(steps) == MAX_STEPS):
+                next_seq = message.seq
+                break
+            steps.append(step)
+        answer: dict[str, Any] = {"steps": steps, "has_prices": _has_prices()}
+        return answer if next_seq is None else {**answer, "next": next_seq}
+
+    async def list_effects(self, call: Call, seq: int, limit: int, max_bytes: int) -> dict[str, Any]:
+        """Return the tree of what followed from a message."""
+        await self._load_prices()
+        from roundelay.runs.node_source import NodeSource
+        from roundelay.runs.why import follow
+
+        effect = await follow(NodeSource(call), seq, limit)
+        return {**effect.to_json(), "has_more": effect.has_more}
+
+    async def read_work(self, call: Call, agent_id: str, reaction: str, max_bytes: int) -> dict[str, Any]:
+        """Return one reaction with its work and steps."""
+        prices = await self._load_prices()
+        from roundelay.runs.node_source import NodeSource
+        from roundelay.runs.work import list_messages, work_to_json
+
+        source = NodeSource(call)
+        recorded = await source.reaction(agent_id, reaction)
+        messages = await source.messages(sorted(list_messages(recorded.work)))
+        work = [work_to_json(it, messages) for it in recorded.work]
+        return {**reaction_to_json(recorded, prices), "work": work, "has_prices": _has_prices()}
+
+    async def add_up_cost(self, call: Call, by: CostGroup, wanted: CallSelection) -> dict[str, Any]:
+        """Return the sums of the wanted calls, by group."""
+        prices = await self._load_prices()
+        from roundelay.runs.cost import CallFilter, read_cost
+        from roundelay.runs.node_source import NodeSource
+
+        chosen = CallFilter(wanted.agent_id, wanted.thread_id, wanted.root, since=wanted.since)
+        report = (await read_cost(NodeSource(call), chosen, by, prices)).to_json()
+        groups = report["groups"]
+        assert isinstance(groups, list)
+        is_cut = len(groups) > MAX_GROUPS
+        return {**report, "groups": groups[:MAX_GROUPS], "has_more": is_cut, "has_prices": _has_prices()}
+
+    async def _load_prices(self) -> Prices:
+        if self._prices is None:
+            self._prices = await asyncio.to_thread(_load)
+        return self._prices
+
+
+def _load() -> Prices:
+    """Import what the answers need, and read the price table: both take too long for the hub's event loop."""
+    import roundelay.runs.cost
+    import roundelay.runs.node_source
+    import roundelay.runs.why  # noqa: F401
+    from roundelay.agents.models.model import Usage
+    from roundelay.agents.models.tokens import Prices
+
+    prices = Prices()
+    prices.cost("gpt-4o", Usage(1, 1))  # the first question reads the table
+    return prices
+
+
+def _has_prices() -> bool:
+    from roundelay.agents.models.tokens import has_price_table
+
+    return has_price_table()
+
+
+def reaction_to_json(reaction: RecordedReaction, prices: Prices) -> dict[str, Any]:
+    """Return a reaction's state and steps. Another program's records may give only the trigger and the end."""
+    return {
+        "trigger": reaction.trigger,
+        "thread_id": reaction.thread_id,
+        "state": reaction.state,
+        "status": reaction.status,
+        "turns": reaction.turns,
+        "reason": reaction.reason,
+        "manifest": list(reaction.manifest),
+        "usage": msgspec.to_builtins(reaction.usage),
+        "is_readable": reaction.run is not None,
+        "started_at": int(reaction.records[0]["at"]) if reaction.records else 0,
+        "ended_at": next((int(it["at"]) for it in reaction.records if it["kind"] == "finished"), None),
+        "steps": steps_to_json(reaction, prices),
+    }
+
+
+def steps_to_json(reaction: RecordedReaction, prices: Prices) -> list[dict[str, Any]]:
+    """Return the steps of a reaction, each model call with its dollars (``usd``), None where no price is known."""
+    from roundelay.runs.timeline import list_steps
+
+    steps = []
+    for step in list_steps(reaction):
+        value = step.to_json()
+        if step.kind == "model":
+            usd = prices.cost(step.details["model"], step.usage) if step.usage is not None else None
+            value["usd"] = None if usd is None else float(usd)
+        steps.append(value)
+    return steps
+
+
+def _step_to_json(step: CauseStep, prices: Prices) -> dict[str, Any]:
+    value = step.to_json()
+    if step.reaction is not None:
+        value["reaction"]["steps"] = [] if step.is_hidden else steps_to_json(step.reaction, prices)
+        messages = sorted(step.messages.values(), key=lambda message: message.seq)
+        value["messages"] = [message.model_dump(mode="json", exclude_none=True) for message in messages]
+    return value

@@ -1,0 +1,309 @@
+"""A run read from a node: `NodeSource` by the node's reading operations, `LiveSource` by a client that also follows it.
+
+`NodeSource` needs no more than a function that calls an operation. The node itself uses that to answer
+``network.explain`` and its neighbors (`node_answers`), under the rights of whoever asks. Nothing is cached: each method
+reads what the caller may see at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from roundelay.agents.journal import fetch_fates, fetch_records
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.client.paging import Call, read_pages
+from roundelay.network.core.rows import Row
+from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
+from roundelay.network.ledger.log_file import LogHead, decode_row
+from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.runs.lists import list_dead_letters, list_participants, list_threads
+from roundelay.runs.reading import Record, RecordedReaction
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+POLL_INTERVAL_S = 0.5
+"""Pause between two looks at the threads, for a caller who may not read the log."""
+WAIT_MS = 30_000
+"""How long the hub holds a read of the log open while nothing is new."""
+MAX_PAGE = 500
+"""Maximum page size of the hub's reading operations. If more threads than this have news at once, some are missed."""
+MAX_CONCURRENT_READS = 16
+"""Well below the hub's `max_reads`: other calls of the same session count toward that limit too."""
+
+
+class HubLog:
+    """The messages of a hub's log above ``position``, page by page. The hub raises `Forbidden` for non-operators."""
+
+    def __init__(self, client: NetworkClient, position: int = 0) -> None:
+        self.position = position
+        self._client = client
+
+    async def read(self, wait_ms: int = 0) -> list[AnyMessage]:
+        """Return the next page and advance the position. Wait up to ``wait_ms`` if nothing is above it yet.
+
+        Rows that are not messages are skipped, so an empty page is not always the last one.
+        """
+        args = {"after": self.position, "limit": MAX_PAGE, "wait_ms": wait_ms}
+        page = await self._client.call("network.log", args)
+        # The head can lie below the position: the ledger was replaced while the connection was down. Without the
+        # minimum, the reader would wait for seqs that the new ledger reaches only much later.
+        self.position = min(int(page["next"]), int(page["head"]))
+        return [message_from_wire(message) for message in page["messages"]]
+
+    async def read_to_end(self) -> AsyncIterator[AnyMessage]:
+        """Yield all messages up to the end that the log has by then."""
+        previous = -1
+        while self.position > previous:
+            previous = self.position
+            for message in await self.read():
+                yield message
+
+
+class NodeSource:
+    """A run as a node's reading operations show it to one caller."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def chain(self, seq: int) -> list[dict[str, Any]]:
+        """Return a message and its causes up to the root, as ``network.why`` does. Raises `UnknownMessage`."""
+        chain: list[dict[str, Any]] = []
+        next_seq: int | None = seq
+        while next_seq is not None:
+            try:
+                page = await self._call("network.why", {"seq": next_seq})
+            except UnknownMessage:
+                if not chain:
+                    raise
+                break  # the caller may not see the next message
+            chain += page["chain"]
+            last = next(entry for entry in reversed(page["chain"]) if "message_id" in entry or "reaction" in entry)
+            next_seq = None
+            if page["has_more"]:  # a page ends after a message, or after the reaction that sent it
+                next_seq = last["trigger"] if "reaction" in last else last.get("cause")
+        return chain
+
+    async def following(self, seq: int, limit: int | None = None) -> tuple[list[BaseMessage], bool]:
+        """Return the messages that followed from one, ascending, and whether ``limit`` left some out.
+
+        Raises `UnknownMessage`.
+        """
+        messages: list[BaseMessage] = []
+        async for page in read_pages(self._call, "network.impact", {"seq": seq, "limit": MAX_PAGE}):
+            messages += [message_from_wire(message) for message in page["messages"]]
+            if limit is not None and len(messages) > limit:
+                return messages[:limit], True
+        return messages, False
+
+    async def reaction(self, agent_id: str, reaction: str) -> RecordedReaction:
+        """Return a reaction with those of its records that the caller may see."""
+        return RecordedReaction(reaction, agent_id, await fetch_records(self._call, reaction, agent_id))
+
+    async def records(self, reaction: str, agent_id: str | None) -> list[Record]:
+        """Return the records under a reaction's id, by this agent or by everybody who used the id."""
+        return await fetch_records(self._call, reaction, agent_id)
+
+    async def usage(self, agent_id: str | None, after: int) -> AsyncIterator[dict[str, Any]]:
+        """Yield the pages of ``network.usage`` above ``after``, for one agent or for all. Each page is one agent's."""
+        asked: str | None = agent_id
+        while True:
+            args = {"after": after, "limit": MAX_PAGE, **({"agent_id": asked} if asked is not None else {})}
+            next_agent: str | None = None
+            async for page in read_pages(self._call, "network.usage", args):
+                yield page
+                next_agent = page["next_agent"]
+            if agent_id is not None or next_agent is None:
+                return
+            asked = next_agent
+
+    async def reactions_to(self, message: BaseMessage) -> list[RecordedReaction]:
+        """Return each agent's first reaction to a message, by agent, followed by the one that replaced it after a
+        takeover."""
+        reactions = [await self.reaction(*name) for name in await self._list_reactions_with(message.seq)]
+        # A prompt may hold a message without being written for it: keep only reactions that this message triggered.
+        return [it for it in reactions if not it.records or message.seq in it.triggers]
+
+    async def reactions_with(self, seqs: Iterable[int]) -> set[tuple[str, str]]:
+        """Return the reactions whose prompt holds one of these messages, as (agent, id). The caller must be able to
+        read the messages."""
+        return {name for names in await read_concurrently(self._list_reactions_with, seqs) for name in names}
+
+    async def open_reactions(self) -> set[tuple[str, str]]:
+        """Return all open reactions that the caller may see, as (agent, id)."""
+        pages = read_pages(self._call, "network.open_reactions", {"limit": MAX_PAGE})
+        return {(it["agent_id"], it["reaction"]) async for page in pages for it in page["reactions"]}
+
+    async def read_reactions(self, names: Iterable[tuple[str, str]]) -> list[RecordedReaction]:
+        """Return these reactions, each named by (agent, id)."""
+        return await read_concurrently(lambda name: self.reaction(*name), names)
+
+    async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
+        """Return those of these messages that the caller may see, by seq."""
+        messages: dict[int, BaseMessage] = {}
+        for seq in seqs:
+            try:
+                messages[seq] = message_from_wire((await self._call("network.why", {"seq": seq}))["chain"][0])
+            except UnknownMessage:
+                continue
+        return messages
+
+    async def _list_reactions_with(self, seq: int) -> list[tuple[str, str]]:
+        fates = await fetch_fates(self._call, seq)
+        entries = [(fate["agent_id"], entry) for fate in fates for entry in (fate, fate.get("again", {}))]
+        return [(str(agent_id), str(entry["reaction"])) for agent_id, entry in entries if "reaction" in entry]
+
+
+class LiveSource(NodeSource):
+    """A node that a client is connected to. Operators see everything, others what they may read."""
+
+    def __init__(self, client: NetworkClient) -> None:
+        super().__init__(client.call)
+        self.client = client
+        self._log = HubLog(client)
+        self.has_thread = True
+        """Whether the thread that `read_last` was asked for exists and the client may read it."""
+
+    @property
+    def epoch(self) -> str:
+        return self.client.welcome.network.epoch
+
+    async def threads(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest threads, newest first, as ``network.list_threads`` does."""
+        return await list_threads(self.client, limit=limit)
+
+    async def history(self, thread_id: str, limit: int, before: int | None = None) -> dict[str, Any]:
+        """Return the newest messages of a thread below ``before``, as ``network.history`` does. Raises
+        `UnknownMessage`."""
+        args = {"thread_id": thread_id, "limit": limit, **({"before": before} if before is not None else {})}
+        page: dict[str, Any] = await self.client.call("network.history", args)
+        return page
+
+    async def dead_letters(self, recipient: str | None, limit: int) -> list[dict[str, Any]]:
+        """Return dead letters by recipient and seq, of one recipient or of all."""
+        return await list_dead_letters(self.client, recipient=recipient, limit=limit)
+
+    async def knows(self, agent_id: str) -> bool:
+        """Whether a participant has this id."""
+        return any(it["agent_id"] == agent_id for it in await list_participants(self.client))
+
+    async def all_messages(self, after: int, thread_id: str | None = None) -> AsyncIterator[BaseMessage]:
+        """Yield every message above a seq, ascending, or those of one thread."""
+        if thread_id is not None:
+            for message in await self._read_thread(thread_id, after):
+                yield message
+            return
+        try:
+            async for message in HubLog(self.client, after).read_to_end():
+                yield message
+        except (Forbidden, UnknownOperation):  # not an operator: read the threads instead
+            thread_ids = [str(it["thread_id"]) for it in await list_threads(self.client)]
+            for message in await self._read_threads(thread_ids, after):
+                yield message
+
+    async def rows(self) -> tuple[LogHead, AsyncIterator[Row]]:
+        """Return the head of the log and an iterator over its rows. Raises `Forbidden` for non-operators."""
+        first = await self.client.call("network.rows", {"limit": 1})
+        first_seq = decode_row(first["rows"][0]).seq if first["rows"] else 1
+
+        async def read() -> AsyncIterator[Row]:
+            after = 0
+            while True:
+                page = await self.client.call("network.rows", {"after": after, "limit": MAX_PAGE})
+                for line in page["rows"]:
+                    yield decode_row(line)
+                if page["next"] == after:
+                    return
+                after = page["next"]
+
+        return LogHead(epoch=first["epoch"], name=first["name"], first_seq=first_seq), read()
+
+    # --- new messages
+
+    async def read_last(self, count: int = 0, thread_id: str | None = None) -> list[AnyMessage]:
+        """Return the last messages, of one thread if named. `follow` continues from here."""
+        if count and thread_id is None:
+            try:
+                return await self._read_end_of_log(count)
+            except (Forbidden, UnknownOperation):  # not an operator, or an older hub
+                pass
+        newest_first, self._log.position = await self._list_threads()
+        thread_ids = [thread_id] if thread_id is not None else [name for name, _ in newest_first[:count]]
+        messages: list[AnyMessage] = []
+        for name in thread_ids:
+            try:
+                messages += (await self.client.history(name, limit=count or 1)).messages
+            except UnknownMessage:  # the thread may begin later
+                self.has_thread = name != thread_id
+        messages.sort(key=lambda message: message.seq)
+        return messages[len(messages) - min(count, len(messages)) :]
+
+    async def follow(self) -> AsyncIterator[AnyMessage]:
+        """Yield new messages in log order, without end.
+
+        For operators the hub holds a read of the log open until there is news. Others poll their threads. Deliveries
+        would arrive by themselves, but they belong to the recipient's inbox: acknowledging them here would mark them as
+        handled, and leaving them unacknowledged would block delivery after `max_unacked`.
+        """
+        try:
+            while True:
+                for message in await self._log.read(WAIT_MS):
+                    yield message
+        except (Forbidden, UnknownOperation):  # not an operator, or an older hub
+            pass
+        while True:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            seen = self._log.position
+            threads, head = await self._list_threads()
+            new = await self._read_threads([name for name, last_seq in threads if last_seq > seen], seen)
+            self._log.position = max(seen, head)
+            for message in new:
+                # A message newer than the list waits for the next round: otherwise an older message of another thread
+                # could come after it, and the order across threads would break.
+                if message.seq <= head:
+                    yield message
+
+    async def _read_end_of_log(self, count: int) -> list[AnyMessage]:
+        """Return the last messages of the log, reading back only as far as needed."""
+        head = self._log.position = int((await self.client.call("network.info"))["head"])
+        distance = count
+        while True:
+            start = max(0, head - distance)
+            messages = [it async for it in HubLog(self.client, start).read_to_end() if it.seq <= head]
+            if len(messages) >= count or start == 0:
+                return messages[-count:]
+            distance *= 4  # most rows of that stretch are records, not messages
+
+    async def _list_threads(self) -> tuple[list[tuple[str, int]], int]:
+        """Return (id, last seq) of each thread with news, newest first, and the highest of these seqs."""
+        seen = self._log.position
+        entries = await list_threads(self.client, limit=None if seen else MAX_PAGE, above=seen)
+        threads = [(str(it["thread_id"]), int(it["last_seq"])) for it in entries]
+        return threads, max((last_seq for _, last_seq in threads), default=0)
+
+    async def _read_threads(self, thread_ids: Iterable[str], after: int) -> list[AnyMessage]:
+        messages = [message for thread_id in thread_ids for message in await self._read_thread(thread_id, after)]
+        return sorted(messages, key=lambda message: message.seq)
+
+    async def _read_thread(self, thread_id: str, after: int) -> list[AnyMessage]:
+        """Return the messages of a thread above a seq, ascending. Raises `UnknownMessage`."""
+        newer: list[AnyMessage] = []
+        async for page in self.client.pages("network.history", {"thread_id": thread_id, "limit": MAX_PAGE}):
+            messages = list(map(message_from_wire, page["messages"]))
+            newer[:0] = [message for message in messages if message.seq > after]
+            if not messages or messages[0].seq <= after:
+                break
+        return newer
+
+
+async def read_concurrently(read: Callable[[A], Awaitable[B]], items: Iterable[A]) -> list[B]:
+    """Read all items from the hub, at most `MAX_CONCURRENT_READS` at a time."""
+    slots = asyncio.Semaphore(MAX_CONCURRENT_READS)
+
+    async def read_one(item: A) -> B:
+        async with slots:
+            return await read(item)
+
+    return await asyncio.gather(*map(read_one, items))

@@ -1,0 +1,220 @@
+"""What a node answers about runs: the command line's explanations, under the caller's rights, with times and prices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.models.scripted import call
+from roundelay.agents.models.tokens import Price, Prices
+from roundelay.agents.tools import tool
+from roundelay.app import Network
+from roundelay.network.config import Limits
+from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
+from roundelay.runs.cost import CallFilter, read_cost
+from roundelay.runs.node_answers import NodeRunReader
+from roundelay.runs.node_source import LiveSource
+from roundelay.runs.reading import RecordedReaction
+from roundelay.runs.timeline import list_steps
+from roundelay.runs.why import explain, follow
+from tests.support.agents import Person, make_runner, running
+from tests.support.explained import PATH, make_answers
+from tests.support.refund import LAST, Run, by_turn, look, pay, refund
+
+PRICES = Prices({"scripted": Price(input=Decimal(2), output=Decimal(4))})
+
+
+def test_answers_have_the_shape_that_the_page_draws() -> None:
+    """On a change of the shape run: python -m tests.support.explained"""
+    assert make_answers() == json.loads(PATH.read_text(encoding="utf-8"))
+
+
+@tool
+async def wait_for_ever() -> str:
+    """Wait."""
+    await asyncio.Event().wait()
+    return "over"
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Run]:
+    """A run with all kinds of work, a reaction that waits for a person, and one whose process died in a tool."""
+    async with refund(tmp_path / "team.db") as scene:
+        scene.network.hub.run_reader = NodeRunReader(PRICES)
+        payer = make_runner("payer", by_turn(call("pay", to="ann", amount=7)), tools=[pay])
+        lost = make_runner("lost", by_turn(call("look", what="it"), call("wait_for_ever")), tools=[look, wait_for_ever])
+        ben = await Person.join(scene.network, "ben")
+        tasks = []
+        for runner in (payer, lost):
+            client = await scene.network.join(runner.agent_id, role="reactor", card=runner.describe_card())
+            tasks.append(asyncio.create_task(runner.run(client)))
+            await runner.ready()
+        request = await ben.ask("payer", "Pay ann")
+        assert "May I call pay" in request.text
+        sent = await ben.client.send_text("lost", "Look at it")
+        source = LiveSource(await scene.network.join("boss", kind="human"))
+        while not any(it["body"].get("tool") == "wait_for_ever" for it in await read_last_records(source, sent.seq)):
+            pass
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        yield scene
+
+
+async def read_last_records(source: LiveSource, seq: int) -> list[Any]:
+    [message] = (await source.messages([seq])).values()
+    return [record for it in await source.reactions_to(message) for record in it.records]
+
+
+def drop_steps(step: dict[str, Any]) -> dict[str, Any]:
+    """An explained message as the command line has it: without times and prompt messages."""
+    value = {name: step[name] for name in ("message", "reaction") if name in step}
+    if "reaction" in value:
+        value["reaction"] = {name: it for name, it in value["reaction"].items() if name != "steps"}
+    return value
+
+
+@pytest.mark.parametrize("caller", ["boss", "mia", "desk", "finance"])
+async def test_explanations_are_those_of_the_command_line(run: Run, caller: str) -> None:
+    """For each message, by each of those who look, as far as they may."""
+    boss = LiveSource(await run.network.join("boss", kind="human"))
+    seqs = [message.seq async for message in boss.all_messages(0)]
+    kind: Any = "agent" if caller in ("desk", "finance") else "human"
+    client = await run.network.join(caller, kind=kind)
+    source = LiveSource(client)
+    visible = sorted(await source.messages(seqs))
+    assert visible
+    for seq in visible:
+        explained = await client.call("network.explain", {"seq": seq})
+        expected = json.loads(json.dumps([step.to_json() for step in await explain(source, seq)]))
+        assert [drop_steps(step) for step in explained["steps"]] == expected
+        assert "next" not in explained
+        effects = await client.call("network.effects", {"seq": seq})
+        assert effects.pop("has_more") is False
+        assert effects == json.loads(json.dumps((await follow(source, seq)).to_json()))
+    for seq in set(seqs) - set(visible):
+        for op in ("network.explain", "network.effects"):
+            with pytest.raises(UnknownMessage):
+                await client.call(op, {"seq": seq})
+
+
+async def test_a_part_of_what_followed_says_that_there_is_more(run: Run) -> None:
+    boss = await run.network.join("boss", kind="human")
+    start = run.seq("Refund order 12")
+    effects = await boss.call("network.effects", {"seq": start, "limit": 1})
+    assert effects["has_more"] is True
+    assert len(effects["followers"]) == 1
+
+
+@pytest.mark.parametrize("by", ["agent", "model", "thread", "root", "reaction", "day"])
+async def test_costs_are_those_of_the_command_line(run: Run, by: Any) -> None:
+    boss = await run.network.join("boss", kind="human")
+    report = await boss.call("network.cost_report", {"by": by})
+    assert report.pop("has_more") is False
+    assert isinstance(report.pop("has_prices"), bool)
+    assert report == json.loads(json.dumps((await read_cost(LiveSource(boss), CallFilter(), by, PRICES)).to_json()))
+    assert report["total"]["usd"] > 0
+
+
+async def test_costs_of_a_part_are_chosen(run: Run) -> None:
+    boss = await run.network.join("boss", kind="human")
+    whole = (await boss.call("network.cost_report", {}))["total"]["calls"]
+    root = run.seq("Refund order 12")
+    for chosen in ({"agent_id": "desk"}, {"root": root}, {"thread_id": "direct:desk~mia"}):
+        part = (await boss.call("network.cost_report", chosen))["total"]["calls"]
+        assert 0 < part < whole
+    assert (await boss.call("network.cost_report", {"since": 2**50}))["groups"] == []
+
+
+async def test_others_costs_are_for_operators(run: Run) -> None:
+    desk = await run.network.join("desk", kind="agent")
+    assert {it["agent"] for it in (await desk.call("network.cost_report", {}))["groups"]} == {"desk"}
+    with pytest.raises(Forbidden):
+        await desk.call("network.cost_report", {"agent_id": "finance"})
+
+
+async def test_steps_say_when_a_reaction_did_what(run: Run) -> None:
+    """Each step lies within its reaction, and what is under way has no end."""
+    boss = await run.network.join("boss", kind="human")
+    steps = (await boss.call("network.explain", {"seq": run.seq(LAST)}))["steps"]
+    explained = steps[0]["reaction"]
+    name = {"reaction": explained["reaction"], "agent_id": "desk"}
+    told = await boss.call("network.work", name)
+    assert told["steps"] == explained["steps"]
+    kinds = [(it["kind"], it["path"], it["turn"]) for it in told["steps"]]
+    assert kinds.count(("model", "", 1)) == 1
+    assert {kind for kind, *_ in kinds} == {"model", "tool", "wait", "approval", "review"}
+    assert [kind for kind, path, _ in kinds if path == "1.2"] == ["model", "tool", "model"]
+    for step in told["steps"]:
+        assert told["started_at"] <= step["started_at"] <= step["ended_at"] <= told["ended_at"]
+    assert all(step["usd"] > 0 for step in told["steps"] if step["kind"] == "model")
+    [lost] = [it["reaction"] for it in await list_open(boss) if it["agent_id"] == "lost"]
+    told = await boss.call("network.work", {"reaction": lost, "agent_id": "lost"})
+    assert (told["state"], told["ended_at"]) == ("open", None)
+    assert [(it["tool"], it["ended_at"] is None) for it in told["steps"] if it["kind"] == "tool"] == [
+        ("look", False),
+        ("wait_for_ever", True),
+    ]
+
+
+async def list_open(boss: Any) -> list[Any]:
+    return list((await boss.call("network.open_reactions", {}))["reactions"])
+
+
+async def test_work_of_others_is_empty(run: Run) -> None:
+    desk, boss = await run.network.join("desk", kind="agent"), await run.network.join("boss", kind="human")
+    [payer] = [it["reaction"] for it in await list_open(boss) if it["agent_id"] == "payer"]
+    name = {"reaction": payer, "agent_id": "payer"}
+    told = await desk.call("network.work", name)
+    assert (told["work"], told["steps"], told["trigger"], told["is_readable"]) == ([], [], 0, False)
+    told = await boss.call("network.work", name)
+    assert (told["state"], [it["kind"] for it in told["steps"]]) == ("waiting", ["model", "approval"])
+
+
+async def test_a_hub_without_a_reader_says_so() -> None:
+    async with Network.open() as network:
+        network.hub.run_reader = None
+        mia = await Person.join(network, "mia")
+        sent = await mia.client.send_text("mia", "note")
+        with pytest.raises(UnknownOperation):
+            await mia.client.call("network.explain", {"seq": sent.seq})
+
+
+async def test_long_texts_of_an_answer_that_is_too_large_are_cut() -> None:
+    long = make_runner("long", lambda request: "x" * 60_000)
+    async with Network.open(limits=Limits(max_result_bytes=65_536)) as network, running(network, long):
+        mia = await Person.join(network, "mia")
+        answer = await mia.ask("long", "Write.")
+        boss = await network.join("boss", kind="human")
+        [first, *_] = (await boss.call("network.explain", {"seq": answer.seq}))["steps"]
+        assert first["message"]["content"] == "x" * 20_000 + "…"
+
+
+STARTED = {"trigger": 3, "thread_id": "direct:ann~mia", "as_of": 3, "manifest": [1, 3], "config_hash": "c"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None, [], "x", 7, {}, {"turn": 1}, {"turn": "first", "call": 0}, {"turn": 1, "call": 0, "path": 7},
+        {"turn": 1, "call": 0, "reply": {"text": None, "tool_calls": "x"}}, {"turn": 1, "call": 0, "questions": {"a": "b"}},
+        {"turn": 1, "call": 0, "path": "__proto__", "status": ["x"], "tool": "t", "content": "c", "ok": True},
+    ],
+)  # fmt: skip
+def test_records_of_another_program_break_nothing(body: object) -> None:
+    kinds = ["model_reply", "model_failed", "tool_started", "tool_result", "waiting", "approval", "review", "finished"]
+    bodies: list[tuple[str, object]] = [("started", STARTED), *((kind, body) for kind in kinds)]
+    records = [
+        {"seq": 10 + place, "agent_id": "ann", "record_id": "x", "kind": kind, "body": it, "at": place}
+        for place, (kind, it) in enumerate(bodies)
+    ]
+    steps = list_steps(RecordedReaction("r", "ann", records))
+    assert {step.kind for step in steps} <= {"tool"}
