@@ -1,8 +1,7 @@
-"""An agent of a reaction as one value: who it is, what it is told, its model, tools, policy and middleware, and to whom
-it may hand over.
+"""An agent as one value: who it is, its instruction, model, tools, policy and middleware, and its handoffs.
 
-A runner's own agent is one, and so is each that it hands over to or calls as a tool (`agent_tools`). Plain data; it holds
-no state of a run. `limit_run` gives it within the limits that a message carries.
+A runner's own agent is one, and so are the agents that it hands over to or calls as tools (`agent_tools`). Plain data
+without the state of a run. `limit_run` applies the limits that a message carries.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ from typing import Literal
 from roundelay.network.errors import ConfigError
 
 from .history import HistoryFilter, append_user_text, filter_history
+from .hook_chain import HookChain
 from .isolation import check_plain
-from .middleware import AgentView, Chain, Middleware
+from .middleware import AgentView, Middleware
 from .models.model import ChatMessage, ToolSpec
 from .text import handoff_name
 from .tools import FINISH, Tool, index_tools
@@ -36,28 +36,31 @@ from .values import ToolError, TurnState
 _logger = logging.getLogger(__name__)
 
 Returns = Literal["to_caller", "to_person", "never"]
-"""Where control goes when the agent that took over has finished: back to the one that handed over, which goes on with
-what was said; to the person, whose next message goes to the first agent again; or nowhere, so that the thread stays
-with it."""
+"""Where control goes when the agent that took over has finished.
+
+``to_caller``: back to the agent that handed over, which reads the outcome and continues. ``to_person``: the person's
+next message goes to the first agent again. ``never``: the thread stays with the new agent.
+"""
 
 
 KEEPER = "agent"
-"""In the metadata of an answer, and in the data of a tool's result that is one: the agent that the thread stays
-with."""
+"""Metadata of an answer, and data of a tool's result that is one: the id of the agent that the thread stays with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent(AgentView):
-    """One agent. ``tools`` may be plain functions; two of one name are refused with `ToolError`. The first of
+    """One agent. ``tools`` may be plain functions; two tools with one name are refused with `ToolError`. The first
     ``middleware`` is outermost."""
 
     handoffs: Sequence[Handoff | Agent] = ()
     middleware: Sequence[Middleware] = ()
+    chain: HookChain = field(init=False, repr=False, compare=False)
     _handoffs: dict[str, Handoff] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_kinds(self)
-        for name in ("tools", "handoffs", "middleware"):  # a list that changes later would count for a part of the loop
+        # Copy the lists: a list that changes later would change the agent for some parts of the loop only.
+        for name in ("tools", "handoffs", "middleware"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         handoffs = [it if isinstance(it, Handoff) else Handoff(it) for it in self.handoffs]
         by_name = {it.name: it for it in handoffs}
@@ -70,12 +73,12 @@ class Agent(AgentView):
                 "with @tool(name=...), and hand over to one agent of an id."
             )
         object.__setattr__(self, "_handoffs", by_name)
-        object.__setattr__(self, "chain", Chain(self.policy, self.middleware))
+        object.__setattr__(self, "chain", HookChain(self.policy, self.middleware))
         self._set_tools(self._collect_tools() if self.chain.brings_tools else tools)
 
     def refresh(self, state: TurnState | None = None) -> Agent:
-        """Give the agent with the tools that its middleware brings now; itself while they are the same. Once before
-        each turn."""
+        """Return the agent with the tools that its middleware brings now; itself while they are the same. Called once
+        before each turn."""
         if not self.chain.brings_tools:
             return self
         tools = self._collect_tools(state)
@@ -91,7 +94,7 @@ class Agent(AgentView):
         object.__setattr__(self, "specs", specs)
 
     def _collect_tools(self, state: TurnState | None = None) -> dict[str, Tool]:
-        """Its own tools, and then those that its middleware brings."""
+        """Return the agent's own tools, then those that its middleware brings."""
         tools = index_tools(self.tools)
         taken = {*tools, *self._handoffs, FINISH}
         for brought in self.chain.list_tools(state or TurnState(self.id, 0, self.policy.max_turns)):
@@ -105,22 +108,21 @@ class Agent(AgentView):
         return tools
 
     def find_handoff(self, name: str) -> Handoff | None:
-        """Give the handoff whose tool has this name."""
+        """Return the handoff whose tool has this name."""
         return self._handoffs.get(name)
 
     @property
     def all_handoffs(self) -> tuple[Handoff, ...]:
-        """To whom it may hand over, and how."""
+        """All handoffs, also of agents that were passed without one."""
         return tuple(self._handoffs.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Lets ``agent`` take the conversation over, with its own instruction and tools, by a tool named
-    `hand_over_to_ID`.
+    """Lets ``agent`` take the conversation over, with its own instruction and tools, by a tool named `hand_over_to_ID`.
 
-    ``history`` says what it sees of the turns before, beside the conversation itself; tool traffic is left out unless
-    said otherwise.
+    ``history`` says what it sees of the turns before, beside the conversation itself. By default tool calls and their
+    results are left out.
     """
 
     agent: Agent
@@ -132,10 +134,10 @@ class Handoff:
         return handoff_name(self.agent.id)
 
     def take_over(self, caller: str, history: Sequence[ChatMessage], note: str) -> list[ChatMessage]:
-        """Give the history with which the agent goes on; ``caller`` had it before."""
-        taken = [*history[:2], *filter_history(history[2:], self.history)]
-        append_user_text(taken, f"{caller} handed this conversation over to you{f': {note}' if note else '.'}")
-        return taken
+        """Return the history with which the agent continues; ``caller`` had it before."""
+        kept = [*history[:2], *filter_history(history[2:], self.history)]
+        append_user_text(kept, f"{caller} handed this conversation over to you{f': {note}' if note else '.'}")
+        return kept
 
     @property
     def spec(self) -> ToolSpec:
@@ -149,13 +151,13 @@ class Handoff:
 
 
 def check_list(agent_id: str, name: str, value: object) -> None:
-    """Raises `TypeError` for an argument of an agent that is none."""
+    """Raise `TypeError` if an argument of an agent is no list."""
     if not isinstance(value, Collection) or isinstance(value, str):
         raise TypeError(f"Agent {agent_id}: {name} is {_describe(value)} and must be a list.")
 
 
 def check_needs(agent_id: str, middleware: Sequence[Middleware]) -> None:
-    """Raises `ConfigError` for middleware without what has to stand beside it."""
+    """Raise `ConfigError` for middleware without the middleware that it needs."""
     for layer in middleware:
         for kind in layer.needs:
             if not any(isinstance(it, kind) for it in middleware):
@@ -164,8 +166,8 @@ def check_needs(agent_id: str, middleware: Sequence[Middleware]) -> None:
 
 
 def _check_kinds(agent: Agent) -> None:
-    """Refuse what would fail only when a reaction comes to it, or be passed over. Raises `TypeError`, and `ConfigError`
-    for middleware without what it needs."""
+    """Refuse values that would fail, or be ignored, only once a reaction uses them. Raises `TypeError`, and
+    `ConfigError` for middleware without what it needs."""
     where = f"Agent {agent.id}"
     for name, kinds in (("tools", ()), ("handoffs", (Handoff, Agent)), ("middleware", (Middleware,))):
         items = getattr(agent, name)
@@ -198,16 +200,16 @@ def _describe(value: object) -> str:
 
 
 def list_agents(start: Agent) -> list[Agent]:
-    """Give ``start`` and the agents that can be reached from it by handoffs."""
+    """Return ``start`` and the agents that it can reach by handoffs."""
     seen: list[Agent] = [start]
     for agent in seen:
-        found = (it.agent for it in agent.all_handoffs)
-        seen += [it for it in found if all(it is not known for known in seen)]
+        targets = (handoff.agent for handoff in agent.all_handoffs)
+        seen += [target for target in targets if all(target is not known for known in seen)]
     return seen
 
 
 def find_agent(start: Agent, agent_id: str) -> Agent | None:
-    """Give the agent of this id among those, if there is one."""
+    """Return the agent with this id among those that ``start`` can reach, if there is one."""
     return next((agent for agent in list_agents(start) if agent.id == agent_id), None)
 
 
@@ -215,17 +217,17 @@ LIMITS = "limits"
 
 
 def limit_run(agent: Agent, message: BaseMessage) -> Agent:
-    """Give the agent, and those that it may hand over to, within the limits that the message carries in its metadata:
-    ``{"limits": {"max_turns": 4, "max_tool_calls": 2}}``.
+    """Return the agent, and those it may hand over to, within the limits of a message's metadata: ``{"limits":
+    {"max_turns": 4, "max_tool_calls": 2}}``.
 
-    A message may only lower what the agent's author allows: it cannot buy its sender more. What is no limit is passed
-    over. Agents that are called as tools have limits of their own (`agent_tools.agent_tool`). Pure: a resumed reaction is
-    limited again by the same message.
+    A message may only lower what the agent's author allows; its sender cannot buy more. Other values are ignored.
+    Agents that are called as tools have their own limits (`agent_tools.agent_tool`). Pure: a resumed reaction gets the
+    same limits from the same message.
     """
-    given = (message.metadata or {}).get(LIMITS)
-    if not isinstance(given, Mapping):
+    limits = (message.metadata or {}).get(LIMITS)
+    if not isinstance(limits, Mapping):
         return agent
-    turns, calls = _read(given, "max_turns"), _read(given, "max_tool_calls")
+    turns, calls = _read_limit(limits, "max_turns"), _read_limit(limits, "max_tool_calls")
     return agent if turns is None and calls is None else _limit(agent, turns, calls)
 
 
@@ -240,7 +242,7 @@ def _limit(agent: Agent, turns: int | None, calls: int | None) -> Agent:
     return replace(agent, policy=lowered, handoffs=limited)
 
 
-def _read(limits: Mapping[str, object], name: str) -> int | None:
+def _read_limit(limits: Mapping[str, object], name: str) -> int | None:
     match limits.get(name):
         case int(value) if value >= 1 and value is not True:
             return min(value, MAX_COUNT)

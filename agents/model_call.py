@@ -76,7 +76,7 @@ class ModelCaller:
         send = partial(self.complete, model, is_turn_request=True)
         outcome: ModelReply | ModelFailed
         try:
-            reply = _check_reply(await step.agent.chain.around_model(around, request, send), model.name)
+            reply = _check_reply(await run.reaction.agent.chain.around_model(around, request, send), model.name)
             self.middleware_use = tuple(used)
             outcome = replace(reply, usage=add_usage(used, reply.usage)) if used else reply
         except ModelError as error:

@@ -36,17 +36,9 @@ from .models.json_schema import read_properties
 from .models.model import JsonSchema
 from .prompt import render_element
 from .text import MAX_NAME_CHARS, tool_name
+from .tool_arguments import read_object, read_required, tidy_schema
 from .tool_client import JUDGED
-from .tools import (
-    FINISH,
-    Output,
-    Tool,
-    ToolContext,
-    read_object,
-    read_required,
-    tidy_schema,
-    tool,
-)
+from .tools import FINISH, Output, Tool, ToolContext, tool
 
 if TYPE_CHECKING:
     from roundelay.network.frames import ModInfo

@@ -1,7 +1,7 @@
-"""Agents that react by asking a model: `SimpleAgentRunner`, and the one for OpenAI-compatible servers.
+"""Agents that react by asking a model: `SimpleAgentRunner`, and one for OpenAI-compatible servers.
 
-`react` renders the conversation prompt, has the reaction driven and concluded. The loop itself is `reaction`, what it
-does is `driver`; this module puts them together for one agent. It imports no model provider.
+`react` renders the prompt, creates the loop (`reaction`) and its driver, and lets `running_reaction` drive and conclude
+them. No model provider is imported until one is used.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from .values import Trigger
 class SimpleAgentRunner(AgentRunner):
     """An agent with an instruction, a model and tools.
 
-    Beside ``tools`` it has those of every agent (`communication_tools`) and the operations of the hub's mods; so have
-    the agents in ``handoffs``, to which it may hand a conversation over. ``network_tools`` names those of them that it
-    has, by patterns too (``channels_*``); `run` raises `ConfigError` for one that the network does not offer.
-    ``template`` is the path of a conversation
-    template of one's own. ``state`` is what its tools share, as `ToolContext.state`: a connection, a store, what a test
-    looks at. ``owns_model`` closes the model at the end of every `run`.
+    Beside ``tools`` it has the tools of every agent (`communication_tools`) and the operations of the hub's mods. The
+    agents in ``handoffs``, to which it may hand a conversation over, have them too. ``network_tools`` limits these to
+    some names or patterns (``channels_*``); `run` raises `ConfigError` for a name that the network does not offer.
+
+    ``template`` is the path of an own conversation template. ``state`` is shared by its tools as `ToolContext.state`: a
+    connection, a store, something that a test looks at. ``owns_model`` closes the model at the end of every `run`.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class SimpleAgentRunner(AgentRunner):
             middleware,
         )
         self.network_tools = tuple(network_tools) if network_tools is not None else None
-        everybodys = choose_tools(communication_tools(), self.network_tools)
-        can_finish = any(it.name == FINISH for it in everybodys)
+        common = choose_tools(communication_tools(), self.network_tools)
+        can_finish = any(tool.name == FINISH for tool in common)
         if not can_finish and self.policy.on_text == "nudge":
             raise ValueError(f"Agent {agent_id}: on_text is nudge, which leaves finish alone to end with: name it too.")
-        # A name taken twice is refused here, not at the first message; `finish` is the loop's own, offered or not.
-        _equip(self.agent, [*everybodys, *(() if can_finish else communication_tools()[-1:])], ())
+        # Refuse a name that is used twice now, not at the first message. `finish` belongs to the loop in any case.
+        _equip(self.agent, [*common, *(() if can_finish else communication_tools()[-1:])], ())
         self.state = state
         self._prompt = ConversationPrompt(template)
         self._owns_model = owns_model
-        self._equipped: tuple[Welcome, Agent] | None = None
-        self._hashed: tuple[Agent, str] | None = None  # of the equipped agent
-        self._described = describe_middleware(list_agents(self.agent))
+        self._equipped: tuple[Welcome, Agent] | None = None  # for the hub of this welcome
+        self._config_hash: tuple[Agent, str] | None = None  # of the equipped agent
+        self._middleware_settings = describe_middleware(list_agents(self.agent))
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -103,18 +103,19 @@ class SimpleAgentRunner(AgentRunner):
         return self.agent.model
 
     def describe_card(self) -> dict[str, object]:
-        """Give the card by which others find the agent, its own tools included."""
+        """Return the card by which others find the agent, with the names of its own tools."""
         return {**super().describe_card(), "tools": [tool.name for tool in self.agent.refresh().all_tools]}
 
     def equip(self, client: NetworkClient) -> Agent:
-        """Give the agent with all that it may call on this hub: everybody's tools, its own, the mods' operations.
+        """Return the agent with everything that it may call on this hub: the tools of every agent, its own, and the
+        mods' operations.
 
-        An operation whose name a tool of its own has is left out.
+        An operation with the name of one of its own tools is left out.
         """
         if self._equipped is None or self._equipped[0] is not client.welcome:
-            everybodys = choose_tools(communication_tools(), self.network_tools)
+            common = choose_tools(communication_tools(), self.network_tools)
             offered = choose_tools(mod_tools(client.welcome.mods), self.network_tools)
-            self._equipped = (client.welcome, _equip(self.agent, everybodys, offered))
+            self._equipped = (client.welcome, _equip(self.agent, common, offered))
         return self._equipped[1]
 
     def check_network(self, client: NetworkClient) -> None:
@@ -125,20 +126,20 @@ class SimpleAgentRunner(AgentRunner):
     async def react(
         self, message_threads: dict[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
     ) -> ReactionResult:
-        """Ask the model about a message until it finishes, and send its answer to the incoming thread if somebody waits
-        for one.
+        """Ask the model about a message until it finishes. Send its answer to the incoming thread if somebody waits for
+        one.
 
-        A reaction that was begun earlier goes on where it was.
+        A reaction from before a restart continues where it was.
         """
-        begun = self.find_under_way(incoming_message)
-        agent = self.equip(begun.client)
+        running = self.find_under_way(incoming_message)
+        agent = self.equip(running.client)
         chosen, shown = await agent.chain.select_messages(message_threads, incoming_message)
-        threads, omitted = message_threads, begun.omitted_threads
+        threads, omitted = message_threads, running.omitted_threads
         if chosen is not message_threads:
             threads, dropped = drop_empty(chosen)
             omitted += dropped
         config_hash = self._hash_config(agent)
-        if begun.recorded is None:
+        if running.recorded is None:
             prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
             started = Started(
@@ -149,15 +150,15 @@ class SimpleAgentRunner(AgentRunner):
                 config_hash=config_hash,
                 prompt_hash=prompt_hash,
             )
-            if not await begun.journal.record_started(started):
-                # Begun earlier: it is acked at its end, as nothing new opens it.
-                begun.recorded = await begun.journal.load()
-            elif begun.delivery is not None:
-                await begun.delivery.ack()  # the hub did it with `started`; this moves the client's own window
-        if begun.recorded is not None:
-            if (ended := begun.recorded.finished) is not None:
-                return ReactionResult(begun.id, ended.status, ended.reason, None, ended.turns, ended.usage)
-            manifest = begun.recorded.started.manifest if begun.recorded.started is not None else ()
+            if not await running.journal.record_started(started):
+                # Started before a restart: its message is acknowledged at its end.
+                running.recorded = await running.journal.load()
+            elif running.delivery is not None:
+                await running.delivery.ack()  # `started` counts as one at the hub; this moves the window of the client
+        if running.recorded is not None:
+            if (ended := running.recorded.finished) is not None:
+                return ReactionResult(running.id, ended.status, ended.reason, None, ended.turns, ended.usage)
+            manifest = running.recorded.started.manifest if running.recorded.started is not None else ()
             threads = keep_recorded(threads, incoming_message, manifest)
             prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
@@ -167,7 +168,7 @@ class SimpleAgentRunner(AgentRunner):
             threads=(incoming_thread_id, f"thread:{message.seq}"),
             frame=partial(render_system_prompt, agent_id=self.agent_id),
             shorten=partial(self._render_shortly, threads, incoming_thread_id, shown, omitted),
-            keeper=keeper.id if keeper is not None else None,  # its own id, once it gets the thread back
+            keeper=keeper.id if keeper is not None else None,  # its own id as well, if it got the thread back
             earlier=[agent] if keeper is not None and keeper.id != agent.id else (),
             sent_at=message.sent_at,
             trigger=Trigger(
@@ -181,24 +182,23 @@ class SimpleAgentRunner(AgentRunner):
             conversation=[*(it for thread in threads.values() for it in thread.messages), shown],
             is_explained=self._prompt.says_how_to_answer,
         )
-        reaction = begun.reaction = Reaction(
-            limit_run(keeper or agent, message), prompt=prompt, answers=begun.is_awaited, setup=setup
+        reaction = running.reaction = Reaction(
+            limit_run(keeper or agent, message), prompt=prompt, answers=running.is_awaited, setup=setup
         )
-        begun.reporter.shows_text = reaction.sends_text
+        running.reporter.shows_text = reaction.sends_text
         driver = Driver(
             reaction,
-            journal=begun.journal,
-            make_context=partial(self._make_context, begun),
-            replies=begun.replies,
-            new_messages=begun.new_messages,
-            on_event=begun.reporter.report,
+            journal=running.journal,
+            make_context=partial(self._make_context, running),
+            replies=running.replies,
+            new_messages=running.new_messages,
+            on_event=running.reporter.report,
             playback=self.playback,
         )
-        return await begun.run(driver, config_hash, prompt_hash)
+        return await running.run(driver, config_hash, prompt_hash)
 
     async def close(self) -> None:
-        """Close the middleware, and the model where it is the runner's own: all of them, whatever one of them
-        raises."""
+        """Close the middleware, and the model if the runner owns it. Every one is closed, whatever another one raises."""
         layers = {id(layer): layer for agent in list_agents(self.agent) for layer in agent.middleware}
         async with AsyncExitStack() as held:
             if self._owns_model and (close := getattr(self.model, "close", None)) is not None:
@@ -207,23 +207,23 @@ class SimpleAgentRunner(AgentRunner):
                 held.push_async_callback(layer.close)
             await super().close()
 
-    def _make_context(self, begun: RunningReaction, call_id: str, turn: int) -> ToolContext:
-        trigger = begun.message
-        keeper = begun.reaction.keeper if begun.reaction is not None else None
+    def _make_context(self, running: RunningReaction, call_id: str, turn: int) -> ToolContext:
+        trigger = running.message
+        keeper = running.reaction.keeper if running.reaction is not None else None
         client = ToolClient(
-            begun.client,
+            running.client,
             call_id=call_id,
             cause=trigger.seq,
             visibility=self.visibility,
             reply_metadata={KEEPER: keeper} if keeper is not None else {},
             askers=frozenset((trigger.sender_id, *(read_waiting(trigger) if trigger.metadata else ()))),
         )
-        journal = begun.journal
+        journal = running.journal
         return ToolContext(self.agent_id, journal.reaction, turn, call_id, trigger, client, state=self.state)
 
     def _find_keeper(self, agent: Agent, thread: MessageThread | None) -> Agent | None:
-        """Give the agent that the thread stays with, after a handoff for good: the last one that a message of this
-        agent's names. Others of its messages say nothing of it: an apology, what a mod's operation posted."""
+        """Return the agent that the thread stays with after a handoff for good: the last one that a message of this
+        agent names. Apologies, and what a mod's operation posted, name none."""
         for message in reversed(thread.messages if thread is not None else ()):
             if message.sender_id == self.agent_id and message.kind != "mod":
                 keeper = (message.metadata or {}).get(KEEPER)
@@ -234,7 +234,7 @@ class SimpleAgentRunner(AgentRunner):
     def _render_shortly(
         self, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage, omitted: int
     ) -> str:
-        """Render the prompt for a model that finds the whole too long: the end of the incoming thread only."""
+        """Render a short prompt for a model that finds the whole too long: the end of the incoming thread alone."""
         incoming = [thread for name, thread in threads.items() if name == thread_id]
         few = max([1, *(len(thread.messages) // 4 for thread in incoming)])
         shown = select_threads(incoming, message, max_threads=1, per_thread=few)
@@ -242,22 +242,24 @@ class SimpleAgentRunner(AgentRunner):
         return self._prompt.render(shown, thread_id, message, omitted)
 
     def _hash_config(self, agent: Agent) -> str:
-        """Give what the agent's behaviour depends on: a reaction resumed under another one says so."""
-        if self._hashed is None or self._hashed[0] is not agent:
-            self._hashed = (agent, hash_config(agent, self._described, self._prompt.source, self.visibility))
-        return self._hashed[1]
+        """Return the hash of what the agent's behavior depends on. A reaction that resumes under another hash reports
+        that."""
+        if self._config_hash is None or self._config_hash[0] is not agent:
+            details = (self._middleware_settings, self._prompt.source, self.visibility)
+            self._config_hash = (agent, hash_config(agent, *details))
+        return self._config_hash[1]
 
 
-def _equip(agent: Agent, everybodys: Sequence[Tool], offered: Sequence[Tool]) -> Agent:
-    """Give the agent, and those that it may hand over to, the tools that its hub offers."""
-    own = index_tools([*everybodys, *agent.tools])
+def _equip(agent: Agent, common: Sequence[Tool], offered: Sequence[Tool]) -> Agent:
+    """Return the agent, and those it may hand over to, with the tools that the hub offers."""
+    own = index_tools([*common, *agent.tools])
     tools = (*own.values(), *(tool for tool in offered if tool.name not in own))
-    equipped = tuple(replace(it, agent=_equip(it.agent, everybodys, offered)) for it in agent.all_handoffs)
+    equipped = tuple(replace(it, agent=_equip(it.agent, common, offered)) for it in agent.all_handoffs)
     return replace(agent, tools=tools, handoffs=equipped)
 
 
 class SimpleOptions(RunnerOptions, total=False):
-    """What a `SimpleAgentRunner` takes, whatever its model is."""
+    """Options of a `SimpleAgentRunner`, whatever its model is."""
 
     tools: Sequence[Tool | Callable[..., object]]
     handoffs: Sequence[Handoff | Agent]
@@ -270,8 +272,9 @@ class SimpleOptions(RunnerOptions, total=False):
 class SimpleOpenAIAgentRunner(SimpleAgentRunner):
     """A `SimpleAgentRunner` on an OpenAI-compatible server.
 
-    The key is read from the environment variable ``api_key_env``; ``tool_mode="json_schema"`` is for servers without
-    tool calls, ``rules`` for servers that want something else than their address says (`models.endpoint_rules`). Raises `ModelError` when the key is missing.
+    The environment variable ``api_key_env`` holds the key; a missing key raises `ModelError`.
+    ``tool_mode="json_schema"`` is for servers without tool calls. ``rules`` are for servers that want something else
+    than their address suggests (`models.endpoint_rules`).
     """
 
     def __init__(

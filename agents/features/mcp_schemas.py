@@ -25,7 +25,7 @@ from roundelay.agents.models.model import JsonSchema
 from roundelay.agents.prompt import escape_text
 from roundelay.agents.text import MAX_NAME_CHARS as MAX_TOOL_NAME_CHARS
 from roundelay.agents.text import tool_name
-from roundelay.agents.tools import tidy_schema
+from roundelay.agents.tool_arguments import tidy_schema
 from roundelay.agents.values import ToolError
 from roundelay.network.safe_text import sanitize_text
 from roundelay.network.text import cut, shorten

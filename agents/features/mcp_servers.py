@@ -43,7 +43,8 @@ from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.options import InFile, Strict, VariableName, checked
 from roundelay.agents.outgoing_http import check_environment, load_certificates
 from roundelay.agents.prompt import escape_text
-from roundelay.agents.tools import Effect, Output, Tool, ToolContext, read_object, tool
+from roundelay.agents.tool_arguments import read_object
+from roundelay.agents.tools import Effect, Output, Tool, ToolContext, tool
 from roundelay.agents.values import Finish, PromptPart, ToolError, TurnState
 from roundelay.network.credentials import (
     check_secret_text,
