@@ -31,8 +31,9 @@ from roundelay.network.messages import BaseMessage
 from .events import Waiting
 from .inbox import find_request, read_decision
 from .isolation import retry_later
-from .journal import Journal, reaction_id
+from .journal import Journal
 from .live_activity import RemoteActivity, WaitingCall
+from .reaction_ids import reaction_id
 from .values import Wait
 
 FIRST_LOOK_S, LAST_LOOK_S = 2.0, 300.0

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from roundelay.agents.journal import derived_id
 from roundelay.agents.models.model import ModelReply, ToolCall
+from roundelay.agents.reaction_ids import derived_id
 from roundelay.agents.values import KeptPrompt
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.text import count

@@ -13,10 +13,10 @@ import pytest
 
 from roundelay.agents.agent import Agent
 from roundelay.agents.agent_tools import agent_tool
-from roundelay.agents.journal import reaction_id
 from roundelay.agents.middleware import Correction, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage
 from roundelay.agents.models.tokens import Price, Prices, write_dollars
+from roundelay.agents.reaction_ids import reaction_id
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import ToolContext, tool
