@@ -293,9 +293,7 @@ class ChangeSet:
         if member.is_in or member.standing == "invited":
             return
         if self.state.present(agent_id) is None:
-            raise UnknownRecipient(
-                f"{agent_id!r} is not registered in this network. network.list_agents lists everyone who is."
-            )
+            raise UnknownRecipient(f"Nobody is registered as {agent_id!r}. network.list_agents lists who is.")
         self.write_row("channel", data=encode({"channel": name, "event": "invited", "agent_id": agent_id}))
         self.set_value("member", f"{name}/{agent_id}", Member(member.spans, "invited"))
 
@@ -376,7 +374,7 @@ class ChangeSet:
 
     def answer(self, agent_id: str, content: object, *, cause: int | None = None) -> Row:
         if self.state.present(agent_id) is None:
-            raise UnknownRecipient(f"{agent_id!r} is not registered in this network.")
+            raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
         seq = self.state.head + 1
         origin = self.facts.heads.get(cause) if cause is not None else None
         if cause is not None and origin is None:

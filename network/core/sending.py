@@ -374,9 +374,7 @@ def _find_destination(
         case "agent":
             recipient = state.everyone.get(name)
             if recipient is None or recipient.removed_seq is not None:
-                raise UnknownRecipient(
-                    f"{name!r} is not registered in this network. network.list_agents lists everyone who is."
-                )
+                raise UnknownRecipient(f"Nobody is registered as {name!r}. network.list_agents lists who is.")
             destination = _Destination("direct", _find_direct_thread(sender, name, parent, frame))
         case "channel":
             find_channel(state, origin, name)
