@@ -1,9 +1,10 @@
 """Ways into a network for programs that do not speak its protocol, in one process beside the node.
 
-`callers` keeps a session for each token that calls, `http_api` is the network over HTTP, `a2a_server` agents for those
-of other makers, `mcp_server` for hosts of MCP, `gateway` puts them together; `hosts`, `installing`, `participants` and
-`delivering` bring coding agents in by their own hooks. Identity is always a Roundelay token, and what is promised is
-what the ledger does: of its own a gateway keeps in `kept_files` whom to call, and nothing of what is said.
+`gateway` assembles and serves them. Each folder is one way in: `http`, `openai`, `a2a`, `mcp` and `webhooks` for other
+programs, `bridge` for coding agents with hooks of their own.
+
+Every caller identifies itself with a Roundelay token, and the hub alone checks it. Guarantees come from the ledger. The
+gateway itself stores only webhook and push registrations (`json_store`), never a message.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""Asking an agent in a conversation on behalf of a caller, and following what becomes of it: for the protocols in which
-somebody asks and is answered (OpenAI's endpoint, A2A).
+"""Questions of a caller to agents, and what comes of each: shared by OpenAI's API and A2A.
 
-`Conversations` stands on the session of one caller, however many questions that follows at a time. What is true is read
-from the ledger: how far the message has got, and what the agent has written in the thread. When to look is told by what
-happens: a message for the caller, the agent's signals, a notice, a connection that is back; and once in `LOOK_EVERY_S`
-whatever happens, since signals may be lost. So a killed node, gateway or agent changes nothing but the time it takes.
+`Conversations` uses the session of one caller and follows any number of questions on it. The ledger decides: how far the
+message has got, and what the agent has written in the thread. Events only say when to read it again: a message to the
+caller, signals of the agent, a notice, a restored connection, and every `LOOK_EVERY_S` in any case, because signals may
+be lost. So a killed node, gateway or agent delays an answer and changes nothing else.
 
-What comes of one question, in this order::
+A followed question yields, in this order::
 
     QuestionStored   once, first: the message is durable (asked again under its message_id: the same seq)
-    TextPiece        any number: what streams; may be lost, may be nothing, and need not be what is sent in the end
+    TextPiece        any number: streamed text; may be lost, may be missing, and may differ from the final answer
     AgentAnswer      each message of the agent to this question, once, ascending by seq; pieces may come between
-    QuestionEnded    once, last: nothing more comes of it by itself
+    QuestionEnded    once, last: no further answer is expected
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -39,13 +38,13 @@ _logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 15.0
 RECEIVE_S = 25.0
 STOP_WAIT_S = 30.0
-"""How long `FollowedQuestion.stop` waits for a reaction that has yet to begin."""
+"""Maximum time that `FollowedQuestion.stop` waits for a reaction to begin, in seconds."""
 STOP_LOOK_S = 5.0
-"""So often it looks meanwhile whether that has: the signal that tells it may be lost."""
+"""Interval at which it checks meanwhile: the signal that a reaction began may be lost."""
 MAX_STREAMED_CHARS = 1 << 20
-"""Of one question; what streams beyond it is left out."""
+"""Maximum length of the text that streams for one question. The rest is left out."""
 PAGE, KNOWN_PAGE = 100, 10
-"""Messages that are read at a time; where most of them are known."""
+"""Messages per page; per page when most of them are known already."""
 
 PieceKind: TypeAlias = Literal["text", "reasoning", "tool", "progress"]
 EndStatus: TypeAlias = Literal["answered", "silent", "stopped", "cancelled", "failed", "held", "dead", "removed"]
@@ -55,8 +54,8 @@ SENTENCES: dict[EndStatus, str] = {
     "stopped": "It has stopped at a limit.",
     "cancelled": "It was stopped.",
     "failed": "It has failed.",
-    "held": "A person has taken this conversation over.",
-    "dead": "It could not handle the message, five times; an operator finds it among the dead letters.",
+    "held": "A person has taken over this conversation.",
+    "dead": "It failed on the message five times; operators find it among the dead letters.",
     "removed": "It was removed from the network.",
 }
 _ENDS: dict[str, EndStatus] = {"stopped": "stopped", "cancelled": "cancelled", "failed": "failed"}
@@ -64,7 +63,7 @@ _ENDS: dict[str, EndStatus] = {"stopped": "stopped", "cancelled": "cancelled", "
 
 @dataclass(frozen=True, slots=True)
 class QuestionStored:
-    """The question is durable. ``is_repeat``: it was before."""
+    """The question is durable. ``is_repeat``: an earlier request had stored it."""
 
     seq: int
     thread_id: str
@@ -73,9 +72,10 @@ class QuestionStored:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A piece of what streams. Those of one ``stream`` follow one another without a gap: where one was lost, or the
-    agent began anew with other words, no further piece of that stream comes. ``turn`` is the agent's, ``path`` is empty
-    of what it writes itself, and else tells for which call another one does."""
+    """A piece of streamed text. The pieces of one ``stream`` follow each other without a gap.
+
+    After a lost piece, or when the agent starts over with other words, no further piece of that stream comes. ``turn``
+    is the agent's turn. ``path`` is empty for the agent's own text, and names the call for text of another agent."""
 
     kind: PieceKind
     text: str
@@ -91,16 +91,15 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class AgentAnswer:
-    """A message of the agent, in the thread of the question."""
+    """A message of the agent in the thread of the question."""
 
     message: AnyMessage
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionEnded:
-    """Nothing more comes of it by itself. ``answered`` and ``silent`` are of a reaction that has finished; with
-    ``stopped`` and ``failed`` the agent may have said so in an answer; what is ``held`` may go on once it is given
-    back."""
+    """No further answer is expected. ``answered`` and ``silent``: the reaction has finished. With ``stopped`` and
+    ``failed`` the agent may have said so in an answer. ``held``: a takeover, after whose end the agent may go on."""
 
     status: EndStatus
     reaction: str | None = None
@@ -114,7 +113,7 @@ QuestionEvent: TypeAlias = QuestionStored | TextPiece | AgentAnswer | QuestionEn
 
 
 class _PieceBody(Struct):
-    """A piece of a signal of kind ``delta`` (docs/protocol.md, "Signals of agents")."""
+    """One piece in a signal of kind ``delta`` (docs/protocol.md, "Signals of agents")."""
 
     kind: PieceKind
     turn: int
@@ -130,7 +129,7 @@ class _DeltaBody(Struct):
 
 
 class FollowedQuestion:
-    """One question that is followed; made by `Conversations`. ``async for`` gives what comes of it."""
+    """One question and its progress, made by `Conversations`. ``async for`` yields its events."""
 
     def __init__(
         self, client: NetworkClient, agent_id: str, stored: QuestionStored, known: Sequence[AnyMessage] = ()
@@ -139,23 +138,26 @@ class FollowedQuestion:
         self.stored = stored
         self._known = known
         self.reaction = _reaction_id(agent_id, stored.seq, client.welcome.network.epoch)
-        """Where its agent is of this package."""
+        """Id of the reaction, if the agent is a Roundelay agent: others may use any id."""
         self._client = client
-        self._bell = asyncio.Event()
-        self._is_due = True  # to be looked at
-        self._streams = _Streams()
-        self._told = stored.seq  # answers up to here are given
+        self._news = asyncio.Event()
+        self._is_due = True
+        """The ledger may have news of this question."""
+        self._streams = _StreamedText()
+        self._last_answer = stored.seq
+        """Seq up to which answers were yielded."""
         self._has_answer = False
 
     async def __aiter__(self) -> AsyncIterator[QuestionEvent]:
-        """Gives the events. Raises what ended the caller's session for good, or refuses it the thread."""
+        """Yield the events. Raises what ended the caller's session for good, or denies it the thread."""
         yield self.stored
         while True:
-            for piece in self._streams.take():
+            for piece in self._streams.drain():
                 yield piece
             if self._is_due:
-                self._is_due = False  # before it looks: what happens meanwhile rings again
-                answers, ended = await self.look()
+                # Reset before reading: an event during the read must cause another read.
+                self._is_due = False
+                answers, ended = await self.read_outcome()
                 for message in answers:
                     yield AgentAnswer(message)
                 if ended is not None:
@@ -163,60 +165,62 @@ class FollowedQuestion:
                     return
             await self._wait()
 
-    async def look(self) -> tuple[list[AnyMessage], QuestionEnded | None]:
-        """Read what has come of it by now: answers that were not given yet, and how it has ended, if it has."""
-        state = await self._read_state()  # before the answers: who has ended has sent them all
-        answers, is_held = await self._read_answers(state)
+    async def read_outcome(self) -> tuple[list[AnyMessage], QuestionEnded | None]:
+        """Read the ledger: answers that were not returned yet, and how the question has ended, if it has."""
+        # The state first: a reaction that has ended has sent all its answers, so reading them afterwards misses none.
+        state = await self._read_state()
+        answers, is_taken_over = await self._read_answers(state)
         if answers and "reaction" not in state:
-            state = await self._read_state()  # it has begun since, or it keeps no records
+            state = await self._read_state()  # the reaction has begun since, or the agent keeps no records
         self._has_answer |= bool(answers)
-        self._told = max([self._told, *(it.seq for it in answers)])
-        return answers, self._judge(state, is_held=is_held)
+        self._last_answer = max([self._last_answer, *(answer.seq for answer in answers)])
+        return answers, self._find_end(state, is_taken_over=is_taken_over)
 
     async def stop(self, wait_s: float = STOP_WAIT_S) -> bool:
-        """End the reaction, and those that it has begun at other agents. Where it has not begun yet (its agent is away,
-        or busy with other messages) this waits for that, up to ``wait_s``; False if in vain."""
+        """Cancel the reaction, and those that it has begun at other agents.
+
+        If it has not begun yet (the agent is away or busy) wait for that up to ``wait_s``. Return False in vain."""
         try:
             async with asyncio.timeout(wait_s):
                 while True:
-                    self._bell.clear()
+                    self._news.clear()
                     state = await self._read_state()
                     status, reaction = _read_newest(state)
                     if status == "open":
                         await self._client.call("network.cancel", {"reaction": reaction})
                     if "is_overtaken" in state:
-                        pass  # what follows it is to be stopped
+                        pass  # a takeover ended this reaction; the one that follows has to be cancelled
                     elif status is not None or state["state"] in ("dead", "removed", "handled"):
                         return True
                     with suppress(TimeoutError):
                         async with asyncio.timeout(STOP_LOOK_S):
-                            await self._bell.wait()
+                            await self._news.wait()
         except TimeoutError:
             return False
 
-    def ring(self) -> None:
-        """There may be news of it."""
+    def notify(self) -> None:
+        """Have the ledger read again: there may be news of this question."""
         self._is_due = True
-        self._bell.set()
+        self._news.set()
 
-    def hear(self, signal: Signal) -> None:
-        """Take a signal of its agent in its thread, if it is about this question."""
+    def handle_signal(self, signal: Signal) -> None:
+        """Handle a signal of the agent in the thread, if it is about this question."""
         body = signal.body if isinstance(signal.body, dict) else {}
         if body.get("reaction") != self.reaction:
             return
         if signal.kind == "delta":
             self._streams.add(body)
-            self._bell.set()
-        elif signal.kind == "thinking":  # it begins, or is done
-            self.ring()
+            self._news.set()
+        elif signal.kind == "thinking":  # the reaction begins or ends
+            self.notify()
 
     async def _wait(self) -> None:
         try:
             async with asyncio.timeout(LOOK_EVERY_S):
-                await self._bell.wait()
+                await self._news.wait()
         except TimeoutError:
             self._is_due = True
-        self._bell.clear()
+        self._news.clear()
 
     async def _read_state(self) -> dict[str, Any]:
         status = await self._client.call("network.message_status", {"seq": self.stored.seq})
@@ -224,69 +228,71 @@ class FollowedQuestion:
         return state
 
     async def _read_answers(self, state: Mapping[str, Any]) -> tuple[list[AnyMessage], bool]:
-        """The answers that were not given yet, ascending, and whether the thread is held."""
-        found: list[AnyMessage] = []
+        """Return the answers that were not returned yet, ascending, and whether a person has taken the thread over."""
+        newer: list[AnyMessage] = []
         args = {"thread_id": self.stored.thread_id, "limit": KNOWN_PAGE if self._known else PAGE}
-        is_held = False
-        known_to = max(self._known[-1].seq if self._known else 0, self._told)
+        is_taken_over = False
+        known_up_to = max(self._known[-1].seq if self._known else 0, self._last_answer)
         async for page in self._client.pages("network.history", args):
-            is_held |= "held" in page
-            messages = [message_from_wire(it) for it in page["messages"]]
-            found = [it for it in messages if it.seq > known_to] + found
-            if not messages or messages[0].seq <= known_to:
+            is_taken_over |= "held" in page
+            messages = list(map(message_from_wire, page["messages"]))
+            newer = [message for message in messages if message.seq > known_up_to] + newer
+            if not messages or messages[0].seq <= known_up_to:
                 break
-        said = (*self._known, *found)
-        return [it for it in said if it.seq > self._told and self._is_answer(it, state)], is_held
+        thread = (*self._known, *newer)
+        answers = [it for it in thread if it.seq > self._last_answer and self._is_answer(it, state)]
+        return answers, is_taken_over
 
     def _is_answer(self, message: AnyMessage, state: Mapping[str, Any]) -> bool:
         if message.sender_id != self.agent_id:
             return False
         if self.stored.seq in (message.reply_to, message.cause):
             return True
-        # Where the agent has read the question while it was at an earlier one, it answers both by its answer to that.
+        # An agent that reads this question while it works on an earlier one answers both in its reply to the earlier one.
         is_read_meanwhile = state.get("reaction", self.reaction) != self.reaction and "reaction_status" in state
         return is_read_meanwhile and message.reply_to is not None and message.reply_to < self.stored.seq
 
-    def _judge(self, state: Mapping[str, Any], *, is_held: bool) -> QuestionEnded | None:
+    def _find_end(self, state: Mapping[str, Any], *, is_taken_over: bool) -> QuestionEnded | None:
         status, reaction = _read_newest(state)
         if state["state"] in ("dead", "removed"):
             return QuestionEnded(state["state"], reaction)
-        if is_held and status in (None, "open", "cancelled"):
+        if is_taken_over and status in (None, "open", "cancelled"):
             return QuestionEnded("held", reaction)
         if "is_overtaken" in state:
-            return None  # the thread was given back, and its agent goes on
+            return None  # the takeover has ended, and the agent goes on in another reaction
         if status in _ENDS:
             return QuestionEnded(_ENDS[status], reaction)
-        if status == "finished" or (status is None and self._has_answer):  # who keeps no records has no more to say
+        if status == "finished" or (status is None and self._has_answer):  # without records an answer is the end
             return QuestionEnded("answered" if self._has_answer else "silent", reaction)
         return None
 
 
 def _read_newest(state: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The status and id of the newest reaction to a question, of those that take the place of one another."""
+    """Return the status and id of the newest reaction to a question: after a takeover another one replaces the first."""
     newest = state.get("again", state)
     return newest.get("reaction_status"), newest.get("reaction")
 
 
-class _Streams:
-    """What streams of one question, put together: what comes twice is left out, what does not fit ends its stream."""
+class _StreamedText:
+    """The streamed text of one question. Repeated text is left out; a piece that does not fit ends its stream."""
 
     def __init__(self) -> None:
-        self._texts: dict[tuple[str, int, str, int | None], str | None] = {}  # None: it is broken
+        self._texts: dict[tuple[str, int, str, int | None], str | None] = {}
+        """Text of each stream so far; None after a gap."""
         self._waiting: deque[TextPiece] = deque()
         self._room = MAX_STREAMED_CHARS
 
     def add(self, body: object) -> None:
         try:
             pieces = msgspec.convert(body, _DeltaBody).pieces
-        except msgspec.ValidationError:  # anybody may send signals
+        except msgspec.ValidationError:  # any participant may send malformed signals
             return
         for piece in pieces:
             self._add(TextPiece(piece.kind, piece.text, piece.turn, piece.path, piece.call, piece.tool), piece.at)
 
     def _add(self, piece: TextPiece, at: int) -> None:
         known = self._texts.get(piece.stream, "")
-        if piece.kind == "progress":  # each holds until the next
+        if piece.kind == "progress":  # each one replaces the last
             known, at = "", 0
         elif known is None or not 0 <= at <= len(known) or not _overlaps(known[at:], piece.text):
             self._texts[piece.stream] = None
@@ -298,7 +304,7 @@ class _Streams:
         self._texts[piece.stream] = known + new
         self._waiting.append(replace(piece, text=new))
 
-    def take(self) -> Iterator[TextPiece]:
+    def drain(self) -> Iterator[TextPiece]:
         while self._waiting:
             yield self._waiting.popleft()
 
@@ -308,23 +314,25 @@ def _overlaps(known: str, text: str) -> bool:
 
 
 async def find_agent(client: NetworkClient, agent_id: str) -> dict[str, Any] | None:
-    """An agent of the network, as `network.list_agents` tells of it; None if there is no such one."""
+    """Return an agent's entry of `network.list_agents`, or None if there is no such agent."""
     if not is_id(agent_id):
         return None
-    before = f"{agent_id[:-1]}{chr(ord(agent_id[-1]) - 1)}\x7f"  # behind it comes the id itself, if it is there
+    # The list is sorted by id. This string sorts directly before the id, so the id is the first entry after it.
+    before = f"{agent_id[:-1]}{chr(ord(agent_id[-1]) - 1)}\x7f"
     page = await client.call("network.list_agents", {"kind": "agent", "after": before, "limit": 1})
-    return next((dict(it) for it in page["agents"] if it["agent_id"] == agent_id), None)
+    return next((dict(agent) for agent in page["agents"] if agent["agent_id"] == agent_id), None)
 
 
 class Conversations:
-    """The questions of one caller, on its session. Needs no closing: what runs ends with the session."""
+    """The questions of one caller, on its session. Needs no closing: its tasks end with the session."""
 
     def __init__(self, client: NetworkClient) -> None:
         self.client = client
         self._questions: dict[FollowedQuestion, None] = {}
-        self._wanted = asyncio.Event()  # set as long as there are questions
+        self._has_questions = asyncio.Event()
         self._listeners: set[asyncio.Task[None]] = set()
-        self._watching = ""  # the session that is sent signals
+        self._watching = ""
+        """Id of the session that gets signals: watching ends with a session."""
 
     @asynccontextmanager
     async def ask(
@@ -336,19 +344,18 @@ class Conversations:
         message_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[FollowedQuestion]:
-        """Put a question in a conversation and follow it for the length of the block. Asked again under its
-        ``message_id``, with the same content and metadata, it is followed and not sent twice. Raises what refuses
-        it."""
-        await self._listen()  # before it is sent: what streams comes once
-        given: dict[str, Any] = dict(metadata or {})
-        if self.client.kind != "human":  # an agent streams to people, and to whom a person is behind
-            given["ask"] = {"watched": True}
+        """Send a question and follow it while the block runs. The same ``message_id`` with the same content and metadata
+        follows the stored question instead. Raises the hub's refusal."""
+        await self._listen()  # before sending, because streamed text is not repeated
+        sent_metadata: dict[str, Any] = dict(metadata or {})
+        if self.client.kind != "human":
+            sent_metadata["ask"] = {"watched": True}  # agents stream only to people, and to programs that say this
         stored = await self.client.send(
             agent_address(agent_id),
             content,
             conversation=conversation,
             requires_response=True,
-            metadata=given or None,
+            metadata=sent_metadata or None,
             message_id=message_id,
         )
         async with self.follow(agent_id, QuestionStored(stored.seq, stored.thread_id, stored.duplicate)) as question:
@@ -356,27 +363,29 @@ class Conversations:
 
     @asynccontextmanager
     async def follow(self, agent_id: str, stored: QuestionStored) -> AsyncIterator[FollowedQuestion]:
-        """Follow a question that was put to an agent before, for the length of the block."""
+        """Follow a question that was stored before, while the block runs."""
         await self._listen()
-        question = self.find(agent_id, stored)
+        question = self.open(agent_id, stored)
         self._questions[question] = None
-        self._wanted.set()
+        self._has_questions.set()
         try:
             yield question
         finally:
             del self._questions[question]
             if not self._questions:
-                self._wanted.clear()
+                self._has_questions.clear()
 
-    def find(self, agent_id: str, stored: QuestionStored, known: Sequence[AnyMessage] = ()) -> FollowedQuestion:
-        """A question to look at once (`FollowedQuestion.look`), or to stop. ``known`` is what its thread has from there
-        on, ascending and without a gap, up to some message: only what came later is read."""
+    def open(self, agent_id: str, stored: QuestionStored, known: Sequence[AnyMessage] = ()) -> FollowedQuestion:
+        """Return a stored question, to read its outcome once or to stop it.
+
+        ``known`` are messages of its thread from the question on, ascending and without a gap. Only later ones are read.
+        """
         return FollowedQuestion(self.client, agent_id, stored, known)
 
     async def _listen(self) -> None:
-        """Hear signals and messages from now on, on this connection."""
+        """Listen for signals and messages in the present session."""
         if not self._listeners:
-            for work in (self._hear(), self._receive()):
+            for work in (self._listen_to_events(), self._listen_to_messages()):
                 task = asyncio.create_task(work, name="conversations")
                 self._listeners.add(task)
                 task.add_done_callback(self._listeners.discard)
@@ -385,47 +394,47 @@ class Conversations:
             await self.client.call("network.watch", {"signals": True})
             self._watching = session
 
-    async def _hear(self) -> None:
-        """Pass on what the session is told, until it ends."""
+    async def _listen_to_events(self) -> None:
+        """Pass events of the session on to the questions, until the session ends."""
         async for event in self.client.events():
             match event:
                 case Signal():
-                    for it in list(self._questions):
-                        if (it.agent_id, it.stored.thread_id) == (event.sender_id, event.thread_id):
-                            it.hear(event)
+                    for question in list(self._questions):
+                        if (question.agent_id, question.stored.thread_id) == (event.sender_id, event.thread_id):
+                            question.handle_signal(event)
                 case Notice(kind="taken" | "given" | "dead_letter"):
-                    self._ring()
+                    self._notify()
                 case Reconnected():
                     try:
                         await self._listen()
-                    except RoundelayError as error:  # what streams is not seen; the answers are
+                    except RoundelayError as error:  # streamed text is lost, answers are not
                         _logger.debug("signals cannot be watched", extra={"code": error.code})
-                    self._ring()
+                    self._notify()
                 case _:
                     pass
-        self._ring()  # each looks, and raises what ended the session
-        self._wanted.set()  # who waits for questions need not: it ends as well
+        self._notify()  # each question reads again, and raises what ended the session
+        self._has_questions.set()  # wakes the other listener, so that it ends too
 
-    async def _receive(self) -> None:
-        """Wait for messages to the caller as long as it has questions; those who look find them in their threads."""
+    async def _listen_to_messages(self) -> None:
+        """Notify the questions of messages to the caller. The questions read them from their threads."""
         after = self.client.welcome.head
         while self.client.failure is None:
-            await self._wanted.wait()
+            await self._has_questions.wait()
             try:
-                # Waits to its end: the hub would hold a read of this session for each wait that is given up.
+                # Never cancelled: the hub would hold one of the session's reads for each wait that was given up.
                 async for message in self.client.follow(after=after, timeout_s=RECEIVE_S):
                     after = message.seq
-                    self._ring({message.thread_id})
+                    self._notify(message.thread_id)
             except RoundelayError:
                 break  # the session has ended
-        self._ring()
+        self._notify()
 
-    def _ring(self, threads: Container[str] | None = None) -> None:
-        for it in self._questions:
-            if threads is None or it.stored.thread_id in threads:
-                it.ring()
+    def _notify(self, thread_id: str | None = None) -> None:
+        for question in self._questions:
+            if thread_id in (None, question.stored.thread_id):
+                question.notify()
 
 
 def _reaction_id(agent_id: str, seq: int, epoch: str) -> str:
-    """As docs/protocol.md has it ("Signals of agents")."""
+    """Return the id of an agent's first reaction to a message (docs/protocol.md, "Signals of agents")."""
     return hashlib.sha256("\x1f".join(("reaction", agent_id, str(seq), epoch)).encode()).hexdigest()[:32]

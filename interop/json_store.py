@@ -1,4 +1,4 @@
-"""What a gateway keeps of its own: one file of its owner's alone, which one process has at a time."""
+"""A JSON file that one process owns and writes atomically: the registrations of a gateway."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from roundelay.network.platforms import CLOSE_ON_EXEC, lock_descriptor
 T = TypeVar("T")
 
 
-class NotKept(RoundelayError):
-    """What was asked for is not done: the gateway's disk does not take it. An operator has to look after it."""
+class NotStored(RoundelayError):
+    """The gateway's disk refused a change, so the request was not carried out. An operator has to look at the disk."""
 
 
-class KeptFile(Generic[T]):
-    """A value of ``kind`` as JSON in a file, replaced whole. ``holds`` names it in sentences (webhooks)."""
+class JsonStore(Generic[T]):
+    """A value of ``kind`` in a JSON file, replaced as a whole. ``noun`` names its contents in errors (webhooks)."""
 
-    def __init__(self, path: Path, kind: type[T], empty: T, holds: str) -> None:
+    def __init__(self, path: Path, kind: type[T], empty: T, noun: str) -> None:
         self._path = path
         self._kind = kind
         self._empty = empty
-        self._holds = holds
+        self._noun = noun
         self._lock = -1
 
     def open(self) -> T:
-        """What the file holds; no other process has it until `close`. Raises `ConfigError` where another one has it, or
-        it is no good."""
-        path, holds = self._path, self._holds
+        """Lock the file until `close`, and return its value. Raises `ConfigError` if another process has locked it, or
+        if its contents are invalid."""
+        path, noun = self._path, self._noun
         try:
             make_folder(path.absolute().parent)
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
@@ -40,22 +40,22 @@ class KeptFile(Generic[T]):
             return msgspec.json.decode(path.read_bytes(), type=self._kind) if path.exists() else self._empty
         except BlockingIOError as error:
             self.close()
-            raise ConfigError(f"Another gateway has the {holds} in {path}; stop it, or name another file.") from error
+            raise ConfigError(f"Another gateway uses the {noun} in {path}. Stop it, or choose another file.") from error
         except OSError as error:
             self.close()
-            raise ConfigError(f"Cannot keep {holds} in {path}: {describe_os_error(error, path)}.") from error
+            raise ConfigError(f"Cannot store {noun} in {path}: {describe_os_error(error, path)}.") from error
         except msgspec.MsgspecError as error:
             self.close()
-            raise ConfigError(f"{path} holds no {holds} ({error}); restore it, or move it away.") from error
+            raise ConfigError(f"{path} holds no valid {noun} ({error}). Restore it, or move it away.") from error
 
     def save(self, value: T) -> None:
-        """Raises `NotKept`; the file is as it was then."""
+        """Replace the file. Raises `NotStored`, and the file is unchanged then."""
         try:
             with replace_file(self._path) as file:
                 file.write(msgspec.json.encode(value).decode())
         except OSError as error:
-            raise NotKept(
-                f"The {self._holds} of this gateway cannot be kept now: {describe_os_error(error, self._path)}."
+            raise NotStored(
+                f"This gateway cannot store its {self._noun} now: {describe_os_error(error, self._path)}."
             ) from error
 
     def close(self) -> None:

@@ -1,5 +1,4 @@
-"""Tasks of which there is one for each key at a time: who begins anew ends the one before it, and waits until it is
-gone."""
+"""Background tasks of which at most one runs per key: a new task replaces the one before it."""
 
 from __future__ import annotations
 
@@ -10,21 +9,21 @@ from typing import Any, Generic, TypeVar
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-class SucceedingTasks(Generic[KeyT]):
-    """Owns its tasks until `close`. To begin one takes no await: callers who ask at once leave one task."""
+class LatestTasks(Generic[KeyT]):
+    """Owns its tasks until `close`. `start` has no await, so concurrent callers leave exactly one task."""
 
     def __init__(self) -> None:
         self._tasks: dict[KeyT, asyncio.Task[None]] = {}
 
-    def begin(self, key: KeyT, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        """Cancel what runs under this key, and do this when it has ended."""
-        before = self._tasks.get(key)
-        if before is not None:
-            before.cancel()
-        self._tasks[key] = asyncio.create_task(self._follow(key, before, work), name=name)
+    def start(self, key: KeyT, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Cancel the task of this key, and start ``work`` when it has ended."""
+        previous = self._tasks.get(key)
+        if previous is not None:
+            previous.cancel()
+        self._tasks[key] = asyncio.create_task(self._run_after(key, previous, work), name=name)
 
-    async def end(self, key: KeyT) -> None:
-        """Cancel what runs under this key; it has ended when this returns."""
+    async def cancel(self, key: KeyT) -> None:
+        """Cancel the task of this key, and return when it has ended."""
         task = self._tasks.pop(key, None)
         if task is not None:
             task.cancel()
@@ -36,12 +35,13 @@ class SucceedingTasks(Generic[KeyT]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(
-        self, key: KeyT, before: asyncio.Task[None] | None, work: Callable[[], Coroutine[Any, Any, None]]
+    async def _run_after(
+        self, key: KeyT, previous: asyncio.Task[None] | None, work: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         try:
-            if before is not None:
-                await asyncio.wait([before])
+            if previous is not None:
+                # Two tasks of one key would both post: the old one must be gone before the new one starts.
+                await asyncio.wait([previous])
             await work()
         finally:
             if self._tasks.get(key) is asyncio.current_task():

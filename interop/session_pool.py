@@ -1,7 +1,7 @@
-"""Who calls: the sessions of participants that come by another protocol, one for each token, bounded in number.
+"""Sessions of participants that call through another protocol: one per token, bounded in number.
 
-A caller shows ``ID:TOKEN``; the hub alone judges it. Its session is delivered nothing (`network.receive` gives what is
-asked for), lives from one call to the next, and is closed when others need its place or nobody has called for a while.
+A caller sends ``ID:TOKEN``, and the hub alone checks it. Its session gets no deliveries; `network.receive` returns them
+on request. A session stays open between calls. It is closed after `IDLE_S`, or earlier when others need its place.
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ from roundelay.network.frames import is_id
 from .conversations import Conversations
 
 MAX_OPEN = 256
-"""Sessions at a time."""
+"""Maximum number of sessions."""
 MAX_PROVING = 32
-"""Callers at a time whose token the hub has yet to take: they take nobody's place."""
+"""Maximum number of callers whose token the hub is checking. They take no place of a session before it is accepted."""
 MAX_CALLS = 32
-"""Calls of one participant at a time: half of the reads that the hub takes of a session."""
+"""Maximum number of concurrent calls of one participant: half of the reads that the hub allows a session."""
 REFUSAL_S = 0.5
-"""How long whoever has too many calls under way waits for the answer that says so."""
+"""Delay of the error to a participant with too many calls, in seconds."""
 WAIT_PART_S = 5.0
-"""So long at most a call of the hub waits for a message: whoever has given up holds a read of its session no longer."""
+"""Maximum time that one call of the hub waits for a message. A caller that disconnects holds a read no longer than
+this, because the hub does not learn that a wait was given up."""
 IDLE_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 HOW = "Send `Authorization: Bearer ID:TOKEN`; roundelay token create ID makes a token."
 
 
-token_taken: ContextVar[Callable[[], None]] = ContextVar("token_taken", default=lambda: None)
-"""Called once the hub has taken the token of the request that this task answers."""
+token_accepted: ContextVar[Callable[[], None]] = ContextVar("token_accepted", default=lambda: None)
+"""Called when the hub has accepted the token of the request that this task answers."""
 
 
 class Credentials(NamedTuple):
-    """Who somebody says to be, and what proves it."""
+    """The id that a caller claims, and the token that proves it."""
 
     agent_id: str
     token: str
 
     @property
     def key(self) -> tuple[str, str]:
-        """The same for the same caller; holds no token."""
+        """A key that is equal for the same caller and does not contain the token."""
         return self.agent_id, hashlib.sha256(self.token.encode()).hexdigest()
 
 
@@ -61,92 +62,100 @@ def read_authorization(header: str | None) -> Credentials:
         try:
             value = base64.b64decode(value, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError) as error:
-            raise NotAuthenticated(f"The Authorization header is no Basic one. {HOW}") from error
+            raise NotAuthenticated(f"The Authorization header is not valid Basic authentication. {HOW}") from error
     elif scheme.lower() != "bearer":
         raise NotAuthenticated(f"A call needs a participant's token. {HOW}")
     agent_id, colon, token = value.strip().partition(":")
     if not (is_id(agent_id) and colon and token and token.isascii() and token.isprintable()):
-        raise NotAuthenticated(f"The token is to be ID:TOKEN, with the participant's id before it. {HOW}")
+        raise NotAuthenticated(f"The token must be ID:TOKEN, with the participant's id before it. {HOW}")
     return Credentials(agent_id, token)
 
 
 async def receive_messages(client: NetworkClient, *, after: int | None, limit: int, wait_s: float) -> dict[str, Any]:
-    """`network.receive`, waiting up to ``wait_s``. What is waited for is only looked at and taken then: who has gone
-    meanwhile, by which this is cancelled, has been delivered nothing."""
+    """Call `network.receive`, waiting up to ``wait_s`` for a message.
+
+    The wait only looks (``peek``), and messages are taken after it. So a caller that disconnects, which cancels this,
+    leaves its messages undelivered.
+    """
     loop = asyncio.get_running_loop()
     until, args = loop.time() + wait_s, {"after": after, "limit": limit}
     while (left_s := until - loop.time()) > 0:
-        # in parts: the hub does not hear that a wait was given up
         look = {**args, "peek": True, "wait_ms": math.ceil(min(left_s, WAIT_PART_S) * 1000)}
         page = await client.call("network.receive", look)
         if page["messages"] or page.get("damaged"):
             break
-    taken: dict[str, Any] = await client.call("network.receive", args)
-    return taken
+    received: dict[str, Any] = await client.call("network.receive", args)
+    return received
 
 
 @dataclass
-class _Caller:
+class _PooledSession:
     client: NetworkClient
     conversations: Conversations
     used_at: float
     calls: int = 0
 
 
-class Callers:
-    """The sessions with one node. Use as ``async with Callers(url) as callers``."""
+class SessionPool:
+    """The sessions with one node. Use as ``async with SessionPool(url) as pool``."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._callers: dict[tuple[str, str], _Caller] = {}
+        self._sessions: dict[tuple[str, str], _PooledSession] = {}
         self._proving = 0
-        self._lines: dict[tuple[str, str], asyncio.Lock] = {}
-        """One at a time joins by the same token."""
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+        """One lock per token, so that concurrent first calls open a single session."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        callers, self._callers = list(self._callers.values()), {}
-        await asyncio.gather(*(it.client.close() for it in callers))
+        sessions, self._sessions = list(self._sessions.values()), {}
+        await asyncio.gather(*(session.client.close() for session in sessions))
 
     @asynccontextmanager
     async def session(self, credentials: Credentials) -> AsyncIterator[NetworkClient]:
-        """The caller's session, for one call; raises as `conversations`."""
+        """Lend the caller's session for one call. Raises as `conversations`."""
         async with self.conversations(credentials) as conversations:
             yield conversations.client
 
     @asynccontextmanager
-    async def conversations(self, credentials: Credentials, *, is_rest: bool = False) -> AsyncIterator[Conversations]:
-        """What the caller asks agents, on its session, for one call. Raises what refuses it: `NotAuthenticated`,
-        `Forbidden`, `ConnectError`; or `Overloaded` where too much is under way. ``is_rest``: what is left to do of a
-        call that has had its place (to stop what it began) waits for no other."""
-        key = credentials.key
-        caller = self._callers.get(key)
-        if caller is None or caller.client.failure is not None:
-            caller = await self._prove(credentials)
-        if caller.calls >= MAX_CALLS and not is_rest:
-            await asyncio.sleep(REFUSAL_S)  # whoever comes again at once is slowed down, and nobody else is
-            raise Overloaded(f"{credentials.agent_id} has {MAX_CALLS} calls under way here; wait for one.", 1000)
-        caller.calls += 1
-        token_taken.get()()
-        try:
-            yield caller.conversations
-        finally:
-            caller.calls -= 1
-            caller.used_at = asyncio.get_running_loop().time()
+    async def conversations(
+        self, credentials: Credentials, *, is_cleanup: bool = False
+    ) -> AsyncIterator[Conversations]:
+        """Lend the caller's conversations with agents for one call.
 
-    async def _prove(self, credentials: Credentials) -> _Caller:
-        """Join by these; only who is welcome takes a place. Raises what refuses them."""
+        ``is_cleanup`` marks the remaining work of a call that was admitted before, such as stopping its reaction: the
+        limit of concurrent calls does not apply. Raises the hub's refusal (`NotAuthenticated`, `Forbidden`,
+        `ConnectError`), or `Overloaded`.
+        """
+        session = self._sessions.get(credentials.key)
+        if session is None or session.client.failure is not None:
+            session = await self._open(credentials)
+        if session.calls >= MAX_CALLS and not is_cleanup:
+            await asyncio.sleep(REFUSAL_S)  # slows down a caller that retries at once, and nobody else
+            raise Overloaded(
+                f"{credentials.agent_id} has {MAX_CALLS} concurrent calls here, the maximum. Wait for one to end.", 1000
+            )
+        session.calls += 1
+        token_accepted.get()()
+        try:
+            yield session.conversations
+        finally:
+            session.calls -= 1
+            session.used_at = asyncio.get_running_loop().time()
+
+    async def _open(self, credentials: Credentials) -> _PooledSession:
+        """Open a session. It takes a place in the pool only after the hub has accepted the token. Raises the refusal."""
         key = credentials.key
         if self._proving >= MAX_PROVING:
-            raise Overloaded("Too many callers that are not known yet come at once; try again.", 1000)
+            raise Overloaded("Too many new callers at once. Try again.", 1000)
         self._proving += 1
         try:
-            async with self._lines.setdefault(key, asyncio.Lock()):
-                known = self._callers.get(key)
+            async with self._locks.setdefault(key, asyncio.Lock()):
+                known = self._sessions.get(key)
                 if known is not None and known.client.failure is None:
-                    return known  # another call of it was faster
+                    return known  # opened by a concurrent call
                 client = NetworkClient(
                     credentials.agent_id,
                     self.url,
@@ -157,29 +166,31 @@ class Callers:
                 )
                 try:
                     await client.connect()
-                except NotAuthenticated as error:  # in the words of whoever joins by the protocol itself
-                    raise NotAuthenticated(f"This token is none of {credentials.agent_id}'s. {HOW}") from error
+                except NotAuthenticated as error:  # the hub's text explains its own protocol
+                    raise NotAuthenticated(f"This token is not valid for {credentials.agent_id}. {HOW}") from error
                 try:
                     await self._make_room()
                 except Overloaded:
                     await client.close()
                     raise
-                caller = self._callers[key] = _Caller(client, Conversations(client), asyncio.get_running_loop().time())
-                return caller
+                now = asyncio.get_running_loop().time()
+                session = self._sessions[key] = _PooledSession(client, Conversations(client), now)
+                return session
         finally:
             self._proving -= 1
             if not self._proving:
-                self._lines.clear()
+                self._locks.clear()
 
     async def _make_room(self) -> None:
-        """Close sessions that nobody has used for long, and the one that was used the longest ago if all places are
-        taken. Raises `Overloaded` where all are in use."""
+        """Close idle sessions, and the one that rested longest if all places are taken. Raises `Overloaded` if every
+        session is in use."""
         now = asyncio.get_running_loop().time()
-        resting = sorted((it.used_at, key) for key, it in self._callers.items() if not it.calls)
-        going = [key for used_at, key in resting if now - used_at > IDLE_S]
-        if len(self._callers) - len(going) >= MAX_OPEN:
-            if len(going) == len(resting):
-                raise Overloaded("Every session of this gateway is in use; wait for one.", 1000)
-            going.append(resting[len(going)][1])
-        closing = [self._callers.pop(key).client for key in going]
-        await asyncio.gather(*(it.close() for it in closing))
+        resting = sorted((session.used_at, key) for key, session in self._sessions.items() if not session.calls)
+        evicted = [key for used_at, key in resting if now - used_at > IDLE_S]
+        if len(self._sessions) - len(evicted) >= MAX_OPEN:
+            if len(evicted) == len(resting):
+                raise Overloaded("Every session of this gateway is in use. Wait for one to end.", 1000)
+            evicted.append(resting[len(evicted)][1])
+        # Removed before the first await: a call that comes meanwhile must not get a session that is closing.
+        clients = [self._sessions.pop(key).client for key in evicted]
+        await asyncio.gather(*(client.close() for client in clients))

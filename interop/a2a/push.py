@@ -22,9 +22,9 @@ from typing import Any, Literal, Self, TypeAlias
 from msgspec import Struct
 
 from roundelay.interop.conversations import AgentAnswer, QuestionEnded, QuestionStored, TextPiece
-from roundelay.interop.json_store import KeptFile, NotKept
-from roundelay.interop.latest_task import SucceedingTasks
-from roundelay.interop.session_pool import Callers, Credentials
+from roundelay.interop.json_store import JsonStore, NotStored
+from roundelay.interop.latest_task import LatestTasks
+from roundelay.interop.session_pool import Credentials, SessionPool
 from roundelay.interop.webhooks.delivery import NODE_RETRY_S, WebhookPace
 from roundelay.interop.webhooks.posts import PostAnswer, WebhookPoster, WebhookUrl
 from roundelay.network.client import NetworkClient
@@ -116,12 +116,12 @@ class TaskPushes:
     def __init__(
         self, node_url: str, file: Path, allowed_hosts: frozenset[str] = frozenset(), pace: WebhookPace | None = None
     ) -> None:
-        self._file = KeptFile(file, Kept, Kept(), "push notifications")
+        self._file = JsonStore(file, Kept, Kept(), "push notifications")
         self._allowed_hosts = allowed_hosts
         self._pace = pace or WebhookPace()
-        self._callers = Callers(node_url)
+        self._pool = SessionPool(node_url)
         self._known: dict[tuple[str, str, str, str], Push] = {}
-        self._tasks = SucceedingTasks[tuple[str, str, str, str]]()
+        self._tasks = LatestTasks[tuple[str, str, str, str]]()
         self._bells: dict[str, asyncio.Event] = {}
         """Of each thread in which it is a caller's turn."""
 
@@ -138,7 +138,7 @@ class TaskPushes:
 
     async def __aexit__(self, *_: object) -> None:
         await self._tasks.close()
-        await self._callers.__aexit__()
+        await self._pool.__aexit__()
         self._file.close()
 
     def list_keys(self) -> dict[str, Any]:
@@ -146,13 +146,13 @@ class TaskPushes:
         key = jwt.algorithms.ECAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
         return {"keys": [{**key, "kid": self._key_id, "alg": "ES256", "use": "sig"}]}
 
-    # --- what callers ask for
+    # --- what pool ask for
 
     async def register(
         self, credentials: Credentials, client: NetworkClient, task: TaskRecord, config: TaskPushNotificationConfig
     ) -> Push:
         """Tell of a task of the caller's from now on, and how it is now; one with the same id gives way. Raises
-        `InvalidArguments`, `Forbidden`, `TooLarge`; `NotKept`, and then nothing has changed."""
+        `InvalidArguments`, `Forbidden`, `TooLarge`; `NotStored`, and then nothing has changed."""
         if client.welcome.is_operator:
             raise Forbidden(
                 "A push notification keeps the token that asks for it, and this one is an operator's. Make one for it: "
@@ -181,9 +181,9 @@ class TaskPushes:
         return [it for it in self._known.values() if it.key[:3] == (task.caller, task.agent_id, task.id)]
 
     async def remove(self, push: Push) -> None:
-        """Raises `NotKept`, and then nothing has changed."""
+        """Raises `NotStored`, and then nothing has changed."""
         self._keep_all({key: it for key, it in self._known.items() if key != push.key})
-        await self._tasks.end(push.key)
+        await self._tasks.cancel(push.key)
 
     def ring(self, thread_id: str) -> None:
         """A caller goes on with a task in this thread."""
@@ -211,7 +211,7 @@ class TaskPushes:
 
     def _start(self, push: Push) -> None:
         if push.state == "on":
-            self._tasks.begin(push.key, lambda: self._keep(push), f"push-{push.task_id}")
+            self._tasks.start(push.key, lambda: self._keep(push), f"push-{push.task_id}")
 
     async def _keep(self, push: Push) -> None:
         """Serve one registration until its task is over, or it is given up, visibly."""
@@ -231,7 +231,7 @@ class TaskPushes:
         async with AsyncExitStack() as stack:
             target = WebhookUrl.read(push.url, self._allowed_hosts)  # what is allowed may have changed
             poster = await stack.enter_async_context(WebhookPoster(target, _Signer(self._key, self._key_id, push)))
-            conversations = await stack.enter_async_context(self._callers.conversations(credentials, is_rest=True))
+            conversations = await stack.enter_async_context(self._pool.conversations(credentials, is_cleanup=True))
             tasks, failures = TaskLedger(conversations, push.agent_id), 0
             while True:
                 task = await tasks.read(push.task_id)
@@ -305,7 +305,7 @@ class TaskPushes:
             setattr(push, name, it)
         try:
             self._save()
-        except NotKept as error:  # what it says is found out again; that posts go on matters more
+        except NotStored as error:  # what it says is found out again; that posts go on matters more
             _logger.warning(
                 "what is known of a push notification is not kept: %s", error, extra={"task_id": push.task_id}
             )
@@ -317,7 +317,7 @@ class TaskPushes:
         before, self._known = self._known, known
         try:
             self._save()
-        except NotKept:
+        except NotStored:
             self._known = before
             raise
 

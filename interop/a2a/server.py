@@ -25,9 +25,9 @@ from roundelay.interop.conversations import (
     TextPiece,
     find_agent,
 )
-from roundelay.interop.http.api import parse_json, read_body, serve_while_there
 from roundelay.interop.http.public_names import PublicNames
-from roundelay.interop.session_pool import Callers, Credentials, read_authorization
+from roundelay.interop.http.requests import parse_json, read_body, serve_while_connected
+from roundelay.interop.session_pool import Credentials, SessionPool, read_authorization
 from roundelay.network.addresses import agent_address
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import (
@@ -132,13 +132,13 @@ TOLD = "roundelay.a2a_told"
 CARD_PATH = "/.well-known/agent-card.json"
 
 
-def make_a2a_app(callers: Callers, pushes: TaskPushes | None, names: PublicNames) -> ASGIApp:
+def make_a2a_app(pool: SessionPool, pushes: TaskPushes | None, names: PublicNames) -> ASGIApp:
     """One agent's server, whose id is the path parameter ``agent_id``. Who comes here has a token."""
-    handler, builder = LedgerHandler(callers, pushes), _ContextBuilder()
+    handler, builder = LedgerHandler(pool, pushes), _ContextBuilder()
 
     async def show_card(request: Request) -> Response:
         credentials = read_authorization(request.headers.get("authorization"))
-        async with callers.session(credentials) as client:
+        async with pool.session(credentials) as client:
             agent_id = request.path_params["agent_id"]
             agent = await find_agent(client, agent_id)
             if agent is None:
@@ -154,7 +154,7 @@ def make_a2a_app(callers: Callers, pushes: TaskPushes | None, names: PublicNames
         *create_jsonrpc_routes(handler, "/", builder),
         *create_rest_routes(handler, builder),
     ]
-    return _AgentServer(Router(routes), callers)
+    return _AgentServer(Router(routes), pool)
 
 
 class _AgentServer:
@@ -163,9 +163,9 @@ class _AgentServer:
     whatever is JSON, and names what it gives by the media type of a later version); whoever has gone is waited for no
     more; answers that the caller has been given are handled."""
 
-    def __init__(self, app: ASGIApp, callers: Callers) -> None:
+    def __init__(self, app: ASGIApp, pool: SessionPool) -> None:
         self._app = app
-        self._callers = callers
+        self._pool = pool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
@@ -194,13 +194,13 @@ class _AgentServer:
             await send(event)
             is_given = event["type"] == "http.response.body" and not event.get("more_body")
 
-        await serve_while_there(self._app, scope, receive, give, body)
+        await serve_while_connected(self._app, scope, receive, give, body)
         if is_given and (told := scope.get(TOLD)):
             await self._acknowledge(read_authorization(Headers(scope=scope).get("authorization")), told)
 
     async def _acknowledge(self, credentials: Credentials, seqs: Iterable[int]) -> None:
         try:
-            async with self._callers.conversations(credentials, is_rest=True) as conversations:
+            async with self._pool.conversations(credentials, is_cleanup=True) as conversations:
                 await conversations.client.call("network.acknowledge", {"seqs": sorted(seqs)})
         except RoundelayError as error:
             _logger.info("answers could not be acknowledged", extra={"code": error.code})
@@ -294,8 +294,8 @@ def _in_words_of_a2a() -> Iterator[None]:
 class LedgerHandler(RequestHandler):
     """Answers what is asked of the agents of one network."""
 
-    def __init__(self, callers: Callers, pushes: TaskPushes | None) -> None:
-        self._callers = callers
+    def __init__(self, pool: SessionPool, pushes: TaskPushes | None) -> None:
+        self._pool = pool
         self._pushes = pushes
         self._subscribers: dict[str, set[asyncio.Event]] = {}
         """Of each thread: who waits for the caller to go on with a task of it."""
@@ -456,7 +456,7 @@ class LedgerHandler(RequestHandler):
         """The tasks of who calls with the agent that is asked."""
         credentials, agent_id, _ = cast(_Call, context.state["caller"])
         with _in_words_of_a2a():
-            async with self._callers.conversations(credentials) as conversations:
+            async with self._pool.conversations(credentials) as conversations:
                 yield TaskLedger(conversations, agent_id)
 
     @asynccontextmanager

@@ -310,8 +310,8 @@ class TaskLedger:
             if active.reply_to in requests:
                 continue  # it decides on a call, and begins nothing
             stored = QuestionStored(active.seq, root.thread_id, True)
-            question = self.conversations.find(self.agent_id, stored, gathered.said)
-            answers, ended = await question.look()
+            question = self.conversations.open(self.agent_id, stored, gathered.said)
+            answers, ended = await question.read_outcome()
             messages |= {it.seq: it for it in answers}  # also what answers an earlier question and this one
             if ended is None:
                 is_begun = await self._is_begun(active.seq)

@@ -34,7 +34,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 from msgspec import Struct
 
-from roundelay.interop.rendering import THEIRS, measure, plain, tell_message
+from roundelay.interop.rendering import OTHERS_WORDS, format_message, measure, plain
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.durable_files import make_folder
 from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated, RetryLater, RoundelayError
@@ -371,12 +371,12 @@ def compose(
     def begin(told: int, has_more: bool) -> str:
         count = "A message has" if told == 1 else f"{told} messages have"
         more = " More wait: the next hooks tell them, and check shows them." if has_more else ""
-        return f"{who}. {count} come for you.{more} {THEIRS} Answer with the tool reply where one asks for it."
+        return f"{who}. {count} come for you.{more} {OTHERS_WORDS} Answer with the tool reply where one asks for it."
 
     lines, seqs = list[str](), list[int]()
     room = MAX_TOLD_CHARS - measure(begin(len(messages), True)) - len(_MARK.format("0" * 16))
     for message in messages:
-        line = tell_message(message, MAX_TEXT_CHARS, hint="; history shows them")
+        line = format_message(message, MAX_TEXT_CHARS, hint="; history shows them")
         room -= measure(line) + 1
         if seqs and room < 0:
             break
@@ -385,7 +385,7 @@ def compose(
     return "\n".join([begin(len(seqs), len(seqs) < len(messages)), *lines]), seqs
 
 
-def told_to(process: HostProcess, *, with_shown: bool = False) -> set[int]:
+def list_shown_seqs(process: HostProcess, *, with_shown: bool = False) -> set[int]:
     """What the hooks of a host's process have told, in whichever of its sessions; ``with_shown`` also what a tool has
     shown there. Leaves out what a hook noted and did not print."""
     told = set()

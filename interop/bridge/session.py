@@ -15,7 +15,7 @@ from typing import Any, Self
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, RoundelayError
 
-from .hooks import describe_problem, find_folder, told_to
+from .hooks import describe_problem, find_folder, list_shown_seqs
 from .hosts import Host
 from .participants import (
     HostProcess,
@@ -32,7 +32,7 @@ CALL_S = 29.0
 """Of one call: a tool may wait 25 s for messages."""
 
 
-class BridgedClient(NetworkClient):
+class BridgeClient(NetworkClient):
     """What hooks have told and not acknowledged yet is not shown again."""
 
     host_process: HostProcess
@@ -57,19 +57,19 @@ class BridgedClient(NetworkClient):
 
     def _leave_out_told(self, page: dict[str, Any]) -> dict[str, Any]:
         """Return a page without the messages that hooks have told."""
-        told = told_to(self.host_process)
+        told = list_shown_seqs(self.host_process)
         return page | {"messages": [it for it in page["messages"] if it["seq"] not in told]}
 
 
-class BridgedSession:
-    """Who the MCP server that a host has started here is. Use as ``async with BridgedSession(host) as session``."""
+class BridgeSession:
+    """Who the MCP server that a host has started here is. Use as ``async with BridgeSession(host) as session``."""
 
     def __init__(self, host: Host, url: str | None = None) -> None:
         self.host = host
         self._url = url
         self._process = find_host_process()
         self.project = find_project(host, find_folder(host))
-        self._client: BridgedClient | None = None
+        self._client: BridgeClient | None = None
         self._line = asyncio.Lock()
         """One call at a time connects."""
         self._first: asyncio.Task[None] | None = None
@@ -107,7 +107,7 @@ class BridgedSession:
         async with self.take(None) as client:
             asked = {"after": first - 1, "limit": 500, "peek": True, "unhandled": True}
             page = await client.call("network.receive", asked)
-        told = told_to(self._process, with_shown=True)
+        told = list_shown_seqs(self._process, with_shown=True)
         return sum(it["seq"] not in told for it in page["messages"])
 
     async def _begin(self) -> None:
@@ -115,13 +115,13 @@ class BridgedSession:
         with suppress(RoundelayError, OSError):
             await self._connect()
 
-    async def _connect(self) -> BridgedClient:
+    async def _connect(self) -> BridgeClient:
         async with self._line:
             if self._client is not None and self._client.failure is None:
                 return self._client
             name = claim_name(self.host, self.project, self._process)
             hub = find_hub(name, self._url)
-            client = BridgedClient(
+            client = BridgeClient(
                 name,
                 hub,
                 card=make_card(self.host, self.project),
@@ -137,6 +137,6 @@ class BridgedSession:
             self._client = client
             return client
 
-    def _describe(self, error: Exception, client: BridgedClient) -> str:
+    def _describe(self, error: Exception, client: BridgeClient) -> str:
         told = describe_problem(error, client.agent_id, client.url)
         return f"{told[0].upper()}{told[1:]}"

@@ -24,7 +24,7 @@ from roundelay.network.errors import RoundelayError
 from roundelay.network.extras import needs
 from roundelay.network.home import find_user_folder
 
-from .session import BridgedSession
+from .session import BridgeSession
 
 with needs("bridge"):
     from mcp.server.mcpserver import MCPServer
@@ -52,7 +52,7 @@ Wake = Callable[[str], Awaitable[bool | None]]
 found."""
 
 
-async def serve_waking(server: MCPServer[Any], session: BridgedSession) -> None:
+async def serve_waking(server: MCPServer[Any], session: BridgeSession) -> None:
     """Serve MCP on stdin and stdout, and wake the host that has started this."""
     async with stdio_server() as (reading, writing):
 
@@ -80,7 +80,7 @@ async def serve_waking(server: MCPServer[Any], session: BridgedSession) -> None:
             await asyncio.gather(waking, return_exceptions=True)
 
 
-async def keep_waking(session: BridgedSession, wake: Wake) -> None:
+async def keep_waking(session: BridgeSession, wake: Wake) -> None:
     """Wake the host for what comes and is not told by its hooks, until cancelled. What had come before it began is told
     at its start."""
     clock = asyncio.get_running_loop().time

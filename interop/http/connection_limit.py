@@ -1,8 +1,8 @@
-"""Connections of a gateway that no token vouches for: their number is bounded, and a newcomer always finds a place.
+"""Limit of the gateway's connections without an accepted token. A new connection always finds a place.
 
-A connection is a newcomer until the hub has taken the token of its request, and again when that is answered. Newcomers
-share places as those of the hub do (`network.hub.admission.HandshakeLimiter`): the address with the most of them loses the oldest.
-What callers do with their tokens is bounded by `callers`.
+A connection counts until the hub has accepted the token of its request, and again after the response. These connections
+share places as pending ones of the hub do (`network.hub.handshakes.HandshakeLimiter`): the address with the most of them
+loses its oldest. What callers do with an accepted token is bounded by `session_pool`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import h11
 
-from roundelay.interop.session_pool import token_taken
+from roundelay.interop.session_pool import token_accepted
 from roundelay.network.extras import needs
 from roundelay.network.hub.handshakes import HandshakeLimiter, source_of
 
@@ -27,9 +27,9 @@ with needs("gateway"):
 log = logging.getLogger(__name__)
 
 HEAD_TIMEOUT_S = 10.0
-"""Maximum time without the whole head of a request on an open connection."""
-MAX_NEWCOMERS = 1000
-"""Connections at a time for which no token was taken."""
+"""Maximum time until an open connection has sent the whole head of a request, in seconds."""
+MAX_UNAUTHENTICATED = 1000
+"""Maximum number of connections without an accepted token."""
 LOG_EVERY_S = 60.0
 
 
@@ -41,7 +41,7 @@ class RefusalLog:
         self._counts: Counter[str] = Counter()
         self._due: asyncio.TimerHandle | None = None
 
-    def note(self, reason: str) -> None:
+    def count(self, reason: str) -> None:
         self._counts[reason] += 1
         if self._due is None:
             self._write()
@@ -50,8 +50,8 @@ class RefusalLog:
         self._due = None
         if not self._counts:
             return
-        told = ", ".join(f"{reason} ({number})" for reason, number in sorted(self._counts.items()))
-        log.warning("connections of callers were refused: %s", told)
+        counts = ", ".join(f"{reason} ({number})" for reason, number in sorted(self._counts.items()))
+        log.warning("connections of callers were refused: %s", counts)
         self._counts.clear()
         self._due = asyncio.get_running_loop().call_later(self._period_s, self._write)
 
@@ -63,16 +63,16 @@ class RefusalLog:
             self._due.cancel()
 
 
-class Arrivals:
-    """The newcomers of one gateway."""
+class ConnectionLimit:
+    """The connections of one gateway without an accepted token."""
 
     def __init__(self, places: int | None = None) -> None:
-        self.gate = HandshakeLimiter(MAX_NEWCOMERS if places is None else places)
+        self.limiter = HandshakeLimiter(MAX_UNAUTHENTICATED if places is None else places)
         self.refusals = RefusalLog()
 
 
 class _QuietLogger(logging.LoggerAdapter[logging.Logger]):
-    """uvicorn's logger, whose warnings are refusals that anybody can cause."""
+    """uvicorn's logger. Any client can cause its warnings, so they are counted as refusals instead."""
 
     def __init__(self, logger: logging.Logger, refusals: RefusalLog) -> None:
         super().__init__(logger)
@@ -83,73 +83,74 @@ class _QuietLogger(logging.LoggerAdapter[logging.Logger]):
         return self.logger.level
 
     def warning(self, msg: object, *args: object, **options: Any) -> None:
-        self._refusals.note(str(msg).rstrip("."))
+        self._refusals.count(str(msg).rstrip("."))
 
 
-class HeadInTime(H11Protocol):
-    """An HTTP connection that is cut unless each request's head comes in time, or when others need its place."""
+class LimitedConnection(H11Protocol):
+    """An HTTP connection that is closed when the head of a request is late, or when a new connection needs its place."""
 
     _due: asyncio.TimerHandle | None = None
     source = ""
 
-    def __init__(self, arrivals: Arrivals, *args: Any, **options: Any) -> None:
+    def __init__(self, limit: ConnectionLimit, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._arrivals = arrivals
-        self.logger = _QuietLogger(self.logger, arrivals.refusals)  # type: ignore[assignment]
+        self._limit = limit
+        self.logger = _QuietLogger(self.logger, limit.refusals)  # type: ignore[assignment]
 
     # uvicorn narrows the argument in the same way, and is not typed as a subclass of what asyncio declares
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._due = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
         self.source = source_of(transport.get_extra_info("peername"))
-        self._arrivals.gate.add(self)
+        self._limit.limiter.add(self)
 
     def evict(self) -> None:
-        """End the connection: another one needs its place."""
-        self._arrivals.refusals.note("ended for newcomers")
+        """Close the connection: another one needs its place."""
+        self._limit.refusals.count("ended for newcomers")
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        # the task that answers the request takes this along
-        reset = token_taken.set(_leave_later(self))
+        # Tasks copy the context in which they start: the task that answers this request finds its connection there.
+        reset = token_accepted.set(_release_later(self))
         try:
             super().data_received(data)
         finally:
-            token_taken.reset(reset)
+            token_accepted.reset(reset)
         is_partial = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
         if not is_partial:
-            self._cancel_due()
+            self._cancel_timeout()
         elif self._due is None:
             self._due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
 
     def on_response_complete(self) -> None:
         if not self.transport.is_closing():
-            self._arrivals.gate.add(self)
+            self._limit.limiter.add(self)
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._arrivals.gate.remove(self)
-        self._cancel_due()
+        self._limit.limiter.remove(self)
+        self._cancel_timeout()
         super().connection_lost(exc)
 
-    def leave_newcomers(self) -> None:
-        """The hub has taken the token of the request under way."""
+    def release_place(self) -> None:
+        """Stop counting this connection: the hub has accepted the token of its request."""
         if not self.transport.is_closing():
-            self._arrivals.gate.remove(self)
+            self._limit.limiter.remove(self)
 
-    def _cancel_due(self) -> None:
+    def _cancel_timeout(self) -> None:
         if self._due is not None:
             self._due.cancel()
             self._due = None
 
 
-def _leave_later(protocol: HeadInTime) -> Callable[[], None]:
-    """A call of `HeadInTime.leave_newcomers` that keeps no connection in memory: sessions take it along."""
-    known = weakref.ref(protocol)
+def _release_later(connection: LimitedConnection) -> Callable[[], None]:
+    """Return a call of `release_place` with a weak reference: a session of the pool keeps the context of the request
+    that opened it, and must not keep that connection in memory."""
+    reference = weakref.ref(connection)
 
-    def leave() -> None:
-        found = known()
-        if found is not None:
-            found.leave_newcomers()
+    def release() -> None:
+        connection = reference()
+        if connection is not None:
+            connection.release_place()
 
-    return leave
+    return release

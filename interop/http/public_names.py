@@ -1,7 +1,7 @@
-"""Where others reach a gateway: the hosts by which they may ask, and the URL that its documents show.
+"""Names of a gateway: the hosts under which it answers, and the URL in its documents.
 
-Behind a proxy a gateway cannot know its address: `public_url` names it, path prefix included. Without that, documents
-show the address by which they were asked for, with the prefix that the proxy adds as ``X-Forwarded-Prefix``.
+A gateway behind a proxy cannot know its own address. `public_url` names it, path prefix included. Without it, documents
+show the address of the request, with the prefix that the proxy sends as ``X-Forwarded-Prefix``.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class PublicNames:
-    """The names of a gateway that listens on ``host``: its ``public_url``, and ``web_hosts`` (`hub.example.org`)."""
+    """The names of a gateway that listens on ``host``: its ``public_url`` and ``web_hosts`` (`hub.example.org`)."""
 
     def __init__(self, host: str = "127.0.0.1", public_url: str | None = None, web_hosts: Iterable[str] = ()) -> None:
         self._url = public_url.rstrip("/") if public_url is not None else None
         parts = urlsplit(self._url) if self._url is not None else None
         self._origin = f"{parts.scheme}://{parts.netloc}".lower() if parts is not None else None
-        # Clients leave the scheme's own port out of the header Host.
+        # Clients omit the default port of the scheme from the header Host.
         own = [parts.netloc.removesuffix(DEFAULT_PORTS[parts.scheme])] if parts is not None else []
-        named = (read_web_host(it) for it in (*web_hosts, *own))
-        self._named = {it for it in named if it is not None}
+        hosts = map(read_web_host, (*web_hosts, *own))
+        self._named = {host for host in hosts if host is not None}
         self._is_local = is_loopback(host)
 
     def find_wrong_host(self, headers: Headers) -> str | None:
-        """Return why nobody may ask by this request's ``Host``, or None.
+        """Return the reason to refuse a request by its ``Host``, or None.
 
-        The browser of somebody who looks at a hostile page can be made to ask a gateway on the same machine by a name
-        of that page's owner (DNS rebinding), so one that listens on loopback alone goes by names that it knows.
+        A hostile page can make a browser send requests to a gateway on the same machine under a host name of the
+        attacker (DNS rebinding). So a gateway that listens on loopback alone answers only under names that it knows.
         """
         if not self._is_local:
             return None
-        asked = read_web_host(headers.get("host", ""))
-        if asked is None:
-            return "The request needs one header Host, with the name of a host."
-        if asked in self._named or WebHost(asked.name, None) in self._named or _is_loopback_name(asked.name):
+        host = read_web_host(headers.get("host", ""))
+        if host is None:
+            return "The request needs exactly one header Host, with a host name."
+        if host in self._named or WebHost(host.name, None) in self._named or _is_loopback_name(host.name):
             return None
-        name = asked.name[:_SHOWN]
+        name = host.name[:_SHOWN]
         return (
-            f"This gateway does not answer here under the name {name}. If hosts of MCP reach it by that name, its "
-            f"operator says so: web_hosts: [{name}] or interop.public_url in the node's file; of roundelay gateway, "
-            f"--web-host {name} or --public-url URL."
+            f"This gateway does not answer under the name {name}. If MCP hosts reach it by that name, its operator "
+            f"allows it: web_hosts: [{name}] or interop.public_url in the node's file, or --web-host {name} or "
+            "--public-url URL of roundelay gateway."
         )
 
     def is_own_page(self, origin: str) -> bool:
-        """Whether a page of this origin is one of the public URL's."""
+        """Return whether an origin is that of the public URL."""
         return origin.lower() == self._origin
 
     def show_base(self, request: Request) -> str:
-        """Return the URL of the gateway as the one who asks reaches it, without a slash at its end."""
+        """Return the URL by which the client reaches the gateway, without a trailing slash."""
         if self._url is not None:
             return self._url
         prefix = request.headers.get("x-forwarded-prefix", "")

@@ -15,13 +15,13 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from roundelay.interop.rendering import (
-    THEIRS,
+    OTHERS_WORDS,
     describe_agent,
+    format_message,
+    format_messages,
+    format_page,
     plain,
-    reads_by_turn,
-    tell_message,
-    tell_messages,
-    tell_page,
+    reads_at_next_turn,
 )
 from roundelay.interop.session_pool import receive_messages
 from roundelay.network.client import AnyMessage, NetworkClient
@@ -49,7 +49,7 @@ INSTRUCTIONS = (
     "You are one participant of a Roundelay network, beside other agents and people. `check` shows what was sent to "
     "you and is not handled yet, `wait` waits for more; answer with `reply`, begin with `send`, or `ask` and wait for "
     "the "
-    "answer; say with `ack` what you have handled, or it is shown again. " + THEIRS
+    "answer; say with `ack` what you have handled, or it is shown again. " + OTHERS_WORDS
 )
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _SENDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=True)
@@ -204,7 +204,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
     async def check(context: Context[Any, Any], limit: Limit = 20) -> str:
         """Show the oldest messages to you that you have not handled yet (ack), without waiting."""
         async with calling(context) as client:
-            return tell_page(await client.call("network.receive", {"limit": limit}), "Nothing waits for you.")
+            return format_page(await client.call("network.receive", {"limit": limit}), "Nothing waits for you.")
 
     @server.tool(annotations=_READS, structured_output=False)
     async def wait(
@@ -216,7 +216,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         """Wait for messages to you, and show them. Without after: what is not handled yet."""
         async with calling(context) as client:
             page = await receive_messages(client, after=after, limit=limit, wait_s=wait_s)
-            return tell_page(page, f"Nothing has come within {wait_s:g} s; wait(after={page['next']}) goes on.")
+            return format_page(page, f"Nothing has come within {wait_s:g} s; wait(after={page['next']}) goes on.")
 
     @server.tool(annotations=_READS, structured_output=False)
     async def history(
@@ -233,7 +233,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         """Show a thread's newest messages, or those before a seq, oldest first."""
         async with calling(context) as client:
             args = {"thread_id": thread_id, "before": before, "limit": limit}
-            return tell_messages((await client.call("network.history", args))["messages"], "Nothing was said before.")
+            return format_messages((await client.call("network.history", args))["messages"], "Nothing was said before.")
 
     @server.tool(annotations=_READS, structured_output=False)
     async def search(
@@ -244,7 +244,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         """Find messages that you may read by their words, the newest."""
         async with calling(context) as client:
             found = await client.call("network.search", {"query": query, "limit": limit})
-            return tell_messages(found["messages"], "No message has these words.")
+            return format_messages(found["messages"], "No message has these words.")
 
     @server.tool(annotations=_SETTLES, structured_output=False)
     async def ack(
@@ -261,7 +261,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         """Show what a message follows from, back to the message that began it."""
         async with calling(context) as client:
             chain = (await client.call("network.why", {"seq": seq}))["chain"]
-            return tell_messages([it for it in chain if "message_id" in it], "")
+            return format_messages([it for it in chain if "message_id" in it], "")
 
     @server.resource(
         "roundelay://thread/{thread_id}", title="A thread", description="Its newest 50 messages", mime_type="text/plain"
@@ -269,7 +269,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
     async def thread(thread_id: str, context: Context[Any, Any]) -> str:
         async with calling(context) as client:
             args = {"thread_id": thread_id, "limit": MAX_SHOWN}
-            return tell_messages((await client.call("network.history", args))["messages"], "Nothing was said here.")
+            return format_messages((await client.call("network.history", args))["messages"], "Nothing was said here.")
 
     @server.resource(
         "roundelay://threads{?before}",
@@ -315,8 +315,8 @@ async def _await_answer(client: NetworkClient, question: int, agent_id: str, wai
         if is_answer(message):
             # An agent may answer in several messages: show those that are there by now.
             others = [it async for it in client.follow(after=message.seq, timeout_s=0) if is_answer(it)]
-            answers = [tell_message(it) for it in (message, *others)]
-            return "\n".join([THEIRS, *answers, "Say ack when you have handled it."])
+            answers = [format_message(it) for it in (message, *others)]
+            return "\n".join([OTHERS_WORDS, *answers, "Say ack when you have handled it."])
     return (
         f"Your question is stored as #{question}; {plain(agent_id)} has not answered yet."
         f"{await _tell_waiting(client, agent_id)} wait(after={question}) waits on; other messages may come first."
@@ -329,7 +329,7 @@ async def _tell_waiting(client: NetworkClient, agent_id: str) -> str:
     reader = next((it for it in found if it["agent_id"] == agent_id), None)
     if reader is None:
         return ""
-    if reads_by_turn(reader):
+    if reads_at_next_turn(reader):
         return f" {plain(agent_id)} is not woken by it: it is waiting until its next turn."
     if reader["state"] == "offline":
         return f" {plain(agent_id)} is not connected now: it is waiting until it is."

@@ -73,7 +73,7 @@ class Showing:
     _space: str = ""
     """White space at the end of what is open: it is shown with what follows, as messages end in none."""
 
-    def take(self, event: TextPiece | AgentAnswer) -> Iterator[Change]:
+    def add_event(self, event: TextPiece | AgentAnswer) -> Iterator[Change]:
         if isinstance(event, AgentAnswer):
             yield from self._answer(event.message.text)
         elif event.kind == "text" and not event.path:

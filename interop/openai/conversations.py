@@ -156,7 +156,7 @@ async def find_item(client: NetworkClient, name: str, item_id: str) -> dict[str,
     raise ApiProblem(404, f"There is no item {item_id[:80]!r} in this conversation.", code="item_not_found")
 
 
-def add_untold(asked: AgentRequest, record: ConversationRecord | None, last_seq: int) -> AgentRequest:
+def add_unsent_items(asked: AgentRequest, record: ConversationRecord | None, last_seq: int) -> AgentRequest:
     """Return a request with the items that were added to its conversation since its agent was asked last."""
     untold = record.said_after(last_seq) if record is not None else ()
     return replace(asked, said=(*untold, *asked.said)) if untold else asked

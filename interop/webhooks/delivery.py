@@ -23,8 +23,8 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec import Struct
 
-from roundelay.interop.json_store import KeptFile, NotKept
-from roundelay.interop.latest_task import SucceedingTasks
+from roundelay.interop.json_store import JsonStore, NotStored
+from roundelay.interop.latest_task import LatestTasks
 from roundelay.interop.session_pool import Credentials
 from roundelay.network.backoff import Backoff
 from roundelay.network.client import NetworkClient
@@ -98,11 +98,11 @@ class Webhooks:
         self, node_url: str, file: Path, allowed_hosts: frozenset[str] = frozenset(), pace: WebhookPace | None = None
     ):
         self._url = node_url
-        self._file = KeptFile(file, list[Registration], [], "webhooks")
+        self._file = JsonStore(file, list[Registration], [], "webhooks")
         self._allowed_hosts = allowed_hosts
         self._pace = pace or WebhookPace()
         self._known: dict[str, Registration] = {}
-        self._tasks = SucceedingTasks[str]()
+        self._tasks = LatestTasks[str]()
 
     async def __aenter__(self) -> Self:
         """Raises `ConfigError` where the file is no good, or another gateway has it."""
@@ -117,11 +117,11 @@ class Webhooks:
         await self._tasks.close()
         self._file.close()
 
-    # --- what callers ask for
+    # --- what pool ask for
 
     async def register(self, credentials: Credentials, client: NetworkClient, url: str, secret: str | None) -> str:
         """Post to this address from now on what is delivered to the caller; gives the secret, which is not shown again.
-        Raises `InvalidArguments`, `Forbidden`, `TooLarge`; `NotKept`, and then nothing has changed."""
+        Raises `InvalidArguments`, `Forbidden`, `TooLarge`; `NotStored`, and then nothing has changed."""
         if client.welcome.is_operator:
             raise Forbidden(
                 "A webhook keeps the token that registers it, and this one is an operator's. Make one for it: "
@@ -158,10 +158,10 @@ class Webhooks:
         return [it.describe() for _, it in sorted(self._known.items())]
 
     async def remove(self, agent_id: str) -> None:
-        """Raises `UnknownMessage`; `NotKept`, and then nothing has changed."""
+        """Raises `UnknownMessage`; `NotStored`, and then nothing has changed."""
         self.find(agent_id)
         self._keep_all({name: it for name, it in self._known.items() if name != agent_id})
-        await self._tasks.end(agent_id)
+        await self._tasks.cancel(agent_id)
 
     def resume(self, agent_id: str) -> Registration:
         """Go on at once, wherever it waits or has given up. Raises `UnknownMessage`."""
@@ -182,7 +182,7 @@ class Webhooks:
     # --- what it does by itself
 
     def _begin(self, hook: Registration) -> None:
-        self._tasks.begin(hook.participant, lambda: self._keep(hook), f"webhook-{hook.participant}")
+        self._tasks.start(hook.participant, lambda: self._keep(hook), f"webhook-{hook.participant}")
 
     async def _keep(self, hook: Registration) -> None:
         """Serve one webhook until it is cancelled, or gives up, visibly."""
@@ -265,7 +265,7 @@ class Webhooks:
             setattr(hook, name, value)
         try:
             self._keep_all(self._known)
-        except NotKept as error:  # what it says is found out again; that posts go on matters more
+        except NotStored as error:  # what it says is found out again; that posts go on matters more
             _logger.warning("what is known of a webhook is not kept: %s", error, extra={"agent_id": hook.participant})
         if hook.state != state:
             level = logging.INFO if hook.state == "on" else logging.WARNING

@@ -149,10 +149,10 @@ def mcp(host: str, url: str | None) -> None:
     pipe = HostPipe() if not is_woken(chosen) else None
     import asyncio
 
-    from roundelay.interop.bridge.session import BridgedSession
+    from roundelay.interop.bridge.session import BridgeSession
 
     async def serve() -> None:
-        async with BridgedSession(chosen, url) as session:
+        async with BridgeSession(chosen, url) as session:
 
             def make_server() -> MCPServer[Any]:
                 from roundelay.interop.mcp.server import make_mcp_server

@@ -78,7 +78,7 @@ async def check_flood(sent: bytes, number: int, caplog: pytest.LogCaptureFixture
 async def test_who_says_nothing_shuts_nobody_out(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection_limit, "MAX_NEWCOMERS", 20)
+    monkeypatch.setattr(connection_limit, "MAX_UNAUTHENTICATED", 20)
     await check_flood(FLOODS[kind], 60, caplog)
 
 
@@ -109,7 +109,7 @@ async def test_what_is_no_http_costs_one_line_of_the_log(caplog: pytest.LogCaptu
 
 async def test_a_connection_that_was_answered_counts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a caller's idle connections would be bounded by nothing."""
-    monkeypatch.setattr(connection_limit, "MAX_NEWCOMERS", 5)
+    monkeypatch.setattr(connection_limit, "MAX_UNAUTHENTICATED", 5)
     async with running_node() as node, gateway_to(node) as http:
         ann = await join(node, http, "ann")
         idle = []

@@ -17,7 +17,7 @@ from websockets.asyncio.client import unix_connect
 from roundelay.interop.bridge import wakeups
 from roundelay.interop.bridge.hosts import HOSTS, WAKE
 from roundelay.interop.bridge.installer import install, is_waking, plan_install, plan_remove, remove
-from roundelay.interop.bridge.session import BridgedSession
+from roundelay.interop.bridge.session import BridgeSession
 from tests.interop.test_bridge_hosts import NODE, NOWHERE, codex
 from tests.suites.environment import node_modules_of
 from tests.support.command import run
@@ -153,7 +153,7 @@ async def test_what_comes_fast_is_few_wakes_and_what_hooks_have_told_is_none(
 
     async with asyncio.timeout(60), running_node(registration="local") as node:
         mia = await node.person("mia")
-        async with BridgedSession(HOSTS["claude"], node.url) as session:
+        async with BridgeSession(HOSTS["claude"], node.url) as session:
             monkeypatch.setattr(session, "project", project)
             async with session.take(None) as client:
                 agent_id = client.agent_id
@@ -195,7 +195,7 @@ async def test_a_wake_that_could_not_be_asked_for_is_tried_again_and_one_that_ma
 
     async with asyncio.timeout(60), running_node(registration="local") as node:
         mia = await node.person("mia")
-        async with BridgedSession(HOSTS["claude"], node.url) as session:
+        async with BridgeSession(HOSTS["claude"], node.url) as session:
             async with session.take(None) as client:
                 agent_id = client.agent_id
             working = asyncio.create_task(wakeups.keep_waking(session, wake))

@@ -304,7 +304,10 @@ async def test_a_request_that_may_be_read_in_two_ways_is_refused_and_nothing_beh
                 answer = await reader.read()  # to the end of the connection
             writer.close()
             assert answer.startswith(b"HTTP/1.1 400"), name
-            assert (answer.count(b"HTTP/1.1"), f"its {told} is" in answer.decode()) == (1, True), (name, answer)
+            assert (answer.count(b"HTTP/1.1"), f"states its {told} more than once" in answer.decode()) == (1, True), (
+                name,
+                answer,
+            )
 
 
 async def test_a_node_that_is_gone_is_503_and_the_gateway_goes_on_when_it_is_back(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from roundelay.agents.models.scripted import ScriptedModel, finish
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.interop import session_pool
 from roundelay.interop.gateway import serve_gateway
-from roundelay.interop.http import api as http_api
+from roundelay.interop.http import requests as http_requests
 from roundelay.interop.openai import api as openai_api
+from roundelay.interop.openai import exchange, lookup
 from roundelay.network.client import NetworkClient
 from tests.support.asked import invite, working
 from tests.support.node import Node, running_node
@@ -315,7 +316,7 @@ async def test_what_is_refused_is_refused_in_openais_words_once_and_leaves_nothi
 async def test_a_wrong_token_and_a_wrong_address_are_told_in_words_that_help() -> None:
     async with desk(hears) as it:
         for client, told in (
-            (it.client.with_options(api_key="ui:wrong"), "none of ui's.*roundelay token create"),
+            (it.client.with_options(api_key="ui:wrong"), "not valid for ui.*roundelay token create"),
             (it.client.with_options(base_url=it.url), "POST /chat/completions.*below /v1"),
         ):
             with pytest.raises(APIStatusError, match=told):
@@ -364,8 +365,8 @@ async def test_a_retry_that_comes_after_its_reaction_was_stopped_asks_again(monk
 async def test_a_stream_says_that_it_waits_and_after_its_time_a_repeat_waits_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(openai_api, "KEEPALIVE_S", 0.02)
-    monkeypatch.setattr(openai_api, "ANSWER_S", 0.1)
+    monkeypatch.setattr(exchange, "KEEPALIVE_S", 0.02)
+    monkeypatch.setattr(exchange, "ANSWER_S", 0.1)
     model = Stepped()
     async with desk(model) as it, httpx2.AsyncClient() as http:
         body = {"model": "bob", "messages": in_turns("dig"), "stream": True}
@@ -398,7 +399,7 @@ async def test_an_official_client_that_comes_back_at_once_finds_its_reaction_goi
 async def test_a_key_finds_its_message_however_far_its_conversation_has_gone_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(openai_api, "LOOKED_BACK", 3)
+    monkeypatch.setattr(lookup, "LOOKED_BACK", 3)
     headers = {"Idempotency-Key": "k"}
     async with desk(hears) as it:
         for named, key in (({}, "plain"), ({"user": "Mia"}, "named")):
@@ -450,7 +451,7 @@ async def test_what_a_caller_has_written_itself_into_its_metadata_is_no_part_of_
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_api, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http_requests, "BODY_TIMEOUT_S", 0.05)
 
     async with desk(hears) as it:
         reading, writing = await asyncio.open_connection(*it.url.removeprefix("http://").split(":"))

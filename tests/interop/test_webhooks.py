@@ -176,7 +176,7 @@ async def test_a_registration_is_durable_its_secrets_are_not_shown_and_others_se
             hook, other, mia = await join(node, http, "hook"), await join(node, http, "other"), await node.person("mia")
             await register(hook, receiver.url)
             assert file.stat().st_mode & 0o777 == 0o600
-            with pytest.raises(ConfigError, match="Another gateway has the webhooks"):
+            with pytest.raises(ConfigError, match="Another gateway uses the webhooks"):
                 await gateway_to(node, file).__aenter__()
             operator = Caller(http, "mia", node.owner_token)
             assert [it["participant"] for it in (await operator.get("/v1/webhooks"))["webhooks"]] == ["hook"]

@@ -275,7 +275,7 @@ async def test_ids_and_time_that_are_given_make_the_same_log_twice() -> None:
 async def test_a_card_too_large_for_any_frame_is_named() -> None:
     async with running_node() as node:
         client = NetworkClient("bob", node.url, token=make_token(), card={"description": "x" * 1_000_000})
-        with pytest.raises(TooLarge, match="the card of ann has 1000018 bytes"):
+        with pytest.raises(TooLarge, match="the card of bob has 1000018 bytes"):
             await client.connect()
 
 

@@ -1,0 +1,140 @@
+"""ASGI middleware of the gateway: which requests reach the application of another protocol, and for how long.
+
+Each class wraps an application. None of them keeps state between requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from roundelay.interop.session_pool import SessionPool, read_authorization
+from roundelay.network.errors import Forbidden, InvalidFrame, RoundelayError
+from roundelay.network.extras import needs
+
+from .public_names import PublicNames
+from .requests import make_error_response, read_body, serve_while_connected
+
+with needs("gateway"):
+    from starlette.datastructures import Headers
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+_SINGLE_HEADERS = ("authorization", "host", "idempotency-key", "origin", "sec-fetch-site")
+"""Headers that a request may have only once."""
+NO_OAUTH = (
+    "Bearer token needed: Roundelay has no OAuth and registers no clients. Set the header `Authorization: Bearer "
+    "ID:TOKEN` in the configuration of this MCP server; `roundelay token create ID` makes the token."
+)
+BEARER_CHALLENGE = (
+    'Bearer realm="roundelay", error="invalid_token", error_description="Bearer token needed, no OAuth: set the header '
+    'Authorization: Bearer ID:TOKEN for this server. roundelay token create ID makes the token."'
+)
+"""Challenge for MCP hosts (RFC 6750, 3). It has `error` also for a request without a token, as servers of the MCP SDK do.
+
+It names no `resource_metadata` (RFC 9728): MCP requires an authorization server in that document, and there is none.
+"""
+
+
+class UnambiguousRequestsOnly:
+    """Refuses requests that a proxy and this server may read differently, and requests by pages of other sites.
+
+    A browser that has stored a name and password (`Basic`) for the gateway sends them with every request. A hostile page
+    could make it submit a form as that participant.
+    """
+
+    def __init__(self, app: ASGIApp, names: PublicNames) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        if (name := _find_ambiguity(headers)) is not None:
+            response = make_error_response(InvalidFrame(f"The request states its {name} more than once."))
+            response.headers["connection"] = "close"  # the end of this request may be ambiguous too
+            await response(scope, receive, send)
+            return
+        if _is_cross_site(headers, self._names):
+            error = Forbidden("Pages of other sites may not call this gateway. Programs outside a browser may.")
+            await make_error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _find_ambiguity(headers: Headers) -> str | None:
+    """Return what a request states more than once although it may state it only once, or None."""
+    if "transfer-encoding" in headers and "content-length" in headers:
+        return "length"  # RFC 9112, 6.1
+    return next((name for name in _SINGLE_HEADERS if len(headers.getlist(name)) > 1), None)
+
+
+def _is_cross_site(headers: Headers, names: PublicNames) -> bool:
+    """Return whether a browser sends this request for a page of another site."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+    if origin is not None and origin.partition("://")[2] != headers.get("host") and not names.is_own_page(origin):
+        return True
+    return site not in ("none", "same-origin")
+
+
+class TokenRequired:
+    """Passes requests on to an application after the hub has accepted their token."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        pool: SessionPool,
+        refuse: Callable[[RoundelayError], JSONResponse] = make_error_response,
+    ) -> None:
+        self._app = app
+        self._pool = pool
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._pool.session(read_authorization(Headers(scope=scope).get("authorization"))):
+                pass
+        except RoundelayError as error:
+            await self._refuse(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class KnownHostsOnly:
+    """Passes on requests that name this gateway in their ``Host``."""
+
+    def __init__(self, app: ASGIApp, names: PublicNames) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (reason := self._names.find_wrong_host(Headers(scope=scope))) is not None:
+            await JSONResponse({"error": {"code": "forbidden", "message": reason}}, 421)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def make_mcp_error_response(error: RoundelayError) -> JSONResponse:
+    """Return an error response for an MCP host. A 401 makes hosts start OAuth, so its text says that a token is needed."""
+    response = make_error_response(error)
+    if response.status_code != 401:
+        return response
+    problem = {"code": error.code, "message": f"{error} {NO_OAUTH}"}
+    return JSONResponse({"error": problem}, 401, {"WWW-Authenticate": BEARER_CHALLENGE})
+
+
+class CancelOnDisconnect:
+    """Reads the body of a request within limits, and cancels the application when its client disconnects."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(Request(scope, receive))
+        except ClientDisconnect:
+            return
+        except RoundelayError as error:
+            await make_error_response(error)(scope, receive, send)
+            return
+        await serve_while_connected(self._app, scope, receive, send, body)
