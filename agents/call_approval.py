@@ -49,8 +49,7 @@ from .approvals import (
 )
 from .inbox import Decision, find_decider, find_request, is_told_by_network, read_decision, read_decision_text
 from .isolation import retry_later
-from .journal import Journal
-from .recorded import Approval, Recorded
+from .journal import Approval, Journal, Recorded
 from .replies import Waiter
 from .tools import PlannedCall, ToolContext
 from .values import ToolArgumentsError, Vote, Wait

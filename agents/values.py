@@ -1,6 +1,7 @@
-"""Values of the loop: the trigger, the state of a turn, the outcomes of steps, tool results.
+"""What the loop is told and tells: the incoming message as it sees it, its state at a turn, the outcomes of its steps.
 
-Plain data that knows no agent, tool or middleware. The steps, which name an agent and tools, stand in `reaction`.
+Plain values on the ground floor of `agents`: they know no agent, no tool and no middleware. The steps, which name an
+agent and tools, stand in `reaction`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from roundelay.network.messages import BaseMessage
 
 Status = Literal["finished", "stopped", "cancelled", "failed"]
-"""How a reaction ended: the model finished, a limit or a person stopped it, or an error occurred."""
+"""How a reaction ended: by the model, at a limit, by a person, or by an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What a run reacts to: the incoming message; for an agent inside a call, the task that the caller gave it.
+    """What a run is to react to: the incoming message or, of an agent inside of a call, what the caller gave it to do.
 
-    ``seq`` is that of the incoming message in both cases. ``sender_id`` is its sender, or the caller.
+    ``seq`` is that of the incoming message in both cases; ``sender_id`` is whoever wrote it, or the caller.
     """
 
     seq: int
@@ -35,18 +36,18 @@ class Trigger:
     text: str
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     cut_off: Mapping[str, int] = field(default_factory=dict)
-    """For each thread that the prompt does not show from its beginning: the seq of the first message shown."""
+    """Of each thread that the prompt does not show from its beginning, the first message that it shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnState:
-    """What a reaction knows at a turn, for instructions and hooks. ``path`` is empty except for an agent inside a tool
-    call.
+    """What a reaction knows at a turn: for instructions and hooks. ``path`` is empty but for an agent that another one
+    calls as a tool.
 
-    ``calls`` counts the tool calls that ran so far, by the tool's name. ``values`` belongs to the hooks: one dictionary
-    for the whole reaction, created anew when the reaction resumes. ``history`` is read-only, with system message and
-    prompt first. ``sent_at`` is the time of the incoming message in milliseconds since the Unix epoch, the only time
-    that a resumed reaction finds again. ``trigger`` is None outside a run.
+    ``calls`` counts the tool calls that were run so far, by the tool's name. ``values`` is for the hooks: one
+    dictionary for the whole reaction, made anew when that is resumed. ``history`` is the run's own, system message and
+    prompt first: to be read only. ``sent_at`` is the time of the incoming message, in milliseconds since the Unix
+    epoch: the only one that a resumed reaction finds again. ``trigger`` is what is reacted to; None outside of a run.
     """
 
     agent_id: str
@@ -60,24 +61,24 @@ class TurnState:
     sent_at: int = 0
     trigger: Trigger | None = None
     own_turn: int = 1
-    """The turn, counted from when this agent got the conversation."""
+    """The turn, counted from where this agent came to have the conversation."""
 
     conversation: Sequence[BaseMessage] = ()
-    """Messages that the prompt shows, the incoming one last; none for an agent inside a call."""
+    """The messages of the prompt, as it shows them, the incoming one last; none for an agent inside of a call."""
 
 
 FAILURE = "failure"
-"""Metadata of a message that says that there is no answer: the cause. A `ModelFailure`; ``error`` (fault in the agent's
-code), ``blocked`` (by a check), ``limit`` (of the agent), ``stopped`` (by a budget of the hub)."""
+"""In the metadata of a message that says that there is no answer: why. A `ModelFailure`; ``error`` (a fault in the
+agent's code), ``blocked`` (by a check), ``limit`` (of the agent), ``stopped`` (by a budget of the hub)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a reaction. ``answer`` is the text to send to the incoming thread, or None; the record of the end does
-    not hold it.
+    """The reaction has ended. ``answer`` is the text to send to the incoming thread, None when there is nothing to
+    send; the record of the end does not hold it.
 
-    ``reason`` is for records and logs and may quote a provider; ``answer`` never does. ``keeper``: the agent that the
-    thread stays with. ``read_meanwhile``: seqs of messages that arrived and were read while it ran.
+    ``reason`` is for records and logs and may hold a provider's own words; ``answer`` never does. ``keeper``: the agent
+    that the thread stays with; ``read_meanwhile`` the messages that arrived while it ran and were read in it.
     """
 
     status: Status
@@ -89,19 +90,19 @@ class Finish:
     keeper: str | None = None
     read_meanwhile: tuple[int, ...] = ()
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
-    """Metadata of the answer's message."""
+    """Of the answer's message."""
 
     used: tuple[ModelUse, ...] = ()
-    """The part of ``usage`` that no other record reports: of middleware around turns and the reaction."""
+    """What of ``usage`` no other record tells: of middleware around turns and the reaction."""
 
     failure: str = ""
-    """Why a reaction failed, if the model or the answer did: a `ModelFailure`, or ``answer_refused``."""
+    """Why a reaction failed, where the model or the answer did: a `ModelFailure`, or ``answer_refused``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopTrace:
-    """What a person's stop left. ``text``: what the model had written of its answer, empty if nobody was shown it.
-    ``used``: use of the interrupted model calls, as the provider reported or as estimated."""
+    """A person's stop. ``text`` is what the model had written of its answer by then, empty where nobody was shown it;
+    ``used`` is what the model calls that it broke off had used, as the provider told or as estimated."""
 
     by: str
     turn: int = 0
@@ -111,8 +112,8 @@ class StopTrace:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """Review the answer before it is sent, and answer with `Reviewed`. ``can_correct``: the model may write another
-    answer."""
+    """Look at the answer before it is given: `Reviewed` says what becomes of it. ``can_correct``: the model can be
+    asked once more."""
 
     turn: int
     proposed: Finish
@@ -123,16 +124,16 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first outcome: the reaction starts."""
+    """The first thing that a reaction is given."""
 
 
 ALTERED = "altered"
-"""In a record, or in the data of a result: it is not kept as it was."""
+"""In a record, or in the data of a result: it was not kept as it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """Parts of a recorded reply that are not as the model wrote them: its text, and the arguments of some calls."""
+    """What of a recorded reply is not as the model wrote it: its text; the arguments of these calls."""
 
     text: bool = False
     calls: frozenset[int] = frozenset()
@@ -140,11 +141,13 @@ class Altered:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A recorded reply, with the records of its turn. They are trusted, whatever the configuration is now.
+    """A reply that was recorded, with what the records hold of its turn; they are trusted, whatever the configuration
+    is now.
 
-    ``begun``: calls that started, with or without a result; ``once``: those of them that must not run again.
-    ``is_last``: the turn had no tools. ``goes_on``: another turn followed; ``is_corrected``: because of a review.
-    ``altered``: what of the reply was not kept.
+    ``begun`` are the calls that were begun, with a result or without, ``once`` those of them that must not be made
+    again; ``is_last`` that the turn had no tools,
+    ``goes_on`` that another one followed, ``is_corrected`` that it did because of a review; ``altered`` what of the
+    reply was not kept as it was.
     """
 
     reply: ModelReply
@@ -159,8 +162,10 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class NewMessages:
-    """Messages that arrived in the thread before a model call, as the text that the model reads. ``answers``: somebody
-    who wrote one waits for an answer."""
+    """Messages that arrived in the thread while it waits to ask its model, as the text in which that reads them.
+
+    ``answers``: somebody who wrote one waits for an answer.
+    """
 
     text: str
     seqs: tuple[int, ...]
@@ -169,20 +174,20 @@ class NewMessages:
 
 @dataclass(frozen=True, slots=True)
 class ModelFailed:
-    """The model gave no reply. ``reason`` is a sentence for the record. ``is_recorded``: this failure ended the
-    reaction before a restart, and ends it again."""
+    """The model gave no reply. ``reason`` is a sentence for the record; ``is_recorded`` that it was the end once and is
+    so again."""
 
     reason: str
     failure: ModelFailure = "server"
     is_recorded: bool = False
     reported_by: str = ""
-    """Id of the agent whose operators are notified; empty if none are."""
+    """The participant whose operators are notified; empty where nobody is."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptMessage:
-    """One message of a recorded prompt. ``tool``: name of the tool whose result it is; ``calls``: names and arguments
-    of the calls of a reply."""
+    """One message of a prompt as it is kept: ``tool`` names the tool whose result it is, ``calls`` are the names and
+    arguments of those that a reply asked for."""
 
     role: str
     text: str
@@ -192,8 +197,7 @@ class KeptMessage:
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompt:
-    """What a model was asked in a turn. ``is_cut``: some parts were too long for a record. ``tools``: names of the
-    tools."""
+    """What a model was asked in a turn; ``is_cut`` where parts were too long for a record. ``tools`` are their names."""
 
     parts: tuple[KeptMessage, ...]
     tools: tuple[str, ...] = ()
@@ -209,11 +213,11 @@ class ToolsDone:
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """The result of a review of an answer, or of a message to the requester: the text to send, or a correction for the
-    model. ``usage`` is that of the reviewers.
+    """What the reviewers made of an answer, or of a message to who asked: the one to give, or a correction for the
+    model to write another. ``usage`` is their own.
 
-    ``is_accepted``: no reviewer found a problem. If that is False and there is no correction, the text goes out because
-    there is no better one.
+    ``is_accepted``: nothing was found wrong; without it, and without a correction, the answer is given for want of a
+    better one.
     """
 
     answer: str
@@ -226,15 +230,15 @@ class Reviewed:
     """The record does not hold the answer, or its metadata, as it was."""
 
     is_blocked: bool = False
-    """The text must not go out, and the model is not asked for another one."""
+    """It must not go out, and the model is not asked for another one."""
 
     used: tuple[ModelUse, ...] = ()
-    """The requests that ``usage`` adds up."""
+    """What ``usage`` is the sum of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Somebody stopped the reaction, before it started or during a step."""
+    """Somebody stopped the reaction, before it began or while a step was under way."""
 
     reason: str
 
@@ -243,19 +247,20 @@ Outcome = Begin | NewMessages | ModelReply | Replayed | ModelFailed | ToolsDone 
 
 
 DISABLED = "disabled"
-"""Data of a result: the tool may not be used here."""
+"""In a result's data: the tool may not be used here and now."""
 
 SAVE = "save"
-"""Data of a result: False if it is to be read once. Later turns hold only its summary, or its beginning."""
+"""In the data of a tool's result: False for one that is to be read once; later turns hold only its summary, or its
+beginning."""
 
 CORRECTED = "corrected"
-"""Data of a result: reviewers kept back what the call wanted to send, and the model has to write it again."""
+"""In a result's data: reviewers kept back what the call was to say, and the model has to say it in another way."""
 
 NOT_RUN = "not_run"
-"""Data of a result: the call was planned, but did not start."""
+"""In a result's data: the call was planned, and then not begun."""
 
 TOO_LARGE = "too_large"
-"""``finish_reason`` of the empty reply that replaces one too large to record."""
+"""The ``finish_reason`` of the empty reply that stands for one too large to be recorded."""
 
 
 class ToolError(RoundelayError):
@@ -265,15 +270,15 @@ class ToolError(RoundelayError):
 
 
 class ToolArgumentsError(ToolError):
-    """The model's arguments do not fit. The text names the place and the parameters."""
+    """The model's arguments do not fit; the sentence says where, and which parameters there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """What the model reads as the result of a call.
 
-    ``threads``: ids of the threads that its messages went to. ``usage`` and ``tool_calls``: what agents inside it used.
-    ``is_answer``: it is the reaction's answer, and ends it.
+    ``threads`` are those that its messages went to, ``usage`` and ``tool_calls`` what agents used that ran inside of
+    it. ``is_answer``: it is the reaction's own answer, which ends with it.
     """
 
     content: str
@@ -283,29 +288,28 @@ class ToolResult:
     tool_calls: int = 0
     is_answer: bool = False
     data: Mapping[str, JsonValue] = field(default_factory=dict)
-    """Values for hooks and readers of the records rather than for the model, by purpose."""
+    """What is for hooks and readers of the records rather than for the model, by the name of what it is for."""
 
     sent: Mapping[str, int] = field(default_factory=dict)
-    """Number of messages it sent, by address, as far as ``max_messages_per_recipient`` counts them."""
+    """How many messages it sent, by their address, as far as they count in ``max_messages_per_recipient``."""
 
     whole: str | None = None
-    """The whole result if ``content`` is cut; not recorded."""
+    """All of it, where ``content`` is cut; not recorded."""
 
     used: tuple[ModelUse, ...] = ()
-    """The part of ``usage`` that is not from agents inside it; recorded separately."""
+    """What of ``usage`` is no agent's inside of it; has a record of its own."""
 
     steps: tuple[str, ...] = ()
-    """Progress that it reported, if the policy keeps it; recorded separately."""
+    """What it reported of its progress, where that is kept; likewise."""
 
 
 Scope = Literal["once", "thread", "always"]
-"""How long a person approves the calls of a tool: this call, those in this thread, or wherever that person may decide.
-"""
+"""For how long a person approves the calls of a tool: this call, those in this thread, or wherever that person may
+decide."""
 
 
 class Vote(BaseModel):
-    """What one person said to a request for approval: the message's seq, and its time in milliseconds since the Unix
-    epoch."""
+    """What one person said to a request for approval, in which message, and when (ms)."""
 
     by: str
     seq: int
@@ -314,12 +318,11 @@ class Vote(BaseModel):
     scope: Scope = "once"
 
     request: int = 0
-    """Seq of the request that the message replies to; 0 if the network reported the decision."""
+    """The seq of the request that the message is a reply to; 0 where the network told of the decision."""
 
 
 class Wait(BaseModel):
-    """What a call waits for: questions (seqs) and their threads, by recipient, until a time in milliseconds since the
-    Unix epoch."""
+    """For what a call waits, until a time: the messages that it sent, by whom they are to, and their threads."""
 
     questions: dict[str, int]
     threads: dict[str, str] = {}
@@ -327,22 +330,22 @@ class Wait(BaseModel):
     is_approval: bool = False
 
     deciders: list[str] | None = None
-    """People who may approve; None: everybody who reads the request, and operators."""
+    """The people who may approve; None: everybody who reads the request, and operators."""
 
     with_operators: bool = False
-    """Whether operators may approve too."""
+    """Whether operators may approve beside those."""
 
     needed: int = 1
-    """Number of different people who have to approve."""
+    """How many different people have to approve."""
 
     votes: list[Vote] = []
-    """Approvals so far, if one is not enough."""
+    """Approvals so far, where one is not enough."""
 
     stage: int = 0
-    """Number of times that further people were asked because nobody decided in time."""
+    """How often further people were asked because nobody had decided in time."""
 
     def to_record(self) -> dict[str, Any]:
-        """Return the body of its record. Fields that only some approvals have are left out if they hold the default."""
+        """The body of its record; what only some approvals have is left out where it says nothing."""
         body = self.model_dump()
         defaults: dict[str, object] = {"deciders": None, "with_operators": False, "needed": 1, "votes": [], "stage": 0}
         return {name: value for name, value in body.items() if name not in defaults or value != defaults[name]}
@@ -350,8 +353,9 @@ class Wait(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What the prompt says of a source of tools, for example a server. ``system`` are the source's own words: a
-    stranger's, already escaped. ``user`` are the author's words. The names of its ``tools`` begin with ``name``."""
+    """What the prompt says of a source of tools, a server for example: ``system`` are its own words, which are a
+    stranger's, escaped by whoever brings them, ``user`` the author's. The names of its ``tools`` begin with
+    ``name``."""
 
     name: str
     tools: tuple[str, ...] = ()
@@ -360,7 +364,7 @@ class PromptPart:
 
     @property
     def fenced(self) -> str:
-        """The source's own words in an element, below a sentence that says whose they are; empty if there are none."""
+        """Its own words in an element, below a sentence that says whose they are; empty if there are none."""
         if not self.system:
             return ""
         return (
@@ -377,7 +381,7 @@ tool."""
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A hook's result that ends the reaction, with this answer or with none."""
+    """What a hook gives to end the reaction, with this answer; None for none."""
 
     answer: str | None
     reason: str = "ended by a hook"
@@ -385,8 +389,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class AfterTool:
-    """A hook's changes after a tool call: ``content`` that the model reads instead, ``messages`` that replace the
-    history before this turn, and the tool that the next turn must call."""
+    """What becomes of a result: the ``content`` that the model reads instead, ``messages`` in place of the history
+    before this turn, the tool that the next turn must call."""
 
     content: str | None = None
     messages: Sequence[ChatMessage] | None = None

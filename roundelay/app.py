@@ -1,5 +1,5 @@
-"""The one place that wires hub, ledger, mods and transports: a node that listens (`serve`), and a network in this
-process (`Network`)."""
+"""Wires hub, ledger, mods and transports: a node that listens (`serve`), and a network in this process (`Network`). No
+other module does that."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ OWN_MODS: dict[str, type[Mod]] = {it.id: it for it in (Channels, Discovery, Noti
 
 
 def server_name() -> str:
-    """What the hub calls itself in ``welcome``."""
+    """Return the hub's name in ``welcome``."""
     try:
         return f"roundelay/{version('roundelay')}"
     except PackageNotFoundError:
@@ -68,16 +68,15 @@ def server_name() -> str:
 def make_ledger(
     path: Path | None, name: str, durability: Durability, new_id: NewId, *, is_read_only: bool = False
 ) -> Ledger:
-    """The ledger of a node: in memory without a path or with durability ``memory``, else the SQLite file; one that
-    follows a shared log only where nothing is written."""
+    """Return the ledger of a node: in memory without a path or with durability ``memory``, or else the SQLite file. The index
+    of a shared log can be opened only if nothing is written."""
     if path is None or durability == "memory":
         return MemoryLedger(epoch=new_id(), name=name)
     return SQLiteLedger(path, new_epoch=new_id, name=name, durability=durability, is_index=is_read_only)
 
 
 def make_shared_log(url: str) -> SharedLog:
-    """The log with this address. Raises `ConfigError` for an address that is none, or where the client of its engine is
-    not installed."""
+    """Return the log with this address. Raises `ConfigError` for a wrong address, or if the client of its engine is missing."""
     address = read_log_url(url)
     try:
         if isinstance(address, PostgresAddress):
@@ -92,15 +91,15 @@ def make_shared_log(url: str) -> SharedLog:
 
 
 def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None], replica: ReadReplica) -> ReplicatedLedger:
-    """The ledger of a node that shares its log with others. Raises `ConfigError` for an address that is none, for what
-    does not go with such a log, or where the client of its engine is not installed."""
+    """Return the ledger of a node that shares its log. Raises `ConfigError` for a wrong address, for options that a shared log
+    does not allow, or if the client of its engine is missing."""
     from roundelay.network.cluster.replicated import ReplicatedLedger
 
     assert config.log is not None
     shared = make_shared_log(config.log)
     if config.durability == "memory":
         raise ConfigError("durability memory does not go with a shared log, which outlives its nodes.")
-    # the log holds the truth, so what a power loss takes of the index is followed again
+    # The log is the truth: records that a power loss takes from the index are read again.
     index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal", is_index=True)
     is_full = config.durability == "full" and "durability" in config.model_fields_set  # not by default
     return ReplicatedLedger(
@@ -109,7 +108,7 @@ def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None], repli
 
 
 def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
-    """The rights of a node with these mods, if its file has a page of them. Raises `ConfigError` for a wrong rule,
+    """Return the rights of a node with these mods, if its file has a page of rights. Raises `ConfigError` for a wrong rule,
     with file and line."""
     if config.rights is None:
         return None
@@ -128,16 +127,16 @@ def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
 
 
 class StoppedWaiting(Exception):
-    """A node was stopped before it led."""
+    """A node was stopped before it became the leader."""
 
 
 class Node:
-    """A hub that listens. ``url`` is where; ``owner_token`` joins people and services, and is an operator's."""
+    """A hub that listens at ``url``. ``owner_token`` lets people and services join as operators."""
 
     def __init__(self, hub: Hub, url: str, token: str, durability: str, close: Callable[[], Awaitable[None]]) -> None:
         self.hub = hub
         self.durability = durability
-        """What it was when the node became ready; ``replicated`` is one that only shared logs have."""
+        """Durability when the node became ready; only a shared log has ``replicated``."""
         self.url = url
         self.port = int(url.rpartition(":")[2].rstrip("/"))
         self.owner_token = token
@@ -168,11 +167,11 @@ async def serve(
 ) -> AsyncIterator[Node]:
     """Run a node for the length of an ``async with``; ``mods`` come after those that the config names.
 
-    With ``is_read_only`` the hub takes no messages, no records and no changes. ``prepare`` is given the hub, and where
-    it will listen, before anybody can connect; what it raises ends the node. A node that shares its log waits here
-    until it leads (it listens, and refuses who comes), says so with ``say``, where it listens with ``listens``, and
-    raises `StoppedWaiting` when ``stopping`` is set before. Raises `ModError`, `LedgerError`, `ConfigError` (the
-    owner's token cannot be kept) or `ConnectError` (the address cannot be bound), and leaves nothing half open.
+    With ``is_read_only`` the hub accepts no messages, records or changes. ``prepare`` gets the hub and its address before
+    anybody can connect; what it raises ends the node. A node that shares its log waits here until it leads. Meanwhile it
+    listens and refuses sessions; it reports its address to ``listens`` and its state to ``say``. It raises `StoppedWaiting`
+    if ``stopping`` is set before it leads. Raises `ModError`, `LedgerError`, `ConfigError` (the owner's token cannot be
+    stored) or `ConnectError` (the address cannot be bound), and leaves nothing half open.
     """
     raise_file_limit()
     add_mod_folder(config.folder)
@@ -222,7 +221,7 @@ async def serve(
         try:
             port = await server.bind(config.host, config.port)
             url = f"{'wss' if tls else 'ws'}://{host}:{port}/"
-            if shared is not None:  # it says that it waits, to whom it would serve
+            if shared is not None:  # clients must learn that it waits
                 name = socket.gethostname() if config.host in ("0.0.0.0", "::") else host
                 shared.set_identity(f"{name}:{port}", owner=hash_token(hash_token(token))[:16])
                 server.is_accepting_sessions = False
@@ -243,7 +242,7 @@ async def serve(
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Event | None) -> None:
-    """Do what may have to wait for a ledger. Raises `StoppedWaiting`, and what it raises."""
+    """Await work that may wait for a ledger. Raises `StoppedWaiting`, and what the work raises."""
     doing = asyncio.create_task(work, name="node-start")
     if stopping is not None:
         asked = asyncio.create_task(stopping.wait())
@@ -257,8 +256,7 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Eve
 
 
 async def _prepare(hub: Hub, prepare: Callable[[], Awaitable[None]]) -> None:
-    """Prepare the hub; again, where the log that it shares with others went away meanwhile, or another node has claimed
-    it."""
+    """Prepare the hub. Repeat this if the shared log became unavailable meanwhile, or another node was elected."""
     while True:
         try:
             return await prepare()
@@ -268,7 +266,7 @@ async def _prepare(hub: Hub, prepare: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _check_address(host: str, port: int) -> None:
-    """Whether a node can listen there, asked before it makes any file. Raises `ConnectError`."""
+    """Check that a node can listen at the address, before any file is made. Raises `ConnectError`."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -290,7 +288,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConnectError:
 
 
 class Network:
-    """The same hub in this process, without a port: for scripts and tests. Made by `Network.open`."""
+    """A hub in this process, without a port, for scripts and tests. Made by `Network.open`."""
 
     def __init__(self, hub: Hub, new_id: NewId, clock: Clock = system_clock) -> None:
         self.hub = hub
@@ -316,9 +314,8 @@ class Network:
     ) -> AsyncIterator[Network]:
         """Open a network over a database file, or in memory without one. Raises `LedgerError` or `ModError`.
 
-        ``quotas`` are what participants may of their own, by their ids, ``rights`` the roles of docs/rights.md
-        (`ConfigError` for a wrong rule). ``clock`` and ``new_id`` are all the time and chance that there is, for the
-        hub and for this network's clients.
+        ``quotas`` are the participants' quotas, by id, and ``rights`` the roles of docs/rights.md (`ConfigError` for a wrong
+        rule). ``clock`` and ``new_id`` are the only sources of time and randomness for the hub and this network's clients.
         """
         loaded = load_mods(list(mods), OWN_MODS)
         hub = Hub(
@@ -345,7 +342,7 @@ class Network:
     def client(
         self, agent_id: str, *, kind: Kind = "agent", role: SessionRole = "observer", card: Card = None
     ) -> NetworkClient:
-        """A client of this network, not yet connected; it is closed with the network."""
+        """Return a client that is not connected yet. It is closed with the network."""
         transport, jitter = self._make_link(agent_id)
         client = NetworkClient(
             agent_id,
@@ -361,13 +358,13 @@ class Network:
         return client
 
     def _make_link(self, agent_id: str) -> tuple[Transport, Callable[[], float]]:
-        """A client's way to the hub, and the chance in how long it waits before it tries again."""
-        return LocalTransport(self.hub), lambda: 1.0  # nobody to be apart from
+        """Return a client's transport to the hub, and the jitter of its reconnects."""
+        return LocalTransport(self.hub), lambda: 1.0  # one process needs no spread
 
     async def join(
         self, agent_id: str, *, kind: Kind = "agent", role: SessionRole = "observer", card: Card = None
     ) -> NetworkClient:
-        """Join as a participant; gives the connected client. People and services are operators here."""
+        """Join as a participant and return the connected client. People and services are operators here."""
         client = self.client(agent_id, kind=kind, role=role, card=card)
         await client.connect()
         return client

@@ -1,5 +1,5 @@
-"""Names that a package offers and loads when they are first used, so that importing the package, or one module of it,
-loads no other."""
+"""Lazy exports: a package loads a module when one of its names is first used. Importing the package, or one of its modules,
+then loads no other module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 
 
 def load_when_used(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """The ``__getattr__`` of a package: ``homes`` says in which module each name that it offers stands."""
+    """Return the ``__getattr__`` of a package. ``homes`` maps each exported name to its module."""
 
     def load(name: str) -> object:
         home = homes.get(name)

@@ -1,8 +1,7 @@
-"""The pytest plugin, installed with the package: the fixture `network`, and scenario files (``*.scenario.yaml``) as
-tests.
+"""The pytest plugin of this package: the fixture `network`, and scenario files (``*.scenario.yaml``) as tests.
 
-Loaded at the start of every pytest run wherever the package is installed, so it imports nothing of the package before a
-test needs it, and changes nothing for tests that do not ask for it.
+pytest loads it wherever the package is installed. So it imports the package only when a test needs it, and changes nothing
+for other tests.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkUnderTest]:
-    """A network of this test's own: `agent`, `person`, `idle`, `transcript`, `why`. In-process and in virtual time
-    unless a mark says otherwise."""
+    """A network of this test: `agent`, `person`, `idle`, `transcript`, `why`. It is in-process with virtual time, unless a
+    mark says otherwise."""
     from dataclasses import fields
 
     from roundelay.simulation.network import Setting
@@ -77,7 +76,7 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkU
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """For ``said(...) in network.messages``: what was said instead, the nearest first."""
+    """Explain ``said(...) in network.messages``: what was said instead, nearest first."""
     import sys
 
     testing = sys.modules.get("roundelay.testing.networks")
@@ -111,7 +110,7 @@ class ScenarioFile(pytest.File):
         try:
             first = load_scenario(self.path).head.seed
         except ConfigError:
-            # One test that fails with it: an error in the collection would keep all others from running.
+            # Yield one failing test: an error during collection would stop all other tests.
             yield ScenarioItem.from_parent(self, name="read", seed=0)
             return
         for seed in range(first, first + max(1, self.config.getoption("--scenario-seeds"))):

@@ -1,8 +1,8 @@
-"""The files of the page as the node's port serves them: their hashed names, their import map, what a browser may do.
+"""The page's files as the node serves them: hashed names, an import map, and the browser's permissions.
 
-`read_site` reads the folder ``page`` once; what is asked for later is looked up by its whole path among what was read,
-so that no request opens a file. Whether a browser may ask at all, by its Host and Origin, the hub's server has decided
-before (`roundelay.network.hub.origin_policy`). It knows nothing of what the page shows.
+`read_site` reads the folder ``page`` once. Requests are looked up by their whole path among these files, so no request
+opens a file. The hub's server checks Host and Origin before (`roundelay.network.hub`). This module knows nothing of the
+page's content.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ FOLDER = Path(__file__).parent / "page"
 PREFIX = "/web/"
 ENTRY = "ui/main.js"
 PLACE = "<!-- files -->"
-"""The line of index.html that gives way to the page's stylesheets, import map and modules."""
+"""The line of index.html that is replaced by the stylesheets, import map and modules."""
 STYLE = "style.css"
-"""The first stylesheet; the others of the page's own folder follow it by name."""
+"""The first stylesheet. The other stylesheets of the page's folder follow by name."""
 VENDORED = "vendor/vendored.json"
 HASH_DIGITS = 12
 GZIP_FROM_BYTES = 500
@@ -36,7 +36,7 @@ TYPES = {
     ".png": "image/png",
     ".woff2": "font/woff2",
 }
-"""What is served; every other file of the folder is for those who build the page."""
+"""Types of the served files. Every other file of the folder is for developers."""
 _PACKED = ("text/", "image/svg")
 
 HARMLESS = {
@@ -56,12 +56,12 @@ POLICY = (
     "connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""``hash`` is that of the import map, the only script that stands in the page itself. No text becomes HTML or a script:
-browsers that know the last two refuse that to the page itself."""
+"""``hash`` is that of the import map, the only inline script. The last two directives keep text from becoming HTML or a
+script, even for the page's own code, in browsers that support trusted types."""
 
 
 class PageFile:
-    """One file of the page: as it is, and packed."""
+    """A file of the page, plain and compressed."""
 
     def __init__(self, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
         self._body = body
@@ -81,8 +81,7 @@ class PageFile:
 
 
 class PageSite:
-    """The `Site` of the page. With ``is_reloaded`` its files are read anew whenever somebody opens the page: for those
-    who write it."""
+    """The `Site` of the page. With ``is_reloaded`` its files are read again whenever somebody opens the page, for developers."""
 
     def __init__(self, folder: Path = FOLDER, *, is_reloaded: bool = False) -> None:
         self._folder = folder
@@ -97,8 +96,7 @@ class PageSite:
 
 
 def read_site(folder: Path) -> dict[str, PageFile]:
-    """The page's files by the paths under which browsers ask for them. Raises `OSError`, or `ValueError` where
-    index.html has no place for them."""
+    """Return the page's files by request path. Raises `OSError`, or `ValueError` if index.html has no place for them."""
     contents = read_contents(folder)
     paths = {name: _hashed_path(name, body) for name, body in contents.items()}
     for_ever = {"Cache-Control": "public, max-age=31536000, immutable", **HARMLESS}
@@ -108,7 +106,7 @@ def read_site(folder: Path) -> dict[str, PageFile]:
 
 
 def read_contents(folder: Path) -> dict[str, bytes]:
-    """Every file of the page but index.html, by its name in the folder."""
+    """Return every file of the page but index.html, by its name in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.suffix in TYPES and path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
@@ -119,7 +117,7 @@ def _hashed_path(name: str, body: bytes) -> str:
 
 
 def _make_index(folder: Path, contents: Mapping[str, bytes], paths: Mapping[str, str]) -> PageFile:
-    """index.html with the files in it: stylesheets, the import map, the modules that the entry leads to, the entry."""
+    """Return index.html with its stylesheets, import map, preloaded modules and entry."""
     imports = list_imports(folder, paths)
     import_map = json.dumps({"imports": imports}, separators=(",", ":")).replace("<", "\\u003c")
     lines = [f'<link rel="stylesheet" href="{escape(paths[it])}">' for it in list_styles(paths)]
@@ -135,7 +133,7 @@ def _make_index(folder: Path, contents: Mapping[str, bytes], paths: Mapping[str,
 
 
 def fill_template(folder: Path, lines: Iterable[str]) -> str:
-    """index.html with these lines in its head. Raises `ValueError` where it has no place for them."""
+    """Return index.html with these lines in its head. Raises `ValueError` if it has no place for them."""
     template = (folder / "index.html").read_text(encoding="utf-8")
     if template.count(PLACE) != 1:
         raise ValueError(f"index.html has no line {PLACE}, or more than one")
@@ -143,13 +141,13 @@ def fill_template(folder: Path, lines: Iterable[str]) -> str:
 
 
 def list_styles(names: Iterable[str]) -> list[str]:
-    """The stylesheets of the page's own folder, in the order in which they hold."""
+    """Return the stylesheets of the page's folder, in order."""
     return sorted((it for it in names if it.endswith(".css") and "/" not in it), key=lambda it: (it != STYLE, it))
 
 
 def list_imports(folder: Path, paths: Mapping[str, str]) -> dict[str, str]:
-    """The import map: where a module finds what it imports, its own (``#core/state.js``) and what vendored modules call
-    each other (``preact``, by vendored.json)."""
+    """Return the import map: paths of the page's modules (``#core/state.js``), and of the names that vendored modules import
+    (``preact``, by vendored.json)."""
     imports = {f"#{name}": path for name, path in paths.items() if name.endswith(".js")}
     vendored = folder / VENDORED
     if vendored.exists():
@@ -162,8 +160,8 @@ _QUOTED = re.compile(rb"""["'](#?[\w@][\w./@-]*)["']""")
 
 
 def list_modules(contents: Mapping[str, bytes], imports: Mapping[str, str]) -> list[str]:
-    """What the entry imports, and what that does, each once: a browser that is told fetches them all at once, not one
-    step after the other."""
+    """Return the modules that the entry imports, directly or not. The browser then fetches them all at once, instead of one
+    level after the other."""
     by_path = {imports[f"#{name}"]: body for name, body in contents.items() if f"#{name}" in imports}
     found: dict[str, str] = {}
     waiting = [f"#{ENTRY}"]

@@ -1,9 +1,5 @@
-"""Values of the state tables, and what a batch looks up in the ledger.
-
-Each value is frozen and replaced as a whole. A change is a `TableWrite`, stored in the transaction of the rows that
-caused it. Table names and fields are stored as they are: older databases hold them, so they keep their names even
-where the code uses another word (table ``floor`` holds ack cursors, ``hold`` takeovers, ``mark`` read states). No IO,
-no clock.
+"""What the network's tables hold: the value of each, frozen and replaced whole, a change of one (`TableWrite`), and what the
+ledger knows of a batch beside the loaded tables (`Facts`). No IO, no clock.
 """
 
 from __future__ import annotations
@@ -36,13 +32,13 @@ LoadedTable: TypeAlias = Literal[
     "question",
     "dismissed",
 ]
-"""Tables that are loaded at start and held in memory."""
+"""Loaded at the start, and held in memory."""
 ColdTable: TypeAlias = Literal[
     "root", "call", "dead", "tried", "triggered", "given_up", "stopped", "undelivered", "spent_out", "followed"
 ]
-"""Tables that stay in the ledger. A batch looks their values up (`LookupRequest`)."""
+"""In the ledger alone: looked up as facts of a batch."""
 Table: TypeAlias = LoadedTable | ColdTable | Literal["bucket"]
-"""``bucket`` lives in memory only."""
+"""``bucket`` is in memory alone."""
 
 LOADED_TABLES: tuple[Table, ...] = get_args(LoadedTable)
 COLD_TABLES: frozenset[str] = frozenset(get_args(ColdTable))
@@ -50,15 +46,15 @@ VOLATILE_TABLES: frozenset[str] = frozenset({"bucket"})
 
 
 FaultCause: TypeAlias = Literal["model", "error", "dead_letter", "ended"]
-"""Why an agent cannot work: its model does not reply, its code raises, its deliveries fail too often, or its process
-ended."""
+"""Why an agent cannot do its work: its model gives no reply, its own code raises, its deliveries fail until they are
+given up, or its process ended."""
 
 
 class AgentFault(Struct, frozen=True, omit_defaults=True):
-    """A problem that keeps an agent from its work, until it works again (`faults`).
+    """What keeps an agent from its work, until the agent works again (`faults`). ``since`` is when it first happened,
+    ``at`` when it last did, ``count`` how often; ``seq`` and ``reaction`` name the newest occurrence.
 
-    ``since`` and ``at`` are the times in ms of the first and the newest occurrence, ``count`` is their number. ``seq``
-    and ``reaction`` name the newest one. Each agent has at most one fault, so repeats take no more room.
+    One of each agent is kept, so that repeats take no further room.
     """
 
     cause: FaultCause
@@ -66,25 +62,25 @@ class AgentFault(Struct, frozen=True, omit_defaults=True):
     at: int
     count: int = 1
     failure: str = ""
-    """Kind of a model failure (`unauthorized`, `quota`, ...); empty for other causes."""
+    """Of a model: which kind of failure (`unauthorized`, `quota`, ...)."""
     reason: str = ""
     seq: int = 0
     reaction: str = ""
 
 
 class Participant(Struct, frozen=True):
-    """A registered id.
+    """A registered id. ``fence`` is the newest one given to a reactor session, ``fence_shown`` what that session had
+    shown, if any.
 
-    ``fence`` is the newest fencing token given to a reactor session, ``fence_shown`` the token that this session had
-    presented. Sessions that joined before ``cut_seq`` are over, because the tokens were revoked there. ``instance`` is
-    the name that the reactor's process gave itself, or empty. ``life`` is the first fencing token of that process.
-    ``is_lost``: its session ended without a ``bye`` while reactions were open, and no reactor has joined since.
+    Sessions that joined before ``cut_seq`` are over: its tokens were revoked there. ``instance`` is what its
+    reactor's process calls itself (empty: it does not say), ``life`` the first fence that this process was given.
+    ``is_lost``: its session has ended without a goodbye, with reactions open, and no reactor has come since.
     """
 
     agent_id: str
     kind: Kind
     registered_seq: int
-    card: Raw | UnsetType = UNSET  # msgspec decodes `Raw | None` to None for any value
+    card: Raw | UnsetType = UNSET  # of `Raw | None` msgspec reads back only the null
     fence: int = 0
     removed_seq: int | None = None
     fence_shown: int | None = None
@@ -96,7 +92,7 @@ class Participant(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True):
-    """The permission that a token gives; the key is its hash. A revoked token stays, so that it is never bound again."""
+    """What a token's hash (the key) allows. A revoked one stays, so that it is never bound again."""
 
     agent_id: str
     kind: Kind
@@ -106,8 +102,8 @@ class Token(Struct, frozen=True):
 
 
 class Login(Struct, frozen=True):
-    """A one-time code that binds a token to an id until ``expires_at`` (ms). The key is the code's hash; ``used_by``
-    is the hash of the bound token, or empty."""
+    """What the code with a hash (the key) allows once, until it ``expires_at``: to tie a token to an id. ``used_by`` is
+    the hash of that token, empty until then."""
 
     agent_id: str
     kind: Kind
@@ -117,17 +113,13 @@ class Login(Struct, frozen=True):
 
 
 Access: TypeAlias = Literal["open", "invite", "closed"]
-"""Who may join a channel: everybody (open) or invited participants (invite). A closed channel is hidden from others
-too."""
+"""Who may come into a channel: everybody, or those whom it invites; a closed one is hidden from others (`channels`)."""
 History: TypeAlias = Literal["since_join", "members"]
 
 
 class Channel(Struct, frozen=True):
-    """A channel. ``history`` says what late joiners may read.
-
-    ``owner`` is None for channels created before there were owners, and empty if the owner was removed from the
-    channel.
-    """
+    """A channel; ``history`` says what late joiners may read. Those from before there was ``access`` are open,
+    without an owner (None); where the owner was taken out of the channel, ``owner`` is empty."""
 
     name: str
     created_seq: int
@@ -137,21 +129,20 @@ class Channel(Struct, frozen=True):
     access: Access = "open"
     owner: str | None = None
     title: str = ""
-    """Display name; empty: the channel's name."""
+    """What people call it; empty: its name."""
 
 
 MAX_NOTIFIED_THREADS = 256
-"""Maximum number of threads of one conversation whose readers are notified that its budget is exceeded."""
+"""In how many threads of one conversation its readers are told that its budget is spent."""
 MAX_SPANS = 4096
-"""Maximum number of times a participant may rejoin a channel after missing messages. Each membership is stored,
-because it decides what the participant may read."""
+"""How often a participant may come to a channel again after messages that it missed: each time is kept, for what it may
+read depends on it."""
 
 
 class Member(Struct, frozen=True):
-    """When one participant was in one channel: spans of seqs (from, until), both exclusive. ``until`` is None while
-    the participant is in.
+    """When one participant was in one channel: spans of seqs (from, until), both exclusive; until None while it is in.
 
-    ``standing`` applies to participants who are not in: invited, removed by the owner, or neither. Joining uses an
+    ``standing`` is that of one who is not in: invited, removed by the owner, or neither. Who comes uses its
     invitation up.
     """
 
@@ -163,22 +154,21 @@ class Member(Struct, frozen=True):
         return bool(self.spans) and self.spans[-1][1] is None
 
     def joined(self, seq: int) -> Member:
-        """Return the membership after a join at ``seq``. If nothing was stored since the participant left, the last
-        span continues."""
+        """In from here on. Where nothing at all was stored since it left, nothing was missed: it goes on as if it had
+        stayed."""
         if self.spans and self.spans[-1][1] == seq - 1:
             return Member((*self.spans[:-1], (self.spans[-1][0], None)))
         return Member((*self.spans, (seq, None)))
 
     def left(self, seq: int) -> Member:
-        """Return the membership after a leave at ``seq``. A span without any stored row is dropped, unless it is the
-        only one."""
+        """Out from here on. A span within which nothing was stored is not kept, unless it is the only one."""
         start = self.spans[-1][0]
         if start == seq - 1 and len(self.spans) > 1:
             return Member(self.spans[:-1])
         return Member((*self.spans[:-1], (start, seq)))
 
     def was_in(self, seq: int) -> bool:
-        at = bisect_left(self.spans, seq, key=_start) - 1  # the last span that began before seq
+        at = bisect_left(self.spans, seq, key=_start) - 1  # of the last that began before
         if at < 0:
             return False
         until = self.spans[at][1]
@@ -190,37 +180,34 @@ def _start(span: tuple[int, int | None]) -> int:
 
 
 class AckCursor(Struct, frozen=True):
-    """Acknowledged position of a participant: everything up to ``seq`` is handled except ``open``, and ``above`` it
-    the seqs that were acknowledged one by one, both in ascending order.
-
-    A cursor never moves back: a restart must not deliver a handled message again.
-    """
+    """Everything up to ``seq`` is handled but ``open``, and ``above`` it those acknowledged one by one; both ascending.
+    It only ever grows."""
 
     seq: int
     above: tuple[int, ...] = ()
     open: tuple[int, ...] = ()
 
     def with_handled(self, seqs: Iterable[int]) -> AckCursor:
-        """Return this cursor with more seqs handled."""
-        handled = set(seqs)
-        above = {*self.above, *(seq for seq in handled if seq > self.seq)}
-        return AckCursor(self.seq, tuple(sorted(above)), tuple(seq for seq in self.open if seq not in handled))
+        """This floor, and these handled too."""
+        more = set(seqs)
+        above = {*self.above, *(seq for seq in more if seq > self.seq)}
+        return AckCursor(self.seq, tuple(sorted(above)), tuple(seq for seq in self.open if seq not in more))
 
     def is_handled(self, seq: int) -> bool:
         if seq <= self.seq:
-            return not _contains(self.open, seq)
-        return _contains(self.above, seq)
+            return not _holds(self.open, seq)
+        return _holds(self.above, seq)
 
 
-def _contains(ascending: tuple[int, ...], seq: int) -> bool:
+def _holds(ascending: tuple[int, ...], seq: int) -> bool:
     at = bisect_left(ascending, seq)
     return at < len(ascending) and ascending[at] == seq
 
 
 class Attempt(Struct, frozen=True):
-    """Failures of one message at one recipient; ``due_at`` (ms) is when it may be delivered again.
+    """Failures of one message at one recipient; ``due_at`` is when it may be delivered again.
 
-    ``is_revived``: the message was a dead letter, so the ack cursor already counts it as handled.
+    ``is_revived``: it was a dead letter, so its floor no longer waits for it.
     """
 
     failures: int
@@ -230,7 +217,7 @@ class Attempt(Struct, frozen=True):
 
 
 class TokenUsage(Struct, frozen=True, omit_defaults=True):
-    """Sum of the tokens of model calls. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of
+    """Tokens of model calls, added up. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of
     ``completion_tokens``."""
 
     calls: int = 0
@@ -241,48 +228,49 @@ class TokenUsage(Struct, frozen=True, omit_defaults=True):
 
 
 class DayUsage(Struct, frozen=True):
-    """Tokens of one agent (the key) by model, on the newest day (UTC, since the epoch) with any usage."""
+    """What one agent (the key) has spent on the newest day, counted from the Unix epoch in UTC, on which it spent
+    anything; by model."""
 
     day: int
     spent: dict[str, TokenUsage]
 
 
 class DayStored(Struct, frozen=True):
-    """Amount that one participant (the key) stored on a day (UTC, since the epoch). `limits` restores it after a
-    restart."""
+    """What one participant (the key) has stored on a day, counted from the Unix epoch in UTC: what `limits` keeps over
+    a restart."""
 
     day: int
     bytes: int
     messages: int
     is_near: bool = False
-    """Whether the participant has nearly used up its quota."""
+    """Whether little of its quota is left."""
 
 
 class CallWait(Struct, frozen=True, omit_defaults=True):
-    """The answers (from ``to``) or the decision (on ``request``, a seq) that a tool call waits for, until ``until``
-    (ms)."""
+    """What a call waits for: the answers of these participants, or a person's decision on its ``request`` (a seq),
+    ``until`` then (ms)."""
 
     to: tuple[str, ...] = ()
     request: int | None = None
     until: int = 0
     copies: tuple[tuple[str, int], ...] = ()
-    """Messages that each ask one approver, by the approver's id."""
+    """The messages that ask one approver each, by id."""
 
     deciders: tuple[str, ...] | None = None
-    """Ids of the people who may decide; None: every reader of the request, and operators."""
+    """The people who may decide, by id; None: everybody who reads the request, and operators."""
 
     with_operators: bool = False
-    """Whether operators may decide beside ``deciders``."""
+    """Whether operators may decide beside those."""
 
     voters: tuple[str, ...] = ()
-    """People who have approved, where one approval is not enough."""
+    """The people who have approved where one approval is not enough."""
 
     def find_request(self, agent_id: str) -> int | None:
-        """Return the seq of the message that asks this person: the person's own copy, or the request."""
+        """The message that asks somebody: one's own copy, or the request."""
         return next((seq for name, seq in self.copies if name == agent_id), self.request)
 
     def may_decide(self, agent_id: str, *, is_reader: bool, is_operator: bool) -> bool:
-        """Return whether a person may decide now. ``is_reader``: the person reads the request."""
+        """Whether a person may decide now. ``is_reader``: the person reads the request."""
         if agent_id in self.voters:
             return False
         if self.deciders is None:
@@ -291,8 +279,7 @@ class CallWait(Struct, frozen=True, omit_defaults=True):
 
 
 class OpenReaction(Struct, frozen=True):
-    """A reaction that has started and not finished (key ``AGENT/REACTION``); ``seq`` is that of its ``started``
-    record."""
+    """A reaction begun and not finished, under ``AGENT/REACTION``; ``seq`` is that of its ``started`` record."""
 
     reaction: str
     agent_id: str
@@ -300,30 +287,27 @@ class OpenReaction(Struct, frozen=True):
     seq: int
     trigger_head: MessageHead
     oldest: int
-    """Oldest seq of its prompt. Retention keeps everything from here on."""
+    """The oldest seq of its prompt: retention keeps everything from here on."""
     is_cancelled: bool = False
     spent: dict[str, TokenUsage] = {}
-    """Tokens reported by its records so far, by model."""
+    """What its records say so far, by model."""
 
     life: int = 0
-    """`Participant.life` of the process that wrote its newest record."""
+    """Of the process that wrote the newest of its records (`Participant.life`)."""
 
     calls: dict[str, bool] = {}
-    """Calls that have started and have no result, and whether each one waits for somebody (`call_progress`)."""
+    """The calls that were begun and have no result (`reactions.follow`), and whether each waits for somebody else."""
 
     awaits: dict[str, CallWait] = {}
-    """The wait of each waiting call."""
+    """For whom, of those that do."""
 
     at: int = 0
-    """Start time in ms; 0 in databases of older releases."""
+    """When it was begun; 0 where that was not kept."""
 
 
 class Takeover(Struct, frozen=True):
-    """A person's control of a thread (the key). ``by`` is empty once the takeover has ended.
-
-    ``taken`` and ``given`` are the seqs of the newest start and end, ``at`` is the time of the start in ms. ``head``
-    says where a message of the thread would go.
-    """
+    """A thread (the key) that a person took, ``by`` whom (empty: it was given back), the seqs of its last ``taken``
+    and ``given`` rows, and when it was taken. ``head`` says where a message of it would go (`holds`)."""
 
     by: str
     taken: int
@@ -331,14 +315,14 @@ class Takeover(Struct, frozen=True):
     head: MessageHead
     given: int = 0
     until: int = 0
-    """Time (ms) at which the takeover expires; 0: never."""
+    """When it ends by itself (ms); 0: it does not."""
 
 
 class ReadState(Struct, frozen=True, omit_defaults=True):
-    """Read state and preferences of a participant for one thread, under ``ID/THREAD`` (`read_state`): everything up to
-    ``read_upto`` is read.
+    """What a participant keeps for itself of a thread, under ``ID/THREAD`` (`marks`): everything up to ``read_upto`` is
+    read.
 
-    The value under ``ID/`` applies to all threads that have no entry, because old entries are evicted.
+    Under ``ID/`` alone: of all threads without a mark, since theirs made room for others.
     """
 
     read_upto: int = 0
@@ -349,20 +333,21 @@ class ReadState(Struct, frozen=True, omit_defaults=True):
 
 
 class Question(Struct, frozen=True):
-    """A message that requires a response from a person and has none yet, under ``ID/SEQ`` (`questions`)."""
+    """A message that requires a response of a person, who has not answered it, under ``ID/SEQ`` (`questions`)."""
 
     sender_id: str
     thread_id: str
 
 
 class DismissedItems(Struct, frozen=True):
-    """Inbox items that a participant (the key) dismissed: kind, seq and time (ms) of each, newest last."""
+    """What somebody (the key) does not want to be told of any more: kind and seq of each, and when that was; the newest
+    last."""
 
     items: tuple[tuple[str, int, int], ...] = ()
 
 
 class UndeliveredMessage(Struct, frozen=True):
-    """A dead letter as its sender sees it, under ``SENDER/NEWEST_FIRST/RECIPIENT``."""
+    """Of a dead letter, for its sender, under ``SENDER/NEWEST_FIRST/RECIPIENT``."""
 
     agent_id: str
     seq: int
@@ -371,11 +356,8 @@ class UndeliveredMessage(Struct, frozen=True):
 
 
 class BudgetStop(Struct, frozen=True):
-    """A reaction that ended at its agent's own token or money budget, under ``NEWEST_FIRST/AGENT``. ``seq`` is that of
-    its trigger.
-
-    It no longer counts once the conversation is resumed, or the agent starts another reaction to the same trigger.
-    """
+    """A reaction that its agent's own budget of tokens or money has ended, under ``NEWEST_FIRST/AGENT``: ``seq`` is its
+    trigger's. It is over when the conversation was let go on since, or another reaction to the same was begun."""
 
     agent_id: str
     reaction: str
@@ -386,15 +368,11 @@ class BudgetStop(Struct, frozen=True):
     reason: str
 
 
-class IndexPosition(Struct, frozen=True):
-    """Position in the shared log up to which this database is complete: the record at ``position``, which has this
-    ``digest``.
-
-    ``leader`` and ``epoch`` are those of that record. ``is_filling``: the database holds only part of the rows up to
-    there. ``base`` is the record from which the log could begin (0: none) once it drops rows up to ``base_head``.
-    ``begun`` and ``begun_head`` are those of a snapshot that is being written. ``begun`` is None in databases of older
-    releases.
-    """
+class Followed(Struct, frozen=True):
+    """How far the log that several nodes share is in this ledger: up to the record at ``position`` with this
+    ``digest``, who led there, and whether what is here is a part of what was there then. ``base`` is the record from
+    which the log could begin, 0 for none, once all that it holds of rows up to ``base_head`` is dropped; ``begun`` and
+    ``begun_head`` are those of one that is being written; None: an older release did not say."""
 
     position: int
     digest: str
@@ -409,43 +387,43 @@ class IndexPosition(Struct, frozen=True):
 
 
 class ConversationBudget(Struct, frozen=True, omit_defaults=True):
-    """Use of a conversation's budget, in total and by participant (`conversation_budgets`). The key is the root's seq."""
+    """How much of its budget the conversation that a root message began has used, and who has (`shares`)."""
 
     messages: int
     last_seq: int
     extra_messages: int = 0
     extra_hops: int = 0
     stopped_in: tuple[str, ...] = ()
-    """Threads whose readers were notified that the budget is exceeded."""
+    """Threads whose readers were told that it is spent."""
 
     spent: dict[str, TokenUsage] = {}
-    """Tokens reported by its reactions, by model."""
+    """What the records of its reactions say, by model."""
 
     resumed: int = 0
-    """Number of times the conversation was resumed."""
+    """How often it was let go on."""
 
     began_by: str = ""
-    """Sender of the root; empty if unknown because an earlier budget was damaged."""
+    """Who began it; empty where that is not known, since what was counted before is lost."""
 
     first: tuple[str, ...] = ()
-    """First parties: the root's sender, and the participants that the root names."""
+    """Those between whom it began: its root's sender, and whom that names."""
 
     parties: dict[str, int] = {}
-    """Messages sent by each party: a first party, or a participant whom a party addressed."""
+    """How many messages each of them has sent in it, and of those whom parties addressed."""
 
     others: dict[str, int] = {}
-    """Messages sent by each participant who is no party."""
+    """How many each of the rest has."""
 
     claims: dict[str, dict[str, TokenUsage]] = {}
-    """Tokens that each agent's records report for this conversation, by model."""
+    """What their records say that each agent spent in it, by model."""
 
     told: tuple[str, ...] = ()
-    """Limits that stopped it since it was last resumed. The sender of the root was notified once for each."""
+    """By which bounds it has stopped since it was let go on: each was told to who began it."""
 
 
 class StoppedConversation(Struct, frozen=True):
-    """A conversation that exceeded a limit and was not resumed: its newest message and time, the limit, the
-    participant who used most of it, and that participant's number of messages."""
+    """A conversation that has stopped and was not let go on: the last message stored in it, and when, by which
+    limit, who used it up, and how many of its messages that one sent."""
 
     root: int
     seq: int
@@ -458,7 +436,7 @@ class StoppedConversation(Struct, frozen=True):
 
 
 class CallResult(Struct, frozen=True):
-    """First result of a changing call. A repeat of its ``call_id`` within 24 hours gets the same result."""
+    """The first result of a call that changed something, repeated for its ``call_id`` for 24 hours."""
 
     digest: str
     at: int
@@ -474,15 +452,14 @@ class DeadLetter(Struct, frozen=True):
     failures: int
     at: int
     reactions: tuple[str, ...] = ()
-    """Reactions to it that were open at that time; they are closed."""
+    """Those to it that were open then, and are no more."""
 
     sender_id: str = ""
-    """Sender who sees it as undelivered; empty if unknown."""
+    """Who is shown it as undelivered; empty where that is not known, or was not kept."""
 
 
 class AbandonedReaction(Struct, frozen=True):
-    """Names the dead letter that a reaction (second half of the key) was started for. It is kept as long as the
-    letter."""
+    """Of a reaction (the key's second half) to what is a dead letter now: which it is. Kept as long as the letter."""
 
     trigger: int
     sender_id: str
@@ -490,24 +467,25 @@ class AbandonedReaction(Struct, frozen=True):
 
 
 class AttemptCount(Struct, frozen=True):
-    """Number of attempts of a message that failed at least once and is now settled: handled, or given up."""
+    """How many attempts a message took in all that failed at least once and needs no more: the last one handled it, or
+    it was given up."""
 
     attempts: int
 
 
 class ReactionStart(Struct, frozen=True):
-    """A reaction and the seq of its ``started`` record."""
+    """A reaction, as it was begun by the ``started`` record of this seq."""
 
     reaction: str
     seq: int
 
 
-MAX_KNOWN_STARTS = 64
-"""Maximum number of known reactions to one message: the first, and the newest."""
+MAX_BEGUN = 64
+"""How many of the reactions to one message are known: the first, and the newest."""
 
 
 class TriggeredReactions(Struct, frozen=True):
-    """Reactions that one agent (first half of the key) started for one message (second half): the newest, and
+    """The newest reaction that one agent (the key's first half) began for one message (its second half), and the
     ``earlier`` ones."""
 
     reaction: str
@@ -520,17 +498,17 @@ class TriggeredReactions(Struct, frozen=True):
 
     @property
     def all(self) -> tuple[ReactionStart, ...]:
-        """All of them, oldest first."""
+        """All of them, ascending."""
         return (*self.earlier, ReactionStart(self.reaction, self.seq))
 
     def with_started(self, reaction: str, seq: int) -> TriggeredReactions:
-        """Return these and one that starts now. The first and the newest are kept."""
+        """These, and one that is begun now."""
         first, *others = self.all
-        return TriggeredReactions(reaction, seq, (first, *others[2 - MAX_KNOWN_STARTS :]))
+        return TriggeredReactions(reaction, seq, (first, *others[2 - MAX_BEGUN :]))
 
 
 def descending_key(seq: int) -> str:
-    """Return a seq as a key that sorts before the keys of lower seqs."""
+    """A seq as a key that comes before those of lower ones."""
     return f"{SEQ_LIMIT - seq:016d}"
 
 
@@ -559,12 +537,12 @@ VALUE_TYPES: dict[Table, Any] = {
     "dismissed": DismissedItems,
     "undelivered": UndeliveredMessage,
     "spent_out": BudgetStop,
-    "followed": IndexPosition,
+    "followed": Followed,
 }
 
 
 class TableWrite(Struct, frozen=True, gc=False):
-    """One pending write of a state table; ``value`` None deletes the key."""
+    """One change of one table; ``value`` None deletes the key."""
 
     table: Table
     key: str
@@ -572,11 +550,8 @@ class TableWrite(Struct, frozen=True, gc=False):
 
 
 class Facts(Struct):
-    """Answer of the ledger to a `LookupRequest`.
-
-    A key that is absent from ``stored`` or ``cold`` does not exist, except for keys in ``damaged``: (table, key) of
-    values that failed their checksum.
-    """
+    """What the ledger says about a batch before it is applied. A key that is absent from a table does not exist, but
+    those of ``damaged``: (table, key) of values that are no longer what was stored."""
 
     stored: dict[tuple[str, str], StoredKey] = {}
     heads: MutableMapping[int, MessageHead] = {}
@@ -585,17 +560,17 @@ class Facts(Struct):
 
 
 def encode_value(value: Any) -> bytes:
-    """Encode a table value for the ledger."""
+    """Encode a table's value for the ledger."""
     return encode(value)
 
 
 def decode_value(table: Table, data: bytes | str) -> Any:
-    """Decode what `encode_value` wrote. Raises `msgspec.DecodeError` for another shape."""
+    """Decode what `encode_value` wrote. Raises `msgspec.DecodeError` on another shape."""
     return msgspec.json.decode(data, type=VALUE_TYPES[table])
 
 
 class LookupRequest(Struct):
-    """Keys, seqs and values that a batch needs before it is applied. `Ledger.lookup` answers with `Facts`."""
+    """What a batch needs to know before it is applied: `Ledger.lookup` answers it with `Facts`."""
 
     keys: set[tuple[str, str]]
     seqs: set[int]

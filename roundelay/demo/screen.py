@@ -1,6 +1,6 @@
-"""How the demo looks: each message under its thread, what agents do between messages, and the summary.
+"""The demo's screen: each message under its thread, the agents' tool calls, and the summary.
 
-Takes facts and writes lines; whatever a participant wrote goes through `clean`. It decides nothing and asks nothing.
+It formats facts as lines, and cleans everything that a participant wrote. It decides nothing and reads nothing.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from roundelay.network.messages import BaseMessage
 from roundelay.network.text import count
 
 PLAIN_WIDTH = 96
-"""Where lines are broken when the output is no terminal."""
+"""Line width when the output is no terminal."""
 MAX_WIDTH = 110
 BAR = "  │ "
 SHOWN_CHARS = 60
-"""Of a tool's argument or result."""
+"""Maximum characters of a tool's argument or result."""
 
 
 class DemoScreen(Screen):
-    """A `Screen` with the demo's own layout, for few messages and a reader who sees them for the first time."""
+    """A `Screen` with a layout for few messages and first-time readers."""
 
     @property
     def columns(self) -> int:
-        """Where lines are broken."""
+        """The line width."""
         return min(self.width or PLAIN_WIDTH, MAX_WIDTH)
 
     def node(self, url: str) -> None:
-        """The node is up."""
+        """Write that the node is up."""
         self._hang(
             f"{self.paint.bold('Roundelay')}: ", 11, [f"a node at {url} and three agents on WebSockets"], below=""
         )
 
     def member(self, agent_id: str, pid: int, description: str) -> None:
-        """An agent is there."""
+        """Write that an agent has joined."""
         padding, process = " " * (8 - len(agent_id)), f"process {pid:<8}"
         lead = f"  {self.paint.name(agent_id)}{padding} {self.paint.dim(process)} "
         self._hang(lead, len(f"  {agent_id}{padding} {process} "), [description])
 
     def message(self, message: BaseMessage, text: str | None = None) -> None:
-        """A message with its thread, its text behind a bar so that no text can pass for another message."""
+        """Write a message with its thread. A bar marks its text, so that no text can look like another message."""
         head = f"{self.paint.bold(f'#{message.seq}')} {self.paint.name(message.sender_id)} {_describe_aim(message)}"
         self.write(f"{head}   {self.paint.dim('in')} {self.paint.name(message.thread_id)}")
         bar = self.paint.dim(BAR)
@@ -50,13 +50,13 @@ class DemoScreen(Screen):
         self.write("")
 
     def tool_call(self, agent_id: str, tool: str, arguments: str, result: str) -> None:
-        """A tool that an agent called, with what came out."""
+        """Write a tool call with its result."""
         call = clean(f"{tool}({_describe_arguments(arguments)}) → {_shorten(result)}")
         self._hang(f"  {self.paint.name(agent_id)} ", 3 + len(agent_id), [call], paint=self.paint.dim)
         self.write("")
 
     def incident(self, text: str) -> None:
-        """What happened to an agent's process."""
+        """Write an event of an agent's process."""
         mark = self.paint.yellow("! ")
         self._hang(mark, 2, [clean(text)], paint=self.paint.yellow, below=mark)
         self.write("")
@@ -71,11 +71,11 @@ class DemoScreen(Screen):
         self.write("")
 
     def suggest(self, title: str, commands: Sequence[tuple[str, str]]) -> None:
-        """Commands to try: what each does, and the command."""
+        """Write commands to try, with what each does."""
         self.write(self.paint.bold(title))
         width = max(len(purpose) for purpose, _ in commands)
         fits = all(len(f"  {' ' * width}   {command}") <= self.columns for _, command in commands)
-        between = "   " if fits else "\n      "  # each in one row, where a terminal lets one copy it
+        between = "   " if fits else "\n      "  # on its own line a command can be copied from a terminal
         for purpose, command in commands:
             self.write(f"  {self.paint.dim(purpose.ljust(width) if fits else purpose)}{between}{command}")
 
@@ -88,8 +88,7 @@ class DemoScreen(Screen):
         paint: Callable[[str], str] = str,
         below: str | None = None,
     ) -> None:
-        """Write lines behind a lead of so many columns, broken where the screen ends; ``below`` stands under the
-        lead."""
+        """Write lines after a lead of ``width`` columns, wrapped at the line width; ``below`` stands under the lead."""
         for number, line in enumerate(break_lines(lines, max(self.columns - width, 20))):
             self.write(f"{(lead if number == 0 else ' ' * width if below is None else below)}{paint(line)}")
 

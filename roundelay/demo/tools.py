@@ -1,7 +1,7 @@
-"""What the demo's agents can do: `calculate` for one, questions about a text for the other.
+"""Tools of the demo's agents: `calculate` for one, and questions about a text for the other.
 
-`find_sums` and `find_word_tasks` read tasks out of a question; the tools do one task each, for a scripted agent and for
-a model alike. Pure: no IO, no clock, no `eval`; what a stranger may type is bounded before it is computed.
+`find_sums` and `find_word_tasks` find tasks in a question. A tool does one task, for a script and for a model alike. Pure: no
+IO, no clock, no `eval`. Strangers may type anything, so sizes are bounded before anything is computed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_TEXT_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to do: the tool with its arguments, and the words that its result completes to a sentence."""
+    """One task: the tool with its arguments, and the words that its result completes to a sentence."""
 
     tool: str
     arguments: Mapping[str, object]
@@ -53,16 +53,16 @@ def calculate(expression: Expression) -> str:
 
 
 def evaluate(expression: str) -> Fraction:
-    """Give the exact value. Raises `ToolError`, `ZeroDivisionError`, and `OverflowError` beyond `MAX_BITS`."""
+    """Return the exact value. Raises `ToolError`, `ZeroDivisionError`, and `OverflowError` beyond `MAX_BITS`."""
     source = expression.replace("^", "**").replace("×", "*").replace("÷", "/").strip()
-    # No letters: no names, no exponents such as 1e999999, no strings.
+    # Letters are refused: no names, no exponents such as 1e999999, no strings.
     if len(source) > MAX_EXPRESSION_CHARS or not re.fullmatch(r"[\d.+\-*/%() ]+", source, re.ASCII):
-        raise ToolError(f"{expression[:50]!r} is no expression of numbers, + - * / % ^ and parentheses.")
+        raise ToolError(f"{expression[:50]!r} is no expression. Use numbers, + - * / % ^ and parentheses.")
     return _evaluate(_parse(source), source)
 
 
 def format_number(value: Fraction) -> str:
-    """Give a whole number or short decimal as it is, anything else rounded to 10 places, with a sign that says so."""
+    """Format a whole number or a short decimal exactly, any other value rounded to 10 places and marked as such."""
     if value.denominator == 1:
         return str(value.numerator)
     scaled = value * 10**10
@@ -72,7 +72,7 @@ def format_number(value: Fraction) -> str:
 
 
 def find_sums(question: str) -> list[Task]:
-    """Give the expressions of a question as tasks; quoted texts are not looked into."""
+    """Return the expressions of a question as tasks. Quoted texts are skipped."""
     text = _QUOTED.sub(" ; ", question[:MAX_TEXT_CHARS])
     for pattern, sign in _SPELLINGS:
         text = re.sub(pattern, sign, text, flags=re.IGNORECASE)
@@ -102,21 +102,21 @@ def _parse(source: str) -> ast.expr:
 
 
 def _trim_expression(found: str) -> str | None:
-    """Give the longest part of a run of digits and signs that is an expression with something to calculate."""
+    """Return the longest prefix that is an expression with something to calculate, or None."""
     source = re.sub(r"\s+", " ", found)[: MAX_EXPRESSION_CHARS // 2].strip()
     while source:
         closed = source + ")" * (source.count("(") - source.count(")"))
         try:
             parsed = _parse(closed)
         except ToolError:
-            source = source[:-1].strip()  # what belongs to the sentence, not to the expression
+            source = source[:-1].strip()  # drop what belongs to the sentence
             continue
         try:
             evaluate(closed)
         except ToolError:
             return None
         except (ZeroDivisionError, OverflowError):
-            pass  # the answer will say so
+            pass  # the tool's answer says so
         return closed if isinstance(parsed, ast.BinOp) else None
     return None
 
@@ -148,8 +148,8 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 def _evaluate(node: ast.expr, source: str) -> Fraction:
     match node:
-        case ast.Constant(int() | float()):  # and no ellipsis
-            return Fraction(ast.get_source_segment(source, node) or "0")  # by its digits: a float would round them
+        case ast.Constant(int() | float()):  # but no ellipsis
+            return Fraction(ast.get_source_segment(source, node) or "0")  # from the digits, because a float rounds them
         case ast.UnaryOp(ast.USub(), operand):
             return -_evaluate(operand, source)
         case ast.UnaryOp(ast.UAdd(), operand):
@@ -193,10 +193,10 @@ def reverse_text(text: Text) -> str:
 
 
 def find_word_tasks(question: str) -> list[Task]:
-    """Give the tasks for `words` in a question; each is about the quoted text after it, else before it, else about what
-    follows."""
+    """Return the tasks for `words` in a question. A task is about the next quoted text, or else the last one, or else the
+    words after it."""
     question = question[:MAX_TEXT_CHARS]
-    plain = _QUOTED.sub(lambda found: " " * len(found[0]), question)  # what is quoted is asked about, and asks nothing
+    plain = _QUOTED.sub(lambda found: " " * len(found[0]), question)  # quoted words ask for nothing
     orders = [
         (found.start(), tool_name, choice, label)
         for pattern, tool_name, choice, label in _ORDERS

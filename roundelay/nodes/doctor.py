@@ -1,6 +1,6 @@
-"""``roundelay doctor``: what a node and its agents need, checked one by one, each with what to do if it is missing.
+"""``roundelay doctor``: checks what a node and its agents need, one thing at a time, with advice for what is missing.
 
-It changes nothing that lasts: it writes and deletes one small file beside the database, and asks each model twice.
+It changes nothing lasting: it writes and deletes a small file beside the database, and asks each model twice.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ SLOW_SYNC_MS = 50.0
 MAX_SKEW_S = 5.0
 LOG_TIMEOUT_S = 15.0
 LOCK_TIMEOUT_S = 1.0
-"""A node that writes holds up nobody who reads; so a lock that is not given sooner is one that is refused."""
-REMAKE = "Stop the node, delete the file and start it again: it is made anew from the log, which lacks nothing of it."
+"""Timeout for a read lock on the database, in seconds. A running node never blocks readers, so a longer wait means refusal."""
+REMAKE = "Stop the node, delete the file and start the node: it rebuilds the file from the log, and nothing is lost."
 EARLIEST_S = 1_735_689_600
-"""The year 2025: a clock before it was never set."""
+"""The year 2025, in seconds since the Unix epoch. An earlier clock was never set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One thing that was looked at. ``advice`` says what to do about it."""
+    """The result of one check. ``advice`` says what to do."""
 
     name: str
     status: Status
@@ -86,7 +86,7 @@ class Checked:
         return f"{color(f'{self.status:<6}')} {clean(self.name):<10} {clean(hide_secrets(self.detail))}{advice}"
 
     def to_json(self) -> dict[str, str]:
-        # Names and states are our own words: a password such as "secret" must not take them apart.
+        # Only details can hold a secret. Hiding a password like "secret" must not break the names of checks.
         return asdict(self) | {"detail": hide_secrets(self.detail), "advice": hide_secrets(self.advice)}
 
 
@@ -100,8 +100,8 @@ async def examine(
     env: Mapping[str, str],
     flags: Mapping[str, object],
 ) -> list[Checked]:
-    """Check everything; what depends on something that failed is left out. Of an agent's file: what the agent needs.
-    ``flags`` go before the environment, as a node's do."""
+    """Run all checks, except those that depend on a failed one. For an agent's file, check what the agent needs. ``flags``
+    override the environment, as they do for a node."""
     checks = [check_python(), check_packages()]
     config: NodeConfig | None = None
     try:
@@ -138,7 +138,7 @@ async def examine(
 
 
 def _is_agents(file: Path) -> bool:
-    """Whether a file is an agent's: a node's has none of these keys."""
+    """Whether a file is an agent's. A node's file has none of these keys."""
     value = load_yaml(file).value
     return isinstance(value, dict) and not {"id", "instruction"}.isdisjoint(value)
 
@@ -149,8 +149,8 @@ def check_python() -> Checked:
 
 
 def check_packages() -> Checked:
-    """Whether what the installed package says it needs is there; without what only some systems have, things are
-    slower."""
+    """Check the packages that the installed package requires. Those that only some systems need are optional: without them
+    things are slower."""
     found, missing = [], []
     try:
         needs = [line.partition(";") for line in ["roundelay", *(requires("roundelay") or [])]]
@@ -173,8 +173,7 @@ def check_packages() -> Checked:
 
 
 def check_mods(config: NodeConfig, origin: str) -> Checked:
-    """Whether each mod can be loaded, and the page of rights names what there is; ``origin`` is where the mods are
-    named."""
+    """Check that each mod loads and that the page of rights names existing things. ``origin`` is where the mods are named."""
     try:
         add_mod_folder(config.folder)
         make_rights(config, load_mods(config.mods, OWN_MODS))
@@ -186,7 +185,7 @@ def check_mods(config: NodeConfig, origin: str) -> Checked:
 
 
 def check_database(config: NodeConfig) -> Checked:
-    """Whether the folder takes durable files, how fast, and whether the file is a database."""
+    """Check that the folder accepts durable files, how fast, and that the file is a database."""
     if config.durability == "memory":
         return Checked("database", "note", "durability is memory: nothing outlives the node.")
     db = config.db
@@ -194,7 +193,7 @@ def check_database(config: NodeConfig) -> Checked:
     busy = next((node.url for node in running_nodes() if Path(node.owner_file) == owner), None)
     try:
         check_folder(db)
-        folder = next(it for it in db.resolve().parents if it.exists())  # what is below is made by the node
+        folder = next(it for it in db.resolve().parents if it.exists())  # the node creates the missing folders
         took_ms = _measure_sync(folder, db.name)
         free = shutil.disk_usage(folder).free
         size = _measure_database(db) if db.exists() else 0
@@ -214,7 +213,7 @@ def check_database(config: NodeConfig) -> Checked:
 
 
 def check_shared_log(config: NodeConfig) -> list[Checked]:
-    """Of which shared log the file is an index, and how far; nothing of a node on a file of its own."""
+    """Check which shared log the file indexes, and how far; nothing for a node without one."""
     db, log = config.db, None if config.log is None else hide_password(config.log)
     try:
         with open_database(db) as kept:
@@ -237,7 +236,7 @@ def check_shared_log(config: NodeConfig) -> list[Checked]:
 
 
 async def ask_shared_log(url: str) -> Checked:
-    """Whether the log that a node shares answers, and how it keeps what it is given."""
+    """Check that the shared log answers, and how it stores its records."""
     name = hide_password(url)
     try:
         log = make_shared_log(url)
@@ -260,7 +259,7 @@ async def ask_shared_log(url: str) -> Checked:
 
 
 def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
-    """Whether the file is whole, which reads all of it."""
+    """Check the whole file for damage."""
     began = time.perf_counter()
     try:
         problems = check_file(db)
@@ -276,7 +275,7 @@ def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
 
 
 def check_retention(config: NodeConfig) -> Checked:
-    """What is dropped when, and whether something holds it back."""
+    """Describe the retention rules, and whether something holds retention back."""
     try:
         log = summarise(config.db)
     except LedgerError as error:
@@ -300,7 +299,7 @@ def check_retention(config: NodeConfig) -> Checked:
 
 
 def check_files(config: NodeConfig) -> Checked:
-    """Whether the node may open as many files as it takes connections."""
+    """Check that the node may open as many files as connections."""
     limit = raise_file_limit()
     shown = "as many files as there are" if limit == sys.maxsize else f"{limit} files"
     detail = f"A process may open {shown}; each connection is one."
@@ -312,7 +311,7 @@ def check_files(config: NodeConfig) -> Checked:
 
 
 def check_tls(config: NodeConfig) -> Checked:
-    """Whether certificate and key fit, or why there are none."""
+    """Check that certificate and key match, or explain why there are none."""
     try:
         tls, _ = load_tls(config)
     except ConfigError as error:
@@ -327,7 +326,7 @@ def check_tls(config: NodeConfig) -> Checked:
 
 
 def check_page(config: NodeConfig) -> Checked:
-    """By which names browsers reach the page."""
+    """Describe the names by which browsers reach the page."""
     if not config.web:
         return Checked("page", "ok", "Browsers are shown none.")
     if config.web_hosts:
@@ -343,8 +342,8 @@ def check_page(config: NodeConfig) -> Checked:
 
 
 def check_secrets(config: NodeConfig, file: Path | None = None) -> Checked:
-    """Whether the node's owner alone may read what holds its key, its tokens and its messages; ``file`` is its own,
-    where that names the shared log: it may hold a password."""
+    """Check that only the owner can read the node's key, tokens and messages. ``file`` is the node's own file if it names the
+    shared log, because that address may contain a password."""
     has_password = config.log is not None and hide_password(config.log) != config.log
     if file is not None and has_password and file.stat().st_mode & 0o077:
         told = f"{file} holds the password of the shared log, and others may read it."
@@ -358,7 +357,7 @@ def _measure_sync(folder: Path, name: str) -> float:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{name}-doctor-") as file:
         file.write(b"\0" * 4096)
         file.flush()
-        try_record_lock(file.fileno())  # the database itself is read without locks
+        try_record_lock(file.fileno())  # the database's own file is read without locks
         began = time.perf_counter()
         sync_descriptor(file.fileno())
         return (time.perf_counter() - began) * 1000
@@ -373,7 +372,7 @@ def _measure_database(db: Path) -> int:
 
 
 async def check_port(config: NodeConfig) -> Checked:
-    """Whether a node can listen there, or one does."""
+    """Check that a node can listen at the address, or does."""
     where = f"{config.host}:{config.port}"
     if (reason := _find_hindrance(config.host, config.port)) is None:
         return Checked("port", "ok", f"{where} is free.")
@@ -396,7 +395,7 @@ async def check_port(config: NodeConfig) -> Checked:
 
 
 async def check_gateway(config: NodeConfig) -> Checked:
-    """Whether the gateway that `interop` asks for can run, or does."""
+    """Check that the gateway that `interop` asks for can run, or does."""
     interop = config.interop
     where, served = f"{interop.host}:{interop.port}", " ".join(interop.serve)
     if find_spec("uvicorn") is None:
@@ -415,7 +414,7 @@ async def check_gateway(config: NodeConfig) -> Checked:
 
 
 def _find_hindrance(host: str, port: int) -> str | None:
-    """Why nothing can listen there; None if something can."""
+    """Return why nothing can listen at the address; None if something can."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -426,7 +425,7 @@ def _find_hindrance(host: str, port: int) -> str | None:
 
 
 async def check_clock(url: str, config: NodeConfig | None) -> Checked:
-    """Whether this clock was set, agrees with the hub's and has not gone back since the database was last written."""
+    """Check that the clock was set, agrees with the hub's, and has not gone back since the last write to the database."""
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now))
     if now < EARLIEST_S:
@@ -446,8 +445,8 @@ async def check_clock(url: str, config: NodeConfig | None) -> Checked:
 
 
 async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url: str | None) -> AsyncIterator[Checked]:
-    """Whether each agent's tools load, the hub at ``url`` has those that it names, and its model can call one. Agents
-    with the same model share the question."""
+    """Check that each agent's tools load, that the hub at ``url`` has the tools it names, and that its model can call one.
+    Agents with the same model share one question."""
     from roundelay.agents.team import build_runner, load_agents
 
     try:
@@ -474,14 +473,14 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
         if spec.model.openai is None and spec.model.local is None:
             yield Checked(name, "ok", f"{count(len(runner.tools), 'tool')} of its own; its model is a script.")
             continue
-        settings = spec.model.model_dump_json()  # the same for the same model
+        settings = spec.model.model_dump_json()  # equal for equal models
         if settings not in asked:
             asked[settings] = await check_model(name, runner.model, timeout_s)
         yield replace(asked[settings], name=name)
 
 
 async def check_network_tools(spec: AgentSpec, runner: SimpleAgentRunner, url: str | None) -> Checked:
-    """Whether the hub at ``url`` has the tools that an agent's ``network_tools`` names."""
+    """Check that the hub at ``url`` has the tools of an agent's ``network_tools``."""
     name = f"agent {spec.id}"
     if url is None:
         unknown = "The names in network_tools are not checked: only a node knows them."
@@ -510,8 +509,8 @@ async def check_named_model(name: str, base_url: str | None, timeout_s: float) -
 
 
 async def check_model(name: str, model: Model, timeout_s: float) -> Checked:
-    """Ask a model to call a tool, and what the tool gave, in the order in which an agent asks; then close it. Some
-    servers take the first turn and refuse the second."""
+    """Ask a model to call a tool and to answer with the result, in the order of an agent's requests; then close it. Some
+    servers accept the first turn and refuse the second."""
     try:
         return await _ask_for_call(name, model, timeout_s)
     finally:
@@ -581,7 +580,7 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
 async def _ask_once(
     name: str, model: Model, request: ModelRequest, timeout_s: float
 ) -> tuple[ModelReply, str] | Checked:
-    """Return a reply with the time it took, or what went wrong."""
+    """Return a reply with the time it took, or the failed check."""
     began = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s):

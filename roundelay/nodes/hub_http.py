@@ -1,4 +1,4 @@
-"""What a hub tells over plain HTTP on its port: health, figures, the time. Blocking; call it in a thread."""
+"""Plain HTTP requests to a hub's port: health, metrics and time. They block, so call them in a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_BODY_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer:
-    """``date_s`` is the hub's clock in seconds since the Unix epoch, None if it did not say."""
+    """A response. ``date_s`` is the hub's clock in seconds since the Unix epoch, or None."""
 
     status: int
     body: str
@@ -28,7 +28,7 @@ class HubAnswer:
 
 
 def get_from_hub(url: str, path: str) -> HubAnswer:
-    """Fetch one of the hub's pages. Raises `ConnectError`."""
+    """Fetch a page of the hub. Raises `ConnectError`."""
     parts = urlsplit(url)
     host, is_tls = parts.hostname or "127.0.0.1", parts.scheme == "wss"
     port = parts.port or (443 if is_tls else 80)
@@ -43,7 +43,7 @@ def get_from_hub(url: str, path: str) -> HubAnswer:
         body = response.read(MAX_BODY_BYTES).decode(errors="replace")
     except OSError as error:
         raise ConnectError(explain_failure(url, error)) from error
-    except UnicodeError as error:  # of a name that can be no host's
+    except UnicodeError as error:  # the name cannot be a host name
         raise ConnectError(f"No hub at {url} can be: that is no host's name ({error}).") from error
     except http.client.HTTPException as error:
         raise ConnectError(
@@ -55,7 +55,7 @@ def get_from_hub(url: str, path: str) -> HubAnswer:
 
 
 def read_readiness(url: str) -> bool | None:
-    """Whether the hub at an address takes sessions; None where no hub answers."""
+    """Whether the hub at an address accepts sessions; None if no hub answers."""
     try:
         answer = get_from_hub(url, "/readyz")
     except ConnectError:
@@ -65,8 +65,8 @@ def read_readiness(url: str) -> bool | None:
 
 
 def read_standing(url: str) -> LogStatus | None:
-    """What the node at an address is to the log that it shares with others; None of one that shares none, or says
-    nothing of it yet. Raises `ConnectError`."""
+    """Return the state of the node towards its shared log; None if it has none, or has not reported one yet. Raises
+    `ConnectError`."""
     return LogStatus.read(get_from_hub(url, "/readyz").body)
 
 

@@ -1,7 +1,7 @@
-"""Links that log a person in to a node's page, once. A link holds a code in its fragment, which no server sees; the hub
-knows the code's hash alone.
+"""Links that log a person in to a node's page once. The fragment of a link holds a code, which no server sees; the hub knows
+only the hash of the code.
 
-Whoever has a link can use it as long as nobody has: it is shown to the person, and written to no log.
+Anybody who has an unused link can use it, so it is shown to the person and written to no log.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from roundelay.network.hub import Hub
 from roundelay.nodes.hub_http import get_from_hub
 
 MINUTES = 10
-"""How long a link can be used, unless it was said."""
+"""Default lifetime of a link, in minutes."""
 
 
 def page_url(url: str) -> str:
-    """Where a browser finds the page of the hub at an address (``ws://`` or ``wss://``)."""
+    """Return the URL of the page of the hub at an address (``ws://`` or ``wss://``)."""
     return f"http{url.removeprefix('ws').rstrip('/')}/"
 
 
 class NoPage(RoundelayError):
-    """A node shows no page; the sentence says why."""
+    """A node serves no page; the sentence says why."""
 
     code = "no_page"
 
 
 def check_page(url: str) -> None:
-    """Raises `NoPage` when the node at an address shows none, and `ConnectError`."""
+    """Raise `NoPage` if the node at an address serves none, or `ConnectError`."""
     answer = get_from_hub(url, "/")
     if answer.status in (404, 426):
         raise NoPage(f"The node at {url} shows no page (web: false); start it without --no-web.")
@@ -47,7 +47,7 @@ def check_page(url: str) -> None:
 async def make_link(
     client: NetworkClient, agent_id: str, *, kind: str = "human", operator: bool = False, minutes: int = MINUTES
 ) -> dict[str, Any]:
-    """A link for an id, made by an operator's client: its `url`, and `expires_at`. Raises `RequestError`."""
+    """Make a link for an id with an operator's client; return its `url` and `expires_at`. Raises `RequestError`."""
     code = make_token()
     args = {"agent_id": agent_id, "kind": kind, "login_hash": hash_token(code), "operator": operator}
     made = await client.call("network.create_login", {**args, "ttl_ms": minutes * 60_000})
@@ -56,8 +56,8 @@ async def make_link(
 
 
 async def make_owners_link(hub: Hub, url: str, agent_id: str) -> str:
-    """A link for the person who started a node, made within it: no participant is needed for it. Raises
-    `ConfigError` when the id is no person's."""
+    """Make a link for the person who started a node, inside that node, so that no participant is needed. Raises
+    `ConfigError` if the id is not a person's."""
     participant = hub.state.participant(agent_id)
     if participant is not None and (participant.kind != "human" or participant.removed_seq is not None):
         what = "was removed" if participant.removed_seq is not None else f"is known here as {participant.kind}"
@@ -68,23 +68,23 @@ async def make_owners_link(hub: Hub, url: str, agent_id: str) -> str:
 
 
 def _write_link(url: str, agent_id: str, code: str, public_url: str | None) -> str:
-    """A link to the page at its public address, else at the hub's."""
+    """Return a link to the page at its public address, or else at the hub's."""
     page = page_url(url) if public_url is None else f"{public_url}/"
     return f"{page}#login={agent_id}~{code}"
 
 
 def open_in_browser(link: str) -> Path | None:
-    """Open a link in the person's browser, through a file that only its owner may read. Return the file, to be deleted
-    when the node stops; None if there is no browser, or no place for the file.
+    """Open a link in the browser through a file that only the owner may read. Return the file, to be deleted when the node
+    stops; None without a browser or a place for the file.
 
-    A browser's command line can be read by every user of the machine, and the link logs in whoever is first.
+    Every user of the machine can read a browser's command line, and the link logs in whoever comes first.
     """
     import webbrowser
 
     page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(link)}"><title>Roundelay</title>\n'
     path = home() / f"open-{os.getpid()}.html"
     try:
-        path.unlink(missing_ok=True)  # of a process that was killed
+        path.unlink(missing_ok=True)  # left by a killed process
         save_new(path, page.encode())
         if webbrowser.open(path.resolve().as_uri()):
             return path
@@ -95,7 +95,7 @@ def open_in_browser(link: str) -> Path | None:
 
 
 def draw_qr(link: str) -> list[str] | None:
-    """A link as lines of a QR code for a terminal; None without the extra ``qr``."""
+    """Draw a link as a QR code in terminal lines; None without the extra ``qr``."""
     try:
         import segno
     except ImportError:
@@ -103,7 +103,7 @@ def draw_qr(link: str) -> list[str] | None:
     rows = [list(row) for row in segno.make(link, error="l", micro=False).matrix_iter(border=4)]
     if len(rows) % 2:
         rows.append([0] * len(rows[0]))
-    # A module is half a character high. Dark modules stay unprinted, as on a dark terminal a reader expects.
+    # One character holds two modules, one above the other. Dark modules stay unprinted, as readers expect on a dark terminal.
     blocks = {(0, 0): "\u2588", (0, 1): "\u2580", (1, 0): "\u2584", (1, 1): " "}
     pairs = zip(rows[::2], rows[1::2], strict=True)
     return ["".join(blocks[bool(up), bool(down)] for up, down in zip(*pair, strict=True)) for pair in pairs]

@@ -1,7 +1,7 @@
-"""NATS servers on this machine, for trying out what several nodes share: `roundelay cluster start`.
+"""NATS servers on this machine, to try out a shared log: `roundelay cluster start`.
 
-Each has a folder, and keeps its store and its log there: started again in the same folder they go on. They listen on
-loopback alone, without a password: they are not made for others.
+Each server keeps its store and its log in its folder, and continues there after a restart. The servers listen on loopback
+only, without a password, so they are not fit for other users.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roundelay.network.platforms import lock_descriptor
 
 HOST = "127.0.0.1"
 ROUTE_PORTS, MONITOR_PORTS = 2000, 4000
-"""Servers speak to each other at their port and so many, and show how they run at their port and so many."""
+"""Offsets from a server's port to its route port (between servers) and its monitoring port."""
 READY_S, STOP_S = 30.0, 10.0
 LOOK_S = 0.05
 CONFIG = """\
@@ -35,7 +35,7 @@ CLUSTER = 'cluster {{ name: roundelay, listen: "{host}:{port}", routes: [{routes
 
 
 def find_server() -> str:
-    """The program. Raises `ConfigError` where there is none."""
+    """Return the path of the program. Raises `ConfigError` if it is missing."""
     beside = Path(sys.executable).with_name("nats-server")
     found = shutil.which("nats-server") or (str(beside) if beside.exists() else None)
     if found is None:
@@ -44,7 +44,7 @@ def find_server() -> str:
 
 
 def log_url(count: int, port: int, stream: str) -> str:
-    """The address of a log on these servers."""
+    """Return the address of a log on these servers."""
     ports = range(port, port + count)
     hosts, monitors = ",".join(f"{HOST}:{it}" for it in ports), ",".join(str(it + MONITOR_PORTS) for it in ports)
     return f"nats://{hosts}/{stream}?" + (f"replicas={count}&" if count > 1 else "") + f"monitor={monitors}"
@@ -52,8 +52,8 @@ def log_url(count: int, port: int, stream: str) -> str:
 
 @asynccontextmanager
 async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    """Servers, ready; stopped at the end. Raises `ConfigError` for a folder that others use, for a port that is taken,
-    and for a server that does not start."""
+    """Start the servers and yield them once they are ready; stop them at the end. Raises `ConfigError` for a folder in use, a
+    port in use, and a server that does not start."""
     program = find_server()
     with _holding(folder) as held:
         async with _running(program, folder, count, port, held) as processes:
@@ -65,8 +65,8 @@ async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[
 
 @contextmanager
 def _holding(folder: Path) -> Iterator[TextIO]:
-    """Keep others from a folder, as long as this process or a server that it has started lives: two servers on one
-    store would spoil it. Raises `ConfigError` where somebody uses it."""
+    """Lock a folder while this process, or a server that it started, lives: two servers on one store would corrupt it. Raises
+    `ConfigError` if the folder is in use."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "servers.pid").open("a+") as held:
         try:
@@ -74,8 +74,8 @@ def _holding(folder: Path) -> Iterator[TextIO]:
         except BlockingIOError as error:
             held.seek(0)
             raise ConfigError(
-                f"Servers use {folder} already, of a start that goes on or was killed (processes "
-                f"{held.read() or '?'}): end them, or name another --dir."
+                f"Servers of an earlier start use {folder} (processes {held.read() or '?'}). "
+                "End them, or choose another --dir."
             ) from error
         held.seek(0)
         yield held
@@ -101,7 +101,7 @@ async def _running(
                     stdout=quiet,
                     stderr=quiet,
                     start_new_session=True,
-                    pass_fds=(held.fileno(),),  # which it never looks at: the folder is held until it ends
+                    pass_fds=(held.fileno(),),  # the child inherits the lock, so the folder stays locked until it ends
                 )
             )
         folders = [folder / f"n{number}" for number in range(1, count + 1)]
@@ -135,7 +135,7 @@ def _write_config(folder: Path, port: int, ports: list[int]) -> Path:
 
 
 async def _wait_until_ready(folder: Path, port: int, process: asyncio.subprocess.Process) -> None:
-    """The server listens, and has something to say."""
+    """Wait until the server listens. Raises `ConfigError` with its last output."""
     with suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
             while process.returncode is None:
@@ -145,7 +145,7 @@ async def _wait_until_ready(folder: Path, port: int, process: asyncio.subprocess
                     return
                 await asyncio.sleep(LOOK_S)
     last = (folder / "server.log").read_text().splitlines()[-1:] if (folder / "server.log").exists() else []
-    raise ConfigError(f"The NATS server in {folder} did not start: {' '.join(last) or 'it said nothing'}")
+    raise ConfigError(f"The NATS server in {folder} did not start: {' '.join(last) or 'it printed nothing'}")
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

@@ -1,4 +1,4 @@
-"""The node's answers to `network.costs`, by the prices that `roundelay cost` uses."""
+"""The node's prices of model calls, for `network.costs`. They are those of `roundelay cost`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class NodePrices:
-    """A node's price list. The models' code and the price table are imported at the first question."""
+    """The node's prices. The model code and the price table are imported on first use."""
 
     @property
     def has_table(self) -> bool:
@@ -19,7 +19,7 @@ class NodePrices:
         return has_price_table()
 
     def price(self, uses: Sequence[UsedTokens]) -> list[float | None]:
-        """Return the dollars for each use, None where no price is known."""
+        """Return the dollars of each use, None without a known price."""
         from roundelay.agents.models.model import Usage
         from roundelay.agents.models.tokens import Prices
 

@@ -1,8 +1,8 @@
-"""First files of a new user, for `roundelay init`: a node, a team from a template, and a test of the team.
+"""The first files of a new user, for `roundelay init`: a node, a team from a template, and a test of the team.
 
-The templates stand in `starters/`, a folder each. Their agents work at once by rules; with a provider chosen, a model
-takes the rules' place, and the rules move into the scenario, so that the test still needs no key. Writing is all or
-nothing and overwrites nothing.
+The templates are the folders in `starters/`. Their agents follow rules, so they work at once. With a provider a model takes
+the place of the rules, and the rules move into the scenario, so that the test still needs no key. All files are written or
+none, and no file is overwritten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from roundelay.network.core.reserved_ids import describe_reserved
 STARTERS = Path(__file__).with_name("starters")
 
 HELLO = "hello"
-"""The template of a single agent, whose name the user chooses."""
+"""The template of a single agent with a name of the user's choice."""
 
 RULES_NOTE = """\
 # Without a model: the first rule that fits gives the answer. Texts are templates over the message.
@@ -32,7 +32,7 @@ MODEL_NOTE = """\
 
 
 class Template(NamedTuple):
-    """What a template is for, and the agent that people write to."""
+    """The purpose of a template, and the agent that people write to."""
 
     summary: str
     agent: str
@@ -51,7 +51,7 @@ TEMPLATES = {
 
 
 class Provider(NamedTuple):
-    """A server of models with OpenAI's API. ``base_url`` is empty for OpenAI's own, ``key`` for one without a key."""
+    """A server of models with OpenAI's API. ``base_url`` is empty for OpenAI, and ``key`` for a server without a key."""
 
     title: str
     model: str
@@ -59,7 +59,7 @@ class Provider(NamedTuple):
     key: str = ""
 
     def describe(self) -> str:
-        """The `model` section of an agent's file."""
+        """Return the `model` section of an agent's file."""
         lines = ["model:", "  openai:", f"    name: {self.model}"]
         lines += [f"    base_url: {self.base_url}"] if self.base_url else []
         lines += [f"    api_key_env: {self.key}"] if self.key else []
@@ -81,11 +81,11 @@ PROVIDERS = {
 
 
 YAML_WORDS = frozenset({"false", "n", "no", "null", "off", "on", "true", "y", "yes"})
-"""Ids that YAML reads as something else than text."""
+"""Ids that YAML reads as a value of another type."""
 
 
 class AgentIdError(ValueError):
-    """An agent's name that is no id, or that others would confuse with somebody else's."""
+    """An agent name that is no id, or that others would take for somebody else's."""
 
 
 def write_starter(
@@ -93,19 +93,21 @@ def write_starter(
 ) -> list[Path]:
     """Write the files of a template and return their paths, the node's first.
 
-    ``agent`` names the agent of the template `hello`; the agents of the others have names. Raises `FileExistsError` before anything is written if one of the
-    files exists, `AgentIdError`, `OSError`.
+    ``agent`` names the agent of the template `hello`; the other templates name theirs. Raises `FileExistsError` before
+    anything is written if one of the files exists, `AgentIdError`, `OSError`.
     """
     files = make_files(template, agent or name_agent(template, provider), provider)
     for name in files:
         if os.path.lexists(folder / name):
             raise FileExistsError(errno.EEXIST, "File exists", str(folder / name))
-    for name in files:  # all folders before the first file: if one cannot be made, nothing is written
+    for name in files:  # make all folders first: if one fails, no file is written
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     try:
         for name, text in files.items():
-            with (folder / name).open("x", encoding="utf-8") as file:  # exclusive: somebody may have been faster
+            with (folder / name).open(
+                "x", encoding="utf-8"
+            ) as file:  # exclusive, because another process may write too
                 written.append(folder / name)
                 file.write(text)
     except BaseException:
@@ -116,12 +118,12 @@ def write_starter(
 
 
 def name_agent(template: str, provider: Provider | None) -> str:
-    """Return the agent that people write to, if they choose no other name."""
+    """Return the default name of the agent that people write to."""
     return TEMPLATES[template].agent or ("echo" if provider is None else "ann")
 
 
 def check_agent_id(name: str) -> str:
-    """Return an agent's name that a hub accepts and that needs no quotes in YAML. Raises `AgentIdError`."""
+    """Return an agent name that a hub accepts and YAML needs no quotes for. Raises `AgentIdError`."""
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name):
         raise AgentIdError(
             f"{name!r} cannot be an agent's name. Use up to 63 lowercase letters, digits, '_' or '-', and begin with a "
@@ -136,8 +138,8 @@ def check_agent_id(name: str) -> str:
 
 
 def make_files(template: str, agent: str, provider: Provider | None) -> dict[str, str]:
-    """Return the text of each file of a template by its relative path, the node's file first. Pure but for reading the
-    templates. Raises `AgentIdError`."""
+    """Return the text of each file of a template by its relative path, the node's file first. Reads the templates and changes
+    nothing. Raises `AgentIdError`."""
     check_agent_id(agent)
     folder = STARTERS / template
     files: dict[str, str] = {}
@@ -152,7 +154,7 @@ def make_files(template: str, agent: str, provider: Provider | None) -> dict[str
             text, rules[path.stem.replace("AGENT", agent)] = _choose_model(text, provider)
             agents.append(name)
         files[f"agents/{name}" if path.suffix != ".md" or "/" in name else name] = text
-    first = f"{TEMPLATES[template].agent or agent}.yaml"  # commands suggest to talk to a node's first agent
+    first = f"{TEMPLATES[template].agent or agent}.yaml"  # commands suggest a node's first agent to talk to
     node = (STARTERS / "roundelay.yaml").read_text(encoding="utf-8")
     node = node.replace(
         "AGENTS\n", "".join(f"  - agents/{name}\n" for name in sorted(agents, key=lambda name: name != first))
@@ -167,7 +169,7 @@ def make_files(template: str, agent: str, provider: Provider | None) -> dict[str
 
 
 def _place(name: str) -> str:
-    """Put scenarios beside the node's file, where `roundelay scenario run` and pytest look first."""
+    """Return the path of a file. Scenarios go beside the node's file, where `roundelay scenario run` and pytest look."""
     return name.removeprefix("agents/") if name.endswith(".scenario.yaml") else name
 
 

@@ -1,4 +1,4 @@
-"""What ``roundelay status`` shows: how a hub does, read from it and told in words. The figures' names are those of
+"""The text of ``roundelay status``: reads the state of a hub and describes it. The names of the figures are those of
 ``/metrics``."""
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from roundelay.runs.lists import list_participants
 Figures = Mapping[str, float]
 
 SHOWN_FROM, MAX_SHOWN = 0.5, 5
-"""From which share of a quota on its participant is shown, and how many at most."""
+"""Smallest used share of a quota to show, and the maximum number of participants."""
 _COUNTED = ("messages", "deliveries", "commits")
 
 
 async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[str, Any]:
-    """Give what the hub is, its figures, and the rates of so many seconds. Of a hub that does not tell all of it, or
-    not this caller, the rest. ``urls`` are the nodes that were named to the client, with commas between them."""
+    """Return the state of the hub, its figures, and its rates over ``over_s`` seconds, as far as the hub shows them to this
+    caller. ``urls`` are the comma-separated nodes of the client."""
     before = await _read_figures(client)
     began = time.perf_counter()
     await asyncio.sleep(over_s)
@@ -50,7 +50,7 @@ async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[s
         **told,
         **({"gateway": gateway} if gateway else {}),
         **info,
-        "participants": len(agents),  # as `roundelay agents` lists them: the hub counts who asks, too
+        "participants": len(agents),  # as `roundelay agents` lists them; the hub's own count includes this caller
         "agents": agents,
         "figures": figures,
         "rates": rates,
@@ -60,8 +60,7 @@ async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[s
 
 
 def read_alone(urls: str) -> dict[str, Any] | None:
-    """What the first of these nodes that answers tells of itself while it lets nobody in, if it shares its log with
-    others."""
+    """Return the state of the first of these nodes that answers and shares its log, while it accepts no sessions."""
     told = read_shared_log(urls)
     try:
         return told | {"figures": _fetch_metrics(told["url"])} if told else None
@@ -70,8 +69,8 @@ def read_alone(urls: str) -> dict[str, Any] | None:
 
 
 def read_shared_log(urls: str) -> dict[str, Any]:
-    """What the first of these nodes that answers and shares its log with others is to that log, as itself says it, and
-    its address; nothing where there is none."""
+    """Return the address of the first of these nodes that answers and shares its log, and its state towards that log; empty
+    without such a node."""
     for url in urls.split(","):
         with suppress(ConnectError):
             if (standing := read_standing(url)) is not None:
@@ -81,7 +80,7 @@ def read_shared_log(urls: str) -> dict[str, Any]:
 
 
 def describe_status(status: Mapping[str, Any]) -> list[str]:
-    """Tell it in lines that can go to a terminal."""
+    """Describe the state in lines for a terminal."""
     parts = dict(status)
     if (shared := parts.pop("shared_log", None)) is not None:
         told = describe_shared_log(shared)
@@ -110,8 +109,8 @@ def describe_shared_log(shared: Mapping[str, Any]) -> str:
 
 
 def describe_gateway(url: str) -> str:
-    """Where the gateway is that a node of this machine runs, whether it answers, and which of its webhooks stand still;
-    nothing of another node."""
+    """Describe the gateway of a node on this machine: its address, whether it answers, and its stopped webhooks; "" for any
+    other node."""
     node = node_at(url)
     if node is None or not node.gateway:
         return ""
@@ -130,7 +129,7 @@ def describe_gateway(url: str) -> str:
 
 
 async def _ask(client: NetworkClient, op: str, otherwise: dict[str, Any]) -> dict[str, Any]:
-    """What an operation gives; something else of a hub from before it, or to a participant who may not call it."""
+    """Call an operation; return ``otherwise`` if the hub is too old or the caller may not call it."""
     try:
         answer: dict[str, Any] = await client.call(op)
     except (UnknownOperation, Forbidden):
@@ -139,7 +138,7 @@ async def _ask(client: NetworkClient, op: str, otherwise: dict[str, Any]) -> dic
 
 
 async def _read_figures(client: NetworkClient) -> dict[str, float]:
-    """The hub's figures, by its operation, else from ``/metrics``."""
+    """Return the hub's figures, by its operation or else from ``/metrics``."""
     return await _ask(client, "network.status", {}) or await asyncio.to_thread(_fetch_metrics, client.url)
 
 
@@ -150,7 +149,7 @@ def _fetch_metrics(url: str) -> dict[str, float]:
 
 
 def compute_rates(before: Figures, after: Figures, passed_s: float) -> dict[str, float]:
-    """How many a second there were between two readings. A hub that was started again meanwhile counts from zero."""
+    """Return the rates per second between two readings. A hub that was restarted in between counts from zero."""
     rates = {"over_s": round(passed_s, 3)}
     for name in _COUNTED:
         key = f"{name}_total"
@@ -160,7 +159,7 @@ def compute_rates(before: Figures, after: Figures, passed_s: float) -> dict[str,
 
 
 def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
-    """Lines by their name. What is well when it is zero is told only when it is not."""
+    """Return lines by name. Problems appear only if there are any."""
     commits = figures["commits_total"]
     mean = f"{figures['rows_total'] / commits:.1f}" if commits else "no"
     lines = {
@@ -189,7 +188,7 @@ def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
 
 
 def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Who is near the end of a quota, as ``network.quotas`` tells it; nothing if nobody is."""
+    """Return the participants near the end of a quota (``network.quotas``); empty if there are none."""
     near = [it for it in quotas if it["used"] >= SHOWN_FROM]
     shown = ", ".join(f"{it['agent_id']} {it['used']:.0%} ({_describe_use(it)})" for it in near[:MAX_SHOWN])
     more = f" and {len(near) - MAX_SHOWN} more" if len(near) > MAX_SHOWN else ""
@@ -197,7 +196,7 @@ def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def describe_stopped(stopped: Mapping[str, Any]) -> dict[str, str]:
-    """What has stopped at a limit, as ``network.stopped`` tells it; nothing if nothing has."""
+    """Return what has stopped at a limit (``network.stopped``); empty if nothing has."""
     found = [
         f"#{it['root']} of {it['began_by'] or 'somebody'} ({it['limit']}; {it['used_by'] or 'nobody'} sent most, "
         f"{it['used']}): /resume {it['root']}"

@@ -1,9 +1,7 @@
-"""``roundelay agent try``: one message to one agent, in a network of its own that is gone at the end, and all that
-happens shown.
+"""``roundelay agent try``: one message to one agent, in a temporary network, with everything that happens.
 
-`try_agent` performs; a `Show` prints: `ShowText` for a reader, `ShowJson` for programs. What happens are the events of
-`roundelay.agents.events` and the messages that are sent, in the order of the ledger: a message stands before the event
-that follows it.
+`try_agent` runs it, and a `Show` prints: `ShowText` for people, `ShowJson` for programs. It shows the events of
+`roundelay.agents.events` and the sent messages in ledger order: a message comes before the event that follows it.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ from roundelay.agents.events import (
     Waiting,
     event_to_json,
 )
+from roundelay.agents.journal import reaction_id
 from roundelay.agents.models.model import Usage
 from roundelay.agents.models.tokens import Prices, write_dollars
-from roundelay.agents.reaction_ids import reaction_id
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import AgentSpec, build_runner
 from roundelay.agents.tools import as_tool
@@ -54,31 +52,30 @@ from roundelay.network.text import count
 from roundelay.runs.node_source import HubLog, LiveSource
 
 _Happened = asyncio.Queue[tuple[Event | None, int]]
-"""What happened, and the ledger's last seq then; None when the agent thinks no more: its reaction has ended, and is
-recorded."""
+"""An event and the last seq of the ledger at that time; None once the agent's reaction has ended and is recorded."""
 
 
 class Show(Protocol):
-    """Takes what happens, as it happens."""
+    """Prints events and messages as they happen."""
 
     def event(self, event: Event) -> None: ...
 
     def message(self, message: AnyMessage) -> None: ...
 
     def end(self, finish: Finished, cost: Decimal | None) -> None:
-        """The reaction has ended; ``cost`` is in dollars, None where no price is known."""
+        """Print the end of the reaction; ``cost`` is in dollars, or None without a known price."""
         ...
 
 
 async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, show: Show) -> bool:
-    """Let the agent react to a person's message; True if the reaction finished. Calls that need an approval are
-    approved, or denied.
+    """Let the agent react to a person's message; return whether the reaction finished. Requests for approval are approved or
+    denied, by ``approves``.
 
     Raises what ends the agent (a wrong file, a model that cannot be made), and `RoundelayError` if it failed before its
     reaction began.
     """
     if person == spec.id:
-        raise ConfigError(f"The person cannot be {person}, as the agent is; say with --as who writes.")
+        raise ConfigError(f"The person cannot be {person}, the agent's own id; choose another one with --as.")
     happened = _Happened()
     async with Network.open() as network:
         runner = build_runner(spec, on_event=lambda event: happened.put_nowait((event, network.hub.state.head)))
@@ -87,7 +84,7 @@ async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, 
         joined = await network.join(runner.agent_id, role="reactor", card=runner.describe_card())
         await client.call("network.watch", {"signals": True})
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(runner.run(joined))  # what it raises ends the group
+            running = group.create_task(runner.run(joined))  # an exception of the runner ends the group
             trial = _Trial(client, runner, happened, approves, show)
             watching = group.create_task(trial.watch())
             await runner.ready()
@@ -97,13 +94,13 @@ async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, 
             await runner.stop()
             await running
     if finish is None:
-        raise RoundelayError("The agent failed before its reaction began; the log above says how.")
+        raise RoundelayError("The agent failed before its reaction started. The log above says why.")
     show.end(finish, cost)
     return finish.status == "finished"
 
 
 def _let_one_person_approve(agent: Agent) -> Agent:
-    """Leave out the approvers that the author names: nobody but the person who writes is there."""
+    """Remove the author's approvers: only the person who writes is in this network."""
     return replace(
         agent,
         tools=tuple(replace(as_tool(it), approval=ApprovalRule()) for it in agent.tools),
@@ -133,7 +130,7 @@ class _Trial:
         self._unshown: list[AnyMessage] = []
 
     async def watch(self) -> None:
-        """Notice when the agent thinks no more, for ever: its code may fail, and then there is no last event."""
+        """Watch for the end of the agent's work until cancelled. Code of the agent may fail without a last event."""
         async for event in self._client.events():
             match event:
                 case Signal(kind="thinking", sender_id=self._runner.agent_id, body={"active": False}):
@@ -142,7 +139,7 @@ class _Trial:
                     continue
 
     async def follow(self, text: str) -> Finished | None:
-        """Send the message and show what follows; gives the end, None if the reaction did not even begin."""
+        """Send the message and show what follows. Return the end, or None if no reaction began."""
         self._trigger = (await self._client.send_text(self._runner.agent_id, text)).seq
         answer: str | None = None
         while True:
@@ -160,7 +157,7 @@ class _Trial:
         return end
 
     async def read_cost(self) -> Decimal | None:
-        """What all of it cost, agents inside of calls included; None unless every price is known."""
+        """Return the cost, including that of agents inside calls; None unless every price is known."""
         spent = (await self._client.call("network.spent", {"seq": self._trigger}))["of_root"]
         prices, total = Prices(), Decimal(0)
         for model, used in spent.items():
@@ -172,8 +169,7 @@ class _Trial:
         return total if spent else None
 
     async def _show_messages(self, up_to: int | None = None) -> None:
-        """Show what was sent since the last time, later than a seq not yet; and decide at once what the agent asks
-        for."""
+        """Show the messages since the last call, up to a seq, and decide requests for approval at once."""
         async for message in self._log.read_to_end():
             self._unshown.append(message)
             if message.sender_id == self._runner.agent_id and "approval" in (message.metadata or {}):
@@ -182,7 +178,7 @@ class _Trial:
             self._show.message(self._unshown.pop(0))
 
     async def _read_end(self, answer: str | None) -> Finished | None:
-        """How it ended is what was recorded: the hub may have refused the answer."""
+        """Return the recorded end, because the hub may have refused the answer."""
         reaction = reaction_id(self._runner.agent_id, self._trigger, self._client.welcome.network.epoch)
         end = (await LiveSource(self._client).reaction(self._runner.agent_id, reaction)).recorded.finished
         if end is None:
@@ -191,7 +187,7 @@ class _Trial:
 
 
 class ShowJson:
-    """One event a line; a message is one of ``type`` ``message``."""
+    """Prints JSON lines; a message has the ``type`` ``message``."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -208,19 +204,18 @@ class ShowJson:
 
 
 class ShowText:
-    """Lines for a reader; the text of a reply stands there as it comes. On a terminal they are broken here, so that no
-    text forges one."""
+    """Prints lines for people, and streams replies. Lines are wrapped here, so that no text can forge one."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._text: StreamedText | None = None
         self._shown: tuple[str, int] | None = None
-        """The agent (its path) and the turn whose text stands there."""
+        """Path of the agent and turn whose text was streamed last."""
         self._unsent: tuple[str, str] | None = None
-        """An agent, and what it wrote in a turn of its own that nobody was sent yet."""
+        """Path of an agent and its text of a turn that nobody has received yet."""
         self._trigger: AnyMessage | None = None
         self._has_spoken = False
-        """Whether anybody but the person of the trial has said something."""
+        """Whether anybody but the person has sent a message."""
 
     def event(self, event: Event) -> None:
         if isinstance(event, ModelOutput | ToolRequests) and event.text:
@@ -240,7 +235,7 @@ class ShowText:
 
     def message(self, message: AnyMessage) -> None:
         self._end_text()
-        self._unsent = None  # it is what was sent
+        self._unsent = None  # the message has this text
         self._trigger = self._trigger or message
         self._has_spoken |= message.sender_id != self._trigger.sender_id
         self._screen.message(message)
@@ -248,13 +243,13 @@ class ShowText:
     def end(self, finish: Finished, cost: Decimal | None) -> None:
         self._end_text()
         self._say_unsent()
-        price = f", about {write_dollars(cost)}" if cost else ""  # rules cost nothing, and need not say so
+        price = f", about {write_dollars(cost)}" if cost else ""  # rules cost nothing
         self._say(f"{describe_event(finish)}{price}")
         if finish.status == "finished" and self._trigger is not None and not self._has_spoken:
             self._say(f"{short_address(self._trigger.to)} finished without an answer: nobody was sent anything")
 
     def _say_unsent(self) -> None:
-        """What a model wrote in a turn that led to another one, or to no message, would otherwise be seen nowhere."""
+        """Show a text that a model wrote in a turn without a message. It would appear nowhere else."""
         if self._unsent is not None:
             path, text = self._unsent
             self._say(f"{f'[{path}] ' if path else ''}wrote, and it was not sent: {text}")
@@ -278,7 +273,7 @@ class ShowText:
 
 
 def describe_event(event: Event) -> str | None:
-    """What happened, for a reader; None for what its neighbours say already."""
+    """Describe an event for people; None if the events around it already say that."""
     match event:
         case Resumed():
             return f"goes on after {count(event.turns, 'turn')}"
@@ -321,19 +316,19 @@ def describe_event(event: Event) -> str | None:
 
 
 def describe_tokens(usage: Usage) -> str:
-    """Tokens in a few words."""
+    """Describe token counts in a few words."""
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     return f"{usage.prompt_tokens} prompt{cached} + {usage.completion_tokens} completion tokens"
 
 
 def make_show(*, as_json: bool) -> Show:
-    """What prints to stdout."""
+    """Return the printer for stdout."""
     screen = Screen(sys.stdout)
     return ShowJson(screen.write) if as_json else ShowText(screen)
 
 
 def pick_agent(specs: list[AgentSpec], agent_id: str | None) -> AgentSpec:
-    """The agent that is meant. Raises `ConfigError` if a file has several and none is named."""
+    """Return the chosen agent. Raises `ConfigError` if the file has several and none is chosen."""
     if len(specs) > 1 and agent_id is None:
         known = ", ".join(clean(spec.id) for spec in specs)
         raise ConfigError(f"{specs[0].path} has several agents; say with --agent which one: {known}")

@@ -1,6 +1,7 @@
-"""``roundelay view``: the page on a ledger's file, which stays as it is. A copy of the file, complete and checked,
-stands in a folder of its own for as long as somebody looks; a hub on the copy lets them log in and read, and takes
-nothing else.
+"""``roundelay view``: the page for a ledger file, which stays unchanged.
+
+A complete, checked copy of the file exists in a temporary folder while the page is open. A read-only hub on the copy lets
+people log in and read.
 """
 
 from __future__ import annotations
@@ -22,15 +23,14 @@ from roundelay.nodes.processes import stop_signals, wait_for_first
 
 
 async def show_file(path: Path, port: int, person_id: str, announce: Callable[[str, bool], None]) -> None:
-    """Show a file until SIGTERM or SIGINT. ``announce`` gets the link that logs in, once, and whether somebody has the
-    file open, whose further writing is not shown.
+    """Show a file until SIGTERM or SIGINT. ``announce`` gets the login link, and whether a program has the file open; later
+    writes of that program are not shown.
 
-    Raises `LedgerError` for what is no node's database, or none that is whole, and `ConnectError`.
+    Raises `LedgerError` for a file that is no node's database or is damaged, and `ConnectError`.
     """
     if not await asyncio.to_thread(is_database, path):
         raise LedgerError(
-            f"{path} is no node's database; an export of one becomes a page by: roundelay export --format html --db "
-            f"{path}"
+            f"{path} is no node's database. To make a page of an export: roundelay export --format html --db {path}"
         )
     is_open = await asyncio.to_thread(Path(f"{path}-wal").exists)
     with stop_signals() as stopping, tempfile.TemporaryDirectory(prefix="roundelay-view-") as folder:
@@ -41,11 +41,11 @@ async def show_file(path: Path, port: int, person_id: str, announce: Callable[[s
             announce(await make_owners_link(node.hub, node.url, _choose_person(node.hub.state, person_id)), is_open)
             await wait_for_first(stopping.wait(), node.hub.failed.wait())
             if node.hub.failed.is_set():
-                raise InternalError("The hub failed, and the log says at what; the file is as it was.")
+                raise InternalError("The hub failed. The log says why. The file is unchanged.")
 
 
 def _choose_person(state: State, person_id: str) -> str:
-    """Give the id to look as: this one, unless it is no person's there."""
+    """Return the id to log in with: ``person_id``, unless it belongs to a program or was removed."""
 
     def is_free(agent_id: str) -> bool:
         found = state.participant(agent_id)

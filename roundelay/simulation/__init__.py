@@ -1,10 +1,10 @@
-"""A whole network in one process, with time and chance of its own: the same seed gives the same ledger, byte for byte.
+"""A whole network in one process, with its own time and randomness: the same seed gives the same ledger, byte for byte.
 
-`simulate` runs a function on a `Simulation` (`network`): people and agents (`participants`) join it over the same
-sessions and hub code as everywhere, by connections that take time and break (`links`), and their models are watched
-(`models`). Agents, connections and the hub can be lost and come back, by hand or by seed (`faults`). All time comes
-from the event loop (`virtual_time`), all chance from the seed, one stream for each purpose, so that a change in one
-place does not shift what happens in others.
+`simulate` runs a function on a `Simulation` (`network`). People and agents (`participants`) join it through the sessions
+and the hub of every other network, over connections that take time and break (`links`). Their models are observed
+(`models`). Agents, connections and the hub can be lost and come back, by hand or by seed (`faults`). All time comes from
+the event loop (`virtual_time`), and all randomness from the seed. Each purpose has its own random stream, so that a change
+in one place does not change the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Faults by seed: connections lost, agents killed, the hub killed, each at a moment and to a victim that the seed
-chooses.
+"""Faults by seed: lost connections, killed agents and killed hubs, at random moments.
 
-Runs beside a simulation and ends with everything up again. Failures of models and delays are the simulation's own
-`Setting`.
+Runs beside a simulation, and ends with everything running again. Model failures and delays belong to `Setting`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ FaultKind = Literal["drop", "agent_kill", "hub_restart"]
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """How many faults of each kind, spread over the first ``within_s`` seconds; a killed one is away for up to
+    """The number of faults of each kind during the first ``within_s`` seconds. A killed process is down for at most
     ``away_s``."""
 
     drops: int = 0
@@ -31,7 +29,7 @@ class FaultPlan:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: when, of which kind, and how long what was killed is away."""
+    """One fault: its time, its kind, and the downtime of a killed process, in seconds."""
 
     at_s: float
     kind: FaultKind
@@ -39,7 +37,7 @@ class Fault:
 
 
 def plan_faults(plan: FaultPlan, chance: random.Random) -> list[Fault]:
-    """Draw the faults, the first ones first."""
+    """Draw the faults, in order of time."""
     kinds: list[FaultKind] = ["drop"] * plan.drops
     kinds += ["agent_kill"] * plan.agent_kills
     kinds += ["hub_restart"] * plan.hub_restarts
@@ -48,8 +46,7 @@ def plan_faults(plan: FaultPlan, chance: random.Random) -> list[Fault]:
 
 
 async def inject_faults(simulation: Simulation, plan: FaultPlan) -> list[str]:
-    """Let all of them happen, from now on; gives what was done to whom. A fault that finds nobody to hit is left
-    out."""
+    """Cause all faults, from now on, and return descriptions of them. A fault without a possible victim is skipped."""
     chance = simulation.chance("faults")
     began_s, done = simulation.elapsed_s, list[str]()
     for fault in plan_faults(plan, chance):

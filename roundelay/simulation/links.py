@@ -1,8 +1,7 @@
-"""In-process connections that a simulation can slow down and cut: the hub's own sessions and frames, over links that
-keep their order.
+"""In-process connections that a simulation can delay and cut, with the hub's own sessions and frames.
 
-Stands in the place of `roundelay.network.hub.local`. A link's delays come from its own stream of chance, so that what
-one participant sends does not change when another one's message arrives.
+They replace `roundelay.network.hub.local`. A link delivers in order. Each link draws its delays from its own random stream,
+so that the traffic of one participant does not change that of another.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from roundelay.network.hub.local import LocalConnection
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """How long something takes, in milliseconds: anything from ``low_ms`` to ``high_ms``."""
+    """A range of durations, in milliseconds."""
 
     low_ms: float = 0.0
     high_ms: float = 0.0
@@ -29,12 +28,12 @@ class Delay:
         return self.high_ms > 0
 
     def draw_s(self, chance: random.Random) -> float:
-        """Draw one such time, in seconds."""
+        """Draw a duration, in seconds."""
         return chance.uniform(self.low_ms, self.high_ms) / 1000
 
 
 class Traffic:
-    """What is on its way over all links of one simulation, and which clients look for the hub."""
+    """The frames in transit on all links of a simulation, and the number of clients that try to connect."""
 
     def __init__(self) -> None:
         self.under_way = 0
@@ -42,7 +41,7 @@ class Traffic:
 
 
 class Lane:
-    """One direction of a connection: what is put in comes out in order, each a delay later."""
+    """One direction of a connection: delivers in order, each item after a delay."""
 
     def __init__(
         self, deliver: Callable[[bytes | Closed], None], delay: Delay, chance: random.Random, traffic: Traffic
@@ -67,7 +66,7 @@ class Lane:
             self._loop.call_at(at, self._arrive)
 
     def cut(self) -> None:
-        """What is on its way is lost."""
+        """Drop everything in transit."""
         self._is_cut = True
         self._traffic.under_way -= len(self._waiting)
         self._waiting.clear()
@@ -82,7 +81,7 @@ class Lane:
 
 
 class SlowConnection(LocalConnection):
-    """A connection whose frames take their time, both ways."""
+    """A connection that delays frames in both directions."""
 
     def __init__(self, hub: Hub, delay: Delay, chance: random.Random, traffic: Traffic, *, administers: bool) -> None:
         super().__init__(hub, administers=administers)
@@ -101,7 +100,7 @@ class SlowConnection(LocalConnection):
 
     def end(self, code: int, reason: str) -> None:
         self._up.cut()
-        if code == 1006:  # what was on its way is lost with the connection
+        if code == 1006:  # an abnormal close loses what is in transit
             self._down.cut()
             super().end(code, reason)
         else:
@@ -119,8 +118,8 @@ class SlowConnection(LocalConnection):
 
 
 class SimulatedTransport:
-    """One participant's way to the hub of a simulation, over whichever hub there is. ``hub`` gives it, None while it is
-    down; ``administers``: a person or a service that comes this way is an operator."""
+    """A participant's transport to the current hub of a simulation. ``hub`` returns that hub, or None while it is down.
+    With ``administers`` people and services on it are operators."""
 
     def __init__(
         self,
@@ -157,14 +156,14 @@ class SimulatedTransport:
         return connection
 
     async def cut(self) -> None:
-        """The connection is lost, without a word to either side; the client finds out and comes back."""
+        """Cut the connection without a word to either side. The client notices and reconnects."""
         connection, self._connection = self._connection, None
         if connection is not None and connection.is_open:
             self._seek(True)
             await connection.drop()
 
     async def kill(self) -> None:
-        """Like `cut`, and for good: nothing that its owner still does reaches the hub."""
+        """Cut the connection for good: nothing of its owner reaches the hub any more."""
         self._is_dead = True
         await self.cut()
         self._seek(False)

@@ -1,5 +1,4 @@
-"""The models of a simulation's agents: what they were asked, how long they take, how often they fail, what they may
-spend."""
+"""The models of a simulation's agents: their requests, delays, failures and token limit."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from roundelay.simulation.virtual_time import SimulationLoop
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request to a model, and what came of it: a reply, or None where it failed."""
+    """A request to a model and its reply, or None if the model failed."""
 
     agent_id: str
     request: ModelRequest
@@ -28,13 +27,13 @@ class Asked:
 
     @property
     def text(self) -> str:
-        """Everything that the model read."""
+        """Return all text of the request."""
         return "\n".join(message.content or "" for message in self.request.messages)
 
 
 @dataclass
 class ModelWatch:
-    """What all models of one simulation share. ``asked`` is every request so far, in the order of the answers."""
+    """What the models of a simulation share. ``asked`` holds all requests, in the order of the replies."""
 
     delay: Delay
     failure_rate: float = 0.0
@@ -45,11 +44,11 @@ class ModelWatch:
 
     @property
     def tokens(self) -> int:
-        """How many tokens were used."""
+        """Tokens used so far."""
         return self.spent.prompt_tokens + self.spent.completion_tokens
 
     def watch(self, agent: Agent, agent_id: str, chance: random.Random) -> Agent:
-        """Give the agent with its models watched, and those of the agents that it hands over to."""
+        """Return the agent with its models observed, and those of the agents that it hands over to."""
         return self._watch(agent, agent_id, chance, {})
 
     def _watch(self, agent: Agent, agent_id: str, chance: random.Random, models: dict[int, WatchedModel]) -> Agent:
@@ -60,7 +59,7 @@ class ModelWatch:
 
 
 class WatchedModel:
-    """A model of a simulated agent. Virtual time stands still while one that is not scripted is asked."""
+    """A model of a simulated agent. Virtual time stands still while a real model answers."""
 
     def __init__(self, agent_id: str, model: Model, watch: ModelWatch, chance: random.Random) -> None:
         self.name = model.name
@@ -78,7 +77,7 @@ class WatchedModel:
             self._refuse()
             with self._being_asked():
                 reply = await self._model.complete(request, on_delta)
-        except Exception:  # noted, whatever it is, and raised again
+        except Exception:  # recorded, whatever it is, and raised again
             watch.asked.append(Asked(self._agent_id, request, None, self.name))
             raise
         finally:
@@ -105,6 +104,8 @@ class WatchedModel:
     def _refuse(self) -> None:
         watch = self._watch
         if watch.max_tokens is not None and watch.tokens >= watch.max_tokens:
-            raise ModelError(f"The run may use {watch.max_tokens} tokens, and {watch.tokens} are used.", reason="quota")
+            raise ModelError(
+                f"This run may use {watch.max_tokens} tokens, and has used {watch.tokens}.", reason="quota"
+            )
         if watch.failure_rate and self._chance.random() < watch.failure_rate:
-            raise ModelError("A failure that the simulation chose.", reason="server")
+            raise ModelError("A failure that the simulation caused.", reason="server")

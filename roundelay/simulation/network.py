@@ -1,8 +1,8 @@
-"""A network with time and chance of its own: its hub, its people and agents, which can be lost and come back.
+"""A network with its own time and randomness: its hub, people and agents, which can be lost and come back.
 
-`simulate` runs a function on a `Simulation`, in an event loop of its own. All time comes from that loop, all chance
-from the seed, one stream for each purpose (`Simulation.chance`), and the hub, its sessions and the agents are those of
-every other network.
+`simulate` runs a function on a `Simulation`, in an event loop of its own. All time comes from that loop. All randomness
+comes from the seed, with one stream for each purpose (`Simulation.chance`). The hub, its sessions and the agents are those
+of every other network.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from roundelay.simulation.virtual_time import HORIZON_S, SimulationLoop, run
 LINK_DELAY, MODEL_DELAY = Delay(0, 5), Delay(50, 500)
 
 MakeAgent = Callable[[], AgentRunner]
-"""Makes an agent's runner, anew for each start."""
+"""Makes the runner of an agent; called for each start."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a simulation is like. ``link_delay`` and ``model_delay`` are drawn anew each time; they are what makes seeds
-    differ in order. ``operators`` are the people and services who join as operators; all others have the rights of
-    participants. ``rights`` and ``quotas`` are as in a node's file."""
+    """The settings of a simulation. ``link_delay`` and ``model_delay`` are drawn for each frame and each model call, so the
+    order of events differs between seeds. ``operators`` are the people and services that join as operators. ``rights`` and
+    ``quotas`` are those of a node's file."""
 
     seed: int = 0
     is_virtual: bool = True
@@ -59,41 +59,70 @@ class Setting:
     rights: Mapping[str, Role] | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
-    """What the tools of all agents share, as `ToolContext.state`: each run begins with a copy of it."""
+    """Shared state of all agents' tools (`ToolContext.state`). Each run starts with a copy."""
 
     link_delay: Delay = LINK_DELAY
     model_delay: Delay = MODEL_DELAY
     model_failure_rate: float = 0.0
     max_tokens: int | None = None
     horizon_s: float = HORIZON_S
-    """How much virtual time may pass before a run is ended as one that never would."""
+    """Maximum virtual time of a run, in seconds. A run that takes longer is ended, because it would never end itself."""
 
 
 class SimulationError(RoundelayError):
-    """A simulation was asked for what it cannot do; the sentence says what."""
+    """A simulation cannot do what was requested; the sentence says why."""
 
     code = "simulation"
 
 
 START_MS = 1_767_225_600_000
-"""When every simulation begins: 2026-01-01, 0:00 UTC."""
+"""The start time of every simulation: 2026-01-01, 0:00 UTC."""
 
 
-class WatchedLedger(MemoryLedger):
-    """The ledger of a simulation, which learns of each batch that is stored. It keeps what the hub trims."""
+class RecordingLedger(MemoryLedger):
+    """The ledger of a simulation. It keeps all rows, also those that the hub trims, and wakes whoever waits for a message."""
 
-    def __init__(self, simulation: Simulation, epoch: str) -> None:
+    def __init__(self, epoch: str) -> None:
         super().__init__(epoch=epoch)
-        self._simulation = simulation
+        self.all_rows: list[Row] = []
+        self._decoded: list[AnyMessage] = []
+        self._undecoded: list[Row] = []
+        self._waiters: list[tuple[Callable[[AnyMessage], bool], asyncio.Future[AnyMessage]]] = []
 
     async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         await super().append(rows, puts)
-        self._simulation.take_rows(rows)
+        self.all_rows += rows
+        new = [row for row in rows if row.type == "message"]
+        self._undecoded += new
+        if self._waiters and new:
+            for message in self.all_messages[-len(new) :]:
+                for wanted, arrived in self._waiters:
+                    if not arrived.done() and wanted(message):
+                        arrived.set_result(message)
+
+    @property
+    def all_messages(self) -> list[AnyMessage]:
+        """All stored messages, in order. They are decoded when somebody reads them: most runs never do."""
+        undecoded, self._undecoded = self._undecoded, []
+        self._decoded += [message_from_wire(decode_json(row.data)) for row in undecoded]
+        return self._decoded
+
+    async def wait_for(self, wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
+        """Wait for the first ``wanted`` message since the start. Raises `TimeoutError`."""
+        for message in filter(wanted, self.all_messages):
+            return message
+        arrived: asyncio.Future[AnyMessage] = asyncio.get_running_loop().create_future()
+        waiter = (wanted, arrived)
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(at_most_s):
+                return await arrived
+        finally:
+            self._waiters.remove(waiter)
 
 
 class SimulatedNetwork(Network):
-    """The `Network` of a simulation: its hub may be another one after a restart, its clients come over links that can
-    be cut."""
+    """The `Network` of a simulation. A restart replaces its hub, and its clients use links that can be cut."""
 
     def __init__(self, hub: Hub, simulation: Simulation) -> None:
         super().__init__(hub, simulation.new_id, simulation.clock)
@@ -104,31 +133,25 @@ class SimulatedNetwork(Network):
 
 
 class Simulation:
-    """A network with time and chance of its own, for the length of an ``async with`` inside a `SimulationLoop`;
-    `simulate` does both.
-
-    ``rows`` are all rows of the ledger, ``asked`` is what the models were asked.
-    """
+    """A network with its own time and randomness, for the length of an ``async with`` inside a `SimulationLoop`; `simulate`
+    does both. ``rows`` are the rows of the ledger, and ``asked`` the requests to models."""
 
     def __init__(self, setting: Setting) -> None:
         loop = asyncio.get_running_loop()
         if not isinstance(loop, SimulationLoop):
             raise SimulationError(
-                "A simulation runs in a loop of its own: call simulate(main), or roundelay.simulation.virtual_time.run."
+                "A simulation needs its own event loop: call simulate(main), or roundelay.simulation.virtual_time.run."
             )
         self.setting = setting
-        self.rows: list[Row] = []
         self.people: dict[str, Person] = {}
         self.members: dict[str, RunningAgent] = {}
         self.broken: dict[str, BaseException] = {}
-        """Agents whose runner ended by an error, unasked."""
+        """Agents whose runner ended with an error."""
 
         self.state = copy.deepcopy(dict(setting.state))
         self.hub: Hub | None = None
         self.models = ModelWatch(setting.model_delay, setting.model_failure_rate, setting.max_tokens)
         self._loop = loop
-        self._messages: list[AnyMessage] = []
-        self._unread: list[Row] = []
         self._makers: dict[str, MakeAgent] = {}
         self._transports: dict[str, SimulatedTransport] = {}
         self._lives: dict[str, int] = {}
@@ -138,8 +161,7 @@ class Simulation:
         page = NodeConfig(rights=dict(setting.rights)) if setting.rights is not None else NodeConfig()
         self._rights = make_rights(page, self._mods)
         self._epoch = self.new_id()
-        self._ledger = WatchedLedger(self, self._epoch)
-        self._awaited: list[tuple[Callable[[AnyMessage], bool], asyncio.Future[AnyMessage]]] = []
+        self._ledger = RecordingLedger(self._epoch)
         self._network: SimulatedNetwork | None = None
 
     async def __aenter__(self) -> Self:
@@ -158,41 +180,43 @@ class Simulation:
     # --- chance and time
 
     def chance(self, purpose: str) -> random.Random:
-        """A stream of chance of its own, from the seed."""
+        """Return the random stream of a purpose, derived from the seed."""
         return random.Random(f"{self.setting.seed}/{purpose}")  # nosec B311  # repeatable on purpose
 
     def new_id(self) -> str:
-        """An id of the seed's."""
+        """Return an id from the seed."""
         return f"{self._ids.getrandbits(128):032x}"
 
     def clock(self) -> int:
-        """The time in milliseconds since the Unix epoch: virtual, or the machine's."""
+        """Return the time in ms since the Unix epoch: virtual, or that of the machine."""
         return START_MS + round(self._loop.time() * 1000) if self.setting.is_virtual else system_clock()
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the loop began."""
+        """Seconds since the loop started."""
         return self._loop.time()
 
     @property
+    def rows(self) -> list[Row]:
+        """All rows of the ledger."""
+        return self._ledger.all_rows
+
+    @property
     def messages(self) -> list[AnyMessage]:
-        """Every message that was stored, in order."""
-        unread, self._unread = self._unread, []
-        self._messages += [message_from_wire(decode_json(row.data)) for row in unread]
-        return self._messages
+        """All stored messages, in order."""
+        return self._ledger.all_messages
 
     # --- the hub
 
     @property
     def network(self) -> Network:
-        """The network as programs use it elsewhere: ``join`` and ``client``."""
+        """The network as programs use it elsewhere (``join`` and ``client``)."""
         if self._network is None:
-            raise SimulationError("The simulation has not begun.")
+            raise SimulationError("The simulation has not started. Use it in an `async with`.")
         return self._network
 
     async def restart_hub(self) -> None:
-        """Start the hub, again over the same ledger if it was there before; one that runs is stopped first, in good
-        order."""
+        """Start the hub over the same ledger. A running hub is stopped first, in order."""
         if self.hub is not None:
             hub, self.hub = self.hub, None
             await hub.close()
@@ -214,7 +238,7 @@ class Simulation:
         self._network.hub = hub
 
     async def kill_hub(self) -> None:
-        """Stop the hub as ``kill -9`` does: connections end, what was not committed is gone. Clients look for it until
+        """Stop the hub as ``kill -9`` does: connections end, and uncommitted entries are lost. Clients try to reconnect until
         `restart_hub`."""
         if self.hub is None:
             return
@@ -226,7 +250,7 @@ class Simulation:
     # --- participants
 
     def make_link(self, agent_id: str) -> tuple[SimulatedTransport, Callable[[], float]]:
-        """A link of a participant's own, with delays and a chance of its own in each of its lives."""
+        """Make a participant's link. Each of the participant's lives has its own delays."""
         self._lives[agent_id] = self._lives.get(agent_id, 0) + 1
         chance = self.chance(f"link/{agent_id}/{self._lives[agent_id]}")
         transport = SimulatedTransport(
@@ -240,16 +264,16 @@ class Simulation:
         return transport, chance.random
 
     async def join_person(self, agent_id: str, kind: Kind = "human") -> Person:
-        """A person joins, or comes back; or, of another ``kind``, a program that is no runner's agent."""
+        """Let a person join, or come back; with another ``kind``, a program that no runner runs."""
         if agent_id in self.people:
-            raise SimulationError(f"{agent_id} is there already.")
+            raise SimulationError(f"{agent_id} has joined already.")
         client = self.network.client(agent_id, kind=kind)
         await client.connect()
         person = self.people[agent_id] = Person(client)
         return person
 
     async def start_agent(self, make: MakeAgent) -> AgentRunner:
-        """Start an agent; gives its runner once it is ready. ``make`` is called again for each `restart`."""
+        """Start an agent and return its runner once it is ready. Each `restart` calls ``make`` again."""
         runner = make()
         self._makers[runner.agent_id] = make
         return await self._start(runner)
@@ -257,18 +281,18 @@ class Simulation:
     async def _start(self, runner: AgentRunner) -> AgentRunner:
         agent_id = runner.agent_id
         if agent_id in self.members:
-            raise SimulationError(f"The agent {agent_id} is up already.")
+            raise SimulationError(f"The agent {agent_id} is running already.")
         if isinstance(runner, SimpleAgentRunner):
             chance = self.chance(f"model/{agent_id}/{self._lives.get(agent_id, 0)}")
             runner.agent = self.models.watch(runner.agent, agent_id, chance)
             runner.state = self.state if runner.state is None else runner.state
         client = self.network.client(agent_id, role="reactor", card=runner.describe_card())
         member = self.members[agent_id] = await RunningAgent.start(runner, client, self._transports[agent_id])
-        member.work.add_done_callback(lambda task: self._note_end(agent_id, member, task))
+        member.work.add_done_callback(lambda task: self._handle_end(agent_id, member, task))
         await runner.ready()
         return runner
 
-    def _note_end(self, agent_id: str, member: RunningAgent, task: asyncio.Task[None]) -> None:
+    def _handle_end(self, agent_id: str, member: RunningAgent, task: asyncio.Task[None]) -> None:
         failure = None if task.cancelled() else task.exception()
         if self.members.get(agent_id) is member:
             del self.members[agent_id]
@@ -276,35 +300,35 @@ class Simulation:
                 self.broken[agent_id] = failure
 
     async def kill(self, agent_id: str) -> None:
-        """End an agent as ``kill -9`` does: nothing that it had begun reaches the hub any more."""
-        await self._take_out(agent_id).kill()
+        """End an agent as ``kill -9`` does: nothing of it reaches the hub any more."""
+        await self._remove(agent_id).kill()
 
     async def stop(self, agent_id: str) -> None:
-        """End an agent in good order; what it had begun stays open for the next one."""
-        await self._take_out(agent_id).stop()
+        """Stop an agent in order. Its open reactions wait for the next start."""
+        await self._remove(agent_id).stop()
 
-    def _take_out(self, agent_id: str) -> RunningAgent:
+    def _remove(self, agent_id: str) -> RunningAgent:
         member = self.members.pop(agent_id, None)
         if member is None:
-            raise SimulationError(f"No agent {agent_id} is up.")
+            raise SimulationError(f"The agent {agent_id} is not running.")
         return member
 
     async def restart(self, agent_id: str) -> None:
-        """Start an agent again that was killed or stopped, or one that runs after killing it."""
+        """Start an agent again. A running one is killed first."""
         if agent_id in self.members:
             await self.kill(agent_id)
         if agent_id not in self._makers:
-            raise SimulationError(f"No agent {agent_id} has been started.")
+            raise SimulationError(f"The agent {agent_id} was never started.")
         await self._start(self._makers[agent_id]())
 
     async def disconnect(self, agent_id: str) -> None:
-        """Cut a participant's connection; its client finds out and comes back."""
+        """Cut a participant's connection; its client reconnects."""
         if agent_id not in self._transports:
-            raise SimulationError(f"Nobody called {agent_id} is connected.")
+            raise SimulationError(f"{agent_id} is not connected.")
         await self._transports[agent_id].cut()
 
     async def leave(self, agent_id: str) -> None:
-        """A participant goes away in good order."""
+        """Let a participant leave in order."""
         person = self.people.pop(agent_id, None)
         await (person.leave() if person is not None else self.stop(agent_id))
 
@@ -312,9 +336,9 @@ class Simulation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight: nothing on a link, to be committed, to be delivered again; no client looks for
-        the hub; no reaction runs but those that wait for somebody's answer. What is for somebody who is away does not
-        count. True only of a quiet loop."""
+        """Whether nothing is in flight: no frame in transit, no entry to commit, no delivery to repeat, no client that tries to
+        connect, and no reaction except those that wait for somebody. Deliveries to absent participants do not count. The
+        answer is reliable only in a quiet loop."""
         hub = self.hub
         if hub is None or self._traffic.under_way or self._traffic.seekers or self.models.under_way:
             return False
@@ -334,38 +358,18 @@ class Simulation:
             await self._loop.when_quiet(lambda: self.is_idle)
 
     async def wait_for(self, wanted: Callable[[AnyMessage], bool], at_most_s: float = 60.0) -> AnyMessage:
-        """Wait for the first message, from the beginning, that is ``wanted``. Raises `TimeoutError`."""
-        for message in filter(wanted, self.messages):
-            return message
-        arrived: asyncio.Future[AnyMessage] = self._loop.create_future()
-        entry = (wanted, arrived)
-        self._awaited.append(entry)
-        try:
-            async with asyncio.timeout(at_most_s):
-                return await arrived
-        finally:
-            self._awaited.remove(entry)
-
-    def take_rows(self, rows: Sequence[Row]) -> None:
-        """Take what the ledger has stored."""
-        self.rows += rows
-        new = [row for row in rows if row.type == "message"]
-        self._unread += new
-        if self._awaited and new:
-            for message in self.messages[-len(new) :]:
-                for wanted, arrived in self._awaited:
-                    if not arrived.done() and wanted(message):
-                        arrived.set_result(message)
+        """Wait for the first ``wanted`` message since the start. Raises `TimeoutError`."""
+        return await self._ledger.wait_for(wanted, at_most_s)
 
     # --- the end
 
     def export(self) -> bytes:
-        """The ledger as JSON lines, as `roundelay export` writes them: what must be the same for the same seed."""
+        """Return the ledger as JSON lines, as `roundelay export` writes them. The same seed gives the same bytes."""
         head = LogHead(epoch=self._epoch, name="roundelay")
         return b"".join(line + b"\n" for line in (encode_head(head), *map(encode_row, self.rows)))
 
     async def close(self) -> None:
-        """End everybody and the hub. Idempotent."""
+        """Stop all participants and the hub. Idempotent."""
         for agent_id in (*self.members, *self.people):
             await self.leave(agent_id)
         if self._network is not None:
@@ -378,15 +382,15 @@ class Simulation:
 T = TypeVar("T")
 
 GARBAGE_THRESHOLD = 50_000
-"""How many new objects the garbage collector waits for while a simulation runs: it makes many that stay, and looking
-through them took a fifth."""
+"""Number of new objects before a garbage collection during a simulation. A simulation keeps most of its objects, and
+searching them took a fifth of its time."""
 
 
 def simulate(main: Callable[[Simulation], Awaitable[T]], setting: Setting | None = None, **options: Any) -> T:
-    """Run ``main`` on a new simulation and give what it gives. Options are those of `Setting`, and go before it:
+    """Run ``main`` on a new simulation and return its result. Options are those of `Setting`, and override it:
     ``simulate(main, seed=7)``.
 
-    It has an event loop of its own, so it is not called from inside of one. Raises what ``main`` raises, and
+    It has its own event loop, so it must not be called inside another one. Raises what ``main`` raises, and
     `virtual_time.Stalled`.
     """
     chosen = replace(setting or Setting(), **options)
@@ -399,10 +403,10 @@ def simulate(main: Callable[[Simulation], Awaitable[T]], setting: Setting | None
 
 
 def run_simulated(enter: Callable[[], Coroutine[Any, Any, T]], setting: Setting) -> T:
-    """Run what makes a simulation of this setting by itself, on a loop of its own; as `simulate` does."""
+    """Run a coroutine that makes a simulation of this setting, on its own loop, as `simulate` does."""
     if asyncio._get_running_loop() is not None:
         raise SimulationError(
-            "A simulation has an event loop of its own: call it from a plain function, not from a coroutine."
+            "A simulation has its own event loop: call it from a plain function, not from a coroutine."
         )
     thresholds = gc.get_threshold()
     gc.set_threshold(GARBAGE_THRESHOLD, *thresholds[1:])

@@ -1,6 +1,6 @@
-"""Who is at a network from within this process: people who hear what is delivered, agents with their runners.
+"""Participants of a network in this process: people who collect their deliveries, and agents with their runners.
 
-Simulations have them, and so has a scenario on a network that is up.
+Simulations use them, and so do scenarios on a live network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Person:
-    """Somebody at the network: writes, and hears what is delivered, in order, without having to ask for it."""
+    """A person at the network, who writes and collects all deliveries in order."""
 
     def __init__(self, client: NetworkClient) -> None:
         self.client = client
@@ -26,7 +26,7 @@ class Person:
         self._listening = asyncio.create_task(self._listen(), name=f"person-{client.agent_id}")
 
     async def leave(self) -> None:
-        """Go away in good order."""
+        """Leave in order."""
         await self.client.close()
         await asyncio.gather(self._listening, return_exceptions=True)
 
@@ -40,30 +40,30 @@ class Person:
 
 @dataclass(eq=False)
 class RunningAgent:
-    """An agent while it is up. ``work`` is its runner's task."""
+    """A running agent. ``work`` is the task of its runner."""
 
     client: NetworkClient
     runner: AgentRunner
     work: asyncio.Task[None]
     transport: SimulatedTransport | None = None
-    """Its way to the hub, in a simulation."""
+    """The agent's link in a simulation; None on a live network."""
 
     @classmethod
     async def start(
         cls, runner: AgentRunner, client: NetworkClient, transport: SimulatedTransport | None = None
     ) -> RunningAgent:
-        """Connect an agent and let it run; its runner tells when it is ready."""
+        """Connect an agent and run it. Its runner tells when it is ready."""
         await client.connect()
         work = asyncio.create_task(runner.run(client), name=f"agent-{runner.agent_id}")
         return cls(client, runner, work, transport)
 
     async def stop(self) -> None:
-        """End in good order; what the agent had begun stays open for the next one."""
+        """Stop in order. Open reactions wait for the next start."""
         await self.runner.stop()
         await self._close()
 
     async def kill(self) -> None:
-        """End in the middle of whatever it does; in a simulation nothing of it reaches the hub any more."""
+        """End at once. In a simulation nothing of the agent reaches the hub any more."""
         if self.transport is not None:
             await self.transport.kill()
         self.work.cancel()

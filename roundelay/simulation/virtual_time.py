@@ -1,8 +1,8 @@
-"""An event loop that knows when nothing more can happen without time passing, and may then move time itself.
+"""An event loop that detects when nothing can happen unless time passes, and can then advance time itself.
 
-With a virtual clock the next timer is due at once: an hour of waiting costs nothing, and the same work takes the same
-steps in every run. Whoever waits until everything has settled asks `SimulationLoop.when_quiet`, under the machine's own
-clock too. It knows nothing of networks.
+With a virtual clock the next timer fires at once: an hour of waiting costs nothing, and the same work takes the same steps
+in every run. `SimulationLoop.when_quiet` waits until everything has settled, with the machine's clock too. This module
+knows nothing of networks.
 """
 
 from __future__ import annotations
@@ -15,41 +15,40 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any, TypeVar, TypeVarTuple
 
-# One round of the loop, as `_QuietSelector.select` sees it. The clock moves at one place, when nothing else is left:
+# One round of the loop, as `_QuietSelector.select` sees it. The clock advances in one place, when nothing else is left:
 #
 #   is a callback ready?                           yes -> it runs; the clock stands (IO: once in LOOKS rounds)
 #        | no
-#   has IO arrived, or does somebody wait in       yes -> who waits is woken; the clock stands
-#   `when_quiet` whose predicate holds now?
+#   has IO arrived, or does a waiter of            yes -> the waiter is woken; the clock stands
+#   `when_quiet` have a true predicate?
 #        | no
 #   is the clock real?                             yes -> the process waits for IO, until the next timer
 #        | no
-#   is `standing_still` held?                      yes -> the process waits for IO, or for a thread; Stalled where
-#        | no                                             nothing of the kind is under way
-#   is a timer set?                                yes -> the clock moves to it (`advance`), and it runs
+#   is `standing_still` active?                    yes -> the process waits for IO or a thread; Stalled if neither
+#        | no                                             can arrive
+#   is a timer set?                                yes -> the clock advances to it (`advance`), and it fires
 #        | no
-#   Stalled: who waits would wait for ever
+#   Stalled: the waiters would wait forever
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 LOOKS = 64
-"""With a virtual clock the operating system is asked for IO once in so many rounds of the loop: usually there is
-none."""
+"""Rounds between two checks for IO with a virtual clock. There is rarely any IO."""
 RESOLUTION_S = 1e-6
 HORIZON_S = 10 * 86_400.0
-"""How much virtual time may pass before a run counts as one that will never end. An idle hub wakes twice a second, so a
-week costs seconds."""
+"""Maximum virtual time before a run counts as one that never ends. An idle hub wakes twice a second, so a week of virtual
+time costs seconds."""
 
 
 class Stalled(RuntimeError):
-    """Nothing is left that could happen, and somebody still waits; or more virtual time has passed than was allowed.
-    Says which models were being asked then."""
+    """Nothing can happen any more and somebody still waits, or the virtual time limit was reached. Names the models that
+    were being asked."""
 
 
 class SimulationLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop with a clock of its own, from 0, unless ``is_virtual`` is False. ``horizon_s`` ends a run whose
-    time flies for nothing."""
+    """An asyncio loop with its own clock, which starts at 0, unless ``is_virtual`` is False. ``horizon_s`` is the maximum
+    virtual time."""
 
     def __init__(self, *, is_virtual: bool = True, horizon_s: float = HORIZON_S) -> None:
         self.is_virtual = is_virtual
@@ -60,11 +59,11 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         self._tasks_made = 0
         self._asked: list[str] = []
         self._jobs = 0
-        self._threads = set(threading.enumerate())  # none of them works for this loop
+        self._threads = set(threading.enumerate())  # threads that do no work for this loop
         self._outside = _QuietSelector(self)
         super().__init__(self._outside)
         if is_virtual:
-            # Else it is the machine's, and timers that are due together here might not be so elsewhere.
+            # With a real clock keep the machine's resolution: timers must fire together only if they do elsewhere.
             self._clock_resolution = RESOLUTION_S
         self.set_task_factory(self._make_task)
 
@@ -72,7 +71,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         return self._now_s if self.is_virtual else super().time()
 
     async def when_quiet(self, predicate: Callable[[], bool] = lambda: True) -> None:
-        """Wait for a moment at which nothing can happen without time passing, and at which the predicate holds."""
+        """Wait for a moment when nothing can happen unless time passes, and the predicate is true."""
         moment: asyncio.Future[None] = self.create_future()
         entry = (predicate, moment)
         self._waiting.append(entry)
@@ -84,7 +83,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """While something outside is under way, a real model say, virtual time does not pass: the loop really waits."""
+        """Stop virtual time while something outside works, such as a real model. The loop then really waits."""
         self._holds += 1
         try:
             yield
@@ -93,14 +92,14 @@ class SimulationLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def asking(self, who: str) -> Iterator[None]:
-        """While somebody is asked whose code is not ours: `Stalled` names it."""
+        """Name the foreign code that is being asked, for `Stalled`."""
         self._asked.append(who)
         try:
             yield
         finally:
             self._asked.remove(who)
 
-    def run_in_executor(  # in threads, whose end is waited for
+    def run_in_executor(  # counts the jobs, because virtual time must wait for them
         self, executor: Executor | None, func: Callable[[*Args], T], *args: *Args
     ) -> asyncio.Future[T]:
         job = super().run_in_executor(executor, func, *args)
@@ -112,18 +111,18 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         self._jobs -= 1
 
     async def shutdown_default_executor(self, *options: Any) -> None:
-        with self.standing_still():  # its threads end outside of virtual time
+        with self.standing_still():  # threads end in real time
             await super().shutdown_default_executor(*options)
 
     def tell_quiet(self) -> bool:
-        """Nothing is ready: wake who waited for that. True if somebody was woken, and something is ready again."""
+        """Wake the waiters whose predicate is true, because no callback is ready. Return whether one was woken."""
         is_woken = False
         for predicate, moment in list(self._waiting):
             if moment.done():
                 continue
             try:
                 holds = predicate()
-            except Exception as error:  # noqa: BLE001 (the predicate's: it goes to whoever gave it)
+            except Exception as error:  # noqa: BLE001 (the waiter's own predicate failed: hand the error to the waiter)
                 moment.set_exception(error)
                 return True
             if holds:
@@ -132,31 +131,31 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         return is_woken
 
     def advance(self, by_s: float | None) -> float | None:
-        """Move a virtual clock on; gives the seconds that are really to be waited for. Raises `Stalled`."""
+        """Advance a virtual clock, and return the seconds to really wait. Raises `Stalled`."""
         if not self.is_virtual:
             return by_s
         if self._holds:
             if self._asked and not self._is_anything_outside():
                 raise Stalled(
-                    f"{', '.join(self._asked)} waits, and nothing is under way outside of the event loop: while a "
-                    "model is asked that is no script, virtual time stands still, so it would wait for ever. Make it a "
-                    "ScriptedModel, which may sleep, or take clock: real"
+                    f"{', '.join(self._asked)} waits, and nothing outside of the event loop is running. Virtual time "
+                    "stands still while a real model is asked, so it would wait forever. Use a ScriptedModel, which may "
+                    "sleep, or take clock: real"
                 )
             return None
         if by_s is None:
-            told = "nothing is left that could happen, and somebody still waits: a future that nobody resolves"
+            told = "nothing can happen any more, and somebody still waits for a future that nobody resolves"
             raise Stalled(told + self._describe_asked())
         self._now_s += by_s
         if self._now_s > self._horizon_s:
-            passed_s, self._horizon_s = self._horizon_s, float("inf")  # what is cancelled now may take its time to end
+            passed_s, self._horizon_s = self._horizon_s, float("inf")  # let cancelled tasks take their time to end
             raise Stalled(
-                f"{passed_s:g} s of virtual time have passed; a wait without a bound?{self._describe_asked()}"
+                f"{passed_s:g} s of virtual time have passed. Does something wait without a limit?{self._describe_asked()}"
             )
         return 0.0
 
     def _is_anything_outside(self) -> bool:
-        """Whether something can arrive that is no timer: on a connection, or from a thread."""
-        is_connected = len(self._outside.get_map()) > 1  # the loop wakes itself by one
+        """Whether anything but a timer can arrive: data on a connection, or the result of a thread."""
+        is_connected = len(self._outside.get_map()) > 1  # the loop itself uses one to wake up
         workers = (it for it in threading.enumerate() if it not in self._threads and not it.name.startswith("asyncio_"))
         return is_connected or self._jobs > 0 or any(it is not threading.current_thread() for it in workers)
 
@@ -169,11 +168,11 @@ class SimulationLoop(asyncio.SelectorEventLoop):
 
 
 class _NumberedTask(asyncio.Task[T]):
-    """A task that a set keeps at the same place in every run: asyncio cancels the tasks of a group in the order of a
-    set."""
+    """A task with a fixed hash, so that sets of tasks have the same order in every run. asyncio cancels the tasks of a group
+    in the order of a set."""
 
     def __init__(self, number: int, work: Coroutine[Any, Any, T], **options: Any) -> None:
-        self._number = number  # first: asyncio registers the task, by its hash, while it is being made
+        self._number = number  # before super().__init__, which registers the task by its hash
         super().__init__(work, **options)
 
     def __hash__(self) -> int:
@@ -181,7 +180,7 @@ class _NumberedTask(asyncio.Task[T]):
 
 
 class _QuietSelector(selectors.DefaultSelector):
-    """Asks the operating system, and tells the loop when there is nothing to do."""
+    """Checks for IO, and notifies the loop when there is nothing to do."""
 
     def __init__(self, loop: SimulationLoop) -> None:
         super().__init__()
@@ -200,6 +199,6 @@ class _QuietSelector(selectors.DefaultSelector):
 
 
 def run(main: Coroutine[Any, Any, T], loop: SimulationLoop) -> T:
-    """Run to the end on this loop, as `asyncio.run` does, and close it."""
+    """Run to the end on this loop, as `asyncio.run` does, and close the loop."""
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(main)

@@ -1,8 +1,8 @@
-"""Tests of teams of agents: networks in a test (`networks`), and scenarios, in a simulation or on a network that is up.
+"""Tests of teams of agents: networks inside a test (`networks`), and scenarios, in a simulation or on a live network.
 
-A scenario's file is read (`file`; `form` is what it may say), its agents are built (`agents`), its steps are acted out
-(`steps`) on a stage (`stage`, `live_stage`), what is left behind (`record`) is held against what was expected (`judge`)
-and told (`report`); `run` does all of it. docs/scenarios.md shows both.
+A scenario file is read (`file`, in the form of `form`), its agents are built (`agents`), and its steps are performed
+(`steps`) on a stage (`stage`, `live_stage`). The resulting `record` is compared with the expectations (`judge`) and
+reported (`report`). `run` does all of it. docs/scenarios.md shows both.
 """
 
 from __future__ import annotations

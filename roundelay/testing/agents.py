@@ -1,7 +1,6 @@
-"""Plans the agents of a test: out of agent files, with another model where the scenario says so, or by a script.
+"""Plans the agents of a test: from agent files, with another model if the scenario names one, or with a script.
 
-A plan builds its agent's runner anew for each start. A model that really asks somebody is refused unless that is
-allowed.
+A plan builds its agent's runner for each start. A real model is refused unless the caller allows it.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from roundelay.testing.form import AgentChoice
 
 @dataclass(frozen=True)
 class AgentPlan:
-    """How one agent is built. ``tape`` is the file that its model is read from, if it is one; ``choice`` is what it was
-    made of, and stands at ``node``."""
+    """How to build one agent. ``tape`` is the file of its recorded model replies, if it uses one. ``choice`` is the
+    scenario's entry for the agent, and ``node`` the place of that entry."""
 
     agent_id: str
     make: MakeAgent
@@ -35,8 +34,9 @@ class AgentPlan:
 def plan_agents(
     scenario: Scenario, *, allows_real_models: bool = False, ignores_tapes: bool = False, is_live: bool = False
 ) -> dict[str, AgentPlan]:
-    """Plan the agents. ``ignores_tapes``: each asks the model of its own file, to be taped anew. ``is_live``: one that
-    asks a real model is refused only when it is started, since it may be online already. Raises `ConfigError`."""
+    """Plan the agents. With ``ignores_tapes`` each agent asks the model of its own file, so that new tapes can be written.
+    With ``is_live`` a real model is refused only at the start of its agent, which may be online already. Raises
+    `ConfigError`."""
     plans = {}
     for agent_id, choice in scenario.head.agents.items():
         plan = plan_agent(
@@ -62,8 +62,8 @@ def plan_agent(
     ignores_tapes: bool = False,
     is_live: bool = False,
 ) -> AgentPlan:
-    """Plan one agent; as in `plan_agents`. ``node`` is where it stands: files that it names are looked for there.
-    ``spec`` is what a node's file says of it, for a choice that names neither a file nor a script."""
+    """Plan one agent, as `plan_agents` does. ``node`` is the place of its entry, and paths are relative to that file.
+    ``spec`` is its entry in a node's file, for a choice that names neither a file nor a script."""
     spec = _read_spec(agent_id, choice, node, spec)
     tape: Path | None = None
     model: TapeModel | None = None
@@ -73,7 +73,7 @@ def plan_agent(
             model = _open_tape(tape, node)
     elif choice.model is not None:
         spec = spec.model_copy(update={"model": choice.model})
-    elif spec.model.replay is not None:  # its own file's: one tape for all its restarts
+    elif spec.model.replay is not None:  # one tape for all restarts of the agent
         model = _open_tape(spec.path.parent / spec.model.replay, node)
     is_refused = model is None and _is_real(spec.model) and not allows_real_models
 
@@ -81,7 +81,7 @@ def plan_agent(
         if is_refused:
             raise node.error(
                 f"the agent {agent_id} would ask a real model; give it another one here "
-                "(model: {rules: ...} or model: {replay: TAPE}), or allow it with --real-models "
+                "(model: {rules: ...} or model: {replay: TAPE}), or allow real models with --real-models "
                 "(in pytest: the mark roundelay_real_models)"
             )
         return build_runner(spec, model=model)

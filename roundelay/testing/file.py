@@ -1,7 +1,7 @@
-"""Reads scenario files strictly: every step and expectation knows its line, every name is somebody's.
+"""Reads scenario files strictly: every step and expectation knows its line, and every name must exist.
 
-`load_scenario` reads a file, `make_scenario` a mapping of Python's. An unknown key, a wrong value or the name of nobody
-is a `ConfigError` with file, line and the nearest known one. It runs nothing: `run` does.
+`load_scenario` reads a file, and `make_scenario` a Python mapping. An unknown key, a wrong value or an unknown name is a
+`ConfigError` with file, line and the nearest known name. This module runs nothing; `run` does.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from roundelay.testing.form import (
 
 @dataclass(frozen=True)
 class PlacedStep:
-    """A step, where it stands, and the steps inside of it: one list for `repeat`, two for `if`, one for each branch of
-    `parallel`."""
+    """A step, its place, and the steps inside it: one list for `repeat`, two for `if`, one for each branch of `parallel`."""
 
     step: Step
     place: YamlNode
@@ -48,8 +47,8 @@ class PlacedExpectation:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario as it was read. ``node`` is its file's root. ``config`` is its node's file, if it names one, whose
-    agents are ``specs``."""
+    """A scenario as it was read. ``node`` is the root of its file. ``config`` is the configuration of the node's file that it
+    names, if any, and ``specs`` are the agents of that node."""
 
     head: ScenarioHead
     steps: tuple[PlacedStep, ...]
@@ -72,7 +71,7 @@ class Scenario:
 
     @property
     def programs(self) -> dict[str, Kind]:
-        """Who speaks by steps, and the kind of each."""
+        """Participants that act by steps, with their kinds."""
         head = self.head
         groups: tuple[tuple[Kind, tuple[str, ...]], ...] = (
             ("human", head.people),
@@ -82,7 +81,7 @@ class Scenario:
         return {name: kind for kind, names in groups for name in names}
 
     def find_node(self, key: Literal["agents", "threads"], name: str) -> YamlNode:
-        """Where an agent or a thread stands in the file; an agent of the node alone, where the node does."""
+        """Return the place of an agent or a thread in the file. An agent of the node alone has the place of the node."""
         root = self.node.value if isinstance(self.node.value, dict) else {}
         named = root[key].value if key in root else None
         if isinstance(named, dict) and name in named:
@@ -96,8 +95,7 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def make_scenario(value: Mapping[str, Any], path: Path = Path("scenario.yaml")) -> Scenario:
-    """Make a scenario of plain values, in the form of the file; files that it names are looked for beside ``path``.
-    Raises `ConfigError`."""
+    """Make a scenario from plain values, in the form of the file. Paths are relative to ``path``. Raises `ConfigError`."""
     return read_scenario(as_node(value, path))
 
 
@@ -168,7 +166,7 @@ def _read_step(node: YamlNode) -> PlacedStep:
 
 
 def as_node(value: Any, path: Path) -> YamlNode:
-    """Plain values as a node, for what is read from nodes."""
+    """Return plain values as a node, for functions that read nodes."""
     if isinstance(value, Mapping):
         return YamlNode({str(key): as_node(item, path) for key, item in value.items()}, path, 1)
     if isinstance(value, list | tuple):
@@ -220,7 +218,7 @@ def _all_steps(steps: Iterable[PlacedStep]) -> Iterator[PlacedStep]:
 
 
 def _all_models(value: object) -> Iterator[Strict]:
-    """The models in a value, itself too."""
+    """Yield the models in a value, including the value itself."""
     if isinstance(value, Strict):
         yield value
         for name in type(value).model_fields:
@@ -228,8 +226,8 @@ def _all_models(value: object) -> Iterator[Strict]:
 
 
 class _Names:
-    """Who and what there is in a scenario. A name that nobody has is a `ConfigError` at its place; one with ``{{`` is
-    known when it is filled in."""
+    """The names in a scenario. An unknown name is a `ConfigError` at its place. A name with ``{{`` is checked when it is
+    rendered."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._agents = list(scenario.head.agents)

@@ -1,7 +1,7 @@
-"""What a scenario may say, as strict models: who takes part, what is done (`Step`), what is expected (`Expectation`).
+"""The form of a scenario, as strict models: participants, steps (`Step`) and expectations (`Expectation`).
 docs/scenarios.md shows every key.
 
-Plain data. `file` reads it from YAML, `steps` performs it, `judge` looks whether what is expected holds.
+Plain data. `file` reads it from YAML, `steps` performs it, and `judge` evaluates the expectations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from roundelay.agents.policy import AgentLimits, OnNewMessage, OnText
 from roundelay.agents.team import ModelChoice
 
 ENVIRONMENT = BoundedEnvironment(undefined=StrictUndefined, autoescape=False)
-"""Of the texts and expressions of a scenario."""
+"""Jinja environment of a scenario's texts and expressions."""
 
 MAX_SECONDS = 366 * 86_400
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
@@ -39,7 +39,7 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86_40
 
 
 def read_duration(value: object) -> object:
-    """Seconds of a number, or of a text like ``5m``; what is neither stays as it is."""
+    """Convert a number, or a text like ``5m``, to seconds. Return any other value unchanged."""
     seconds = value
     if isinstance(value, str):
         found = _DURATION.fullmatch(value.strip())
@@ -66,13 +66,13 @@ def _which_form(value: object) -> str:
 Short = TypeVar("Short")
 Long = TypeVar("Long")
 Either = Annotated[Annotated[Short, Tag("short")] | Annotated[Long, Tag("long")], Discriminator(_which_form)]
-"""A short form, a text or a number, or a long one. An error speaks of the one that was written alone."""
+"""A short form (a text or a number) or a long one. An error mentions only the form that was written."""
 
 Agents = Either[Id, list[Id]]
-"""One agent, or several: then what is expected holds for each of them."""
+"""One agent, or several: the expectation then applies to each."""
 
 HUB = "hub"
-"""In `kill` and `restart`: not a participant, the hub itself."""
+"""Name of the hub in `kill` and `restart`."""
 
 
 def need_one(value: BaseModel, names: Iterable[str]) -> None:
@@ -84,7 +84,7 @@ def need_one(value: BaseModel, names: Iterable[str]) -> None:
 
 
 class MessagePattern(Strict):
-    """Messages that fit all of what is said. ``to`` and ``in`` take a participant, a thread of the scenario or an
+    """A filter for messages; all its keys must match. ``to`` and ``in`` take a participant, a thread of the scenario or an
     address."""
 
     sender: Text | None = Field(None, alias="from")
@@ -95,7 +95,7 @@ class MessagePattern(Strict):
 
 
 class Bound(Strict):
-    """How many; says itself in words."""
+    """A range for a count; ``str`` describes it in words."""
 
     exactly: Count | None = None
     at_least: Count | None = None
@@ -117,7 +117,7 @@ Counted = Either[Count, Bound]
 
 
 class MessageExpectation(MessagePattern):
-    """How often; at least once if nothing is said."""
+    """Messages that must exist: at least one, unless a count is given."""
 
     count: Counted | None = None
 
@@ -128,7 +128,7 @@ class CountExpectation(MessagePattern, Bound):
 
 
 class WithinExpectation(Strict):
-    """The first message that fits comes at most so long after the first that fits ``after``, or after the beginning."""
+    """The first matching message must come at most this long after the first one that matches ``after``, or after the start."""
 
     at_most: Seconds
     message: MessagePattern
@@ -150,15 +150,14 @@ class ToolExpectation(Strict):
 
 
 class InPrompts(Strict):
-    """``when``: only the prompts of reactions to messages that fit."""
+    """``when`` restricts the check to prompts of reactions to matching messages."""
 
     agent: Agents | None = None
     when: MessagePattern | None = None
 
 
 class PromptsExpectation(Strict):
-    """Of these ``marks`` the prompts of each agent, taken together, hold exactly those that are said here; ``when`` as
-    in `InPrompts`."""
+    """The prompts of each agent, taken together, must contain exactly these of the ``marks``; ``when`` as in `InPrompts`."""
 
     marks: list[Text] = Field(min_length=1)
     hold: dict[Id, list[Text]] = Field(min_length=1)
@@ -182,7 +181,7 @@ class NeverInPrompt(InPrompts):
 
 
 class CausedBy(Strict):
-    """Every message that fits goes back to a message of ``root`` (a participant, or what that message is like)."""
+    """Every matching message must go back to a message of ``root`` (a participant, or a filter for that message)."""
 
     message: MessagePattern
     root: Either[Text, MessagePattern]
@@ -208,7 +207,7 @@ class ReactionExpectation(Strict):
 
 
 class ModExpectation(Strict):
-    """What a reading operation gives at the end, asked by ``as`` (else by an operator)."""
+    """The result of a reading operation at the end, called by ``as`` (by default an operator)."""
 
     op: Text
     asker: Id | None = Field(None, alias="as")
@@ -224,8 +223,8 @@ class ModExpectation(Strict):
 
 
 class StateExpectation(Strict):
-    """What the tools' state is at the end, all of it or at a ``path`` like ``orders.12.status``; or what ``changed``:
-    exactly these paths."""
+    """The tools' state at the end, all of it or the value at a ``path`` like ``orders.12.status``; or exactly the paths
+    that ``changed``."""
 
     path: Text | None = None
     equals: JsonValue = None
@@ -243,7 +242,7 @@ class StateExpectation(Strict):
 
 
 class Expectation(Strict):
-    """One expectation: exactly one of its keys."""
+    """One expectation, with exactly one key."""
 
     message: MessageExpectation | None = None
     never: MessagePattern | None = None
@@ -276,8 +275,8 @@ class Expectation(Strict):
 
 
 class AgentChoice(Strict):
-    """One agent: out of an agent `file`, or of the scenario's node (then neither is said), perhaps with another
-    `model`; or by a `script` of rules (inline, a file of rules, ``module:function``)."""
+    """One agent: from an agent `file`, or from the scenario's node (without either key), with another `model` if wanted; or
+    with a `script` of rules (inline, a file of rules, ``module:function``)."""
 
     SCRIPTED: ClassVar = (
         "instruction",
@@ -289,20 +288,20 @@ class AgentChoice(Strict):
         "on_new_message",
         "limits",
     )
-    """What an agent file says in its own way."""
+    """Keys that an agent file has in its own form."""
 
     file: Path | None = None
     script: Either[Text, list[ScriptRule]] | None = None
     model: ModelChoice | None = None
     starts: bool = True
-    """False: it is not there before a step `join`."""
+    """False if the agent joins by a step `join`."""
     instruction: Text = "You act by a script."
     description: str = ""
     tools: tuple[Text, ...] = ()
     network_tools: tuple[Text, ...] | None = None
     react_to: ReactTo = "mentions"
     visibility: Visibility | None = None
-    """With a `file` too, in the place of what it says."""
+    """Also with a `file`; then it overrides that file."""
 
     on_text: OnText = "auto"
     on_new_message: OnNewMessage = "queue"
@@ -320,15 +319,14 @@ class AgentChoice(Strict):
 
 
 class ThreadChoice(Strict):
-    """A thread with members of its own: a channel of that name."""
+    """A thread with its own members: a channel of that name."""
 
     members: list[Id] = Field(min_length=1)
     history: Literal["since_join", "members"] = "since_join"
 
 
 class ScenarioLimits(Strict):
-    """``hops`` and ``messages`` are the hub's, for each root; ``tokens`` are all that the models may use in the whole
-    run."""
+    """``hops`` and ``messages`` are the hub's limits for each root. ``tokens`` limits all models of the run together."""
 
     hops: Annotated[int, Field(ge=1)] | None = None
     messages: Annotated[int, Field(ge=1)] | None = None
@@ -336,7 +334,7 @@ class ScenarioLimits(Strict):
 
 
 class FaultChoice(Strict):
-    """Faults by seed, over the first ``within``; ``model_failures`` is the share of model calls that fail."""
+    """Faults by seed during the first ``within``. ``model_failures`` is the share of model calls that fail."""
 
     drops: Count = 0
     agent_kills: Count = 0
@@ -350,7 +348,7 @@ _Span = Either[Seconds, tuple[Seconds, Seconds]]
 
 
 class DelayChoice(Strict):
-    """How long messages on a link and model calls take: from 0, or from the first, to this much."""
+    """The delays of links and model calls: from 0, or from the first value, to this one."""
 
     link: _Span | None = None
     model: _Span | None = None
@@ -373,11 +371,11 @@ def _check_expression(text: str) -> str:
 
 
 Condition = Either[Annotated[Text, AfterValidator(_check_expression)], Expectation]
-"""Whether something is so by now: an expression over the variables, or an expectation, which holds or does not."""
+"""A condition: an expression over the variables, or an expectation."""
 
 
 class WaitStep(Strict):
-    """Until nothing is in flight (``until: idle``), until a message, or ``for`` a time."""
+    """Wait until nothing is in flight (``until: idle``), until a message arrives, or ``for`` a time."""
 
     until: Literal["idle"] | None = None
     message: MessagePattern | None = None
@@ -391,8 +389,8 @@ class WaitStep(Strict):
 
 
 class RepeatStep(Strict):
-    """``times``, or once for ``each`` of these; ``var`` names what counts them, or holds each one. With ``until`` it
-    ends after the first time that leaves that so, and fails if none of ``times`` does."""
+    """Repeat ``times``, or once for ``each`` value. ``var`` names the variable with the number or the value. ``until`` ends
+    the repetition when its condition is true; the run fails if that never happens within ``times``."""
 
     times: Annotated[int, Field(ge=0, le=100_000)] | None = None
     each: list[JsonValue] | None = None
@@ -408,8 +406,7 @@ class RepeatStep(Strict):
 
 
 class DecideStep(Strict):
-    """The first request for approval, of this agent and for this tool, that no step has decided: wait for it, and
-    decide it."""
+    """Wait for the first request for approval that no step has decided, from this agent and for this tool, and decide it."""
 
     approve: Literal[True, "once", "thread", "always"] | None = None
     deny: Text | None = None
@@ -462,7 +459,7 @@ _BELONGS = {
 
 
 class Step(Strict):
-    """One step: exactly one of `ACTIONS`, and what belongs to it."""
+    """One step: exactly one of `ACTIONS`, with its further keys."""
 
     sender: Text | None = Field(None, alias="as")
     to: Either[Text, list[Text]] | None = None
@@ -514,13 +511,12 @@ class Step(Strict):
 
 
 class ScenarioHead(Strict):
-    """Everything but the steps and the expectations. ``services`` and ``programs`` are there from the beginning as
-    `people` are, and do what steps say: as a service, and as an agent that nobody runs. ``operators`` of these and the
-    people have an operator's rights. With a ``node`` (a node's file) its limits, mods, visibility, rights and agents
-    are those of the run; ``state`` is what tools share."""
+    """Everything but the steps and the expectations. ``services`` and ``programs`` join at the start like `people`, and act
+    by steps: as services, and as agents without a runner. ``operators`` names those of them with an operator's rights. A
+    ``node`` (a node's file) supplies limits, mods, visibility, rights and agents. ``state`` is shared by the tools."""
 
     OF_NODE: ClassVar = ("visibility", "mods")
-    """What a node's file says in its own way."""
+    """Keys that a node's file has in its own form."""
 
     scenario: Text
     description: str = ""
@@ -541,7 +537,7 @@ class ScenarioHead(Strict):
     vars: dict[Name, JsonValue] = Field({})
     state: dict[str, JsonValue] | None = None
     steps: None = None
-    """Read apart (`file`), as is `expect`: each item has its line."""
+    """Read by `file`, as `expect` is, because each item needs its line."""
 
     expect: None = None
 

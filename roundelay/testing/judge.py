@@ -1,5 +1,4 @@
-"""Looks at what a run left behind for what a scenario expects: each expectation holds, or says what was found instead.
-Pure."""
+"""Evaluates the expectations of a scenario: each one holds, or reports what was found instead. Pure."""
 
 from __future__ import annotations
 
@@ -37,17 +36,16 @@ from roundelay.testing.form import (
 from roundelay.testing.record import RunRecord, describe_message
 
 Render = Callable[[str], str]
-"""Fills in the variables of a text."""
+"""Renders a text with its variables."""
 
 MAX_SHOWN = 5
 MAX_COMPARED = 1000
-"""Characters of a message that are compared with the text that was to be in one."""
+"""Characters of a message that are compared with a missing text."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one expectation. ``found`` says what there was instead, ``seqs`` are the messages that tell
-    why."""
+    """The result of one expectation. ``found`` says what there was instead, and ``seqs`` are the messages that show why."""
 
     place: YamlNode
     name: str
@@ -57,7 +55,7 @@ class Verdict:
 
 
 class _Wrong(Exception):
-    """An expectation does not hold: what there was instead, and the messages that tell why."""
+    """An expectation does not hold: what was found instead, and the messages that show why."""
 
     def __init__(self, found: str, *seqs: int) -> None:
         super().__init__(found)
@@ -66,7 +64,7 @@ class _Wrong(Exception):
 
 
 class Matcher:
-    """Says whether messages are as they are wanted. ``threads`` are the names of a scenario's own threads."""
+    """Matches messages with filters. ``threads`` are the names of the scenario's own threads."""
 
     def __init__(self, threads: Iterable[str] = (), render: Render = str) -> None:
         self.threads = frozenset(threads)
@@ -88,8 +86,7 @@ class Matcher:
 
 
 class Judge:
-    """Judges the expectations of one scenario by one run: for each key of an expectation there is a method of that
-    name."""
+    """Evaluates the expectations of one scenario for one run. Each key of an expectation has a method of that name."""
 
     def __init__(self, run: RunRecord, matcher: Matcher | None = None) -> None:
         self._run = run
@@ -98,7 +95,7 @@ class Judge:
         self._values = iter(run.values)
 
     def judge(self, placed: PlacedExpectation) -> Verdict:
-        """Say whether an expectation holds. Those of `mod` must come in the scenario's order."""
+        """Evaluate an expectation. Those of `mod` must come in the scenario's order."""
         it = placed.expectation
         [name] = [name for name in type(it).model_fields if getattr(it, name) is not None]
         described = describe_plain(placed.place)
@@ -107,7 +104,7 @@ class Judge:
                 getattr(self, f"_{name}")(one)
         except _Wrong as wrong:
             return Verdict(placed.place, described, False, wrong.found, wrong.seqs)
-        except ValueError as error:  # it names a variable that there is not
+        except ValueError as error:  # an unknown variable in a text
             return Verdict(placed.place, described, False, str(error))
         return Verdict(placed.place, described, True)
 
@@ -117,8 +114,8 @@ class Judge:
         return [message for message in self._run.messages if self._matcher.fits(wanted, message)]
 
     def _near(self, wanted: MessagePattern) -> list[AnyMessage]:
-        """What comes nearest to a message that is missing: the same sender and place; else the same sender or text.
-        Those that share most in a row with the text that was to be in it come first."""
+        """Return the messages that come nearest to a missing one: with the same sender and place, or else with the same
+        sender or text. The messages that share the longest part of the missing text come first."""
         loose = [
             {"contains": None, "regex": None},
             {"to": None, "place": None},
@@ -166,7 +163,7 @@ class Judge:
             raise _Wrong(f"{count} {it.of}, expected {bound}")
 
     def _order(self, hops: Sequence[str]) -> None:
-        """Each hop has a message of its own, later than that of the one before; others may lie between."""
+        """Check that each hop has its own message, later than that of the hop before. Others may come between."""
         messages, last = iter(self._run.messages), None
         for number, hop in enumerate(hops, 1):
             sender, _, rest = hop.partition(" -> ")
@@ -240,7 +237,7 @@ class Judge:
         return it.arguments is None or _contains(call.parsed(), map_texts(it.arguments, self._render))
 
     def _readings(self, text: str, agent_id: str | None, when: MessagePattern | None) -> list[tuple[str, AnyMessage]]:
-        """Who read a text, and the messages that they reacted to then."""
+        """Return who read a text, with the message that each reaction answered."""
         triggers = {found.reaction: found.trigger for found in self._run.reactions}
         found = []
         for reader, reaction in self._run.prompts_with(text, agent_id):
@@ -329,12 +326,12 @@ class Judge:
 
 
 def describe_plain(node: YamlNode) -> str:
-    """An item of the file in one line, as it stands there."""
+    """Format an item of the file in one line."""
     return re.sub(r'"([A-Za-z_]\w*)": ', r"\1: ", json.dumps(node.plain(), ensure_ascii=False, default=str))[1:-1]
 
 
 def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
-    """A JSON value with each text in it changed; keys stay."""
+    """Return a JSON value with each text changed; keys stay."""
     match value:
         case str():
             return change(value)
@@ -352,7 +349,7 @@ def _count_in_a_row(alike: SequenceMatcher[str], text: str) -> int:
 
 
 def _each_agent(expected: Any) -> Iterator[Any]:
-    """What is expected, once for each of the agents that it names."""
+    """Yield the expectation once for each agent that it names."""
     agents = getattr(expected, "agent", None)
     if not isinstance(agents, list):
         yield expected
@@ -362,14 +359,13 @@ def _each_agent(expected: Any) -> Iterator[Any]:
 
 
 def _one(agent: str | list[str] | None) -> str | None:
-    """The agent of an expectation that was taken apart."""
+    """Return the only agent of an expectation that `_each_agent` has split."""
     assert not isinstance(agent, list)
     return agent
 
 
 def find_in(value: Any, path: str) -> Any:
-    """What stands at a path like ``orders.12.status``, a name or a number of a list at a time; None where nothing
-    does."""
+    """Return the value at a path like ``orders.12.status`` (names, and numbers of list items); None if there is none."""
     for name in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(name)
@@ -381,7 +377,7 @@ def find_in(value: Any, path: str) -> Any:
 
 
 def list_changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """The paths at which two JSON values differ, as far down as both are mappings."""
+    """Yield the paths at which two JSON values differ, as deep as both are mappings."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in (*before, *(name for name in after if name not in before)):
             inside = f"{path}.{name}" if path else str(name)
@@ -394,7 +390,7 @@ def list_changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 
 def _bound(count: int | Bound | None) -> Bound:
-    """How often something is expected: at least once, where nothing is said."""
+    """Return the range of a count: at least one by default."""
     if count is None or count == Bound():
         return Bound(at_least=1)
     return Bound(exactly=count) if isinstance(count, int) else count
@@ -420,8 +416,7 @@ def _describe_call(call: RecordedCall) -> str:
 
 
 def _contains(value: Any, wanted: Any) -> bool:
-    """Whether a JSON value holds what is wanted: of mappings these keys, of lists such an item for each, of texts a
-    part."""
+    """Whether a JSON value contains another one: mappings need these keys, lists an item for each, texts a part."""
     match wanted, value:
         case Mapping(), Mapping():
             return all(key in value and _contains(value[key], item) for key, item in wanted.items())

@@ -1,11 +1,11 @@
-"""The stage on a network that is up: people join it by WebSocket, and its ledger is read as an operator reads it.
+"""The stage on a live network: people join by WebSocket, and an operator's connection reads the ledger.
 
-Agents that are online there are used as they are; those that are not are started here. What needs a simulation (killing
-the hub, an agent that runs elsewhere, a lost connection) is refused. Only what was said since the beginning counts, and
-prompts are known by their manifests.
+Agents that are online are used as they are; the others are started here. Steps that need a simulation are refused: killing
+the hub or an agent that runs elsewhere, and cutting a connection. Only messages since the start count, and manifests stand
+for prompts.
 
-Follows the hub's log (`network.log` waits for what comes). Whether everything is settled is asked of the hub anew
-whenever something was stored, and a few times a second, since acknowledgements stand in no log.
+The stage follows the hub's log: `network.log` waits for new messages. After each answer, and several times a second, it
+asks the hub whether everything has settled, because acks are not in the log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hmac
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from roundelay.agents.recorded import fetch_fates
+from roundelay.agents.journal import fetch_fates
 from roundelay.network.addresses import reply_thread
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
@@ -33,13 +33,13 @@ from roundelay.testing.record import RunRecord
 from roundelay.testing.stage import READER_ID
 
 WAIT_MS = 250
-"""How long the hub holds a look at its log back when there is nothing new."""
+"""Maximum time that the hub holds a read of its log, in milliseconds."""
 _DONE = ("handled", "in_prompt", "dead")
 
 
 class LiveStage:
-    """The network at ``url``, from where it stands now. ``token`` is the owner's; without it this machine's owner
-    joins. All others join with tokens made of that, as ``operators`` if they are named so."""
+    """The network at ``url``, from its current end of log on. ``token`` is the owner's; without it the owner of this machine
+    joins. All others join with tokens derived from that, as operators if ``operators`` names them."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class LiveStage:
                 await self._start(participant)
             return
         if participant in self.people:
-            raise SimulationError(f"{participant} is there already.")
+            raise SimulationError(f"{participant} has joined already.")
         client = NetworkClient(participant, self.url, kind=kind, token=await self._make_token(participant, kind))
         await client.connect()
         self.people[participant] = Person(client)
 
     async def _make_token(self, participant: str, kind: Kind) -> str:
-        """A token of a participant's own, so that it joins with its own rights: the same in each run, or each would
-        leave another one behind."""
+        """Return a participant's own token, so that it joins with its own rights. The token is the same in each run: random
+        tokens would pile up on the hub."""
         is_operator = participant in self.operators
         owner = self.token or find_token(self.url, "service") or ""
         made = hmac.new(owner.encode(), f"scenario/{participant}/{kind}/{is_operator}".encode(), "sha256").hexdigest()
@@ -166,7 +166,7 @@ class LiveStage:
         found = await self._log.read(wait_ms)
         async with self._moved:
             self.messages += found
-            self._moved.notify_all()  # also without anything new: acknowledgements stand in no log
+            self._moved.notify_all()  # even without new messages: acks are not in the log
 
     async def _is_idle(self) -> bool:
         head = await self._read_head()
@@ -181,16 +181,16 @@ class LiveStage:
                 self._settled.add(message.seq)
             elif not await self._is_held(message):
                 return False
-        return await self._read_head() == head  # else something was stored while it looked
+        return await self._read_head() == head  # otherwise something was stored during the check
 
     async def _is_held(self, message: AnyMessage) -> bool:
-        """Whether a person holds the thread in which a message would be answered: then it waits for that person."""
+        """Whether a person has taken over a thread where the message would be answered; the message then waits for that."""
         for thread_id in (message.thread_id, reply_thread(message.seq)):
             try:
                 if "held" in await self._client.call("network.history", {"thread_id": thread_id, "limit": 1}):
                     return True
             except UnknownMessage:
-                continue  # nobody has replied
+                continue  # there is no reply yet
         return False
 
     async def _read_head(self) -> int:
@@ -222,7 +222,7 @@ class LiveStage:
 
     def problems(self) -> list[str]:
         return [
-            f"the agent {agent_id} broke down: {member.work.exception()!r}"
+            f"the agent {agent_id} crashed: {member.work.exception()!r}"
             for agent_id, member in self.members.items()
             if member.work.done() and not member.work.cancelled() and member.work.exception() is not None
         ]

@@ -1,8 +1,8 @@
-"""Networks in tests, without `async`: agents by scripts, people who write and hear, and what was said to be looked at.
+"""Networks in tests, without `async`: scripted agents, people who write and read, and the messages to check.
 
-`NetworkUnderTest` is what the pytest fixture `network` gives; it works without pytest too. In-process it is a
-simulation, in which time passes only while the test waits; with ``in_processes`` the hub and each agent are real
-processes. docs/scenarios.md shows it in use.
+The pytest fixture `network` is a `NetworkUnderTest`, which works without pytest too. In-process it is a simulation, where
+time passes only while the test waits. With ``in_processes`` the hub and each agent are real processes. docs/scenarios.md
+shows examples.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ T = TypeVar("T")
 
 
 class Transcript(list[str]):
-    """What was said, a line for each message: ``mia -> desk: hello``."""
+    """The messages, one line each: ``mia -> desk: hello``."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """Stands for any message that fits: ``said("desk", "mia", "40 EUR") in network.messages``."""
+    """Equals any matching message: ``said("desk", "mia", "40 EUR") in network.messages``."""
 
     sender: str | None = None
     to: str | None = None
@@ -64,16 +64,15 @@ class Said:
 
 
 def said(sender: str | None = None, to: str | None = None, text: str | None = None) -> Said:
-    """Any message from this sender, to this participant or place, with this in its text; what is left out does not
-    count."""
+    """Match any message from this sender, to this participant or place, with this text. An omitted value matches all."""
     return Said(sender, to, text)
 
 
 class Messages(list[AnyMessage]):
-    """Every message that was stored, in order."""
+    """All stored messages, in order."""
 
     def matching(self, wanted: Said) -> Messages:
-        """Those that fit."""
+        """Return the messages that match."""
         return Messages(message for message in self if wanted == message)
 
     def __str__(self) -> str:
@@ -81,7 +80,7 @@ class Messages(list[AnyMessage]):
 
 
 class PersonUnderTest:
-    """A person of a test: writes, and hears what is delivered."""
+    """A person in a test, who writes and receives."""
 
     def __init__(self, network: NetworkUnderTest, person: Person) -> None:
         self.id = person.client.agent_id
@@ -90,32 +89,32 @@ class PersonUnderTest:
 
     @property
     def messages(self) -> Messages:
-        """What was delivered, in order."""
+        """The delivered messages, in order."""
         return Messages(self._person.heard)
 
     @property
     def heard(self) -> list[str]:
-        """The texts of what was delivered."""
+        """The texts of the delivered messages."""
         return [message.text for message in self._person.heard]
 
     def send(self, to: str, content: Any, **options: Any) -> int:
-        """Write to a participant or an address (``broadcast``, ``channel:NAME``); gives the message's seq. Options as
-        in `NetworkClient.send`."""
+        """Send to a participant or an address (``broadcast``, ``channel:NAME``) and return the message's seq. Options as in
+        `NetworkClient.send`."""
         return self._network.run(self._person.client.send(complete_address(to), content, **options)).seq
 
     def reply(self, message: AnyMessage, text: str) -> int:
-        """Answer a message where it is."""
+        """Reply to a message in its place, and return the seq."""
         return self._network.run(self._person.client.reply(message, text)).seq
 
     def call(self, op: str, **args: Any) -> Any:
-        """Call an operation of the hub or of a mod."""
+        """Call an operation of the hub or a mod."""
         return self._network.run(self._person.client.call(op, args))
 
 
 class NetworkUnderTest:
     """A network for one test. Use as ``with``; the fixture does.
 
-    ``folder`` is where agent files are looked for. ``setting`` says what the simulation is like, its seed above all.
+    ``folder`` is where agent files are. ``setting`` describes the simulation, above all its seed.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class NetworkUnderTest:
             self._runner.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the network's own loop: for what this class has no method for."""
+        """Run a coroutine in the network's own loop, for everything that this class has no method for."""
         try:
             return self._runner.run(work)
         except RuntimeError as error:
@@ -168,12 +167,12 @@ class NetworkUnderTest:
                 raise
             work.close()
             raise SimulationError(
-                'A network under test runs in a loop of its own: write the test as a plain "def", not "async def".'
+                'A network under test has its own event loop: write the test as a plain "def", not "async def".'
             ) from error
 
     @property
     def simulation(self) -> Simulation:
-        """The simulation underneath. Raises `SimulationError` where there are processes instead."""
+        """The simulation. Raises `SimulationError` if the network runs in processes."""
         if not isinstance(self._stage, SimulatedStage):
             raise SimulationError(NEEDS_SIMULATION)
         return self._stage
@@ -189,14 +188,14 @@ class NetworkUnderTest:
         runner: MakeAgent | None = None,
         **options: Any,
     ) -> None:
-        """Start an agent: by ``rules`` (as in a scenario's script), a ``script`` (a function of the request, a file of
-        rules, ``module:function``), out of an agent ``file``, or with a ``runner`` of one's own. Options as in a
-        scenario: ``model``, ``tools``, ``visibility``, ...
+        """Start an agent: by ``rules`` (as in a scenario's script), with a ``script`` (a function of the request, a file of
+        rules, or ``module:function``), from an agent ``file``, or with your own ``runner``. Options as in a scenario:
+        ``model``, ``tools``, ``visibility``, ...
         """
         if not is_id(agent_id):
             raise ConfigError(
-                f"{agent_id!r} is no id of an agent; one is like desk-2: "
-                "lower case letters, digits, '.', '_' and '-', at most 64."
+                f"{agent_id!r} is no agent id. Use at most 64 lowercase letters, digits, '.', '_' and '-', "
+                "and start with a letter or digit, as in desk-2."
             )
         if callable(script):
             runner = _script_runner(agent_id, script, options)
@@ -209,20 +208,19 @@ class NetworkUnderTest:
                 **options,
             }
             node = as_node({name: value for name, value in given.items() if value is not None}, self._beside)
-            # Also for a process of its own, which would ask a real model unasked too.
+            # A process of its own would ask a real model too, so check in both cases.
             plan = plan_agent(agent_id, bind(AgentChoice, node), node, allows_real_models=self._allows_real_models)
         self._stage.plans[agent_id] = plan
         self.run(self._stage.join(agent_id))
 
     def person(self, agent_id: str) -> PersonUnderTest:
-        """Let a person join, or give the one that is there."""
+        """Let a person join, or return the one who has."""
         if agent_id not in self._stage.people:
             self.run(self._stage.join(agent_id))
         return PersonUnderTest(self, self._stage.people[agent_id])
 
     def thread(self, name: str, *members: str) -> str:
-        """Make a channel with these people in it, in the order given; agents join by a tool or ``channels``. Gives its
-        address."""
+        """Create a channel with these people, in order, and return its address. Agents join by a tool or ``channels``."""
         for member in members:
             op = "channels.create" if member == members[0] else "channels.join"
             self.person(member).call(op, name=name)
@@ -231,16 +229,16 @@ class NetworkUnderTest:
     # --- what happens
 
     def idle(self, at_most_s: float = 60.0) -> None:
-        """Wait until nothing is in flight: every message handled, every reaction ended or waiting for somebody. Raises
+        """Wait until nothing is in flight: every message is handled, and every reaction has ended or waits for somebody. Raises
         `TimeoutError`."""
         self.run(self._stage.idle(at_most_s))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass: virtual, where it is."""
+        """Let time pass; virtual time if the network has it."""
         self.run(asyncio.sleep(seconds))
 
     def wait_for(self, wanted: Said, at_most_s: float = 60.0) -> AnyMessage:
-        """Wait for a message, from the beginning. Raises `TimeoutError`."""
+        """Wait for the first matching message since the start. Raises `TimeoutError`."""
         return self.run(self._stage.wait_for(lambda message: wanted == message, at_most_s))
 
     def kill(self, agent_id: str) -> None:
@@ -252,49 +250,49 @@ class NetworkUnderTest:
         self.run(self._stage.restart(agent_id))
 
     def disconnect(self, agent_id: str) -> None:
-        """Cut a participant's connection; it comes back by itself. In-process only."""
+        """Cut a participant's connection, which comes back by itself. In-process only."""
         self.run(self._stage.disconnect(agent_id))
 
     def restart_hub(self) -> None:
-        """Kill the hub and start it again over its ledger."""
+        """Kill the hub, and start it again over its ledger."""
         self.run(self._stage.restart(HUB))
 
     # --- what is left
 
     @property
     def messages(self) -> Messages:
-        """Every message that was stored."""
+        """All stored messages."""
         return Messages(self._stage.messages)
 
     @property
     def transcript(self) -> Transcript:
-        """What was said, a line for each message."""
+        """The messages, one line each."""
         return Transcript(map(_tell, self.messages))
 
     @property
     def record(self) -> RunRecord:
-        """Messages, reactions, tool calls and prompts, as expectations look at them."""
+        """Messages, reactions, tool calls and prompts, as expectations see them."""
         return replace(self.run(self._stage.read_record()), began_at=self._began_at)
 
     @property
     def reactions(self) -> Sequence[RecordedReaction]:
-        """What the agents did, with their tool calls."""
+        """The agents' reactions, with their tool calls."""
         return self.record.reactions
 
     def prompts(self, agent_id: str | None = None) -> list[str]:
-        """Everything that models read, a text for each call. In-process only."""
+        """Return everything that models read, one text for each call. In-process only."""
         return [asked.text for asked in self.simulation.asked if agent_id in (None, asked.agent_id)]
 
     def why(self, message: AnyMessage | int) -> Transcript:
-        """How a message came about, from its root to it."""
+        """Return how a message came about, from its root."""
         record = self.record
         found = record.find(message) if isinstance(message, int) else message
         if found is None:
-            raise SimulationError(f"There is no message {message}.")
+            raise SimulationError(f"There is no message #{message}.")
         return Transcript(map(_tell, reversed(record.path_to_root(found))))
 
     def expect(self, *expected: Mapping[str, Any]) -> None:
-        """Expectations in the form of a scenario's. Raises `AssertionError` with what was found instead."""
+        """Check expectations in the form of a scenario's. Raises `AssertionError` with what was found instead."""
         record = self.record
         judge = Judge(record)
         for value in expected:

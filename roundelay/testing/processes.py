@@ -1,8 +1,4 @@
-"""The stage of real processes, for tests that ask for them: `roundelay up` and each agent as a process of its own, in a
-folder.
-
-What each prints is kept in a file beside its own.
-"""
+"""The stage of real processes: `roundelay up` and one process for each agent, in a folder, with a log file for each."""
 
 from __future__ import annotations
 
@@ -25,8 +21,7 @@ NEEDS_SIMULATION = "The network runs in real processes; leave out the mark round
 
 
 class ProcessStage(LiveStage):
-    """A hub and agents in processes of their own, whose files and database are in ``folder``. The hub's is named
-    `HUB`."""
+    """A hub and agents in processes. Their files and the database are in ``folder``. The hub's process is named `HUB`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("")
@@ -52,18 +47,18 @@ class ProcessStage(LiveStage):
         if participant not in self.plans:
             await super().join(participant, kind)
         elif participant in self._processes and self._processes[participant].is_up:
-            raise SimulationError(f"The agent {participant} is up already.")
+            raise SimulationError(f"The agent {participant} is running already.")
         else:
             await self._start(participant)
 
     async def kill(self, name: str) -> None:
         if name not in self._processes or not self._processes[name].is_up:
-            raise SimulationError(f"No agent {name} is up.")
+            raise SimulationError(f"The agent {name} is not running.")
         await _kill(self._processes[name])
 
     async def restart(self, name: str) -> None:
         if name not in self._processes:
-            raise SimulationError(f"No agent {name} has been started.")
+            raise SimulationError(f"The agent {name} was never started.")
         await _kill(self._processes[name])
         await (self._start_hub() if name == HUB else self._start(name))
 
@@ -71,13 +66,13 @@ class ProcessStage(LiveStage):
         raise SimulationError(NEEDS_SIMULATION)
 
     async def _start_hub(self) -> None:
-        """Start the hub, on the port that it had."""
+        """Start the hub, on the same port as before."""
         port = self.url.rpartition(":")[2].strip("/") or "0"
         command = ("up", "--port", port, "--db", "network.db", "--no-agents")
         self.url = await self._run(HUB, command)
 
     async def _start(self, agent_id: str) -> None:
-        """Write the agent's file, and start a process that runs it."""
+        """Write the agent's file, and start its process."""
         value, python_path = _write_agent(self.plans[agent_id])
         file = self._folder / f"{agent_id}.yaml"
         file.write_text(json.dumps(value, indent=1), encoding="utf-8")
@@ -115,17 +110,17 @@ async def _kill(process: Process) -> None:
 
 
 def _write_agent(plan: AgentPlan) -> tuple[dict[str, object], Path]:
-    """The agent as its file would say it, and the folder that its tools are beside."""
+    """Return the agent in the form of its file, and the folder of its tools."""
     agent_id, choice, node = plan.agent_id, plan.choice, plan.node
     if choice is None or node is None:
         raise SimulationError(NEEDS_SIMULATION)
     if choice.model is not None and choice.model.replay is not None:
-        raise SimulationError(f"{agent_id}: tapes are played in-process; leave out the mark roundelay_processes.")
+        raise SimulationError(f"{agent_id}: tapes work in-process only; leave out the mark roundelay_processes.")
     if choice.file is not None:
         path = node.path.parent / choice.file
         value = load_yaml(path).plain()
         if not isinstance(value, dict) or value.get("id") != agent_id:
-            raise SimulationError(f"{path} is not the file of one agent {agent_id}.")
+            raise SimulationError(f"{path} must be the file of one agent, {agent_id}.")
         made: dict[str, object] = dict(value)
         if choice.model is not None:
             made["model"] = choice.model.model_dump(mode="json", exclude_none=True, by_alias=True)

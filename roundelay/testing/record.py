@@ -1,7 +1,5 @@
-"""What happened in a run, as expectations look at it: messages, reactions with their tool calls and usage, prompts.
-Plain data, no IO.
-
-Built from the rows of a simulation's ledger, or from what a live hub tells an operator.
+"""The record of a run, as expectations see it: messages, reactions with tool calls and usage, and prompts. Plain data, no
+IO. It is built from a simulation's ledger, or from what an operator reads from a live hub.
 """
 
 from __future__ import annotations
@@ -23,44 +21,43 @@ MAX_SHOWN_CHARS = 100
 
 @dataclass
 class RunRecord:
-    """Everything that a run left behind. ``asked`` is empty where the models were not here; ``ended_at`` is the time of
-    the end, in ms."""
+    """The record of one run. ``asked`` is empty if the models ran elsewhere. ``ended_at`` is in ms."""
 
     messages: Sequence[AnyMessage]
     reactions: Sequence[RecordedReaction]
     asked: Sequence[Asked] = ()
     dead_letters: Sequence[Mapping[str, Any]] = ()
     readers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Who is in which thread at the end, by thread id."""
+    """Readers of each thread at the end."""
 
     values: Sequence[Any] = ()
-    """What the operations gave that `mod` expectations name, in their order."""
+    """Results of the operations that `mod` expectations name, in order."""
 
     state_before: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
-    """What the tools shared, at the beginning and at the end."""
+    """Shared state of the tools, at the start and at the end."""
 
     began_at: int = 0
     ended_at: int = 0
 
     @property
     def lasted_s(self) -> float:
-        """How long it took, in the time of the run."""
+        """Duration in the time of the run, in seconds."""
         return (self.ended_at - self.began_at) / 1000
 
     def find(self, seq: int) -> AnyMessage | None:
         return next((message for message in self.messages if message.seq == seq), None)
 
     def path_to_root(self, message: AnyMessage) -> list[AnyMessage]:
-        """The message, what caused it, what caused that, up to the root."""
+        """Return the message, its cause, the cause of that, and so on up to the root."""
         path = [message]
         while path[-1].cause is not None and (cause := self.find(path[-1].cause)) is not None:
             path.append(cause)
         return path
 
     def prompts_with(self, text: str, agent_id: str | None) -> list[tuple[str, str]]:
-        """Who read a text in which reaction. A prompt escapes what stands in it; where prompts are unknown, the
-        manifest tells."""
+        """Return which agents read a text in which reactions. Prompts escape their messages. Without prompts, the manifests
+        decide."""
         forms = {text, escape(text, quote=False), escape(text)}
         found = [
             (asked.agent_id, asked.request.reaction)
@@ -78,6 +75,6 @@ class RunRecord:
 
 
 def describe_message(message: AnyMessage) -> str:
-    """One message as one line: ``#12 mia -> desk: Refund order 12``."""
+    """Format a message as one line: ``#12 mia -> desk: Refund order 12``."""
     shown = truncate(clean(" ".join(message.text.split())), MAX_SHOWN_CHARS)
     return f"#{message.seq} {message.sender_id} -> {short_address(message.to)}: {shown}"

@@ -1,6 +1,6 @@
-"""Tells what became of scenarios: to a person, as JSON, and as JUnit XML for a CI.
+"""Reports of scenario results: for a person, as JSON, and as JUnit XML for CI.
 
-A failure shows where it stands, what was found instead, what was said, how the message in question came about, and the
+A failure shows its place, what was found instead, the conversation, how the message in question came about, and the
 command that runs it again.
 """
 
@@ -25,7 +25,7 @@ _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 @dataclass(frozen=True)
 class Failure:
-    """One thing that is wrong: where, what was to be, what was found, and the messages that tell why."""
+    """One failure: its place, what was expected, what was found, and the messages that show why."""
 
     file: str
     line: int
@@ -35,7 +35,7 @@ class Failure:
 
 
 def list_failures(result: ScenarioResult) -> list[Failure]:
-    """What is wrong with a run, in the order of the file; the step that could not be done comes alone."""
+    """Return the failures of a run, in the order of the file. A step that failed comes alone."""
     scenario = result.scenario
     if result.failure is not None:
         it = result.failure
@@ -50,13 +50,13 @@ def list_failures(result: ScenarioResult) -> list[Failure]:
 
 
 def describe_command(result: ScenarioResult) -> str:
-    """The command that runs exactly this again."""
+    """Return the command that repeats exactly this run."""
     live = f" --live {shlex.quote(result.url)}" if result.url is not None else f" --seed {result.seed}"
     return f"roundelay scenario run {shlex.quote(str(result.scenario.path))}{live}"
 
 
 def describe_result(result: ScenarioResult) -> str:
-    """What a person reads: a line for what passed, everything that helps for what failed."""
+    """Format a result for a person: one line if it passed, and all that helps if it failed."""
     word = "PASS" if result.passed else "FAIL"
     lines = [f"{word}  {result.scenario.name}  ({_describe_run(result)})"]
     if not result.passed:
@@ -71,7 +71,7 @@ def describe_result(result: ScenarioResult) -> str:
 
 
 def describe_causes(result: ScenarioResult, failure: Failure) -> list[str]:
-    """How the messages of a failure came about, each back to its root."""
+    """Describe how the messages of a failure came about, back to their roots."""
     lines: list[str] = []
     for seq in list(dict.fromkeys(failure.messages))[:MAX_PATHS]:
         message = result.record.find(seq)
@@ -99,7 +99,7 @@ def _indent(text: str, by: int) -> list[str]:
 
 
 def to_json(results: Sequence[ScenarioResult]) -> dict[str, Any]:
-    """The results for programs."""
+    """Return the results for programs."""
     return {"passed": all(result.passed for result in results), "runs": [_run_to_json(result) for result in results]}
 
 
@@ -124,7 +124,7 @@ def _run_to_json(result: ScenarioResult) -> dict[str, Any]:
 
 
 def to_junit(results: Sequence[ScenarioResult]) -> str:
-    """The results as JUnit XML: a suite for each file, a case for each run."""
+    """Return the results as JUnit XML: a suite for each file, a case for each run."""
     root = ElementTree.Element("testsuites")
     suites: dict[str, list[ScenarioResult]] = {}
     for result in results:
@@ -151,5 +151,5 @@ def to_junit(results: Sequence[ScenarioResult]) -> str:
 
 
 def _xml(text: str) -> str:
-    """Leave out what XML 1.0 has no place for (https://www.w3.org/TR/xml/#charsets)."""
+    """Replace characters that XML 1.0 does not allow (https://www.w3.org/TR/xml/#charsets)."""
     return _NO_XML.sub("\ufffd", text)

@@ -1,7 +1,6 @@
-"""Runs scenarios: the network of one, its steps, and the verdict on each expectation.
+"""Runs scenarios: the network, the steps, and the verdict on each expectation.
 
-`run_scenario` runs it in this process, in a simulation of its own; `run_live_scenario` runs the same against a hub that
-is up.
+`run_scenario` runs a scenario in this process, in a simulation. `run_live_scenario` runs it against a live hub.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _BEGINNING = "the network could not begin"
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """What became of one run. ``failure`` is the step that could not be done; then nothing was judged."""
+    """The result of one run. ``failure`` is the step that failed; the expectations were then not evaluated."""
 
     scenario: Scenario
     seed: int
@@ -44,10 +43,10 @@ class ScenarioResult:
     verdicts: Sequence[Verdict] = ()
     failure: StepFailed | None = None
     problems: Sequence[str] = ()
-    """What makes it fail beside its expectations: a tape that does not fit, an agent that broke down."""
+    """Other reasons to fail: a tape that does not fit, an agent that crashed."""
 
     notes: Sequence[str] = ()
-    """What fails nothing and is worth knowing: turns of a tape that nobody asked for."""
+    """Remarks that fail nothing: turns of a tape that nobody asked for."""
 
     faults: Sequence[str] = ()
     ledger: bytes = field(default=b"", repr=False)
@@ -69,10 +68,9 @@ def run_scenario(
     allows_real_models: bool = False,
     updates_tapes: bool = False,
 ) -> ScenarioResult:
-    """Run a scenario in this process. ``agents`` replaces some of its agents by runners of one's own.
+    """Run a scenario in this process. ``agents`` replaces some of its agents with your own runners.
 
-    Has an event loop of its own, so it is not called from inside of one. Raises `ConfigError` when the scenario cannot
-    begin.
+    It has its own event loop, so it must not be called inside another one. Raises `ConfigError` if the scenario cannot start.
     """
     chosen = scenario.head.seed if seed is None else seed
     plans = plan_agents(scenario, allows_real_models=allows_real_models or updates_tapes, ignores_tapes=updates_tapes)
@@ -97,11 +95,10 @@ def run_scenario(
 async def run_live_scenario(
     scenario: Scenario, url: str, *, token: str | None = None, allows_real_models: bool = False
 ) -> ScenarioResult:
-    """Run a scenario against the network at ``url``, in real time. ``token`` is the owner's; without it this
-    machine's owner joins.
+    """Run a scenario against the network at ``url``, in real time. ``token`` is the owner's; without it the owner of this
+    machine joins.
 
-    Raises `ConfigError` when the scenario cannot begin, `ConnectError` and `NotAuthenticated` when the network cannot
-    be joined.
+    Raises `ConfigError` if the scenario cannot start, `ConnectError` and `NotAuthenticated` if the network cannot be joined.
     """
     plans = plan_agents(scenario, allows_real_models=allows_real_models, is_live=True)
     async with LiveStage(url, token, plans, scenario.head.operators) as stage:
@@ -109,7 +106,7 @@ async def run_live_scenario(
 
 
 async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
-    """Act a scenario out on a stage, and judge."""
+    """Perform a scenario on a stage, and evaluate it."""
     began_s, began_at = time.perf_counter(), stage.clock()
     has_state = scenario.head.state is not None
     variables = Variables({**scenario.head.vars, **({"state": stage.state} if has_state else {})})
@@ -138,7 +135,7 @@ async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
     notes = [
         f"{agent_id} did not ask for all of its tape {tape.name}; turns left: {tape.unplayed}"
         for agent_id, tape in tapes
-        # An agent that was online already asks a tape of this run for nothing.
+        # An agent that was online before did not use the tape of this run.
         if tape.unplayed and (tape.is_begun or isinstance(stage, SimulatedStage))
     ]
     took_s = time.perf_counter() - began_s
@@ -148,8 +145,7 @@ async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
 
 
 async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task[list[str]] | None:
-    """Let everybody join who is there from the beginning, and the threads have their members; then the faults begin.
-    Raises `StepFailed`."""
+    """Let the participants and the threads' members join, then start the faults. Raises `StepFailed`."""
     head, place = scenario.head, scenario.node
     for name, wants in (("faults", "need"), ("state", "needs")):
         if getattr(head, name) is not None and not isinstance(stage, SimulatedStage):
@@ -180,7 +176,7 @@ async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task
 
 
 async def _make_thread(client: NetworkClient, name: str, thread: ThreadChoice) -> None:
-    """Make a channel; one that is there already on a network that is up stays as it is."""
+    """Create a channel. On a live network an existing channel stays as it is."""
     try:
         await client.call("channels.create", {"name": name, "history": thread.history})
     except InvalidArguments:
@@ -188,8 +184,7 @@ async def _make_thread(client: NetworkClient, name: str, thread: ThreadChoice) -
 
 
 async def _end_faults(scenario: Scenario, stage: Stage, faulting: asyncio.Task[list[str]] | None) -> list[str]:
-    """Wait for the faults that are left, and for what they leave to be done; gives what was done. Raises
-    `StepFailed`."""
+    """Wait for the remaining faults and for their effects, and return descriptions of the faults. Raises `StepFailed`."""
     faults = await faulting if faulting is not None else []
     if faults:
         try:
@@ -201,7 +196,7 @@ async def _end_faults(scenario: Scenario, stage: Stage, faulting: asyncio.Task[l
 
 
 async def _ask_mods(scenario: Scenario, stage: Stage, variables: Variables) -> list[Any]:
-    """What the operations give that expectations name, in their order. Raises `StepFailed`."""
+    """Call the operations that expectations name, in order, and return their results. Raises `StepFailed`."""
     values = []
     for expected in scenario.expectations:
         asked = expected.expectation.mod
@@ -220,7 +215,7 @@ def _make_setting(scenario: Scenario, seed: int) -> Setting:
     head, faults, config = scenario.head, scenario.head.faults, scenario.config or NodeConfig()
     add_mod_folder(config.folder)
     if config.rights is not None:
-        make_rights(config, load_mods(config.mods, OWN_MODS))  # what is wrong with them is told with its line
+        make_rights(config, load_mods(config.mods, OWN_MODS))  # reports a wrong rule with its line
     limits = {"max_hops": head.limits.hops, "max_root_messages": head.limits.messages}
     is_virtual = head.clock == "virtual"
     return Setting(
@@ -248,7 +243,7 @@ def _make_delay(value: float | tuple[float, float] | None, default: Delay) -> De
 
 
 def _write_tapes(plans: Mapping[str, AgentPlan], record: RunRecord) -> None:
-    """Write what each taped agent's model answered in this run."""
+    """Write the replies of each taped agent's model in this run."""
     for plan in plans.values():
         if plan.tape is None:
             continue

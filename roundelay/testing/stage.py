@@ -1,7 +1,7 @@
-"""The network that a test acts on: one protocol, and its stage in a simulation.
+"""The stage: the network that a test acts on. One protocol, and its implementation in a simulation.
 
-The other two are in `live_stage` (a network that is up, over WebSocket) and `processes` (a hub and agents started for
-the test, each a process). Steps, scenarios and the fixture `network` know the protocol alone.
+The others are `live_stage` (a live network, over WebSocket) and `processes` (a hub and agents in processes of their own).
+Steps, scenarios and the fixture `network` use the protocol alone.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ READER_ID = "scenario-reader"
 
 
 class Stage(Protocol):
-    """A network, from its beginning to the end of an ``async with``.
+    """A network, for the length of an ``async with``.
 
-    ``plans`` are the agents that may take part, ``people`` (services and programs too) and ``members`` those who are
-    there from here; ``state`` is what the tools of agents that are started here share. Methods raise
-    `RoundelayError` for what cannot be done, `TimeoutError` when the time is over.
+    ``plans`` are the agents that may take part. ``people`` (also services and programs) and ``members`` have joined from
+    here. ``state`` is shared by the tools of agents that run here. Methods raise `RoundelayError` for what is impossible,
+    and `TimeoutError`.
     """
 
     plans: dict[str, AgentPlan]
@@ -41,20 +41,20 @@ class Stage(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
     def clock(self) -> int:
-        """The time in ms."""
+        """Return the time in ms."""
         ...
 
     @property
     def messages(self) -> Sequence[AnyMessage]:
-        """Every message since the beginning, in order."""
+        """All messages since the start, in order."""
         ...
 
     async def reader(self) -> NetworkClient:
-        """An operator's connection."""
+        """Return an operator's connection."""
         ...
 
     async def join(self, participant: str, kind: Kind = "human") -> None:
-        """Start the agent that is planned under that id, once it is ready, or let somebody of this kind come."""
+        """Start the planned agent and wait until it is ready, or let a participant of this kind join."""
         ...
 
     async def leave(self, participant: str) -> None: ...
@@ -64,7 +64,7 @@ class Stage(Protocol):
         ...
 
     async def restart(self, name: str) -> None:
-        """Start an agent, or the hub, again, after killing it if it is up."""
+        """Start an agent, or the hub, again. A running one is killed first."""
         ...
 
     async def disconnect(self, participant: str) -> None:
@@ -72,28 +72,28 @@ class Stage(Protocol):
         ...
 
     async def idle(self, at_most_s: float) -> None:
-        """Wait until nothing is in flight for those who take part."""
+        """Wait until nothing is in flight for the participants."""
         ...
 
     async def wait_for(self, wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
-        """Wait for the first message, from the beginning, that is ``wanted``."""
+        """Wait for the first ``wanted`` message since the start."""
         ...
 
     async def read_record(self) -> RunRecord:
-        """What has happened so far."""
+        """Return the record of the run so far."""
         ...
 
     def problems(self) -> list[str]:
-        """What went wrong beside the steps."""
+        """Return problems beside the steps."""
         ...
 
 
 def client_of(stage: Stage, participant: str) -> NetworkClient:
-    """The connection of somebody who is there from here. Raises `SimulationError`."""
+    """Return the connection of a participant that joined from here. Raises `SimulationError`."""
     found = stage.people.get(participant) or stage.members.get(participant)
     if found is None:
         raise SimulationError(
-            f"{participant} is not there; a step `join` or `restart` brings it, unless it runs elsewhere."
+            f"{participant} has not joined. Add a step `join` or `restart`, unless it runs elsewhere."
         )
     return found.client
 
@@ -104,7 +104,7 @@ class SimulatedStage(Simulation):
     def __init__(self, setting: Setting, plans: Mapping[str, AgentPlan] | None = None) -> None:
         super().__init__(replace(setting, operators=(*setting.operators, READER_ID)))
         self.plans = dict(plans or {})
-        self._is_killed_by_step = False  # the faults may kill the hub, and start it, meanwhile
+        self._is_killed_by_step = False  # faults may kill and start the hub too
 
     async def reader(self) -> NetworkClient:
         return await self.network.join(READER_ID, kind="service")
@@ -120,7 +120,7 @@ class SimulatedStage(Simulation):
             await super().kill(name)
             return
         if self._is_killed_by_step and self.hub is None:
-            raise SimulationError("The hub is killed already; a step `restart: hub` brings it back.")
+            raise SimulationError("The hub was killed already; a step `restart: hub` starts it again.")
         self._is_killed_by_step = True
         await self.kill_hub()
 
@@ -158,7 +158,7 @@ class SimulatedStage(Simulation):
         )
 
     def problems(self) -> list[str]:
-        found = [f"the agent {agent_id} broke down: {error!r}" for agent_id, error in self.broken.items()]
+        found = [f"the agent {agent_id} crashed: {error!r}" for agent_id, error in self.broken.items()]
         most, used = self.setting.max_tokens, self.models.tokens
         if most is not None and used >= most:
             found.append(f"limits.tokens: the models used {used} tokens of {most}; from then on they were refused")

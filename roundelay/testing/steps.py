@@ -1,6 +1,6 @@
-"""Performs the steps of a scenario on a stage. Knows the variables, not what is expected.
+"""Performs the steps of a scenario on a stage. It knows the variables, but not the expectations.
 
-A step that cannot be done ends the run with `StepFailed`, which says where it stands.
+A step that fails ends the run with `StepFailed`, which names its place.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from roundelay.testing.stage import Stage, client_of
 _ONE_EXPRESSION = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
 
 ANSWER_S = 60.0
-"""How long a step waits for the hub's answer to what is sent, in the scenario's time."""
+"""Maximum time that a step waits for the hub's answer, in the scenario's time, in seconds."""
 
 
 MAX_SHOWN_STEP = 160
-"""Of a step that could not be done: as many characters, for one may hold many others."""
+"""Maximum characters of a failed step in the report, because a step may contain many others."""
 
 
 def _may_be_decided_by(request: AnyMessage, agent_id: str) -> bool:
-    """Whether a person may decide on a request: where approvers are named, an approver who reads it."""
+    """Whether a person may decide a request: if approvers are named, only an approver who reads it."""
     deciders = read_deciders(request)
     is_here = request.kind != "direct" or request.to == f"agent:{agent_id}"
     return deciders is None or (agent_id in deciders and is_here)
 
 
 class StepFailed(Exception):
-    """A step could not be done. ``place`` is where it stands, ``what`` says which it is."""
+    """A step failed. ``place`` is its place, and ``what`` names the step."""
 
     def __init__(self, place: YamlNode, reason: str, what: str | None = None) -> None:
         super().__init__(reason)
@@ -61,61 +61,61 @@ class StepFailed(Exception):
 
 
 class Variables:
-    """The variables of one run, and texts with them filled in."""
+    """The variables of one run, and the rendering of texts with them."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = dict(values)
 
     def render(self, text: str) -> str:
-        """Fill in ``{{ name }}``. Raises `ValueError` for one that there is not."""
+        """Render ``{{ name }}``. Raises `ValueError` for an unknown name."""
         if "{{" not in text and "{%" not in text:
             return text
         try:
             return ENVIRONMENT.from_string(text).render(self.values)
         except (TemplateError, ArithmeticError, TypeError, LookupError, AttributeError, ValueError) as error:
-            raise ValueError(f'"{text}" cannot be filled in: {error}') from error  # what the expressions in it raise
+            raise ValueError(f'"{text}" cannot be rendered: {error}') from error  # whatever an expression raises
 
     def render_all(self, value: Any) -> Any:
         return map_texts(value, self.render)
 
     def work_out_all(self, value: Any) -> Any:
-        """As `render_all`, for data: a text that is one ``{{ expression }}`` and nothing else becomes its value."""
+        """Render as `render_all` does, but a text that is a single ``{{ expression }}`` becomes its value."""
         return map_texts(value, self._work_out)
 
     def _work_out(self, text: str) -> Any:
         found = _ONE_EXPRESSION.fullmatch(text)
         if found is None:
             return self.render(text)
-        self.render(text)  # which says what is wrong with it
+        self.render(text)  # reports what is wrong with the expression
         return self._evaluate(found[1])
 
     def holds(self, expression: str) -> bool:
-        """Whether an expression over the variables is true. Raises `ValueError` for a variable that there is not."""
+        """Whether an expression over the variables is true. Raises `ValueError` for an unknown variable."""
         return bool(self._evaluate(expression))
 
     def _evaluate(self, expression: str) -> Any:
         try:
             value = ENVIRONMENT.compile_expression(expression, undefined_to_none=False)(**self.values)
-            bool(value)  # raises for what is not defined
+            bool(value)  # raises for an undefined variable
             return value
         except (TemplateError, ArithmeticError, TypeError, LookupError, AttributeError) as error:
             raise ValueError(f'"{expression}" cannot be worked out: {error}') from error
 
 
 def explain_failure(place: YamlNode, error: RoundelayError | ValueError) -> StepFailed:
-    """What a hub, a stage or a wrong value has refused, as the failure of what stands there."""
+    """Return a refusal of the hub or stage, or a wrong value, as the failure of the step at this place."""
     return StepFailed(place, f"{error.code if isinstance(error, RoundelayError) else 'wrong'}: {error}")
 
 
 async def ask_operation(stage: Stage, asked: ModExpectation, variables: Variables) -> Any:
-    """What an operation gives that an expectation names. Raises `TimeoutError` when the hub does not answer."""
+    """Call the operation that an expectation names. Raises `TimeoutError` if the hub does not answer."""
     async with asyncio.timeout(ANSWER_S):
         client = await stage.reader() if asked.asker is None else client_of(stage, asked.asker)
         return await client.call(variables.render(asked.op), variables.work_out_all(asked.args))
 
 
 class Steps:
-    """The steps of one run."""
+    """Performs the steps of one run."""
 
     def __init__(self, scenario: Scenario, stage: Stage, variables: Variables, matcher: Matcher) -> None:
         self._scenario = scenario
@@ -126,7 +126,7 @@ class Steps:
         self._decided: set[tuple[int, str]] = set()
 
     async def perform(self, steps: Sequence[PlacedStep]) -> None:
-        """Perform steps one after the other. Raises `StepFailed`."""
+        """Perform steps in order. Raises `StepFailed`."""
         for placed in steps:
             try:
                 await self._perform(placed)
@@ -182,7 +182,7 @@ class Steps:
                 raise
             return
         if wanted is not None:
-            raise StepFailed(placed.place, f"it was taken, and was to be refused with {wanted}")
+            raise StepFailed(placed.place, f"it was accepted, but should be refused with {wanted}")
 
     async def _send(self, step: Step) -> None:
         render = self._variables.render
@@ -230,14 +230,14 @@ class Steps:
                 lambda message: message.seq not in self._waited_for and self._matcher.fits(wanted, message),
                 wait.at_most,
             )
-            self._waited_for.add(found.seq)  # the next wait is for another one
+            self._waited_for.add(found.seq)  # the next wait needs another message
             if step.save is not None:
                 self._variables.values[step.save] = found
         else:
             await self._stage.idle(wait.at_most)
 
     async def _decide(self, placed: PlacedStep) -> None:
-        """Wait for a request for approval, and reply to it as a person does."""
+        """Wait for a request for approval, and reply to it."""
         step = placed.step
         client = client_of(self._stage, self._variables.render(step.sender or ""))
         wanted = step.decide if isinstance(step.decide, DecideStep) else DecideStep(approve=True)
@@ -263,7 +263,7 @@ class Steps:
         self._decided.add((request.seq, client.agent_id))
 
     async def _hold(self, step: Step) -> None:
-        """Take a thread over, or give it back; a participant's name means the direct thread with it."""
+        """Take over a thread, or give it back. A participant's name stands for the direct thread with it."""
         render = self._variables.render
         client, name = client_of(self._stage, render(step.sender or "")), render(step.take or step.give or "")
         if name in self._scenario.participants:
@@ -282,7 +282,7 @@ class Steps:
             await self.join_threads(moved)
 
     async def join_threads(self, participant: str) -> None:
-        """A participant takes its place in the threads that name it."""
+        """Let a participant join the threads that name it."""
         for name, thread in self._scenario.head.threads.items():
             if participant in thread.members:
                 await client_of(self._stage, participant).join_channel(name)
@@ -328,7 +328,7 @@ class Steps:
             await self.perform(otherwise[0])
 
     async def _holds(self, condition: str | Expectation, place: YamlNode) -> bool:
-        """Whether something is so by now."""
+        """Whether a condition is true now."""
         if isinstance(condition, str):
             return self._variables.holds(condition)
         record = await self._stage.read_record()
@@ -345,7 +345,7 @@ def _has_seq(seq: int) -> Callable[[AnyMessage], bool]:
 
 
 def _as_wait(step: Step) -> WaitStep:
-    """The long form of a wait; of another step, which may take as long as a wait until all is idle, that one."""
+    """Return the long form of a wait. Any other step may take as long as a wait until idle."""
     if isinstance(step.wait, WaitStep):
         return step.wait
     return WaitStep.model_validate({"for": step.wait} if isinstance(step.wait, float) else {"until": "idle"})

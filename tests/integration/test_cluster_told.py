@@ -179,7 +179,7 @@ async def doctor_tells(tmp_path: Path, server: NatsServer, made: ClusterNode) ->
     db.close()
     damaged = (await look(1, ROUNDELAY_LOG=log))["integrity"]
     assert damaged["status"] == "failed"
-    assert "delete the file and start it again: it is made anew from the log" in damaged["advice"]
+    assert "delete the file and start the node: it rebuilds the file from the log" in damaged["advice"]
 
     nodes["ROUNDELAY_DB"] = str(tmp_path / "own.db")
     assert "shared log" not in await look()

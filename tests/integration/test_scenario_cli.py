@@ -283,7 +283,7 @@ async def test_records_of_another_program_are_passed_over_live(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("  - wait: idle", "  - join: mia", "mia is there already"),
+        ("  - wait: idle", "  - join: mia", "mia has joined already"),
         ("  - wait: idle", "  - kill: hub", "hub does not run here"),
         ("  - wait: idle", "  - disconnect: mia", "in a simulation only"),
         ("people: [mia]", "people: [mia]\nfaults: {drops: 1}", "faults need a simulation"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -319,7 +320,7 @@ def test_a_hub_that_a_step_has_killed_cannot_be_killed_again() -> None:
     result = run(steps=[REFUND, again, {"wait": "1s"}, again])
     assert (
         failure_of(result)
-        == 'kill: "hub": simulation: The hub is killed already; a step `restart: hub` brings it back.'
+        == 'kill: "hub": simulation: The hub was killed already; a step `restart: hub` starts it again.'
     )
     assert run(steps=[REFUND, again, {"restart": "hub"}, again, {"restart": "hub"}, {"wait": "idle"}]).passed
 
@@ -359,14 +360,14 @@ def test_operations_are_called_and_their_values_kept() -> None:
     [
         ({"as": "mia", "in": "pay", "send": "x"}, "forbidden"),
         ({"as": "mia", "to": "boss", "send": "{{ nothing }}"}, "nothing"),
-        ({"as": "mia", "to": "boss", "send": "{{ 1 / 0 }}"}, "cannot be filled in: division by zero"),
-        ({"as": "mia", "to": "boss", "send": "{{ range(1000000000) | list }}"}, "cannot be filled in: Range too big"),
-        ({"as": "mia", "to": "boss", "send": "x", "refused": "forbidden"}, "was to be refused with forbidden"),
+        ({"as": "mia", "to": "boss", "send": "{{ 1 / 0 }}"}, "cannot be rendered: division by zero"),
+        ({"as": "mia", "to": "boss", "send": "{{ range(1000000000) | list }}"}, "cannot be rendered: Range too big"),
+        ({"as": "mia", "to": "boss", "send": "x", "refused": "forbidden"}, "should be refused with forbidden"),
         ({"as": "mia", "reply_to": "nothing", "send": "x"}, "no step has saved a message"),
         ({"wait": {"message": {"from": "boss"}, "at_most": "5s"}}, "no such message came within 5 s"),
         ({"parallel": [{"wait": "1s"}, {"as": "mia", "in": "pay", "send": "x"}]}, "forbidden"),
-        ({"as": "finance", "to": "mia", "send": "x"}, "finance is not there"),
-        ({"join": "mia"}, "mia is there already"),
+        ({"as": "finance", "to": "mia", "send": "x"}, "finance has not joined"),
+        ({"join": "mia"}, "mia has joined already"),
         ({"if": "missing > 1", "then": [{"wait": "1s"}]}, "'missing' is undefined"),
         ({"repeat": {"times": 2, "until": "1 > 2", "steps": [{"wait": "1s"}]}}, "it was still not so after 2 times"),
         ({"as": "boss", "decide": {"approve": True, "at_most": "2s"}}, "no such request for approval came within 2 s"),
@@ -384,7 +385,7 @@ def test_a_step_that_cannot_be_done_ends_the_run_and_is_named(step: Any, said: s
 def test_an_agent_that_never_was_there_is_not_restarted() -> None:
     agents = {"desk": {"script": DESK, "starts": False}}
     result = run(steps=[{"restart": "desk"}], agents=agents, threads={})
-    assert "No agent desk has been started" in failure_of(result)
+    assert "The agent desk was never started" in failure_of(result)
 
 
 def test_agents_that_never_come_to_rest_are_named() -> None:
@@ -558,7 +559,8 @@ def test_a_dead_letter_fails_and_is_shown() -> None:
 def test_an_agent_that_breaks_down_fails_a_run_whose_expectations_hold() -> None:
     def make() -> SimpleAgentRunner:
         class Broken(SimpleAgentRunner):
-            async def _take(self, *args: Any) -> None:
+            async def _end_when_stopped(self) -> None:
+                await asyncio.sleep(1)
                 raise RuntimeError("out of order")
 
         return Broken("finance", instruction="x", model=ScriptedModel(lambda request: None))
@@ -570,7 +572,7 @@ def test_an_agent_that_breaks_down_fails_a_run_whose_expectations_hold() -> None
     result = run_scenario(make_scenario(plain), agents={"finance": make})
     assert [verdict.holds for verdict in result.verdicts] == [True]
     assert not result.passed
-    assert "the agent finance broke down: RuntimeError('out of order')" in describe_result(result)
+    assert "the agent finance crashed: RuntimeError('out of order')" in describe_result(result)
 
 
 # --- models

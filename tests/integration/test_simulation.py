@@ -235,13 +235,13 @@ def test_what_cannot_be_done_says_so() -> None:
         for work in (simulation.kill("nobody"), simulation.stop("nobody"), simulation.disconnect("nobody")):
             with pytest.raises(SimulationError, match="nobody"):
                 await work
-        with pytest.raises(SimulationError, match="No agent nobody has been started"):
+        with pytest.raises(SimulationError, match="The agent nobody was never started"):
             await simulation.restart("nobody")
         await simulation.start_agent(make("desk"))
-        with pytest.raises(SimulationError, match="up already"):
+        with pytest.raises(SimulationError, match="running already"):
             await simulation.start_agent(make("desk"))
         await simulation.join_person("mia")
-        with pytest.raises(SimulationError, match="mia is there already"):
+        with pytest.raises(SimulationError, match="mia has joined already"):
             await simulation.join_person("mia")
 
     simulate(main)

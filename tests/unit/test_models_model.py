@@ -9,6 +9,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from roundelay.agents.journal import Recorded
 from roundelay.agents.models.model import (
     ModelError,
     ModelReply,
@@ -18,7 +19,6 @@ from roundelay.agents.models.model import (
     UserMessage,
     derive_call_id,
 )
-from roundelay.agents.recorded import Recorded
 
 
 def recorded(reply: object) -> ModelReply:

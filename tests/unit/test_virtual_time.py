@@ -82,7 +82,7 @@ def test_who_waits_for_nothing_is_told() -> None:
     async def main(loop: SimulationLoop) -> None:
         await loop.create_future()
 
-    with pytest.raises(Stalled, match="nothing is left"):
+    with pytest.raises(Stalled, match="nothing can happen any more"):
         simulate(main)
 
 

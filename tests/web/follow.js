@@ -42,8 +42,8 @@ function newest() {
   if (waiting.length) {
     const events = waiting.splice(0);
     state = applyAll(state, events);
-    for (const event of events) if (event.type === "welcome") fetching.look(event);
-    fetching.look();
+    for (const event of events) if (event.type === "welcome") fetching.startReads(event);
+    fetching.startReads();
     for (const look of [...watchers]) look();
   }
   return state;
@@ -190,7 +190,7 @@ const commands = {
   async idle() {
     const passing = setInterval(() => dispatch({ type: "tick" }), 20);
     try {
-      await until((it) => isSettled(it) && !Object.keys(it.under_way.works).length, "the end of all work");
+      await until((it) => isSettled(it) && !Object.keys(it.live_activity.works).length, "the end of all work");
     } finally {
       clearInterval(passing);
     }
@@ -198,10 +198,10 @@ const commands = {
   seen: ({ threads }) => until((it) => threads.every((id) => (it.threads[id]?.messages ?? 0) > 1), "an answer in each thread"),
   said: ({ thread_id, text }) => until((it) => it.threads[thread_id]?.last?.text === text, text),
   async approve() {
-    const request = await until((it) => Object.values(it.under_way.undecided).length > 0, "a request");
-    const { seq, agent_id } = Object.values(state.under_way.undecided)[0];
+    const request = await until((it) => Object.values(it.live_activity.undecided).length > 0, "a request");
+    const { seq, agent_id } = Object.values(state.live_activity.undecided)[0];
     connection.send({ to: `agent:${agent_id}`, content: "/approve", reply_to: seq });
-    await until((it) => !(seq in it.under_way.undecided), "the decision");
+    await until((it) => !(seq in it.live_activity.undecided), "the decision");
     return request;
   },
   wait: ({ connection: wanted }) => until((it) => it.connection === wanted, wanted),

@@ -65,7 +65,7 @@ class InboxScreen(Screen):
 
     def __init__(self, page: Page) -> None:
         super().__init__(page)
-        self.items = page.get_by_role("list", name="What waits for you").locator(":scope > li")
+        self.items = page.get_by_role("list", name="Inbox", exact=True).locator(":scope > li")
 
     def item(self, text: str) -> InboxItem:
         return InboxItem(self.items.filter(has_text=text))

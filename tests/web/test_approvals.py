@@ -79,7 +79,7 @@ async def test_a_card_shows_the_call_in_a_table_why_and_what_always_would_allow(
     once = card.get_by_role("button", name="Approve once")
     await expect(once).to_be_visible()
     await expect(card.get_by_role("button", name=re.compile("^Always"))).to_have_count(0)
-    await card.get_by_text("Do not ask again…").click()
+    await card.get_by_text("Don't ask again…").click()
     await expect(card).to_contain_text("in every conversation where you may decide without asking, with any arguments")
     await expect(card.get_by_role("button", name="Always in this conversation")).to_be_visible()
     await once.click()
@@ -138,7 +138,7 @@ async def test_who_asked_sees_who_decides_and_the_approver_gets_the_words_and_a_
         pass
     thread = await ask(shops, open_window, "tess", "my money for order 8, please", to="vault")
     mine = cards(thread)
-    await expect(mine).to_contain_text("Waits for mona.")
+    await expect(mine).to_contain_text("Waiting for mona.")
     await expect(mine.get_by_role("button", name="Approve once")).to_have_count(0)
     await thread.say("yes")
     await expect(thread.page.get_by_role("group", name="Approve?")).to_have_count(0)
@@ -151,7 +151,7 @@ async def test_who_asked_sees_who_decides_and_the_approver_gets_the_words_and_a_
     assert size["height"] < 30, "the agent's name is broken into letters"
     kind = item.place.get_by_text("Approval", exact=True).first
     assert await kind.evaluate("it => it.scrollWidth <= it.clientWidth"), "the kind of the item is cut"
-    link = item.place.get_by_role("link", name="Open the conversation")
+    link = item.place.get_by_role("link", name="Open conversation")
     await expect(link).to_have_attribute("href", re.compile(r"direct%3Atess~vault"))
     await item.approve()
     await expect(item.place).to_have_count(0)
@@ -171,7 +171,7 @@ async def test_an_operator_decides_in_her_inbox_what_she_does_not_read(shops: We
     await expect(cards(thread)).to_be_visible()
     otto = await log_in((await open_window(shops.origin)).page, await shops.link("otto", operator=True))
     item = otto.item("tilo").place.or_(otto.item("refund").place).first
-    await expect(item.get_by_text("Do not ask again…")).to_have_count(0)
+    await expect(item.get_by_text("Don't ask again…")).to_have_count(0)
     await item.get_by_role("button", name="Approve once").click()
     await expect(thread.message("otto approved refund(order=9")).to_be_visible()
     await expect(thread.message("order 9 is paid back")).to_be_visible()

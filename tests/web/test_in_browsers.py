@@ -92,7 +92,7 @@ async def test_a_browser_that_keeps_nothing_shows_the_page_until_it_is_left(
         f"Object.defineProperty(window, 'localStorage', {{configurable: true, get() {{ {gives}; }}}})"
     )
     await window.page.goto(await shared_team.link("nemo"))  # it is not used up before the warning was read
-    await expect(window.page.get_by_role("alert")).to_contain_text("This browser keeps nothing")
+    await expect(window.page.get_by_role("alert")).to_contain_text("This browser stores nothing")
     await window.page.get_by_role("button", name="Log in").click()
     thread = await Screen(window.page).open_thread("direct:echo~nemo")
     await thread.say("is this kept?")
@@ -222,7 +222,7 @@ async def test_a_page_of_a_node_that_follows_reads_and_writes_once_that_leads(
                         f"if (location.port) localStorage['roundelay.login'] = JSON.stringify({login})"
                     )
                     await mia.page.goto(f"{mia.origin}/#/thread/broadcast")
-                    bar = mia.page.get_by_role("status").get_by_text("This node follows")
+                    bar = mia.page.get_by_role("status").get_by_text("This node is a read replica")
                     await expect(bar).to_have_text(re.compile(r"as of \d+:\d\d:\d\d"))
                     told = mia.page.get_by_role("status").get_by_role("link")
                     await expect(told).to_have_attribute("href", f"http://127.0.0.1:{leader.port}/")

@@ -63,7 +63,7 @@ async def test_a_broken_key_is_shown_to_operators_and_a_changed_file_is_reloaded
             await expect(page.get_by_role("main")).not_to_contain_text("refuses the key")
             await screen.go("#/inbox")
             await expect(inbox.heading).to_have_text("Inbox")
-            await expect(page.get_by_text("Nothing waits for you")).to_be_visible()
+            await expect(page.get_by_text("Your inbox is empty")).to_be_visible()
             window.allowed = "ERR_CONNECTION_REFUSED"  # the node ends before the window does
 
 

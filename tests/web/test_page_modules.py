@@ -14,7 +14,7 @@ import pytest
 from roundelay.network.client import Presence, Signal
 from roundelay.network.client.acks import Acks
 from roundelay.network.messages import message_from_wire, write_content
-from roundelay.network.operations.read_state import write_line
+from roundelay.network.operations.read_state import format_line
 from roundelay.under_way import UnderWay
 from tests.support.page_modules import NODE, run_module
 
@@ -51,7 +51,7 @@ async def test_content_is_the_same_text_as_elsewhere() -> None:
     )
     for value, (content, line) in zip(given, written, strict=True):
         assert content == write_content(value)
-        assert line == write_line(write_content(value))
+        assert line == format_line(write_content(value))
 
 
 def _make_event(chance: random.Random, seq: int) -> dict[str, Any]:
@@ -111,15 +111,15 @@ async def test_what_is_under_way_is_the_same_as_elsewhere(seed: int) -> None:
     chance = random.Random(seed)
     events = [_make_event(chance, seq) for seq in range(1, 400)]
     shown = await run_module(
-        'import { createState, apply } from "#core/state.js"; import * as live from "#core/under_way.js";',
+        'import { createState, apply } from "#core/state.js"; import * as live from "#core/live_activity.js";',
         """(events) => {
           let state = createState();
           return events.map((event) => {
             state = apply(state, { ...event, at: 1 });
-            const underWay = state.under_way;
+            const underWay = state.live_activity;
             const writing = Object.keys(Object.fromEntries(Object.values(underWay.works).map((it) => [it.thread_id]))).flatMap(
               (id) => live.listWriting(underWay, id).map((work) => [work.agent_id, id,
-                work.streams.map((it) => [live.who(work, it.path), it.kind, it.tool, it.text])]));
+                work.streams.map((it) => [live.listActors(work, it.path), it.kind, it.tool, it.text])]));
             const calls = Object.values(underWay.works).flatMap((work) => live.listInnermost(work).map(
               ([path, call]) => [work.agent_id, path, call.tool, call.asked]));
             return { thinking: live.listThinking(underWay), undecided: Object.keys(underWay.undecided), writing, calls };

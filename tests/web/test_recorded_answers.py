@@ -182,5 +182,5 @@ async def test_a_page_takes_no_change() -> None:
 
 async def test_a_run_that_no_page_can_hold_is_told_with_what_to_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roundelay.runs.page.MAX_BYTES", 1000)
-    with open_log(run.db) as log, pytest.raises(LedgerError, match=r"Choose a part .* roundelay view"):
+    with open_log(run.db) as log, pytest.raises(LedgerError, match=r"choose a part .* roundelay view"):
         await write_rows(FileSource(log))

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
 
-from roundelay.agents.reaction_ids import derived_id
+from roundelay.agents.journal import derived_id
 from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.ledger.log_file import LogHead, encode_head, encode_row
 from tests.support.command import command, invoke
@@ -79,9 +79,7 @@ async def test_a_run_opens_from_disk_with_every_screen(open_window: OpenWindow, 
     await expect(page.get_by_role("main").get_by_text("auditor").first).to_be_visible()
     await screen.show(recorded.url, "#/timeline")
     await page.get_by_role("region", name="Reactions").get_by_role("button", name=re.compile("^desk")).click()
-    await expect(
-        page.get_by_role("region", name="The chosen reaction").get_by_text("Called look").first
-    ).to_be_visible()
+    await expect(page.get_by_role("region", name="The chosen reaction").get_by_text("Tool look").first).to_be_visible()
     await screen.show(recorded.url, "#/cost")
     await expect(page.get_by_role("row", name=re.compile("^finance"))).to_contain_text("scripted")
     await screen.show(recorded.url, "#/agents")
@@ -207,7 +205,7 @@ async def test_nothing_that_participants_wrote_runs_or_asks(open_window: OpenWin
         place: "onerror" in told[place] for place in ("#/search?q=onerror", "#/agents", "#/cost?by=model", "#/timeline")
     }
     assert all(shown.values()), shown
-    assert all("What the reaction did" in told[it] for it in whys)
+    assert all("Steps of the reaction" in told[it] for it in whys)
     assert all("Denied" in told[it] or "Approved" in told[it] for it in chosen)
     await settle(window.page)
     assert await window.page.evaluate("globalThis.whatRan ?? []") == []
@@ -259,7 +257,7 @@ async def test_what_nobody_had_decided_is_offered_to_nobody(open_window: OpenWin
     screen = RecordedScreen(window.page)
     await screen.show((await export(tmp_path / "team.db")).as_uri(), "#/thread/direct%3Abank~mia")
     card = window.page.get_by_label("Approval of pay")
-    await expect(card).to_contain_text("Nobody had decided when this was recorded")
+    await expect(card).to_contain_text("No decision yet when this was recorded")
     await expect(card.get_by_role("button")).to_have_count(0)
 
 
@@ -282,7 +280,7 @@ async def test_the_page_on_a_file_is_only_looked_at(
         await expect(page.get_by_role("region", name="Reactions").get_by_role("button")).to_have_count(2)
         window.allowed = LOST_CONNECTION
         await view.stop()
-        await expect(page.get_by_text("What shows this file has ended")).to_be_visible()
+        await expect(page.get_by_text("The program that shows this file has ended")).to_be_visible()
 
 
 async def test_the_timeline_of_a_live_node_is_for_operators(open_window: OpenWindow, shared_team: WebNode) -> None:

@@ -67,7 +67,7 @@ async def test_what_waits_is_done_with_in_the_inbox(shared_team: WebNode, open_w
     for window in (here, there):
         await log_in(window.page, await shared_team.link("nora"))
     mine, other = InboxScreen(here.page), InboxScreen(there.page)
-    await expect(here.page.get_by_text("Nothing waits for you")).to_be_visible()
+    await expect(here.page.get_by_text("Your inbox is empty")).to_be_visible()
     async with shared_team.client("nick") as nick, shared_team.client("nora") as nora:
         await nick.send("agent:nora", "Tea at four?", requires_response=["nora"])
         await nick.send("agent:nora", "Cake?", requires_response=["nora"])
@@ -95,14 +95,14 @@ async def test_a_request_that_nobody_waits_for_any_more_says_so(shared_team: Web
         for page in (mine, theirs):
             await Screen(page).open_thread("direct:bank~stella")
             cards.append(page.get_by_label("Approval of pay"))
-            await expect(cards[-1]).to_contain_text("Waits for 7 d more")
+            await expect(cards[-1]).to_contain_text("Expires in 7 d")
         await expect(theirs.get_by_role("button", name="Approve once")).to_have_count(0)
         await stella.call("network.cancel", {"thread_id": "direct:bank~stella"})
         for card in cards:
-            await expect(card).to_contain_text("Nobody waits for it any more")
+            await expect(card).to_contain_text("No longer needed")
             await expect(card.get_by_role("button")).to_have_count(0)
         await mine.reload()
-        await expect(cards[0]).to_contain_text("Nobody waits for it any more")
+        await expect(cards[0]).to_contain_text("No longer needed")
 
 
 async def test_why_of_what_is_no_message_leads_on(shared_team: WebNode, open_window: OpenWindow) -> None:
@@ -119,9 +119,9 @@ NOWHERE = {
     "nonsense": "There is no such conversation",
     "thread:999999": "There is no such conversation",
     "direct:echo~desk": "There is no such conversation",
-    "direct:nobody-1~wim": "Nobody here is called nobody-1",
+    "direct:nobody-1~wim": "There is no participant nobody-1",
     "channel:nosuch": "There is no channel #nosuch",
-    "channel:wine-cellar": "You are not in #wine-cellar",
+    "channel:wine-cellar": "You are not a member of #wine-cellar",
 }
 """Threads' addresses, and what the page says there to wim."""
 
@@ -141,7 +141,7 @@ async def test_an_address_that_leads_nowhere_says_so_and_leaves_nothing_behind(
         await expect(page.get_by_text(re.compile(r"network\.|channels\."))).to_have_count(0)
         await expect(ThreadsScreen(page).rows).to_have_count(0)
     await screen.go("#/threads")
-    await expect(page.get_by_text("No conversation yet")).to_be_visible()
+    await expect(page.get_by_text("No conversations yet")).to_be_visible()
 
 
 async def test_an_open_channel_is_joined_where_its_address_leads(shared_team: WebNode, open_window: OpenWindow) -> None:
@@ -273,16 +273,16 @@ async def test_a_view_of_threads_is_ones_own_in_each_browser(shared_team: WebNod
         await Screen(window.page).open_threads()
     mine, other = ThreadsScreen(here.page), ThreadsScreen(there.page)
     await expect(mine.row("attic")).to_be_visible()
-    await here.page.get_by_role("button", name="What to do with echo").click()
-    await here.page.get_by_role("menuitem", name="Name it…").click()
-    await here.page.get_by_label("Name (only you see it").fill("<b>Parrot</b>")
+    await here.page.get_by_role("button", name="Actions for echo").click()
+    await here.page.get_by_role("menuitem", name="Rename…").click()
+    await here.page.get_by_label("Name (only for you").fill("<b>Parrot</b>")
     await here.page.get_by_role("button", name="Save").click()
     await expect(other.row("<b>Parrot</b>")).to_be_visible()
-    await here.page.get_by_role("button", name="What to do with echo · <b>Parrot</b>").click()
-    await here.page.get_by_role("menuitem", name="Pin it").click()
+    await here.page.get_by_role("button", name="Actions for echo · <b>Parrot</b>").click()
+    await here.page.get_by_role("menuitem", name="Pin").click()
     await expect(other.rows.first).to_contain_text("Parrot")
-    await here.page.get_by_role("button", name="What to do with #attic").click()
-    await here.page.get_by_role("menuitem", name="Archive it").click()
+    await here.page.get_by_role("button", name="Actions for #attic").click()
+    await here.page.get_by_role("menuitem", name="Archive").click()
     await expect(other.row("attic")).to_have_count(0)
     await there.page.get_by_role("button", name="Archived").click()
     await expect(other.row("attic")).to_be_visible()
@@ -296,7 +296,7 @@ async def test_a_channel_that_one_is_not_in_is_joined(shared_team: WebNode, open
     await log_in(page, await shared_team.link("tess"))
     await Screen(page).open_threads()
     await page.get_by_role("button", name="New conversation").click()
-    await page.get_by_label("With whom, or in which channel").fill("libr")
+    await page.get_by_label("To", exact=True).fill("libr")
     await page.get_by_role("listitem").filter(has_text="#library").get_by_role("button", name="Join").click()
     await expect(page).to_have_url(re.compile("#/thread/channel%3Alibrary"))
     async with shared_team.client("ursula") as ursula:
@@ -312,18 +312,18 @@ async def test_why_tells_operators_what_others_may_not_see(shared_team: WebNode,
     await heading(owner.page, f"Why #{seq}")
     main = owner.page.get_by_role("main")
     await expect(main.get_by_text("send_text_message").first).to_be_visible()
-    await expect(main.get_by_role("heading", name="What its prompt held")).to_be_visible()
-    await expect(main.get_by_label("What it followed from").get_by_text("What is 17*23?").first).to_be_visible()
+    await expect(main.get_by_role("heading", name="Messages in the prompt")).to_be_visible()
+    await expect(main.get_by_label("Led to it").get_by_text("What is 17*23?").first).to_be_visible()
     asker = await open_window(shared_team.origin)
     await log_in(asker.page, await shared_team.link("sara"))
     main = asker.page.get_by_role("main")
     await Screen(asker.page).go(f"#/why/{seq}")  # said in a reaction to a message between agents
-    await expect(main.get_by_text("which is not yours to read")).to_be_visible()
+    await expect(main.get_by_text("is hidden from you, and so is the reaction")).to_be_visible()
     shared = (await (await shared_team.operator()).call("network.history", {"thread_id": "broadcast"}))["messages"]
     to_all = next(it["seq"] for it in reversed(shared) if "sara asks" in it["content"])
     await Screen(asker.page).go(f"#/why/{to_all}")  # said in the reaction to her question
-    await expect(main.get_by_text("stands in its records")).to_be_visible()
-    await expect(main.get_by_role("heading", name="What its prompt held")).to_have_count(0)
+    await expect(main.get_by_text("visible only to its agent and to operators")).to_be_visible()
+    await expect(main.get_by_role("heading", name="Messages in the prompt")).to_have_count(0)
 
 
 async def test_cost_is_what_the_command_line_adds_up(shared_team: WebNode, open_window: OpenWindow) -> None:
@@ -349,7 +349,7 @@ async def test_what_search_finds_is_text(shared_team: WebNode, open_window: Open
     window = await open_window(shared_team.origin)
     await log_in(window.page, await shared_team.link("paul"))
     await window.page.keyboard.press("/")
-    await window.page.get_by_label("Words that the message has").fill("zanzi*")
+    await window.page.get_by_label("Words to search for").fill("zanzi*")
     hits = window.page.get_by_role("list", name="Messages with")
     await expect(hits.locator("mark").first).to_have_text("Zanzibar")
     await expect(hits).to_contain_text("<b>spice</b>")
@@ -375,7 +375,7 @@ async def test_words_typed_in_the_moment_in_which_the_search_appears_are_searche
     await window.page.evaluate(TYPE_AT_ONCE)
     await screen.go("#/search")
     await expect(window.page).to_have_url(re.compile(r"#/search\?q=zanzi"))
-    await expect(window.page.get_by_label("Words that the message has")).to_have_value("zanzi*")
+    await expect(window.page.get_by_label("Words to search for")).to_have_value("zanzi*")
 
 
 async def test_the_focus_and_the_title_follow_the_screen(shared_team: WebNode, open_window: OpenWindow) -> None:

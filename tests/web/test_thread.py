@@ -233,7 +233,7 @@ async def test_the_end_is_not_offered_where_all_is_in_view(shared_team: WebNode,
     await inbox.go(f"#/thread/channel%3Ahut?at={seqs[0]}")
     await expect(ThreadScreen(window.page).message("Message 0")).to_be_focused()
     await window.page.evaluate("() => new Promise(it => requestAnimationFrame(() => requestAnimationFrame(it)))")
-    await expect(window.page.get_by_role("button", name="To the end")).to_have_count(0)
+    await expect(window.page.get_by_role("button", name="Jump to the end")).to_have_count(0)
 
 
 async def test_a_thread_takes_over_in_every_page(shared_team: WebNode, open_window: OpenWindow) -> None:
@@ -244,9 +244,9 @@ async def test_a_thread_takes_over_in_every_page(shared_team: WebNode, open_wind
     await open_thread(other, shared_team, "tess", "channel:cellar")
     await one.page.get_by_role("button", name="Take over").click()
     await one.page.get_by_role("dialog").get_by_role("button", name="Take over").click()
-    await expect(one.page.get_by_text("You have taken this thread over")).to_be_visible()
+    await expect(one.page.get_by_text("You have taken over this thread")).to_be_visible()
     await expect(other.page.get_by_role("button", name="Take over")).to_have_count(0)
-    await expect(other.page.get_by_text("sven has taken this thread over")).to_be_visible()
+    await expect(other.page.get_by_text("sven has taken over this thread")).to_be_visible()
     await other.page.get_by_role("button", name="Give back").click()
     await expect(one.page.get_by_role("button", name="Take over")).to_be_visible()
 
@@ -269,7 +269,7 @@ async def test_a_draft_survives_a_reload_and_asks_whom_it_names(shared_team: Web
             await expect(screen.composer).to_have_value("What do you say, @cleo ")
             await window.page.reload()
             await expect(screen.composer).to_have_value("What do you say, @cleo ")
-            await expect(window.page.get_by_text("In answer to")).to_be_visible()
+            await expect(window.page.get_by_text("Replying to")).to_be_visible()
             await expect(window.page.get_by_text("Asks cleo for an answer")).to_be_visible()
             await screen.composer.press("Enter")
             await expect(screen.message("What do you say, @cleo")).to_be_visible()
@@ -296,7 +296,7 @@ async def test_the_first_letter_of_an_answer_stays(shared_team: WebNode, open_wi
     screen = await open_thread(window, shared_team, "veit", "channel:attic-3")
     await expect(screen.message("Message 0")).to_be_visible()
     await window.page.evaluate(ANSWER_AT_ONCE)
-    await expect(window.page.get_by_text("In answer to")).to_be_visible()
+    await expect(window.page.get_by_text("Replying to")).to_be_visible()
     await screen.composer.press_sequentially("hy?")
     await expect(screen.composer).to_have_value("Why?")
 
@@ -332,7 +332,7 @@ async def test_a_message_is_sent_anew_with_its_files_in_place_of_the_old_one(
         await own.get_by_role("button", name="Edit").click()
         await expect(screen.composer).to_have_value("Read thiss")
         await screen.say("Read this")
-        await expect(window.page.get_by_text("has sent this anew")).to_be_visible()
+        await expect(window.page.get_by_text("edited this")).to_be_visible()
         await expect(screen.message("Read thiss")).to_have_count(0)
         [old, new] = (await yves.call("network.history", {"thread_id": "direct:xaver~yves"}))["messages"]
         assert old["content"]["files"] == new["content"]["files"]
@@ -351,9 +351,9 @@ async def test_what_does_not_fit_or_is_refused_stays_with_its_reason(
         screen = await open_thread(window, shared_team, "abel", "direct:abel~zora")
         await window.page.set_input_files("input[type=file]", files=[file("film.mp4", b"x" * 220_000)])
         await screen.say("Look")
-        await expect(window.page.get_by_role("alert")).to_contain_text("one message of this network takes")
+        await expect(window.page.get_by_role("alert")).to_contain_text("the limit of this network is")
         await expect(screen.composer).to_have_value("Look")
-        await window.page.get_by_role("button", name="Leave out film.mp4").click()
+        await window.page.get_by_role("button", name="Remove film.mp4").click()
         await screen.composer.press("Enter")
         await expect(screen.message("Look")).to_be_visible()
         await anext(zora.deliveries())  # the page shows it before it is stored

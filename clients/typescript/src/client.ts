@@ -1,9 +1,9 @@
 /**
- * `Client`: one participant's session with a hub, kept alive, for programs.
+ * `Client`: one participant's session with a hub, for programs.
  *
- * It sends and waits for durable answers, gives what is delivered in order, acknowledges what was handled, and comes back after a loss:
- * what was not answered is sent again under the same id, so that nothing is lost and nothing doubled. What is on the wire is decided in
- * `core/connection.js`, which it shares with the page that a node shows.
+ * It sends messages and waits until they are durable, returns deliveries in order, acknowledges handled ones, and reconnects after a
+ * loss. Requests without an answer go out again under the same id, so that nothing is lost or doubled. `core/connection.js`, which the
+ * page of a node uses too, implements the protocol.
  */
 
 import { Connection } from "./core/connection.js";
@@ -26,57 +26,57 @@ export interface Cursor {
   cursor: number;
 }
 
-/** Where messages are kept until they are stored: `localStorage`, `fileStore` (in `roundelay-client/node`), or what has these methods. */
+/** A store for messages that are not stored by the hub yet: `localStorage`, `fileStore` (in `roundelay-client/node`), or an object with these methods. */
 export interface OutboxStore {
   readonly length: number;
   key(place: number): string | null;
   getItem(key: string): string | null;
-  /** What it throws is what `send` rejects with: a message that would not survive is not sent. */
+  /** An exception makes `send` reject: a message that would not survive is not sent. */
   setItem(key: string, value: string): void;
   removeItem(key: string): void;
 }
 
-/** The parts of a WebSocket that are used; the browser's, node's own and that of the package ws have them. */
+/** The parts of a WebSocket that are used. The browser's, Node's own and that of the package ws have them. */
 export type WebSocketConstructor = new (url: string, protocol: string) => {
   readonly readyState: number;
   readonly bufferedAmount: number;
   send(text: string): void;
   close(): void;
-  /** Of the package ws: ends a connection whose other side is silent. */
+  /** In the package ws: ends a connection whose other side is silent. */
   terminate?(): void;
 };
 
 export interface ConnectOptions {
-  /** `ws://HOST:PORT/` or `wss://`; several, with commas between them, are nodes of one network, of which one serves. One that says that
-   * another node leads is believed, and that gone to, encrypted as this is. Nothing secret belongs into it: the token goes in the first frame, to whichever of them takes it. */
+  /** `ws://HOST:PORT/` or `wss://`. Several addresses, separated by commas, are nodes of one network; one of them serves. A node may name
+   * another leader, which is then tried with the same encryption. Put no secret here: the token goes in the first frame. */
   url: string;
   agentId: string;
-  /** An agent makes its own (`makeToken`) and keeps it; a person's or a service's comes from an operator. */
+  /** An agent makes its own token (`makeToken`) and keeps it. A person's or a service's token comes from an operator. */
   token?: string;
-  /** With the code of a login as `token`: the token that it is to be tied to, already kept. */
+  /** With a login code as `token`: the token to bind to it. Keep it before you connect. */
   newToken?: string;
-  /** Without it, that of the token. */
+  /** Default: the kind of the token. */
   kind?: Kind;
   /** `reactor`: the one session that reacts for an agent. */
   role?: "observer" | "reactor";
-  /** Of an earlier reactor session, possibly of another process. */
+  /** The fencing token of an earlier reactor session, possibly of another process. */
   fence?: number;
-  /** What this process calls itself, of a reactor: the same whenever it comes back. Without it a random text. */
+  /** A name of this process, for a reactor. Keep it the same after a reconnect. Default: a random text. */
   instance?: string;
   card?: Record<string, unknown>;
-  /** The client's own place in the log, to which it comes back. Without it delivery starts at what the hub knows to be handled. */
+  /** The client's own place in the log. Without it delivery starts after what the hub knows to be handled. */
   resume?: Cursor;
-  /** False: this session is delivered nothing; ask by `network.receive`. */
+  /** False: the hub delivers nothing to this session; call `network.receive` instead. */
   deliver?: boolean;
-  /** Keeps what is not stored yet over the end of this process. */
+  /** Keeps messages that are not stored yet beyond the end of this process. */
   outbox?: OutboxStore;
-  /** How many messages are under way at a time (1). With more, one that the hub puts off may be overtaken by the next ones. */
+  /** Messages without an answer at a time; default 1. With more, a message that the hub delays may be overtaken. */
   maxUnanswered?: number;
-  /** How long to try for the first welcome (20,000). A node of several that gives none is left for the next after its share of that. */
+  /** Time to wait for the first welcome; default 20,000. Several nodes share it. */
   connectTimeoutMs?: number;
   /** Ends the wait for the first welcome. */
   signal?: AbortSignal;
-  /** Without it the global one: browsers have it, and node from 22 on. */
+  /** Default: the global one, which browsers have, and Node from 22 on. */
   WebSocket?: WebSocketConstructor;
 }
 
@@ -85,17 +85,17 @@ export interface SendOptions {
   messageId?: string;
   replyTo?: number;
   cause?: number;
-  /** A thread of its own with this participant; for `agent:ID` alone. */
+  /** A separate thread with this participant; only for `agent:ID`. */
   conversation?: string;
   excludeAgentIds?: string[];
   requiresResponse?: true | string[];
   metadata?: Record<string, unknown>;
   textRepresentation?: string;
-  /** Ends the wait. A message that was not sent yet is taken back; another one may be stored all the same. */
+  /** Ends the wait. An unsent message is taken back; a sent one may still be stored. */
   signal?: AbortSignal;
 }
 
-/** A message or record is durable under `seq`. `duplicate`: it was before this send. */
+/** A message or record is durable under `seq`. `duplicate`: it was stored before this send. */
 export interface Stored {
   id: string;
   seq: number;
@@ -103,7 +103,7 @@ export interface Stored {
   threadId?: string;
 }
 
-/** How the connection is. `ended`: for good, for `error` or because it was closed. */
+/** The state of the connection. `ended` is final: because of `error`, or because the client was closed. */
 export interface ConnectionState {
   state: "connecting" | "online" | "offline" | "ended";
   welcome?: WelcomeFrame;
@@ -115,16 +115,16 @@ export interface Events {
   notice: NoticeFrame;
   signal: SignalOutFrame;
   presence: PresenceFrame;
-  /** A message was stored; also one that an earlier process left in the outbox. */
+  /** A message was stored, possibly one from the outbox of an earlier process. */
   stored: Stored;
-  /** A message was refused, and is no longer in the outbox. */
+  /** A message was refused, and has left the outbox. */
   refused: { id: string; to: string; error: RoundelayError };
 }
 
-/** One message, to be acknowledged by `ack` or given back by `nack`. */
+/** A message, to be acknowledged with `ack` or returned with `nack`. */
 export class Delivery {
   readonly message: WireMessage;
-  /** Of how many tries this is. */
+  /** The number of this attempt. */
   readonly attempt: number;
   readonly #connection: Connection;
   readonly #acks: Acks;
@@ -136,30 +136,30 @@ export class Delivery {
     this.#acks = connection.acks;
   }
 
-  /** Whether it is from another history than the hub has now (its ledger was lost or replaced): then `ack` and `nack` say nothing. */
+  /** Whether the hub has another history now, because its ledger was lost or replaced. `ack` and `nack` then do nothing. */
   get isStale(): boolean {
     return this.#acks.isStale;
   }
 
-  /** It is handled, and will not be delivered again. Others may still be open: order does not matter. */
+  /** The message is handled and will not be delivered again. The order does not matter. */
   ack(): void {
     if (!this.isStale) this.#connection.ack(this.message.seq);
   }
 
-  /** It failed; it is delivered again, and at the fifth failure becomes a dead letter. */
+  /** Handling failed: the message is delivered again. The fifth failure makes it a dead letter. */
   nack(reason: string, retryAfterMs?: number): void {
     if (!this.isStale) this.#connection.nack(this.message.seq, reason, retryAfterMs);
   }
 }
 
-/** Join a network. Rejects with what the hub said, or with `ConnectError` when it was not reached in time. */
+/** Join a network. Rejects with the hub's refusal, or with `ConnectError` if no hub answers in time. */
 export async function connect(options: ConnectOptions): Promise<Client> {
   options.signal?.throwIfAborted();
   if (options.WebSocket === undefined && globalThis.WebSocket === undefined) {
-    const instead = "node has one from 22 on; before, give that of the package ws (connect({WebSocket, ...}))";
-    throw new InvalidArguments("invalid_arguments", `There is no WebSocket here: ${instead}.`);
+    const instead = "Node has one from version 22 on; before, pass that of the package ws (connect({WebSocket, ...}))";
+    throw new InvalidArguments("invalid_arguments", `There is no WebSocket here. ${instead}.`);
   }
-  if (typeof options.url !== "string") throw new ConnectError("closed", `${options.url} is no URL of a hub: write ws://HOST:PORT/.`);
+  if (typeof options.url !== "string") throw new ConnectError("closed", `${options.url} is no hub URL. Write ws://HOST:PORT/.`);
   const client = new Client(options);
   try {
     await client.joined;
@@ -170,10 +170,10 @@ export async function connect(options: ConnectOptions): Promise<Client> {
   return client;
 }
 
-/** Made by `connect`. */
+/** A session of a participant; `connect` makes it. */
 export class Client {
   readonly agentId: string;
-  /** Settled with the first welcome, or with what stands against it. */
+  /** Resolves with the first welcome, or rejects with the reason against it. */
   readonly joined: Promise<void>;
   readonly #connection: Connection;
   readonly #listeners = new Map<keyof Events, Set<(event: never) => void>>();
@@ -211,22 +211,22 @@ export class Client {
     this.joined = this.#join(options);
   }
 
-  /** What the hub said when it last welcomed this client. */
+  /** The newest welcome of the hub. */
   get welcome(): WelcomeFrame {
     return this.#connection.welcome;
   }
 
-  /** Everything up to here was handled: to be kept together with what came of it, and given as `resume` later. */
+  /** Everything up to here was handled. Store it together with the results, and pass it as `resume` later. */
   get cursor(): Cursor {
     return { epoch: this.welcome.network.epoch, cursor: this.#connection.acks.prefix };
   }
 
-  /** What ended this client for good. */
+  /** The error that ended this client. */
   get failure(): RoundelayError | undefined {
     return this.#failure;
   }
 
-  /** Say goodbye, and wait until the connection is closed. What was not answered is rejected; what is in the outbox stays there. */
+  /** Say goodbye, and wait until the connection is closed. Requests without an answer reject; the outbox stays. */
   async close(): Promise<void> {
     this.#isClosed = true;
     await this.#connection.close();
@@ -236,20 +236,20 @@ export class Client {
     await this.close();
   }
 
-  /** Be told; gives what ends that. */
+  /** Listen to an event; return a function that stops listening. */
   on<Name extends keyof Events>(name: Name, listener: (event: Events[Name]) => void): () => void {
     const listeners = this.#listeners.get(name) ?? new Set();
     this.#listeners.set(name, listeners.add(listener));
     return () => void listeners.delete(listener);
   }
 
-  /** Send any JSON to an address (`agent:ID`, `channel:NAME`, `broadcast`, `mod:ID`); resolves when it is durable. Messages keep the order
-   * in which they were said. While there is no connection they wait. */
+  /** Send any JSON to an address (`agent:ID`, `channel:NAME`, `broadcast`, `mod:ID`); resolves when it is durable. Messages keep their
+   * order, and wait while there is no connection. */
   send(to: string, content: unknown, options: SendOptions = {}): Promise<Stored> {
     const { signal } = options;
     return wait(signal, (waiting) => {
       if (this.#failure !== undefined) throw this.#failure;
-      if (JSON.stringify(content) === undefined) throw new InvalidArguments("invalid_arguments", "The content is no JSON value.");
+      if (JSON.stringify(content) === undefined) throw new InvalidArguments("invalid_arguments", "The content is not a JSON value.");
       const id = options.messageId ?? this.#connection.newId();
       const waiters = this.#sends.get(id) ?? new Set();
       this.#sends.set(id, waiters.add(waiting));
@@ -263,19 +263,19 @@ export class Client {
     });
   }
 
-  /** Answer a message where it is. */
+  /** Reply to a message in its place. */
   reply(message: WireMessage, content: unknown, options: SendOptions = {}): Promise<Stored> {
     return this.send(this.replyAddress(message), content, { replyTo: message.seq, cause: message.seq, ...options });
   }
 
-  /** Where an answer to this message goes. */
+  /** Return the address of a reply to this message. */
   replyAddress(message: WireMessage): string {
     if (message.kind === "direct") return message.sender_id === this.agentId ? message.to : `agent:${message.sender_id}`;
     if (message.kind === "mod") return `mod:${message.thread_id.slice("mod:".length).split("~")[0]}`;
     return message.to;
   }
 
-  /** Call an operation of the hub or of a mod; gives its value. It is performed once, however often the connection is lost meanwhile. */
+  /** Call an operation of the hub or of a mod, and return its value. It runs once, even if the connection is lost meanwhile. */
   call<Op extends Operation | (string & {})>(op: Op, ...[args, options]: ArgsOf<Op>): Promise<OperationValue<Op>> {
     const { callId = this.#connection.newId(), signal } = (options ?? {}) as CallOptions;
     return wait(signal, (waiting) => {
@@ -285,7 +285,7 @@ export class Client {
     });
   }
 
-  /** Keep a turn record; resolves when it is durable. */
+  /** Store a turn record; resolves when it is durable. */
   record(
     reaction: string, kind: string, body: Record<string, unknown>, options: { recordId: string; signal?: AbortSignal },
   ): Promise<Stored> {
@@ -297,7 +297,7 @@ export class Client {
     });
   }
 
-  /** Tell who watches what goes on. Never stored; dropped while there is no connection, or it takes nothing. */
+  /** Send a signal. Signals are never stored, and are dropped without a connection or with a full one. */
   signal(
     kind: "typing" | "viewing" | "thinking" | "delta" | "tool", body: unknown, where: { to: string } | { threadId: string; trigger?: number },
   ): void {
@@ -305,8 +305,8 @@ export class Client {
     this.#connection.signal(kind, body, { ...given("to", to), ...given("thread_id", threadId), ...given("trigger", trigger) });
   }
 
-  /** What is delivered, in order, each to be acknowledged. Ends when this client is closed; throws what ended it otherwise. A delivery that is
-   * not acknowledged comes again in a later session of the participant. */
+  /** Yield deliveries in order, each to be acknowledged. Ends when this client is closed, or throws what ended it. An unacknowledged
+   * delivery comes again in a later session of the participant. */
   async *deliveries(options: { signal?: AbortSignal } = {}): AsyncGenerator<Delivery, void, undefined> {
     for (;;) {
       const delivery = await this.#nextDelivery(options.signal);
@@ -315,7 +315,7 @@ export class Client {
     }
   }
 
-  /** Handle each message, one after the other: it is acknowledged when `handler` is done, and given back when that throws. */
+  /** Handle one message after the other: acknowledge it when `handler` is done, and return it if `handler` throws. */
   async handle(handler: (message: WireMessage) => Promise<void> | void, options: { signal?: AbortSignal } = {}): Promise<void> {
     for await (const delivery of this.deliveries(options)) {
       try {
@@ -328,19 +328,19 @@ export class Client {
     }
   }
 
-  /** The network may be there again: try at once. For a page that is looked at again, say. */
+  /** Try to reconnect at once. Call this when the network may be back, for example when a page becomes visible. */
   wake(): void {
     this.#connection.wake();
   }
 
-  // --- what the connection tells
+  // --- events of the connection
 
   #join({ url, signal, connectTimeoutMs = CONNECT_TIMEOUT_MS }: ConnectOptions): Promise<void> {
     return new Promise((resolve, reject) => {
       let last = "";
       const late = setTimeout(() => {
         const why = last && ` (${last})`;
-        end(new ConnectError("closed", `No hub has welcomed ${this.agentId} at ${url} within ${connectTimeoutMs / 1000} s${why}.`));
+        end(new ConnectError("closed", `No hub welcomed ${this.agentId} at ${url} within ${connectTimeoutMs / 1000} s${why}.`));
       }, connectTimeoutMs);
       const onAbort = () => end(signal?.reason);
       const end = (error?: unknown) => {
@@ -357,10 +357,10 @@ export class Client {
       });
       signal?.addEventListener("abort", onAbort);
       try {
-        for (const it of expandUrl(url).split(",")) checkAddress(it); // before one of them is tried, as a later one is opened where nobody would catch it
+        for (const it of expandUrl(url).split(",")) checkAddress(it); // now, because nobody would catch the error of a later attempt
         this.#connection.connect((event) => this.#take(event));
       } catch (error) {
-        end(new ConnectError("closed", `${url} is no URL of a hub: write ws://HOST:PORT/ (${error}).`));
+        end(new ConnectError("closed", `${url} is no hub URL. Write ws://HOST:PORT/ (${error}).`));
       }
     });
   }
@@ -415,7 +415,7 @@ export class Client {
     this.#emit("refused", { id: entry.message_id, to: entry.to, error });
   }
 
-  /** Whether nobody else waits for this message. */
+  /** Stop waiting for a message; return whether nobody else waits for it. */
   #leave(id: string, waiting: Waiting<Stored>): boolean {
     const waiters = this.#sends.get(id);
     waiters?.delete(waiting);
@@ -429,13 +429,13 @@ export class Client {
         listener(event as never);
       } catch (error) {
         queueMicrotask(() => {
-          throw error; // a listener's failure is its program's, and changes nothing of the connection
+          throw error; // report a listener's error without breaking the connection
         });
       }
     }
   }
 
-  // --- who waits for deliveries
+  // --- readers of deliveries
 
   async #nextDelivery(signal?: AbortSignal): Promise<Delivery | undefined> {
     for (;;) {
@@ -461,20 +461,20 @@ export class Client {
   }
 }
 
-/** `roundelay://A,B:8701/` is short for `ws://A:8700/,ws://B:8701/`, `roundelays://` for those with `wss://`. */
+/** Expand `roundelay://A,B:8701/` to `ws://A:8700/,ws://B:8701/`, and `roundelays://` to `wss://` addresses. */
 function expandUrl(url: string): string {
   const [, s = "", hosts] = /^roundelay(s?):\/\/([^/?#\s]+)\/?$/.exec(url) ?? [];
   if (hosts === undefined) return url;
   return hosts.split(",").map((it) => `ws${s}://${/:\d+$/.test(it) ? it : `${it}:8700`}/`).join(",");
 }
 
-/** Throw at what no WebSocket takes. */
+/** Throw for an address that no WebSocket accepts. */
 function checkAddress(url: string): void {
   const { protocol, hash } = new URL(url);
   if (!["ws:", "wss:", "http:", "https:"].includes(protocol) || hash) throw new SyntaxError(`${url} has another scheme, or a fragment`);
 }
 
-/** A new token: 32 random bytes, base64url. Keep it before it is used: the first use of an agent's id ties it to that. */
+/** Make a token: 32 random bytes, base64url. Store it before you use it: the first use of an agent's id binds that id to it. */
 export function makeToken(): string {
   const bytes = crypto.getRandomValues(new Uint8Array(32));
   return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
@@ -485,7 +485,7 @@ interface Waiting<Value> {
   reject(error: unknown): void;
 }
 
-/** A promise that `begin` settles, and whose wait ends with the signal. `begin` gives what is to be done then. */
+/** Return a promise that `begin` settles and a signal can abort. `begin` returns the cleanup for an abort. */
 function wait<Value>(signal: AbortSignal | undefined, begin: (waiting: Waiting<Value>) => () => void): Promise<Value> {
   return new Promise((resolve, reject) => {
     let leave = () => {};
@@ -531,7 +531,7 @@ function toFields(options: SendOptions) {
   };
 }
 
-/** A field, unless it has no value. */
+/** Return an object with this field, or an empty one if it has no value. */
 function given<Name extends string, Value>(name: Name, value: Value | undefined): { [key in Name]?: Value } {
   return (value === undefined ? {} : { [name]: value }) as { [key in Name]?: Value };
 }

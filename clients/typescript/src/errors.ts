@@ -1,17 +1,17 @@
 /**
- * What a hub refuses, as errors with its `code` (docs/protocol.md, "Refusals").
+ * A hub's refusals, as errors with a `code` (docs/protocol.md, "Refusals").
  *
  *   RoundelayError
  *     fix the call    InvalidFrame, InvalidArguments, UnknownRecipient, UnknownMessage, UnknownOperation, IdConflict, TooLarge,
  *                     NotAuthenticated, Forbidden, UnsupportedProtocol
- *     retry           RateLimited, Overloaded (the client does, but where its own room is full), BudgetExhausted (tomorrow)
+ *     retry           RateLimited, Overloaded (the client retries, unless its own outbox is full), BudgetExhausted (tomorrow)
  *     a person        Held, LoopStopped
  *     give up         InternalError, Superseded, ConnectError
  */
 
 export class RoundelayError extends Error {
   readonly code: string;
-  /** After so long the same may be accepted. */
+  /** Time after which the same request may be accepted. */
   readonly retryAfterMs: number | undefined;
 
   constructor(code: string, message: string, retryAfterMs?: number) {
@@ -38,9 +38,9 @@ export class BudgetExhausted extends RoundelayError {}
 export class Held extends RoundelayError {}
 export class LoopStopped extends RoundelayError {}
 export class InternalError extends RoundelayError {}
-/** A newer reactor session of the agent has taken over: this one must not react again. */
+/** A newer reactor session of the agent has taken over, so this one must not react again. */
 export class Superseded extends RoundelayError {}
-/** There is no connection, or no longer one: the hub was not reached in time, or this client was closed. */
+/** There is no connection: the hub was not reached in time, or this client was closed. */
 export class ConnectError extends RoundelayError {}
 
 /** The class of each code. */
@@ -65,7 +65,7 @@ export const ERRORS: Readonly<Record<string, typeof RoundelayError>> = {
   closed: ConnectError,
 };
 
-/** What was refused, as an error of its code's class; one of a newer hub is a `RoundelayError`. */
+/** Return a refusal as an error of its code's class. An unknown code of a newer hub makes a `RoundelayError`. */
 export function makeError(refused: { code: string; message: string; retry_after_ms?: number | undefined }): RoundelayError {
   const Class = Object.hasOwn(ERRORS, refused.code) ? ERRORS[refused.code] : undefined;
   return new (Class ?? RoundelayError)(refused.code, refused.message, refused.retry_after_ms);

@@ -1,4 +1,4 @@
-/** A client of Roundelay's networks, for browsers and for node: no dependency. `roundelay-client/node` adds the store in files. */
+/** A client of Roundelay networks, for browsers and Node, without dependencies. `roundelay-client/node` adds a file store. */
 
 export { Client, Delivery, connect, makeToken } from "./client.ts";
 export type {

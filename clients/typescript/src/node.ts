@@ -1,4 +1,4 @@
-/** What node alone can do: an outbox in files. */
+/** An outbox in files, for Node only. */
 
 import { createHash } from "node:crypto";
 import { closeSync, fsyncSync, mkdirSync, openSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
@@ -6,8 +6,8 @@ import { join } from "node:path";
 
 import type { OutboxStore } from "./client.ts";
 
-/** An outbox in a folder of its own: each message a file, which is on the disk before the message is sent. A message that cannot be written is
- * not sent, and `send` rejects with the reason. */
+/** Return an outbox in a folder of its own. Each message is a file, which is on the disk before the message is sent. If a message cannot
+ * be written it is not sent, and `send` rejects with the reason. */
 export function fileStore(folder: string): OutboxStore {
   return new FileStore(folder);
 }
@@ -24,7 +24,7 @@ class FileStore implements OutboxStore {
         const { key, value } = JSON.parse(readFileSync(join(folder, name), "utf8"));
         this.#items.set(key, value);
       } catch (error) {
-        throw new Error(`${join(folder, name)} holds no message (${error}): move it away, and the others are sent.`, { cause: error });
+        throw new Error(`${join(folder, name)} holds no message (${error}). Move it away to send the others.`, { cause: error });
       }
     }
   }
@@ -45,7 +45,7 @@ class FileStore implements OutboxStore {
     const path = this.#pathOf(key);
     const file = openSync(`${path}.new`, "w", 0o600);
     try {
-      writeFileSync(file, JSON.stringify({ key, value })); // all of it: `writeSync` may take a part
+      writeFileSync(file, JSON.stringify({ key, value })); // `writeSync` may write only a part
       fsyncSync(file);
     } catch (error) {
       rmSync(`${path}.new`, { force: true });
@@ -58,7 +58,7 @@ class FileStore implements OutboxStore {
     this.#items.set(key, value);
   }
 
-  /** Not forced to the disk: a message that comes back by that is sent under its id once more, which the hub recognises. */
+  /** Not synced to the disk: a message that reappears is sent again under its id, which the hub recognizes. */
   removeItem(key: string): void {
     this.#items.delete(key);
     rmSync(this.#pathOf(key), { force: true });
@@ -68,7 +68,7 @@ class FileStore implements OutboxStore {
     return join(this.#folder, `${createHash("sha256").update(key).digest("hex")}.json`);
   }
 
-  /** So that the file's name is on the disk too; Windows has no such thing. */
+  /** Sync the folder, so that the file's name is on the disk too. Windows has no such call. */
   #syncFolder(): void {
     if (process.platform === "win32") return;
     const folder = openSync(this.#folder, "r");

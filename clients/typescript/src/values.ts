@@ -1,11 +1,11 @@
-/** What operations give, as docs/protocol.md tells; of those that stand here. The value of any other is `Json`. */
+/** The values of operations, as docs/protocol.md describes them. An operation that is missing here has the value `Json`. */
 
 import type { Json, OperationArgs, WireMessage } from "./protocol.ts";
 
 export interface Page {
   messages: WireMessage[];
   has_more: boolean;
-  /** Seqs that the hub's storage has damaged; they are left out. */
+  /** Damaged seqs in the hub's storage; they are left out. */
   damaged?: number[];
 }
 
@@ -25,7 +25,7 @@ export interface Hold {
 
 export interface ThreadRow {
   thread_id: string;
-  /** What it is called for the caller; a hub from before titles leaves it out. */
+  /** The title for the caller; older hubs leave it out. */
   title?: string;
   last_seq: number;
   messages: number;
@@ -110,13 +110,13 @@ interface KnownValues {
   "channels.reply": { seq: number; thread_id: string };
 }
 
-/** The operations of every hub and of the mods that come along. */
+/** The operations of every hub and of the bundled mods. */
 export type Operation = keyof OperationArgs;
 
-/** What an operation gives. */
+/** The value of an operation. */
 export type OperationValue<Op extends string> = Op extends keyof KnownValues ? KnownValues[Op] : Json;
 
-/** What `call` takes beside the operation's name: arguments may be left out where none is required. */
+/** The parameters of `call` after the operation's name. Arguments may be omitted if none is required. */
 export type ArgsOf<Op extends string> = Op extends Operation
   ? {} extends OperationArgs[Op]
     ? [args?: OperationArgs[Op], options?: CallOptions]
@@ -126,6 +126,6 @@ export type ArgsOf<Op extends string> = Op extends Operation
 export interface CallOptions {
   /** Makes a change idempotent across processes. */
   callId?: string;
-  /** Ends the wait. A call that was sent may be performed all the same. */
+  /** Ends the wait. A call that was sent may still run. */
   signal?: AbortSignal;
 }

@@ -180,12 +180,12 @@ test("the one that leads is found at one that follows, where the socket shows wh
 
 for (const url of ["ws://127.0.0.1:1/,nowhere", "ws://127.0.0.1:1/,", "ftp://127.0.0.1:1/", "ws://127.0.0.1:1/,ws://127.0.0.1:1/#x"]) {
   test(`${url} is refused before anything is tried`, async () => {
-    await assert.rejects(connect({ url, agentId: "ann", token: "t", connectTimeoutMs: 5000 }), /is no URL of a hub/);
+    await assert.rejects(connect({ url, agentId: "ann", token: "t", connectTimeoutMs: 5000 }), /is no hub URL/);
   });
 }
 
 test("no address at all is none of a hub", async () => {
-  await assert.rejects(connect({ url: undefined as never, agentId: "ann", token: "t" }), /undefined is no URL of a hub/);
+  await assert.rejects(connect({ url: undefined as never, agentId: "ann", token: "t" }), /undefined is no hub URL/);
 });
 
 test("a hub that puts everybody off is asked again when it said, and a revoked token ends it", async (t) => {

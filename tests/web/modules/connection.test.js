@@ -309,7 +309,7 @@ test("what was meant for one network is not sent to another one that is among th
   assert.deepEqual(there.sent.map((it) => it.type), ["hello"]);
   assert.equal(connection.welcome.network.epoch, "e1");
   sockets.at(-1).end(1006);
-  assert.equal(last("connection").error.message, `${e} holds another network (other) than ${a}: check the addresses, or connect anew.`);
+  assert.equal(last("connection").error.message, `${e} holds another network (other) than ${a}: check the addresses, or connect again.`);
   time.pass(2_000);
   join(OTHER);
   assert.equal(sockets.at(-1).url, a);
@@ -330,7 +330,7 @@ test("another network that does not know the token ends nothing; its own does", 
   time.pass(200);
   sockets.at(-1).end(1006);
   refuse();
-  const told = "ws://e:1/ holds another network than ws://a:1/, which has let in mia: check the addresses, or connect anew. (Who is that?)";
+  const told = "ws://e:1/ holds another network than ws://a:1/, which has let in mia: check the addresses, or connect again. (Who is that?)";
   assert.deepEqual([last("connection").state, last("connection").error.message], ["offline", told]);
   time.pass(200);
   assert.equal(sockets.at(-1).url, "ws://a:1/");

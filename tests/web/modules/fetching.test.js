@@ -29,7 +29,7 @@ function openPage(messages, recipients = () => [{ agent_id: "bob", state: "handl
   };
   const dispatch = (event) => {
     page.state = apply(page.state, { at: 1, ...event });
-    page.fetching.look();
+    page.fetching.startReads();
     page.onChange?.();
   };
   const timers = { setTimeout: (run) => setImmediate(run), clearTimeout: clearImmediate };

@@ -1,41 +1,41 @@
 /**
- * Which deliveries were handled, and what to say of it to the hub: the twin of `Acks` in network/client/acks.py.
- * No IO, no clock.
+ * Handled deliveries, and the acks that are due. Follows `Acks` in network/client/acks.py. No IO, no clock.
  *
- * The prefix is the seq up to which everything that was delivered is handled, or was refused. It never goes back, and one `ack` says it.
- * What comes again at or below it is late: it is acknowledged alone, and while it is open the prefix, which would cover it, is not said.
+ * The prefix is the seq up to which every delivery was handled or refused. It never decreases, and one `ack` covers it. A delivery that
+ * comes again at or below the prefix is late: it is acknowledged alone. While a late one is open the prefix is not sent, because it
+ * would cover that delivery.
  */
 
-// Handled seqs, to recognise what a new session delivers again: all that a hub may not have on its disk yet when it is killed, which is a second's
-// worth (docs/protocol.md, Delivery), or more where it is killed again and again within the second.
+// Handled seqs, to recognize deliveries that a new session repeats. A killed hub loses at most the acks of the last second (docs/protocol.md,
+// Delivery), or more if it is killed several times within a second.
 const MAX_REMEMBERED = 65_536;
 
 export class Acks {
   constructor() {
     this.prefix = 0;
-    /** Whether the hub has another history by now. */
+    /** Whether the hub has another history now. */
     this.isStale = false;
-    /** @type {number[]} what was delivered and is not passed by the prefix, as it came */
+    /** @type {number[]} deliveries above the prefix, in order of arrival */
     this._order = [];
     /** @type {Set<number>} */
     this._open = new Set();
     /** @type {Set<number>} */
     this._handled = new Set();
-    /** @type {Set<number>} open ones at or below the prefix */
+    /** @type {Set<number>} open deliveries at or below the prefix */
     this._late = new Set();
-    /** @type {Set<number>} of these, what was handled since */
+    /** @type {Set<number>} late deliveries that were handled since */
     this._named = new Set();
-    /** @type {Set<number>} what is to be acknowledged alone, as far as the prefix does not cover it */
+    /** @type {Set<number>} seqs to acknowledge alone, unless the prefix covers them */
     this._single = new Set();
-    /** @type {number[]} what the prefix has passed since it was last said */
+    /** @type {number[]} seqs that the prefix has passed since it was last sent */
     this._covered = [];
     this._isPrefixDue = false;
     this._sessionTop = 0;
   }
 
-  /** A new session delivers again what was not acknowledged, from `cursor`. @param {number} cursor */
+  /** Start a session, which repeats all unacknowledged deliveries from `cursor`. @param {number} cursor */
   beginSession(cursor) {
-    this._order = this._order.filter((it) => this._open.has(it));
+    this._order = this._order.filter((seq) => this._open.has(seq));
     this._single.clear();
     this._named.clear();
     this._covered = [];
@@ -44,7 +44,7 @@ export class Acks {
     this._isPrefixDue = false;
   }
 
-  /** A delivery has arrived. False: it is being handled, or was; then it is only acknowledged again.
+  /** Record a delivery. Return false if it is open, or was handled; in the latter case it is only acknowledged again.
    * @param {number} seq */
   take(seq) {
     this._sessionTop = Math.max(this._sessionTop, seq);
@@ -59,7 +59,7 @@ export class Acks {
     return true;
   }
 
-  /** One delivery is handled. False: it was not open. @param {number} seq */
+  /** Mark a delivery as handled. Return false if it was not open. @param {number} seq */
   handle(seq) {
     if (!this._open.delete(seq)) return false;
     this._handled.add(seq);
@@ -72,7 +72,7 @@ export class Acks {
     return true;
   }
 
-  /** One delivery is no longer this client's: it failed, or the hub made it a dead letter. False: it was not open.
+  /** Forget a delivery that failed or became a dead letter. Return false if it was not open.
    * @param {number} seq */
   drop(seq) {
     this._late.delete(seq);
@@ -81,12 +81,12 @@ export class Acks {
     return true;
   }
 
-  /** What to acknowledge now: everything up to a seq (or null), and these alone. It counts as said. */
+  /** Return the acks to send now, and count them as sent: everything up to a seq (or null), and single seqs. */
   takeDue() {
-    const isDue = this._isPrefixDue && this.prefix <= this._sessionTop; // the hub takes no ack of what this session was not given
-    const isSaid = isDue && !this._late.size; // it would acknowledge these too
+    const isDue = this._isPrefixDue && this.prefix <= this._sessionTop; // the hub refuses an ack above what this session was delivered
+    const isSaid = isDue && !this._late.size; // the prefix would acknowledge the late ones too
     const passed = isDue ? this._covered : [];
-    const alone = [...passed, ...this._single].filter((it) => !isSaid || it > this.prefix);
+    const alone = [...passed, ...this._single].filter((check) => !isSaid || check > this.prefix);
     const single = [...new Set([...alone, ...this._named])];
     this._single.clear();
     this._named.clear();

@@ -1,12 +1,13 @@
 /**
- * One participant's connection to a hub: roundelay.v1 (docs/protocol.md) over a WebSocket, kept up. It joins, comes
- * back after a loss, sends each message exactly once (under an id of its own, repeated until it is `stored`),
- * repeats calls and records that were not answered, and acknowledges what was taken in, or what it is told was handled. Frames go to
- * `onEvent` as they are, each with `at` (ms).
+ * One participant's connection to a hub: roundelay.v1 (docs/protocol.md) over a WebSocket, kept alive.
  *
- * No DOM and no page: a WebSocket, a clock, chance, timers and a storage are given. It is a `source` of
- * `#ui/store.js`: {connect(onEvent), call(op, args), send(message), signal(kind, body, where), retry, discard, wake, close},
- * and the core of the client in clients/typescript, which is built of it.
+ * It joins, reconnects after a loss, and sends each message exactly once: under its own id, repeated until it is `stored`.
+ * It repeats calls and records without an answer, and acknowledges handled deliveries. Frames go to `onEvent` unchanged, each
+ * with `at` (ms).
+ *
+ * The WebSocket, clock, randomness, timers and storage are parameters; there is no DOM. It is a `source` of `#ui/store.js`:
+ * {connect(onEvent), call(op, args), send(message), signal(kind, body, where), retry, discard, wake, close}. The client in
+ * clients/typescript is built on it.
  */
 
 import { Acks } from "#core/acks.js";
@@ -21,30 +22,30 @@ import { Refused } from "#core/refused.js";
 const SUBPROTOCOL = "roundelay.v1";
 const FIRST_DELAY_MS = 100;
 const MAX_DELAY_MS = 10_000;
-const STEADY_MS = 2_000; // a session that lived so long is no sign of trouble
+const STEADY_MS = 2_000; // a session that lasted this long resets the delay
 const WELCOME_TIMEOUT_MS = 20_000;
-const LED_TIMEOUT_MS = 3_000; // of a node that another one has named: from here it may not be reached by that name
-const MAX_LED = 3; // so often, until all were tried, a node is believed that names another one
+const LED_TIMEOUT_MS = 3_000; // for a leader that another node named: it may not be reachable from here
+const MAX_LED = 3; // named leaders to try before all configured addresses were tried
 const COME_BACK = 4503;
-const AS_OF_MS = 5_000; // so often a node that follows is asked as of when it shows what it has
-const QUIET_MS = 25_000; // after so long without a frame the hub is asked whether it is there
+const AS_OF_MS = 5_000; // interval at which a read replica is asked how recent its data is
+const QUIET_MS = 25_000; // silence after which the hub is asked for a sign of life
 const ANSWER_TIMEOUT_MS = 15_000;
 const BYE_TIMEOUT_MS = 2_000;
-const MAX_LOSSES = 3; // connections that may end at a request before it is given up
+const MAX_LOSSES = 3; // connections that may end at a request before the request is given up
 const BLAMING_CODES = [1002, 1003, 1007, 1009, 1011, 4400, 4413];
-const MAX_READS = 32; // calls under way, if the hub does not say less
-const MAX_CALLS = 1000; // that wait
+const MAX_READS = 32; // calls without an answer, unless the hub allows fewer
+const MAX_CALLS = 1000; // waiting calls
 const MAX_OUTBOX = 200;
 const MAX_OUTBOX_CHARS = 2 ** 20;
 const MAX_FRAME_CHARS = 2 ** 24; // of one frame from the hub
-const MAX_REASON_CHARS = 2000; // what the hub keeps of a reason
+const MAX_REASON_CHARS = 2000; // that the hub stores of a reason
 const ACK_DELAY_MS = 20;
-const MAX_BUFFERED = 2 ** 18; // with more on its way signals are dropped
-const CHECK = "check the addresses, or connect anew.";
+const MAX_BUFFERED = 2 ** 18; // unsent bytes at which signals are dropped
+const CHECK = "check the addresses, or connect again.";
 const LATER = ["rate_limited", "overloaded"];
 
 /**
- * What of a WebSocket is used: the browser's, node's own, and that of the package ws have it.
+ * The parts of a WebSocket that are used. The browser's, Node's own and that of the package ws have them.
  * @typedef {{
  *   readonly readyState: number, readonly bufferedAmount: number, send(text: string): void, close(): void, terminate?: () => void,
  *   onopen: any, onmessage: any, onclose: any, onerror: any, on?: (name: string, run: (request: any, response: any) => void) => void,
@@ -64,15 +65,15 @@ const LATER = ["rate_limited", "overloaded"];
 
 export class Connection {
   /**
-   * `url` may be several, with commas between them: nodes of one network, of which one serves. One that gives no welcome is left for the
-   * next. `newToken`: `token` is a one-time login, which the hub binds this one by. `storage` (localStorage's methods) keeps
-   * what is not yet sent over a restart. `random` gives numbers from 0 to 1, `now` milliseconds. `hello` has further fields of that frame.
-   * `resume` is where delivery starts; without it, and without `staysInPlace`, the hub says where, each time that this comes back.
-   * `handlesAtOnce`: what `onEvent` has taken is handled; without it `ack` and `nack` say. `maxUnanswered` messages are under way
-   * at a time; with more than one, a message that is put off may be overtaken by the next ones. `welcomeTimeout` (ms) is how long the
-   * first welcome may take; of several addresses each has its share of that. With `goesToLeader` a node that says that another one leads
-   * is believed, also if that is none of the addresses; encrypted as this one is. Without, and with `?read_only=1` in `url`, this reads at a
-   * node that follows, and messages wait until that node leads.
+   * `url` may name several nodes of one network, separated by commas; one of them serves. An address without a welcome gives way to
+   * the next. `newToken`: `token` is a one-time login code, and the hub binds this token by it. `storage` (localStorage's methods)
+   * keeps unsent messages over a restart. `random` returns numbers from 0 to 1, `now` milliseconds. `hello` adds fields to that frame.
+   * `resume` is where delivery starts; without it, and without `staysInPlace`, the hub chooses the place at each reconnect.
+   * `handlesAtOnce`: a delivery counts as handled once `onEvent` returns; otherwise `ack` and `nack` decide. At most `maxUnanswered`
+   * messages wait for an answer; with more than one, a message that the hub delays may be overtaken. `welcomeTimeout` (ms) bounds the
+   * wait for the first welcome; several addresses share it. `goesToLeader`: follow a node that names another leader, also to an
+   * address that is not in `url`, with the same encryption. Without it, and with `?read_only=1` in `url`, stay at a read replica;
+   * messages wait until that node leads.
    * @param {ConnectionOptions} options
    */
   constructor({
@@ -87,28 +88,28 @@ export class Connection {
     this.random = random;
     this.newId = newId;
     this.maxDelay = maxDelay;
-    /** @type {any} the last one */
+    /** @type {any} the newest welcome */
     this.welcome = null;
     this.isOver = false;
     this._urls = url.split(",");
-    /** How many of them have given no welcome since one did, or since all were tried. */
+    /** Addresses without a welcome since the last welcome, or since all were tried. */
     this._passed = 0;
     this._goesToLeader = goesToLeader;
-    /** Where this is, or tries to be. */
+    /** The current address. */
     this._url = "";
-    /** Where it goes next, before all others. */
+    /** The next address, before all others. */
     this._led = "";
-    /** Who was named last, or has let it in; tried after the others, until one of those does. */
+    /** The leader that was named last, or that welcomed this client. Tried after the configured addresses. */
     this._lastNamed = "";
-    /** Whom the node has named that refused this last. */
+    /** The leader that the last refusing node named. */
     this._named = "";
-    /** Those that were gone to because they were named, since one gave a welcome, or since all were tried. */
+    /** Named leaders that were tried since the last welcome, or since all were tried. */
     this._ledTo = new Set();
-    /** Where the last session was. */
+    /** The address of the last session. */
     this._joinedUrl = "";
-    /** Why one was left that gave a welcome, since all were tried. */
+    /** Why a node was left after its welcome, since all were tried. */
     this._left = "";
-    /** The next hello is one without the fence, which a hub did not know. */
+    /** Whether the next hello omits the fencing token, because a hub did not know it. */
     this._isUnfenced = false;
     /** @type {Record<string, unknown>} */
     this._hello = { type: "hello", protocol: 1, agent_id: agentId, kind, role: "observer", client, ...hello };
@@ -123,11 +124,11 @@ export class Connection {
     this._outbox = new Outbox(storage, `roundelay.outbox.${agentId}.`, outbox);
     this._maxUnanswered = maxUnanswered;
     this._welcomeTimeout = welcomeTimeout;
-    /** @type {Set<string>} messages that wait for their answer */
+    /** @type {Set<string>} ids of sent messages without an answer */
     this._sent = new Set();
-    /** @type {Map<string, number>} connections that ended at a message */
+    /** @type {Map<string, number>} lost connections, by the message that was in flight */
     this._losses = new Map();
-    /** @type {Map<string, Request>} calls and records by their ids, in the order of asking */
+    /** @type {Map<string, Request>} calls and records by id, oldest first */
     this._calls = new Map();
     /** @type {Socket | null} */
     this._socket = null;
@@ -135,65 +136,65 @@ export class Connection {
     this._joinedAt = 0;
     this._delay = FIRST_DELAY_MS;
     this._acks = new Acks();
-    /** @type {Refused | null} what the hub said before its welcome */
+    /** @type {Refused | null} an error frame before the welcome */
     this._error = null;
     /** @type {Refused | null} */
     this._refusal = null;
-    /** @type {Map<string, any>} timers by what they are for */
-    this._marks = new Map();
+    /** @type {Map<string, any>} timers by name */
+    this._timersByName = new Map();
     /** @type {(event: any) => void} */
     this._onEvent = () => {};
   }
 
-  /** Begin; every event goes to `onEvent` from now on. What waited in the storage is told first.
+  /** Connect, and pass every event to `onEvent` from now on, starting with the messages in the storage.
    * @param {(event: any) => void} onEvent */
   connect(onEvent) {
     this._onEvent = onEvent;
-    for (const entry of this._outbox.entries.values()) this._tell({ type: "outbox", entry });
+    for (const entry of this._outbox.entries.values()) this._emit({ type: "outbox", entry });
     this._open();
   }
 
-  /** What was delivered and not handled, in this history. It is another one once the hub has lost or replaced its ledger. */
+  /** Open deliveries of the current history. A hub that lost or replaced its ledger starts another history. */
   get acks() {
     return this._acks;
   }
 
-  /** Call an operation; gives its value. A call that the connection does not survive is repeated under its id.
+  /** Call an operation and return its value. A call that a lost connection interrupts is repeated under its id.
    * Rejects with `Refused`. @param {string} op @param {Record<string, any>} [args] @param {string} [callId] @returns {Promise<any>} */
   call(op, args = {}, callId = this.newId()) {
     return this._request("call", callId, { type: "call", call_id: callId, op, args });
   }
 
-  /** Keep a turn record; gives its `stored`. Repeated as a call is. @param {string} recordId @param {string} reaction
+  /** Store a turn record and return its `stored` frame. Repeated as a call is. @param {string} recordId @param {string} reaction
    * @param {string} kind @param {any} body @returns {Promise<any>} */
   record(recordId, reaction, kind, body) {
     return this._request("record", recordId, { type: "record", record_id: recordId, reaction, kind, body });
   }
 
-  /** Nobody waits for this call or record any more: it is not said again, nor at all if it has not been.
+  /** Give up a call or record: do not send it, or not again.
    * @param {"call" | "record"} type @param {string} id */
   abandon(type, id) {
     this._calls.delete(`${type} ${id}`);
-    this._pump();
+    this._sendWaiting();
   }
 
   /** Send a message ({to, content, reply_to?, cause?, requires_response?, metadata?, text_representation?, conversation?,
-   * exclude_agent_ids?, message_id?}); gives its id. It goes out in its order, once, also after a restart. Throws `Refused` where too much
-   * waits already. @param {Outgoing} message */
+   * exclude_agent_ids?, message_id?}) and return its id. Messages go out once and in order, also after a restart. Throws `Refused` if
+   * too many messages wait. @param {Outgoing} message */
   send(message) {
     const order = this.newId();
-    const given = message.message_id;
+    const givenId = message.message_id;
     /** @type {Entry} */
-    const entry = { ...message, message_id: given ?? order, ...(given !== undefined && { order }), state: "waiting", at: this.now() };
-    if (this._outbox.entries.has(entry.message_id)) return this._sendAgain(entry);
+    const entry = { ...message, message_id: givenId ?? order, ...(givenId !== undefined && { order }), state: "waiting", at: this.now() };
+    if (this._outbox.entries.has(entry.message_id)) return this._resend(entry);
     this._outbox.add(entry);
-    this._tell({ type: "outbox", entry });
-    this._pump();
+    this._emit({ type: "outbox", entry });
+    this._sendWaiting();
     return entry.message_id;
   }
 
-  /** What is on its way already is sent once; another message under its id is none. @param {Entry} entry */
-  _sendAgain(entry) {
+  /** Send a message again whose id is already in the outbox. Refuse a different message under that id. @param {Entry} entry */
+  _resend(entry) {
     if (!this._outbox.isSame(entry)) throw new Refused("id_conflict", "Another message with this id is on its way already.");
     this.retry(entry.message_id);
     return entry.message_id;
@@ -202,57 +203,57 @@ export class Connection {
   /** Send a refused message again. @param {string} messageId */
   retry(messageId) {
     const entry = this._outbox.entries.get(messageId);
-    if (entry?.state === "refused") this._change({ ...entry, state: "waiting", error: undefined });
-    this._pump();
+    if (entry?.state === "refused") this._updateEntry({ ...entry, state: "waiting", error: undefined });
+    this._sendWaiting();
   }
 
-  /** Give up a message that was refused, or is not sent yet. False: it is on its way, or not there.
+  /** Give up a refused or unsent message. Return false if it is in flight or unknown.
    * @param {string} messageId */
   discard(messageId) {
     if (this._sent.has(messageId) || !this._outbox.entries.has(messageId)) return false;
     this._outbox.remove(messageId);
-    this._tell({ type: "outbox", message_id: messageId });
+    this._emit({ type: "outbox", message_id: messageId });
     return true;
   }
 
-  /** Tell who watches; lost while there is no connection. `where`: {to} or {thread_id, trigger?}.
+  /** Send a signal; it is lost without a connection. `where`: {to} or {thread_id, trigger?}.
    * @param {string} kind @param {any} body @param {{to?: string, thread_id?: string, trigger?: number}} where */
   signal(kind, body, where) {
     if (!this._isWelcome || this._isAtFollower() || this._socket === null || this._socket.bufferedAmount > MAX_BUFFERED) return;
     const text = JSON.stringify({ type: "signal", kind, body, ...where });
-    if (!this._isTooLarge(text)) this._writeText(text);
+    if (!this._isTooLarge(text)) this._send(text);
   }
 
-  /** A delivery is handled. @param {number} seq */
+  /** Acknowledge a handled delivery. @param {number} seq */
   ack(seq) {
     if (this._acks.handle(seq)) this._acknowledgeSoon();
   }
 
-  /** A delivery has failed: it comes again. @param {number} seq @param {string} reason @param {number} [retryAfterMs] */
+  /** Report a failed delivery; the hub delivers it again. @param {number} seq @param {string} reason @param {number} [retryAfterMs] */
   nack(seq, reason, retryAfterMs) {
     this._acknowledge();
     if (!this._acks.drop(seq)) return;
     const frame = { type: "nack", seq, reason: reason.slice(0, MAX_REASON_CHARS), retry_after_ms: retryAfterMs };
-    if (this._isWelcome) this._write(frame);
+    if (this._isWelcome) this._sendFrame(frame);
   }
 
-  /** The network may be there again, or somebody looks: try at once, and see whether the connection still lives. */
+  /** Reconnect at once, or check that the connection is alive. For when the network may be back, or somebody looks. */
   wake() {
     if (this.isOver) return;
     if (this._socket === null) this._open();
-    else if (this._isWelcome) this._ask();
+    else if (this._isWelcome) this._ping();
   }
 
-  /** Say goodbye. What was not answered is rejected; messages stay in the storage. The promise is kept when the connection has closed.
+  /** Say goodbye. Requests without an answer are rejected; messages stay in the storage. Resolves when the connection is closed.
    * @returns {Promise<void>} */
   async close() {
     if (this.isOver) return;
     if (this._isWelcome) {
       this._acknowledge();
-      this._write({ type: "bye" });
+      this._sendFrame({ type: "bye" });
     }
     const socket = this._socket;
-    this._end("offline", new Refused("closed", "This connection was closed."));
+    this._endForGood("offline", new Refused("closed", "This connection was closed."));
     if (socket === null) return;
     await /** @type {Promise<void>} */ (new Promise((resolve) => {
       const late = this._timers.setTimeout(() => {
@@ -266,11 +267,11 @@ export class Connection {
     }));
   }
 
-  // --- joining and staying
+  // --- connecting
 
   _open() {
-    this._stop("retry");
-    this._tellConnection("connecting");
+    this._stopTimer("retry");
+    this._emitConnection("connecting");
     const first = /** @type {string} */ (this._urls[0]);
     const isLed = this._led !== "";
     [this._url, this._led, this._named] = [this._led || first, "", ""];
@@ -279,18 +280,18 @@ export class Connection {
     this._socket = socket;
     this._error = null;
     const isMine = () => this._socket === socket;
-    socket.onopen = () => isMine() && this._write(this._makeHello());
-    socket.onmessage = (/** @type {{data: unknown}} */ { data }) => isMine() && this._read(data);
-    socket.onclose = (/** @type {{code: number, reason: string}} */ { code, reason }) => isMine() && this._lose(code, reason);
-    socket.onerror = () => {}; // its close follows
+    socket.onopen = () => isMine() && this._sendFrame(this._makeHello());
+    socket.onmessage = (/** @type {{data: unknown}} */ { data }) => isMine() && this._readFrame(data);
+    socket.onclose = (/** @type {{code: number, reason: string}} */ { code, reason }) => isMine() && this._handleClose(code, reason);
+    socket.onerror = () => {}; // a close event follows
     if (this._goesToLeader) {
-      socket.on?.("unexpected-response", (_, { headers }) => { // of the package ws; other sockets keep it to themselves
+      socket.on?.("unexpected-response", (_, { headers }) => { // the package ws; other sockets hide the response
         if (isMine()) this._named = readAddress(headers[LEADER]);
         hangUp(socket);
       });
     }
     const wait = (this.welcome === null ? this._welcomeTimeout : WELCOME_TIMEOUT_MS) / this._urls.length;
-    this._after("welcome", isLed ? Math.min(wait, LED_TIMEOUT_MS) : wait, () => this._cut(socket));
+    this._startTimer("welcome", isLed ? Math.min(wait, LED_TIMEOUT_MS) : wait, () => this._dropSocket(socket));
   }
 
   _makeHello() {
@@ -302,51 +303,51 @@ export class Connection {
     return hello;
   }
 
-  /** End a connection that no longer answers: its close may come late, or never. @param {Socket} socket */
-  _cut(socket) {
+  /** End a connection that does not answer. Its close event may come late or never. @param {Socket} socket */
+  _dropSocket(socket) {
     if (this._socket !== socket) return;
-    this._lose(1006, "The hub does not answer.");
+    this._handleClose(1006, "The hub does not answer.");
     hangUp(socket);
   }
 
   /** @param {number} code @param {string} reason */
-  _lose(code, reason) {
+  _handleClose(code, reason) {
     const { _isWelcome: wasWelcome, _error: error } = this;
     this._socket = null;
     this._isWelcome = false;
-    for (const name of [...this._marks.keys()]) this._stop(name);
-    this._blame(code);
-    const refusal = this._finalRefusal(code, reason, wasWelcome ? null : error);
+    for (const name of [...this._timersByName.keys()]) this._stopTimer(name);
+    this._giveUpRepeated(code);
+    const refusal = this._findFinalRefusal(code, reason, wasWelcome ? null : error);
     if (refusal !== null && code === 4403 && !wasWelcome && this._fence !== undefined && !this._isUnfenced) {
-      this._isUnfenced = true; // a hub whose ledger was lost or replaced never gave it out; an overtaken one ends with 4409
+      this._isUnfenced = true; // the hub's ledger was replaced and never issued it; a superseded session gets 4409 instead
     } else if (refusal !== null && code === 4401 && !wasWelcome && this._isElsewhere()) {
-      // a network knows at each address a token that it has let in at one
+      // One network accepts a token at all of its addresses, so this address belongs to another network.
       this._left = `${this._url} holds another network than ${this._joinedUrl}, which has let in ${this.agentId}: ${CHECK} (${refusal.message})`;
-    } else if (refusal !== null) return this._end("refused", refusal);
-    this._heedLeader(code === COME_BACK ? readReason(reason) : this._named);
+    } else if (refusal !== null) return this._endForGood("refused", refusal);
+    this._followLeader(code === COME_BACK ? readReason(reason) : this._named);
     if (!wasWelcome && (error === null || code === 4401) && this._goToNext()) return;
     if (wasWelcome && !this._led && !this._urls.includes(this._url)) this._led = this._url;
     this._passed = 0;
     this._ledTo.clear();
     if (wasWelcome && this.now() - this._joinedAt >= STEADY_MS) this._delay = FIRST_DELAY_MS;
-    // apart from each other, so that a restarted hub is not met by all at once
+    // Spread the reconnects: all clients of a restarted hub would come at the same moment.
     let wait = this._delay * (0.5 + this.random() / 2);
     if (error?.retry_after_ms) wait = Math.max(wait, error.retry_after_ms * (1 + this.random() / 2));
     this._delay = Math.min(this._delay * 2, this.maxDelay);
-    this._tellConnection("offline", { code: String(code), message: this._left || (error?.message ?? reason) });
+    this._emitConnection("offline", { code: String(code), message: this._left || (error?.message ?? reason) });
     this._left = "";
-    if (!this.isOver) this._after("retry", wait, () => this._open());
+    if (!this.isOver) this._startTimer("retry", wait, () => this._open());
   }
 
-  /** Go where another node is said to lead, if that was not tried yet. @param {string} leader */
-  _heedLeader(leader) {
+  /** Follow the leader that a node named, unless it was tried. @param {string} leader */
+  _followLeader(leader) {
     const url = `${this._url.split("://")[0]}://${leader}/`;
     if (!this._goesToLeader || !leader || this._ledTo.has(url) || this._ledTo.size >= MAX_LED) return;
     this._ledTo.add(url);
     this._led = this._lastNamed = url;
   }
 
-  /** Try the next address at once. False: there is none that was not tried. */
+  /** Try the next address at once. Return false if all were tried. */
   _goToNext() {
     if (this._led) {
       this._open();
@@ -355,7 +356,7 @@ export class Connection {
     this._urls.push(/** @type {string} */ (this._urls.shift()));
     this._passed += 1;
     if (this._passed >= this._urls.length) {
-      // the node that was named last took over a moment ago, maybe, and who named it is gone
+      // The leader that was named last may have taken over a moment ago, and the node that named it may be gone.
       if (!this._lastNamed || this._ledTo.has(this._lastNamed)) return false;
       this._led = this._lastNamed;
     }
@@ -363,9 +364,9 @@ export class Connection {
     return true;
   }
 
-  /** Why no further try helps, or null. @param {number} code @param {string} reason @param {Refused | null} error */
-  _finalRefusal(code, reason, error) {
-    if (code === 4409) return new Refused("superseded", "Another session has taken this one's place.");
+  /** Return why no further attempt helps, or null. @param {number} code @param {string} reason @param {Refused | null} error */
+  _findFinalRefusal(code, reason, error) {
+    if (code === 4409) return new Refused("superseded", "Another session has replaced this one.");
     if (code === 4401 || code === 4403 || code === 4400) {
       const names = { 4400: "invalid_frame", 4401: "not_authenticated", 4403: "forbidden" };
       return new Refused(error?.code ?? names[code], error?.message ?? (reason || "The hub has ended this session."));
@@ -373,16 +374,16 @@ export class Connection {
     return null;
   }
 
-  /** Give up the request at which connections end again and again: behind it nothing would ever be answered.
+  /** Give up the request at which connections keep ending: it would block every request behind it.
    * @param {number} code */
-  _blame(code) {
-    const why = "The connection ended with this request, again and again; whether the hub took it is unknown.";
+  _giveUpRepeated(code) {
+    const why = "The connection ended repeatedly at this request. Whether the hub accepted it is unknown.";
     if (BLAMING_CODES.includes(code)) {
-      const oldest = [...this._calls.values()].find((it) => it.isSent);
+      const oldest = [...this._calls.values()].find((call) => call.isSent);
       const [message] = this._sent;
       if (oldest !== undefined) {
         oldest.losses += 1;
-        if (oldest.losses >= MAX_LOSSES) this._settle(oldest.type, oldest.id, (it) => it.reject(new Refused("internal", why)));
+        if (oldest.losses >= MAX_LOSSES) this._settleRequest(oldest.type, oldest.id, (request) => request.reject(new Refused("internal", why)));
       } else if (message !== undefined) {
         const losses = (this._losses.get(message) ?? 0) + 1;
         this._losses.set(message, losses);
@@ -394,83 +395,83 @@ export class Connection {
     this._sent.clear();
     for (const messageId of unanswered) {
       const entry = this._outbox.entries.get(messageId);
-      if (entry !== undefined) this._change({ ...entry, state: "waiting" });
+      if (entry !== undefined) this._updateEntry({ ...entry, state: "waiting" });
     }
   }
 
   /** @param {string} state @param {Refused} error */
-  _end(state, error) {
+  _endForGood(state, error) {
     this.isOver = true;
     this._refusal = error;
-    for (const name of [...this._marks.keys()]) this._stop(name);
+    for (const name of [...this._timersByName.keys()]) this._stopTimer(name);
     const socket = this._socket;
     this._socket = null;
     this._isWelcome = false;
     socket?.close();
     const calls = [...this._calls.values()];
     this._calls.clear();
-    this._tellConnection(state, { code: error.code, message: error.message });
+    this._emitConnection(state, { code: error.code, message: error.message });
     for (const call of calls) call.reject(error);
   }
 
-  _over() {
+  _makeClosedError() {
     return new Refused("closed", this._refusal?.message ?? "This connection was closed.");
   }
 
-  // --- what arrives
+  // --- incoming frames
 
   /** @param {unknown} data */
-  _read(data) {
-    if (typeof data === "string" && data.length > MAX_FRAME_CHARS) return this._dropAnswer();
+  _readFrame(data) {
+    if (typeof data === "string" && data.length > MAX_FRAME_CHARS) return this._rejectOversized();
     let frame;
     try {
       frame = readFrame(data);
     } catch (error) {
-      return this._end("refused", /** @type {Refused} */ (error));
+      return this._endForGood("refused", /** @type {Refused} */ (error));
     }
-    this._heard();
-    if (frame !== null) this._take(frame);
+    this._restartQuietTimer();
+    if (frame !== null) this._handleFrame(frame);
   }
 
-  /** What came is more than one frame may be: it answers one of the calls under way, and would come again. */
-  _dropAnswer() {
-    const error = new Refused("too_large", "The hub's answer to a call under way is too large; ask for less at a time.");
+  /** Reject the calls in flight, because one of their answers is over the frame limit and would come again. */
+  _rejectOversized() {
+    const error = new Refused("too_large", "The hub's answer to a call in flight is too large; ask for less at a time.");
     for (const call of [...this._calls.values()]) {
-      if (call.isSent && call.type === "call") this._settle(call.type, call.id, (it) => it.reject(error));
+      if (call.isSent && call.type === "call") this._settleRequest(call.type, call.id, (request) => request.reject(error));
     }
     const socket = this._socket;
-    this._lose(1009, error.message);
+    this._handleClose(1009, error.message);
     if (socket !== null) hangUp(socket);
   }
 
   /** @param {any} frame */
-  _take(frame) {
+  _handleFrame(frame) {
     switch (frame.type) {
       case "welcome":
-        return this._takeWelcome(frame);
+        return this._handleWelcome(frame);
       case "deliver":
-        return this._takeDelivery(frame);
+        return this._handleDelivery(frame);
       case "stored":
-        return this._takeStored(frame);
+        return this._handleStored(frame);
       case "result":
-        if (frame.as_of !== undefined) this._tell({ type: "as_of", as_of: frame.as_of });
-        return this._settle("call", frame.call_id, (call) => call.resolve(frame.value));
+        if (frame.as_of !== undefined) this._emit({ type: "as_of", as_of: frame.as_of });
+        return this._settleRequest("call", frame.call_id, (call) => call.resolve(frame.value));
       case "error":
-        return this._takeError(frame);
+        return this._handleError(frame);
       case "notice":
         if (frame.kind === "dead_letter" && frame.body?.agent_id === this.agentId) this._acks.drop(frame.body.seq);
-        return this._tell(frame);
+        return this._emit(frame);
       default:
-        this._tell(frame);
+        this._emit(frame);
     }
   }
 
   /** @param {any} frame */
-  _takeWelcome(frame) {
+  _handleWelcome(frame) {
     if (this._isElsewhere() && this.welcome.network.epoch !== frame.network.epoch) return this._leave(frame.network.name);
     if (this.welcome !== null && this.welcome.network.epoch !== frame.network.epoch) {
       this._acks.isStale = true;
-      this._acks = new Acks(); // another history: its seqs are others
+      this._acks = new Acks(); // another history has other seqs
     }
     this.welcome = frame;
     [this._joinedUrl, this._left, this._isUnfenced] = [this._url, "", false];
@@ -483,54 +484,54 @@ export class Connection {
     this._fence = frame.fence;
     this._resume = undefined;
     if (this._newToken !== undefined) [this._token, this._newToken] = [this._newToken, undefined];
-    this._stop("welcome");
-    this._tell(frame);
-    if (this._isAtFollower()) this._askAsOf();
-    this._pump();
+    this._stopTimer("welcome");
+    this._emit(frame);
+    if (this._isAtFollower()) this._pingForAsOf();
+    this._sendWaiting();
   }
 
-  /** Whether this is at another address than the last session was. Another history is another network's there, for which nothing here
-   * was meant; at the same address a hub has lost its own. */
+  /** Whether this address differs from that of the last session. Another epoch at another address is another network, which must not
+   * get this client's messages. At the same address the hub has lost its ledger. */
   _isElsewhere() {
     return this.welcome !== null && new URL(this._url).host !== new URL(this._joinedUrl).host;
   }
 
-  /** Go on with the next address; nothing but the hello was sent here. @param {string} name */
+  /** Leave a different network and try the next address. Only the hello was sent here. @param {string} name */
   _leave(name) {
     const socket = this._socket;
     this._isUnfenced = false;
     this._left = `${this._url} holds another network (${name}) than ${this._joinedUrl}: ${CHECK}`;
-    this._lose(1006, this._left);
+    this._handleClose(1006, this._left);
     if (socket !== null) hangUp(socket);
   }
 
   /** @param {any} frame */
-  _takeDelivery(frame) {
+  _handleDelivery(frame) {
     if (!this._acks.take(frame.message.seq)) return this._acknowledgeSoon();
-    this._tell(frame);
+    this._emit(frame);
     if (this._handlesAtOnce) this.ack(frame.message.seq);
   }
 
   /** @param {any} frame */
-  _takeStored(frame) {
-    if (frame.record_id !== undefined) return this._settle("record", frame.record_id, (it) => it.resolve(frame));
-    this._forget(frame.message_id);
-    this._tell(frame);
+  _handleStored(frame) {
+    if (frame.record_id !== undefined) return this._settleRequest("record", frame.record_id, (request) => request.resolve(frame));
+    this._forgetMessage(frame.message_id);
+    this._emit(frame);
     this._outbox.remove(frame.message_id);
-    this._pump();
+    this._sendWaiting();
   }
 
   /** @param {any} frame */
-  _takeError(frame) {
+  _handleError(frame) {
     const { code, message, retry_after_ms: after } = frame;
     const wait = (after ?? 1000) * (1 + this.random() / 4);
     const [type, id] = frame.call_id !== undefined ? ["call", frame.call_id] : ["record", frame.record_id];
     if (id !== undefined) {
-      if (!LATER.includes(code)) return this._settle(type, id, (it) => it.reject(new Refused(code, message, after)));
-      return this._after(`${type} ${id}`, wait, () => {
+      if (!LATER.includes(code)) return this._settleRequest(type, id, (request) => request.reject(new Refused(code, message, after)));
+      return this._startTimer(`${type} ${id}`, wait, () => {
         const call = this._calls.get(`${type} ${id}`);
         if (call !== undefined) call.isSent = false;
-        this._pump();
+        this._sendWaiting();
       });
     }
     const entry = this._outbox.entries.get(frame.message_id);
@@ -538,66 +539,66 @@ export class Connection {
       this._error = new Refused(code, message, after);
     } else if (LATER.includes(code)) {
       this._sent.delete(entry.message_id);
-      this._change({ ...entry, state: "waiting" });
-      this._after("send", wait, () => this._pump());
+      this._updateEntry({ ...entry, state: "waiting" });
+      this._startTimer("send", wait, () => this._sendWaiting());
     } else {
       this._refuse(entry.message_id, { code, message, ...(after !== undefined && { retry_after_ms: after }) });
-      this._pump();
+      this._sendWaiting();
     }
   }
 
   /** @param {string} messageId @param {{code: string, message: string, retry_after_ms?: number}} error */
   _refuse(messageId, error) {
-    this._forget(messageId);
+    this._forgetMessage(messageId);
     const entry = this._outbox.entries.get(messageId);
-    if (entry !== undefined) this._change({ ...entry, state: "refused", error });
+    if (entry !== undefined) this._updateEntry({ ...entry, state: "refused", error });
   }
 
   /** @param {string} messageId */
-  _forget(messageId) {
+  _forgetMessage(messageId) {
     this._sent.delete(messageId);
     this._losses.delete(messageId);
   }
 
   /** @param {string} type @param {string} id @param {(call: Request) => void} answer */
-  _settle(type, id, answer) {
+  _settleRequest(type, id, answer) {
     const call = this._calls.get(`${type} ${id}`);
     if (call === undefined) return;
     this._calls.delete(`${type} ${id}`);
     answer(call);
-    this._pump();
+    this._sendWaiting();
   }
 
   // --- acknowledging
 
   _acknowledgeSoon() {
-    this._after("ack", ACK_DELAY_MS, () => this._acknowledge(), { isKept: true });
+    this._startTimer("ack", ACK_DELAY_MS, () => this._acknowledge(), { isKept: true });
   }
 
   _acknowledge() {
-    this._stop("ack");
-    if (!this._isWelcome) return; // the next session delivers it again, and it is answered then
+    this._stopTimer("ack");
+    if (!this._isWelcome) return; // the next session delivers it again and can acknowledge it
     const { prefix, single } = this._acks.takeDue();
-    if (prefix !== null) this._write({ type: "ack", seq: prefix });
-    for (const seq of single) this._write({ type: "ack", seq, only: true });
+    if (prefix !== null) this._sendFrame({ type: "ack", seq: prefix });
+    for (const seq of single) this._sendFrame({ type: "ack", seq, only: true });
   }
 
-  // --- what goes out
+  // --- outgoing frames
 
   /** @param {"call" | "record"} type @param {string} id @param {Record<string, unknown>} given @returns {Promise<any>} */
-  _request(type, id, given) {
+  _request(type, id, request) {
     return new Promise((resolve, reject) => {
-      if (this.isOver) return reject(this._over());
+      if (this.isOver) return reject(this._makeClosedError());
       if (this._calls.size >= MAX_CALLS) return reject(new Refused("overloaded", "Too many requests wait for an answer."));
-      if (this._calls.has(`${type} ${id}`)) return reject(new Refused("id_conflict", "A request with this id is under way already."));
-      const frame = JSON.stringify(given);
+      if (this._calls.has(`${type} ${id}`)) return reject(new Refused("id_conflict", "A request with this id is in flight."));
+      const frame = JSON.stringify(request);
       if (this._isTooLarge(frame)) return reject(tooLarge());
       this._calls.set(`${type} ${id}`, { id, type, frame, resolve, reject, losses: 0, isSent: false });
-      this._pump();
+      this._sendWaiting();
     });
   }
 
-  _pump() {
+  _sendWaiting() {
     if (!this._isWelcome) return;
     let room = Math.min(MAX_READS, this.welcome.limits.max_reads ?? MAX_READS);
     for (const call of this._calls.values()) {
@@ -607,23 +608,23 @@ export class Connection {
         call.reject(tooLarge());
         continue;
       }
-      if (!call.isSent) this._writeText(call.frame);
+      if (!call.isSent) this._send(call.frame);
       call.isSent = true;
       room -= 1;
     }
     if (this._isAtFollower() && !this._goesToLeader) return;
     for (const entry of this._outbox.entries.values()) {
-      // what is put off stays before what was said after it
-      if (this._sent.size >= this._maxUnanswered || this._marks.has("send")) return;
+      // Keep the order: a delayed message blocks the messages after it.
+      if (this._sent.size >= this._maxUnanswered || this._timersByName.has("send")) return;
       if (entry.state !== "waiting") continue;
       const text = this._outbox.frameOf(entry.message_id);
       if (this._isTooLarge(text)) {
-        this._change({ ...entry, state: "refused", error: { code: "too_large", message: tooLarge().message } });
+        this._updateEntry({ ...entry, state: "refused", error: { code: "too_large", message: tooLarge().message } });
         continue;
       }
       this._sent.add(entry.message_id);
-      this._writeText(text); // before it is told: who is told may send more
-      this._change({ ...entry, state: "sent" });
+      this._send(text); // before the event: a listener may send more
+      this._updateEntry({ ...entry, state: "sent" });
     }
   }
 
@@ -634,81 +635,81 @@ export class Connection {
   }
 
   /** @param {Entry} entry */
-  _change(entry) {
+  _updateEntry(entry) {
     this._outbox.change(entry);
-    this._tell({ type: "outbox", entry });
+    this._emit({ type: "outbox", entry });
   }
 
   /** @param {Record<string, unknown>} frame */
-  _write(frame) {
-    this._writeText(JSON.stringify(frame));
+  _sendFrame(frame) {
+    this._send(JSON.stringify(frame));
   }
 
   /** @param {string} text */
-  _writeText(text) {
+  _send(text) {
     if (this._socket?.readyState === 1) this._socket.send(text);
   }
 
-  // --- whether the hub is there
+  // --- whether the hub is alive
 
-  _heard() {
-    this._stop("answer");
-    this._after("quiet", QUIET_MS, () => this._ask());
+  _restartQuietTimer() {
+    this._stopTimer("answer");
+    this._startTimer("quiet", QUIET_MS, () => this._ping());
   }
 
-  /** Ask the hub for a sign: a connection may be gone without a word. */
-  _ask() {
+  /** Ask the hub for a sign of life: a connection may break without an event. */
+  _ping() {
     const socket = this._socket;
-    if (!this._isWelcome || socket === null || this._marks.has("answer")) return;
-    this._write({ type: "call", call_id: this.newId(), op: "network.info", args: {} });
-    this._after("answer", ANSWER_TIMEOUT_MS, () => this._cut(socket));
+    if (!this._isWelcome || socket === null || this._timersByName.has("answer")) return;
+    this._sendFrame({ type: "call", call_id: this.newId(), op: "network.info", args: {} });
+    this._startTimer("answer", ANSWER_TIMEOUT_MS, () => this._dropSocket(socket));
   }
 
-  /** Whether this reads at a node that follows: nothing is stored there. */
+  /** Whether this is connected to a read replica, which stores nothing. */
   _isAtFollower() {
     return this.welcome?.follows !== undefined;
   }
 
-  _askAsOf() {
-    this._after("as_of", AS_OF_MS, () => {
-      this._ask();
-      this._askAsOf();
+  _pingForAsOf() {
+    this._startTimer("as_of", AS_OF_MS, () => {
+      this._ping();
+      this._pingForAsOf();
     });
   }
 
-  // --- telling and time
+  // --- events and timers
 
   /** @param {Record<string, unknown>} event */
-  _tell(event) {
+  _emit(event) {
     this._onEvent({ ...event, at: this.now() });
   }
 
   /** @param {string} state @param {{code: string, message: string}} [error] */
-  _tellConnection(state, error) {
-    this._tell({ type: "connection", state, error });
+  _emitConnection(state, error) {
+    this._emit({ type: "connection", state, error });
   }
 
   /** @param {string} name @param {number} ms @param {() => void} run */
-  _after(name, ms, run, { isKept = false } = {}) {
-    if (this._marks.has(name)) {
+  _startTimer(name, ms, run, { isKept = false } = {}) {
+    if (this._timersByName.has(name)) {
       if (isKept) return;
-      this._stop(name);
+      this._stopTimer(name);
     }
     const timer = this._timers.setTimeout(() => {
-      this._marks.delete(name);
+      this._timersByName.delete(name);
       run();
     }, ms);
-    this._marks.set(name, timer);
+    this._timersByName.set(name, timer);
   }
 
   /** @param {string} name */
-  _stop(name) {
-    this._timers.clearTimeout(this._marks.get(name));
-    this._marks.delete(name);
+  _stopTimer(name) {
+    this._timers.clearTimeout(this._timersByName.get(name));
+    this._timersByName.delete(name);
   }
 }
 
-/** End a connection without waiting for the other side, where its constructor can: a program would stay for it.
+/** End a connection without waiting for the other side, if the socket can: the wait would keep a program alive.
  * @param {Socket} socket */
 function hangUp(socket) {
   if (socket.terminate !== undefined) socket.terminate();
@@ -716,5 +717,5 @@ function hangUp(socket) {
 }
 
 function tooLarge() {
-  return new Refused("too_large", "This is larger than the hub takes at once; send it in parts, or a reference to it.");
+  return new Refused("too_large", "This is larger than the hub accepts; send it in parts, or send a reference to it.");
 }

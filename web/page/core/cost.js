@@ -6,13 +6,13 @@ import { readCosts } from "#core/pricing.js";
 import { addUsage, isUsage, noUsage } from "#core/reading.js";
 
 const NAMES = {
-  agent: (it) => it.agent_id,
-  model: (it) => it.model || "-",
-  thread: (it) => it.thread_id ?? "-",
-  root: (it) => (it.root === undefined ? "-" : `#${it.root}`),
-  reaction: (it) => it.reaction,
-  "asked in": (it) => it.sent_in || "-",
-  day: (it) => new Date(it.at).toISOString().slice(0, 10),
+  agent: (item) => item.agent_id,
+  model: (item) => item.model || "-",
+  thread: (item) => item.thread_id ?? "-",
+  root: (item) => (item.root === undefined ? "-" : `#${item.root}`),
+  reaction: (item) => item.reaction,
+  "asked in": (item) => item.sent_in || "-",
+  day: (item) => new Date(item.at).toISOString().slice(0, 10),
 };
 
 /** What the names of a group are. */
@@ -38,37 +38,37 @@ export async function readCost(call, wanted, by) {
   let hasPrices = null;
   const told = new Map(); // of each agent's reaction that is open: what its replies and reviews told
   for await (const page of readUsage(call, wanted.agent_id)) {
-    const calls = [...listCalls(page, told)].filter((it) => {
-      const isWanted = it.at >= (wanted.since ?? 0) && isOf(wanted.thread_id, it.thread_id) && isOf(wanted.root, it.root);
-      return isWanted && (it.kind === "model_reply" || it.tools.length > 0 || !isNothing(it.usage));
+    const calls = [...listCalls(page, told)].filter((call) => {
+      const isWanted = call.at >= (wanted.since ?? 0) && isOf(wanted.thread_id, call.thread_id) && isOf(wanted.root, call.root);
+      return isWanted && (call.kind === "model_reply" || call.tools.length > 0 || !isNothing(call.usage));
     });
     const costs = await readCosts(call, calls.filter(costsSomething));
     hasPrices = costs.has_prices ?? hasPrices;
     let place = 0;
-    for (const it of calls) {
-      const usd = costsSomething(it) ? costs.usd[place++] : 0;
-      const names = HEADS[by].map((head) => NAMES[head](it));
+    for (const call of calls) {
+      const usd = costsSomething(call) ? costs.usd[place++] : 0;
+      const names = HEADS[by].map((head) => NAMES[head](call));
       const key = JSON.stringify(names);
       if (!groups.has(key)) groups.set(key, { ...Object.fromEntries(HEADS[by].map((head, place) => [head, names[place]])), ...createTotal() });
-      for (const sum of [groups.get(key), total]) addCall(sum, it, usd);
+      for (const sum of [groups.get(key), total]) addCall(sum, call, usd);
     }
   }
-  const tokens = (it) => it.prompt_tokens + it.completion_tokens;
+  const tokens = (item) => item.prompt_tokens + item.completion_tokens;
   const sorted = [...groups.values()].sort((one, other) => other.usd - one.usd || tokens(other) - tokens(one));
   return { by, groups: sorted, total, has_prices: hasPrices };
 }
 
 const isOf = (wanted, found) => wanted === undefined || wanted === found;
-const isNothing = (usage) => Object.values(usage).every((it) => it === 0);
+const isNothing = (usage) => Object.values(usage).every((item) => item === 0);
 const costsSomething = ({ usage }) => usage.prompt_tokens > 0 || usage.completion_tokens > 0;
 const createTotal = () => ({ calls: 0, ...noUsage(), tools: 0, usd: 0, unpriced: [] });
 
-function addCall(sum, it, usd) {
-  sum.calls += it.kind === "model_reply" || it.kind === "used" ? 1 : 0;
-  Object.assign(sum, addUsage(sum, it.usage));
-  sum.tools += it.tools.length;
+function addCall(sum, item, usd) {
+  sum.calls += item.kind === "model_reply" || item.kind === "used" ? 1 : 0;
+  Object.assign(sum, addUsage(sum, item.usage));
+  sum.tools += item.tools.length;
   if (usd !== null) sum.usd += usd;
-  else if (!sum.unpriced.includes(it.model)) sum.unpriced = [...sum.unpriced, it.model].sort();
+  else if (!sum.unpriced.includes(item.model)) sum.unpriced = [...sum.unpriced, item.model].sort();
 }
 
 /** The pages of `network.usage` above a seq: of one agent, or of each that the caller may see, one after the other. */
@@ -85,19 +85,19 @@ export async function* readUsage(call, agent_id, after = 0) {
 function* listCalls(page, told) {
   for (const written of page.calls) {
     if (![written.usage, ...written.used.map((each) => each.usage)].every(isUsage)) continue; // another program's
-    const it = { ...written, agent_id: page.agent_id, ...page.reactions[written.reaction] };
-    const open = `${it.agent_id} ${it.reaction}`;
-    for (const { model, usage } of it.used) yield { ...it, kind: "used", model, usage: addUsage(usage), tools: [] };
-    const used = addUsage(...it.used.map((each) => each.usage));
-    const rest = subtract(addUsage(it.usage), used);
-    if (it.kind !== "finished") {
+    const item = { ...written, agent_id: page.agent_id, ...page.reactions[written.reaction] };
+    const open = `${item.agent_id} ${item.reaction}`;
+    for (const { model, usage } of item.used) yield { ...item, kind: "used", model, usage: addUsage(usage), tools: [] };
+    const used = addUsage(...item.used.map((each) => each.usage));
+    const rest = subtract(addUsage(item.usage), used);
+    if (item.kind !== "finished") {
       told.set(open, addUsage(told.get(open), used, rest));
-      yield { ...it, usage: rest };
+      yield { ...item, usage: rest };
       continue;
     }
     const more = subtract(rest, told.get(open));
     told.delete(open);
-    if (!isNothing(more)) yield { ...it, usage: more };
+    if (!isNothing(more)) yield { ...item, usage: more };
   }
 }
 

@@ -1,6 +1,6 @@
 /**
- * A state under change: copies each part of it once, before the first write, so that the state that it began with
- * stays as it was. `apply` makes one for each batch of events; nothing of it outlives the batch.
+ * A state under change: copies each part once before the first write, so that the original state stays as it was. `apply`
+ * makes one for each batch of events; it does not outlive the batch.
  */
 
 export class Draft {
@@ -9,7 +9,7 @@ export class Draft {
     this._owned = new Set();
   }
 
-  /** The part of the state at these keys, to be written to. What is not there is made: an empty object. */
+  /** Return the part of the state at these keys for writing. A missing part becomes an empty object. */
   own(...keys) {
     let at = this.state;
     for (const key of keys) {
@@ -29,27 +29,27 @@ const DEPTH = Symbol("depth");
 const MAX_DEPTH = 64;
 
 /**
- * Put a value into a large part of the state: the new part lies over the old one (as its prototype) instead of copying
- * thousands of entries for each that is added. It is to be read by key.
+ * Set an entry of a large part of the state. The new part has the old one as its prototype, which avoids copying thousands
+ * of entries for each change. Such a part must be read by key.
  */
 export function put(draft, part, key, value) {
   const base = draft.state[part];
   if (!draft._owned.has(base)) {
     const depth = (base[DEPTH] ?? 0) + 1;
-    const made = depth > MAX_DEPTH ? flatten(base) : Object.create(base, { [DEPTH]: { value: depth } });
-    draft._owned.add(made);
-    draft.state[part] = made;
+    const layer = depth > MAX_DEPTH ? flatten(base) : Object.create(base, { [DEPTH]: { value: depth } });
+    draft._owned.add(layer);
+    draft.state[part] = layer;
   }
-  // not by `=`: where the part below is frozen, that would be refused
+  // Not by assignment: if the prototype is frozen, assignment throws.
   Object.defineProperty(draft.state[part], key, { value, writable: true, enumerable: true, configurable: true });
 }
 
-/** Take keys out of such a part: it is copied, into one layer. */
+/** Remove entries of such a part, and copy it into one layer. */
 export function drop(draft, part, keys) {
-  const made = flatten(draft.state[part]);
-  for (const key of keys) delete made[key];
-  draft._owned.add(made);
-  draft.state[part] = made;
+  const copy = flatten(draft.state[part]);
+  for (const key of keys) delete copy[key];
+  draft._owned.add(copy);
+  draft.state[part] = copy;
 }
 
 function flatten(part) {
@@ -58,7 +58,7 @@ function flatten(part) {
   return Object.assign({}, ...layers);
 }
 
-/** Keep at most `most` keys of an object that is owned: the first ones go. */
+/** Remove the first entries of an owned object until `most` are left. */
 export function bound(object, most) {
   const keys = Object.keys(object);
   for (const key of keys.slice(0, Math.max(0, keys.length - most))) delete object[key];

@@ -1,43 +1,44 @@
 /**
- * What is fetched when: looks at a state's `stale` marks and asks the hub for what they name. Reads of one kind follow
- * each other; what was heard while a read was under way is judged by `apply`. An operator's page follows the log
- * too, since it lists threads whose messages are not delivered to it. No DOM; timers are given.
+ * Reads what is out of date: looks at the `stale` marks of a state and asks the hub for what they name.
+ *
+ * Reads of one kind run one after the other. `apply` reconciles events that arrive during a read. An operator's page also
+ * follows the log, because it lists threads whose messages are not delivered to it. No DOM; timers are a parameter.
  */
 
 const THREADS_PAGE = 200;
-const MAX_LISTED = 1000; // threads that are fetched again after a loss
+const MAX_LISTED = 1000; // threads to read again after a loss
 const ROWS_AT_ONCE = 100;
 const HISTORY_PAGE = 100;
 const JUMP_PAGE = 500;
-const MAX_JUMP = 12; // pages that are fetched to reach a message
+const MAX_JUMP = 12; // pages to read on the way to a message
 const STATUS_AT_ONCE = 5;
 const LOG_WAIT_MS = 25_000;
 const PAUSES_MS = { threads: 150, agents: 2000, inbox: 200, status: 300 };
 const UNKNOWN = ["unknown_operation", "invalid_arguments", "forbidden"];
 
 export class Fetching {
-  /** `source` calls; `getState` gives the newest state, `dispatch` applies an event at once. */
+  /** `source` calls the hub, `getState` returns the newest state, `dispatch` applies an event at once. */
   constructor({ source, getState, dispatch, timers = globalThis, pauses = PAUSES_MS }) {
     Object.assign(this, { _source: source, _getState: getState, _dispatch: dispatch, _timers: timers, _pauses: pauses });
     this._busy = new Set();
     this._timersOf = new Map();
-    this._earlier = {}; // of threads: the page that is under way
-    this._namesRows = true; // whether this hub gives the rows of threads by name
+    this._earlier = {}; // running reads of earlier pages, by thread
+    this._canReadRows = true; // whether this hub returns thread rows by id
     this._isOver = false;
   }
 
-  /** Look at the state after an event was applied; begin what is to be fetched. */
-  look(event) {
+  /** Start the reads that the state needs after an event. */
+  startReads(event) {
     if (this._isOver) return;
-    if (event?.type === "welcome") this._begin(event);
+    if (event?.type === "welcome") this._startSession(event);
     const { stale, connection } = this._getState();
     if (connection !== "online") return;
-    if (stale.threads || some(stale.rows)) this._soon("threads", () => this._fetchThreads());
-    if (stale.agents) this._soon("agents", () => this._fetchAgents());
-    if (stale.inbox) this._soon("inbox", () => this._fetchInbox());
-    if (some(stale.loaded)) this._soon("history", () => this._fetchLoaded());
-    if (some(stale.messages)) this._soon("message", () => this._fetchOwn());
-    if (some(stale.status)) this._soon("status", () => this._fetchStatus());
+    if (stale.threads || some(stale.rows)) this._schedule("threads", () => this._fetchThreads());
+    if (stale.agents) this._schedule("agents", () => this._fetchAgents());
+    if (stale.inbox) this._schedule("inbox", () => this._fetchInbox());
+    if (some(stale.loaded)) this._schedule("history", () => this._fetchLoaded());
+    if (some(stale.messages)) this._schedule("message", () => this._fetchOwn());
+    if (some(stale.status)) this._schedule("status", () => this._fetchStatus());
   }
 
   close() {
@@ -45,14 +46,14 @@ export class Fetching {
     for (const timer of this._timersOf.values()) this._timers.clearTimeout(timer);
   }
 
-  /** A further page of the list of threads. */
+  /** Read the next page of the list of threads. */
   async loadMoreThreads() {
-    const rows = Object.values(this._getState().threads).filter((it) => it.last_seq);
-    const before = Math.min(...rows.map((it) => it.last_seq));
+    const rows = Object.values(this._getState().threads).filter((thread) => thread.last_seq);
+    const before = Math.min(...rows.map((row) => row.last_seq));
     if (Number.isFinite(before)) await this._read("network.list_threads", { before, limit: THREADS_PAGE });
   }
 
-  /** An earlier page of an open thread, one at a time. Gives whether something came. */
+  /** Read an earlier page of an open thread, one at a time. Return whether messages came. */
   async loadEarlier(threadId, limit = HISTORY_PAGE) {
     const loaded = this._getState().threads[threadId]?.loaded;
     if (!loaded?.has_before || loaded.is_loading) return false;
@@ -61,21 +62,21 @@ export class Fetching {
     return (await this._earlier[threadId]).messages.length > 0;
   }
 
-  /** Load down to a message, as far as that goes. */
+  /** Read back to a message, for at most MAX_JUMP pages. */
   async reach(threadId, seq) {
     for (let page = 0; page < MAX_JUMP; page += 1) {
       const loaded = this._getState().threads[threadId]?.loaded;
       if (!loaded || (!loaded.is_loading && (loaded.complete_from <= seq || !loaded.has_before))) return;
-      if (loaded.is_loading) await this._loaded(threadId);
+      if (loaded.is_loading) await this._waitUntilLoaded(threadId);
       else await this.loadEarlier(threadId, JUMP_PAGE);
     }
   }
 
   // --- sessions
 
-  _begin(welcome) {
-    this._namesRows = true;
-    const lost = () => {}; // a connection that ends begins anew
+  _startSession(welcome) {
+    this._canReadRows = true;
+    const lost = () => {}; // the next welcome starts this again
     this._source.call("network.watch", { presence: true, signals: true }).catch(lost);
     if (welcome.is_operator && !this._isFollowing) {
       this._isFollowing = true;
@@ -90,12 +91,12 @@ export class Fetching {
       try {
         const args = { after, limit: 500, wait_ms };
         const value = await this._source.call("network.log", args);
-        // of another history, or beside a refetch that has begun anew: ask again
+        // Ignore the answer if the history changed, or a refetch moved the position meanwhile.
         if (this._getState().network.epoch === epoch && this._getState().log_at === after) {
           this._dispatch({ type: "result", call: { op: "network.log", args }, value });
         }
       } catch (error) {
-        if (error.code === "closed" || UNKNOWN.includes(error.code)) return; // no operator
+        if (error.code === "closed" || UNKNOWN.includes(error.code)) return; // not an operator
         await this._pause(1000);
       }
     }
@@ -106,14 +107,14 @@ export class Fetching {
   async _fetchThreads() {
     const { stale, threads } = this._getState();
     const rows = Object.keys(stale.rows);
-    if (!stale.threads && rows.length <= ROWS_AT_ONCE && this._namesRows) {
+    if (!stale.threads && rows.length <= ROWS_AT_ONCE && this._canReadRows) {
       this._dispatch({ type: "fetching", what: "threads", ids: rows });
       try {
         await this._read("network.list_threads", { threads: rows, limit: rows.length });
       } catch (error) {
         this._dispatch({ type: "failed", what: "threads" });
         if (!UNKNOWN.includes(error.code)) throw error;
-        this._namesRows = false; // an older hub: the whole list
+        this._canReadRows = false; // an older hub: read the whole list
         await this._fetchList(Object.keys(threads).length);
       }
     } else {
@@ -121,19 +122,19 @@ export class Fetching {
     }
   }
 
-  async _fetchList(known) {
+  async _fetchList(count) {
     this._dispatch({ type: "fetching", what: "threads" });
     try {
-      const found = new Map();
+      const rows = new Map();
       let before;
       let has_more = true;
-      while (has_more && (before === undefined || found.size < Math.min(known, MAX_LISTED))) {
+      while (has_more && (before === undefined || rows.size < Math.min(count, MAX_LISTED))) {
         const page = await this._source.call("network.list_threads", { limit: THREADS_PAGE, before });
-        for (const row of page.threads) if (!found.has(row.thread_id)) found.set(row.thread_id, row);
+        for (const row of page.threads) if (!rows.has(row.thread_id)) rows.set(row.thread_id, row);
         before = page.threads.at(-1)?.last_seq;
         has_more = page.has_more && before !== undefined;
       }
-      const value = { threads: [...found.values()], has_more };
+      const value = { threads: [...rows.values()], has_more };
       this._dispatch({ type: "result", call: { op: "network.list_threads", args: { whole: true } }, value });
     } catch (error) {
       this._dispatch({ type: "failed", what: "threads" });
@@ -170,13 +171,13 @@ export class Fetching {
       try {
         await this._read("network.history", { thread_id: id, limit: HISTORY_PAGE });
       } catch (error) {
-        const told = { code: error.code, message: error.message };
-        this._dispatch({ type: "failed", what: "history", thread_id: id, error: told });
+        const failure = { code: error.code, message: error.message };
+        this._dispatch({ type: "failed", what: "history", thread_id: id, error: failure });
       }
     }
   }
 
-  /** Messages of one's own, as the hub stored them. */
+  /** Fetch own messages as the hub stored them. */
   async _fetchOwn() {
     for (const [seq, thread_id] of Object.entries(this._getState().stale.messages)) {
       this._dispatch({ type: "fetching", what: "message", seq: Number(seq) });
@@ -184,7 +185,7 @@ export class Fetching {
     }
   }
 
-  /** Of the newest ones; the others stay marked, and are next. */
+  /** Fetch the status of the newest marked messages; the others stay marked for the next read. */
   async _fetchStatus() {
     const seqs = Object.keys(this._getState().stale.status).map(Number).sort((first, second) => second - first);
     for (const seq of seqs.slice(0, STATUS_AT_ONCE)) {
@@ -199,10 +200,10 @@ export class Fetching {
     return value;
   }
 
-  // --- when
+  // --- scheduling
 
-  /** Run a read after a pause, in which more may come together; one at a time of each name. */
-  _soon(name, run) {
+  /** Run a read after a pause that collects more marks. Only one read of each name runs at a time. */
+  _schedule(name, run) {
     if (this._busy.has(name)) return;
     this._busy.add(name);
     const start = async () => {
@@ -210,12 +211,12 @@ export class Fetching {
       try {
         await run();
       } catch {
-        await this._pause(500); // refused, or the connection has ended for good: what is stale stays so
+        await this._pause(500); // refused, or the connection ended for good: the marks stay
       }
       this._busy.delete(name);
-      this.look();
+      this.startReads();
     };
-    const isFirst = name === "agents" && !Object.keys(this._getState().agents).length; // the first screen shows them
+    const isFirst = name === "agents" && !Object.keys(this._getState().agents).length; // the first screen needs them
     this._timersOf.set(name, this._timers.setTimeout(start, isFirst ? 0 : (this._pauses[name] ?? 0)));
   }
 
@@ -223,7 +224,7 @@ export class Fetching {
     return new Promise((resolve) => this._timers.setTimeout(resolve, ms));
   }
 
-  _loaded(threadId) {
+  _waitUntilLoaded(threadId) {
     return new Promise((resolve) => {
       const check = () => {
         const loaded = this._getState().threads[threadId]?.loaded;

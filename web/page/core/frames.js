@@ -1,5 +1,5 @@
-/** What a hub sends, read: the one place where what came over the wire is looked at. What a frame must hold is checked, so
- * that nothing behind has to ask again; further fields, and kinds of frames that a newer hub may have, are passed over. */
+/** Frames from the hub: the only module that validates them, so that no other module has to. Additional fields are ignored, and so are
+ * kinds of frames that a newer hub may send. */
 
 import { Refused } from "#core/refused.js";
 
@@ -22,11 +22,11 @@ const MESSAGE = {
 };
 const NETWORK = { name: "string", epoch: "string" };
 
-/** What each kind of frame must hold, and what its parts must. For the test that compares it with asyncapi.json. */
+/** The required fields of each kind of frame and of its parts, for the test that compares them with asyncapi.json. */
 export const SHAPES = { ...REQUIRED, "deliver.message": MESSAGE, "welcome.network": NETWORK };
 
 /**
- * The frame of a text, or null: of a kind that is not known here. Throws `Refused` at what is no frame of this protocol.
+ * Return the frame in a text, or null if its kind is unknown. Throws `Refused` for a text that is no frame of this protocol.
  * @param {unknown} text @returns {any}
  */
 export function readFrame(text) {
@@ -35,23 +35,23 @@ export function readFrame(text) {
   try {
     frame = JSON.parse(text);
   } catch {
-    throw wrong("what is no JSON");
+    throw wrong("text that is not JSON");
   }
-  if (!isKind(frame, "object") || typeof frame.type !== "string") throw wrong("what is no frame");
+  if (!isKind(frame, "object") || typeof frame.type !== "string") throw wrong("an object that is no frame");
   if (!Object.hasOwn(REQUIRED, frame.type)) return null;
   check(frame, REQUIRED[/** @type {keyof typeof REQUIRED} */ (frame.type)], frame.type);
   if (frame.type === "deliver") check(frame.message, MESSAGE, "deliver.message");
   if (frame.type === "welcome") {
     check(frame.network, NETWORK, "welcome.network");
-    if (!Object.values(frame.limits).every((it) => typeof it === "number")) throw wrong("a welcome whose limits are no numbers");
+    if (!Object.values(frame.limits).every((limit) => typeof limit === "number")) throw wrong("a welcome with limits that are no numbers");
   }
   return frame;
 }
 
 /** @param {Record<string, unknown>} given @param {Record<string, string>} shape @param {string} where */
-function check(given, shape, where) {
+function check(object, shape, where) {
   for (const [name, kind] of Object.entries(shape)) {
-    if (!Object.hasOwn(given, name) || !isKind(given[name], kind)) throw wrong(`${where} without a right ${name}`);
+    if (!Object.hasOwn(object, name) || !isKind(object[name], kind)) throw wrong(`a frame ${where} without a valid ${name}`);
   }
 }
 
@@ -66,5 +66,5 @@ function isKind(value, kind) {
 
 /** @param {string} what */
 function wrong(what) {
-  return new Refused("invalid_frame", `What answers there is no hub of roundelay.v1: it sent ${what}.`);
+  return new Refused("invalid_frame", `The server is no hub of roundelay.v1: it sent ${what}.`);
 }

@@ -1,17 +1,17 @@
-// SHA-256, at once and wherever the page comes from: `crypto.subtle` is neither (it waits, and is missing on plain http
-// beyond loopback). Ids are derived by it as agents/journal.py does. Pure.
+// SHA-256, synchronous and on every origin: `crypto.subtle` is asynchronous, and missing on plain http beyond loopback.
+// Ids are derived with it as agents/journal.py does. Pure.
 
-/** The first 32 bits of the fractional part of a root of a prime: where SHA-256 has its constants from (FIPS 180-4). */
+/** Return the first 32 fractional bits of a prime's root: the constants of SHA-256 (FIPS 180-4). */
 const fraction = (root) => Math.floor((root - Math.floor(root)) * 2 ** 32) | 0;
 
 const PRIMES = [];
-for (let it = 2; PRIMES.length < 64; it += 1) if (PRIMES.every((prime) => it % prime)) PRIMES.push(it);
+for (let candidate = 2; PRIMES.length < 64; candidate += 1) if (PRIMES.every((prime) => candidate % prime)) PRIMES.push(candidate);
 const ROUNDS = PRIMES.map((prime) => fraction(Math.cbrt(prime)));
 const START = PRIMES.slice(0, 8).map((prime) => fraction(Math.sqrt(prime)));
 
 const turn = (word, bits) => (word >>> bits) | (word << (32 - bits));
 
-/** Give the SHA-256 of a text, in hexadecimal digits. @param {string} text @returns {string} */
+/** Return the SHA-256 of a text in hexadecimal digits. @param {string} text @returns {string} */
 export function sha256(text) {
   const bytes = new TextEncoder().encode(text);
   const blocks = new DataView(new ArrayBuffer((((bytes.length + 8) >> 6) + 1) * 64));
@@ -42,8 +42,8 @@ function mix(state, blocks, start) {
   return [a, b, c, d, e, f, g, h].map((word, place) => (word + state[place]) | 0);
 }
 
-/** Give 128 bits of SHA-256 of these parts: the id that is derived of them. @param {...(string|number)} parts */
+/** Return 128 bits of SHA-256 of these parts: a derived id. @param {...(string|number)} parts */
 export const digest = (...parts) => sha256(parts.join("\x1f")).slice(0, 32);
 
-/** Give the id of what a call of a reaction sends. `call` is its place in the turn, or "answer". */
+/** Return the id of what a call of a reaction sends. `call` is the index of the call in the turn, or "answer". */
 export const derivedId = (reaction, path, turn, call) => digest("call", reaction, path, turn, call);

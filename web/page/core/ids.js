@@ -1,7 +1,7 @@
 /** Ids for messages, calls and records. */
 
 /**
- * Gives ids that begin with the time, each above the one before: 12 hex digits of it, 4 of a count, 16 of chance.
+ * Return a function that makes increasing ids: 12 hex digits of the time, 4 of a counter, 16 random ones.
  * @param {() => number} now @param {() => string} [chance] @returns {() => string}
  */
 export function makeIds(now, chance = defaultChance) {
@@ -16,5 +16,5 @@ export function makeIds(now, chance = defaultChance) {
 }
 
 function defaultChance() {
-  return [...globalThis.crypto.getRandomValues(new Uint8Array(8))].map((it) => it.toString(16).padStart(2, "0")).join("");
+  return [...globalThis.crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }

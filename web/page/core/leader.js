@@ -1,6 +1,6 @@
-/** How a node names the one of several that serves: docs/protocol.md, "Several nodes". What is no HOST:PORT names nobody (""). */
+/** How a node names the leader of several nodes (docs/protocol.md, "Several nodes"). Text that is no HOST:PORT names nobody: "". */
 
-/** The header of a 503, as node's own modules give it. */
+/** The header of a 503, as Node's modules spell it. */
 export const LEADER = "roundelay-leader";
 const ADDRESS = /^(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}$/;
 
@@ -9,17 +9,17 @@ export function readAddress(text) {
   if (typeof text !== "string" || !ADDRESS.test(text)) return "";
   try {
     return new URL(`ws://${text}/`) && text;
-  } catch { // a port that is none, say
+  } catch { // an invalid port, for example
     return "";
   }
 }
 
-/** Whom the reason of a 4503 names. @param {string} reason */
+/** Return the leader that the reason of a 4503 names. @param {string} reason */
 export function readReason(reason) {
   return readAddress(/Roundelay-Leader: (\S+)$/.exec(reason)?.[1]);
 }
 
-/** Whom `/readyz` of a node that follows names. @param {string} text */
+/** Return the leader that `/readyz` of a read replica names. @param {string} text */
 export function readStanding(text) {
   return readAddress(/^following (\S+), /.exec(text)?.[1]);
 }

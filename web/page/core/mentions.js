@@ -1,4 +1,4 @@
-// Which participants a text mentions, by the rule of agents/mentions.py: code, quoted lines, links and addresses mention
+// Mentions of participants in a text, by the rules of agents/mentions.py. Code, quoted lines, links and addresses mention
 // nobody. No DOM.
 
 const NAME = /@([a-z0-9][a-z0-9._-]*)/gi;
@@ -10,28 +10,28 @@ const QUOTED = /^\s*(?:(?:[-*+]|\d{1,9}[.)])\s+)*>/;
 const LISTED = /^\s*(?:[-*+]|\d{1,9}[.)])\s/;
 const LINK = /!?\[[^[\]]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/g;
 const URL_ = /(?:\b[a-z][a-z0-9+.-]{0,30}:\/\/|\bwww\.|\bmailto:)[^\s<>]*/gi;
-const NOTHING = "\ufffc"; // in place of what is left out: no letter of an id, and no space
+const NOTHING = "\ufffc"; // replaces removed text: neither a letter of an id nor a space
 
-/** What stands behind each `@` that mentions somebody, in lower case, with the points that may end its sentence. */
+/** Return the names after each `@` that mentions somebody, in lower case, with trailing punctuation. */
 function listNames(text) {
-  const said = leaveOut(text);
+  const plain = leaveOut(text);
   const names = [];
-  for (const found of said.matchAll(NAME)) {
-    let begin = found.index;
-    while (begin && "_*~".includes(said[begin - 1])) begin -= 1; // emphasis around the name
-    const before = begin ? said[begin - 1] : "";
+  for (const match of plain.matchAll(NAME)) {
+    let begin = match.index;
+    while (begin && "_*~".includes(plain[begin - 1])) begin -= 1; // skip emphasis around the name
+    const before = begin ? plain[begin - 1] : "";
     if (PART_OF_A_WORD.test(before)) continue;
-    if (before === "/" && !BEFORE_A_SLASH.test(said.slice(Math.max(0, begin - 66), begin))) continue;
-    GOES_ON.lastIndex = found.index + found[0].length;
-    if (!GOES_ON.test(said)) names.push(found[1].toLowerCase());
+    if (before === "/" && !BEFORE_A_SLASH.test(plain.slice(Math.max(0, begin - 66), begin))) continue;
+    GOES_ON.lastIndex = match.index + match[0].length;
+    if (!GOES_ON.test(plain)) names.push(match[1].toLowerCase());
   }
   return names;
 }
 
-/** Which of these ids a text mentions. `@bob.` ends a sentence, `@bob.smith` is another one. */
+/** Return the ids that a text mentions. `@bob.` mentions bob at the end of a sentence; `@bob.smith` is another id. */
 export function listMentioned(text, ids) {
   const names = listNames(text);
-  return ids.filter((id) => names.some((it) => it === id || (it.startsWith(id) && /^[._-]+$/.test(it.slice(id.length)))));
+  return ids.filter((id) => names.some((name) => name === id || (name.startsWith(id) && /^[._-]+$/.test(name.slice(id.length)))));
 }
 
 function leaveOut(text) {
@@ -39,9 +39,9 @@ function leaveOut(text) {
   return leaveOutCode(lines.join("\n")).replaceAll(LINK, NOTHING).replaceAll(URL_, NOTHING);
 }
 
-/** The lines that are neither quoted nor in a code block; an empty one for each other. */
+/** Return the lines with each quoted line and each line of a code block replaced by an empty one. */
 function listSaid(lines) {
-  let [fence, isApart, isListed] = ["", true, false]; // apart: behind an empty line, where four spaces begin a code block
+  let [fence, isApart, isListed] = ["", true, false]; // isApart: after an empty line, where four spaces start a code block
   return lines.map((line) => {
     const opened = FENCE.exec(line);
     if (fence) {
@@ -63,26 +63,26 @@ function listSaid(lines) {
   });
 }
 
-/** A text without inline code: what stands between two equal numbers of backticks in one paragraph. */
+/** Remove inline code: the text between two runs of equally many backticks in one paragraph. */
 function leaveOutCode(text) {
   return text.split(/(\n\s*\n)/).map((paragraph) => {
-    const runs = [...paragraph.matchAll(/`+/g)].map((it) => ({ begin: it.index, end: it.index + it[0].length }));
-    const closing = new Map(); // by length, the places of the runs, the last one first
+    const runs = [...paragraph.matchAll(/`+/g)].map((match) => ({ begin: match.index, end: match.index + match[0].length }));
+    const closing = new Map(); // run length -> places of these runs, last first
     for (let place = runs.length - 1; place >= 0; place -= 1) {
       const length = runs[place].end - runs[place].begin;
       if (!closing.has(length)) closing.set(length, []);
       closing.get(length).push(place);
     }
-    let [kept, at] = ["", 0];
+    let [result, at] = ["", 0];
     for (let place = 0; place < runs.length; place += 1) {
       const { begin, end } = runs[place];
       const later = closing.get(end - begin);
       while (later.length && later.at(-1) <= place) later.pop();
       if (!later.length) continue;
-      kept += paragraph.slice(at, begin) + NOTHING;
+      result += paragraph.slice(at, begin) + NOTHING;
       place = later.at(-1);
       at = runs[place].end;
     }
-    return kept + paragraph.slice(at);
+    return result + paragraph.slice(at);
   }).join("");
 }

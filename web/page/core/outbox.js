@@ -1,7 +1,7 @@
 /**
- * The messages that are not stored yet, in their order, here and in a storage: each under a key of its own, so that two
- * programs of one participant do not write over each other. Bounded. A message is the text that it was when it was said: what
- * its sender changes afterwards in an object of its own does not make another one of it.
+ * Messages that are not stored yet, in order, in memory and in a storage. Each has its own storage key, so that two programs of one
+ * participant do not overwrite each other. Bounded. A message is serialized when it is sent: later changes to the caller's object do
+ * not change it.
  */
 
 import { Refused } from "#core/refused.js";
@@ -11,7 +11,7 @@ const FIELDS = [
 ];
 
 /**
- * What a program gives to be sent: the fields of `send`.
+ * A message to send: the fields of `send`.
  * @typedef {{
  *   to: string, content: any, reply_to?: number, cause?: number, conversation?: string, exclude_agent_ids?: string[],
  *   requires_response?: true | string[], metadata?: Record<string, any>, text_representation?: string, message_id?: string,
@@ -21,7 +21,7 @@ const FIELDS = [
  *   message_id: string, at: number, order?: string, state: "waiting" | "sent" | "refused", error?: {code: string, message: string} | undefined,
  * }} Entry
  *
- * localStorage, or what has its methods.
+ * localStorage, or an object with its methods.
  * @typedef {{
  *   readonly length: number, key(place: number): string | null | undefined, getItem(key: string): string | null,
  *   setItem(key: string, value: string): void, removeItem(key: string): void,
@@ -30,7 +30,7 @@ const FIELDS = [
 
 export class Outbox {
   /**
-   * `isKept`: a message that the storage does not take is refused; without it, it is sent all the same.
+   * `isKept`: refuse a message that the storage does not accept; without it the message is sent anyway.
    * @param {OutboxStore | undefined} storage @param {string} prefix
    * @param {{maxMessages: number, maxChars: number, isKept: boolean}} bounds
    */
@@ -43,7 +43,7 @@ export class Outbox {
     this._chars = 0;
     /** @type {Map<string, string>} */
     this._frames = new Map();
-    /** @type {Map<string, Entry>} in their order */
+    /** @type {Map<string, Entry>} in order */
     this.entries = new Map();
     for (const entry of this._load()) {
       this.entries.set(entry.message_id, entry);
@@ -51,23 +51,23 @@ export class Outbox {
     }
   }
 
-  /** The frame that sends this message. @param {string} messageId */
+  /** Return the frame that sends a message. @param {string} messageId */
   frameOf(messageId) {
     return /** @type {string} */ (this._frames.get(messageId));
   }
 
-  /** Raises `Refused` where there is no room for it. @param {Entry} entry */
+  /** Add a message. Throws `Refused` if there is no room. @param {Entry} entry */
   add(entry) {
     this._write(entry);
     if (this._frames.size > this._maxMessages || this._chars > this._maxChars) {
       this._forget(entry.message_id);
-      throw new Refused("overloaded", "Too much waits to be sent already; wait until the hub is there again.");
+      throw new Refused("overloaded", "Too many messages wait to be sent; try again when the hub is back.");
     }
     this.entries.set(entry.message_id, entry);
     try {
       this._keep(entry);
     } catch (error) {
-      if (!this._isKept) return; // the storage is full or shut: the message is sent all the same, and lost only with the page
+      if (!this._isKept) return; // the storage is full or blocked: send anyway; closing the page would lose the message
       this.remove(entry.message_id);
       throw error;
     }
@@ -77,11 +77,11 @@ export class Outbox {
   change(entry) {
     const was = this.entries.get(entry.message_id)?.state;
     this.entries.set(entry.message_id, entry);
-    if (entry.state === "sent" || (was === "sent" && entry.state === "waiting")) return; // it counts as waiting in the storage
+    if (entry.state === "sent" || (was === "sent" && entry.state === "waiting")) return; // the storage has it as waiting
     try {
       this._keep(entry);
     } catch {
-      // as it was kept before, it goes out again: under its id, so that nothing is doubled
+      // The stored version goes out again after a restart, under the same id, so nothing is doubled.
     }
   }
 
@@ -92,7 +92,7 @@ export class Outbox {
     try {
       this._storage?.removeItem(this._prefix + messageId);
     } catch {
-      // it goes out once more in a later start, under its id; what was said behind it does not wait for that
+      // It goes out once more after a restart, under its id. Later messages must not wait for that.
     }
   }
 
@@ -101,7 +101,7 @@ export class Outbox {
     this._storage?.setItem(this._prefix + entry.message_id, JSON.stringify(entry));
   }
 
-  /** Whether this is the message that has its id here. @param {Entry} entry */
+  /** Whether the outbox holds exactly this message under its id. @param {Entry} entry */
   isSame(entry) {
     return writeFrame(entry) === this._frames.get(entry.message_id);
   }
@@ -124,17 +124,17 @@ export class Outbox {
     const storage = this._storage;
     if (storage === undefined) return [];
     const keys = Array.from({ length: storage.length }, (_, place) => storage.key(place) ?? "");
-    const found = keys.filter((it) => it.startsWith(this._prefix)).map((it) => readEntry(storage.getItem(it)));
-    const known = found.filter((it) => it !== null).map((it) => (it.state === "sent" ? { ...it, state: /** @type {const} */ ("waiting") } : it));
-    return known.sort((one, other) => compare(one.order ?? one.message_id, other.order ?? other.message_id));
+    const stored = keys.filter((key) => key.startsWith(this._prefix)).map((key) => readEntry(storage.getItem(key)));
+    const entries = stored.filter((item) => item !== null).map((item) => (item.state === "sent" ? { ...item, state: /** @type {const} */ ("waiting") } : item));
+    return entries.sort((one, other) => compare(one.order ?? one.message_id, other.order ?? other.message_id));
   }
 }
 
 /** @param {Entry} entry */
 function writeFrame(entry) {
   /** @type {Record<string, unknown>} */
-  const given = entry;
-  return JSON.stringify({ type: "send", message_id: entry.message_id, ...Object.fromEntries(FIELDS.map((it) => [it, given[it]])) });
+  const fields = entry;
+  return JSON.stringify({ type: "send", message_id: entry.message_id, ...Object.fromEntries(FIELDS.map((field) => [field, fields[field]])) });
 }
 
 /** @param {string} one @param {string} other */

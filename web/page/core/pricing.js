@@ -11,18 +11,18 @@ const MAX_NAME = 256;
  */
 export async function readCosts(call, uses) {
   const asked = new Map(); // the node is asked once for equal uses
-  for (const it of uses) if (canAsk(it)) asked.set(nameUse(it), describeUse(it));
+  for (const use of uses) if (canAsk(use)) asked.set(nameUse(use), describeUse(use));
   const names = [...asked.keys()];
-  const found = new Map();
+  const prices = new Map();
   let hasPrices = null;
   for (let start = 0; start < names.length; start += MAX_USES) {
     const part = names.slice(start, start + MAX_USES);
-    const answer = await askNode(call, part.map((it) => asked.get(it)));
+    const answer = await askNode(call, part.map((name) => asked.get(name)));
     if (!answer) break;
-    part.forEach((it, place) => found.set(it, answer.usd[place]));
+    part.forEach((name, place) => prices.set(name, answer.usd[place]));
     hasPrices = answer.has_prices;
   }
-  return { usd: uses.map((it) => found.get(nameUse(it)) ?? null), has_prices: hasPrices };
+  return { usd: uses.map((use) => prices.get(nameUse(use)) ?? null), has_prices: hasPrices };
 }
 
 /** Return null where a page of rights, or an older node, leaves this operation out: tokens are shown without it. */
@@ -48,5 +48,5 @@ export const nameUse = (use) => JSON.stringify(Object.values(describeUse(use)));
 /** Whether the node takes this use: records of another program may hold anything. */
 function canAsk(use) {
   const { model, ...tokens } = describeUse(use);
-  return model.length > 0 && model.length <= MAX_NAME && Object.values(tokens).every((it) => Number.isSafeInteger(it) && it >= 0);
+  return model.length > 0 && model.length <= MAX_NAME && Object.values(tokens).every((token) => Number.isSafeInteger(token) && token >= 0);
 }

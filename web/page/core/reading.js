@@ -10,16 +10,16 @@ import { textOf } from "#core/text.js";
 
 // --- the shapes of records
 
-const isText = (it) => typeof it === "string";
+const isText = (item) => typeof item === "string";
 const isNumber = Number.isSafeInteger;
-const isFlag = (it) => typeof it === "boolean";
-const every = (check) => (it) => Array.isArray(it) && it.every(check);
-const values = (check) => (it) => isObject(it) && Object.values(it).every(check);
-const orNull = (check) => (it) => it === null || check(it);
-const maybe = (check) => (it) => it === undefined || check(it);
-const oneOf = (...words) => (it) => words.includes(it);
-const shape = (fields) => (it) =>
-  isObject(it) && Object.entries(fields).every(([name, check]) => check(Object.hasOwn(it, name) ? it[name] : undefined));
+const isFlag = (item) => typeof item === "boolean";
+const every = (check) => (item) => Array.isArray(item) && item.every(check);
+const values = (check) => (item) => isObject(item) && Object.values(item).every(check);
+const orNull = (check) => (item) => item === null || check(item);
+const maybe = (check) => (item) => item === undefined || check(item);
+const oneOf = (...words) => (item) => words.includes(item);
+const shape = (fields) => (item) =>
+  isObject(item) && Object.entries(fields).every(([name, check]) => check(Object.hasOwn(item, name) ? item[name] : undefined));
 
 const TOKENS = ["prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens"];
 const STATUSES = ["finished", "stopped", "cancelled", "failed"];
@@ -41,7 +41,7 @@ const SHAPES = {
   approval: { ...OF_CALL, is_approved: isFlag, by: isText, seq: isNumber, at: isNumber, arguments: maybe(orNull(isText)), reason: maybe(isText), said: maybe(isText), votes: maybe(every(shape({ by: isText, seq: isNumber, at: isNumber, said: isText }))) },
   tool_started: { ...OF_CALL, once: maybe(isFlag) },
   tool_result: { ...OF_CALL, content: isText, ok: isFlag, replies: maybe(every(isNumber)) },
-  note: { ...OF_TURN, name: isText, value: (it) => it !== undefined },
+  note: { ...OF_TURN, name: isText, value: (item) => item !== undefined },
   review: { ...OF_TURN, answer: isText, correction: maybe(orNull(isText)), notes: maybe(every(isText)), usage: maybe(isUsage) },
   used: { ...OF_CALL, used: USES },
   thinking: { ...OF_TURN, text: isText },
@@ -63,7 +63,7 @@ export const noUsage = () => Object.fromEntries(TOKENS.map((name) => [name, 0]))
 
 /** Give the sum of these usages, each of which may lack figures. */
 export function addUsage(...usages) {
-  return Object.fromEntries(TOKENS.map((name) => [name, usages.reduce((sum, it) => sum + (it?.[name] ?? 0), 0)]));
+  return Object.fromEntries(TOKENS.map((name) => [name, usages.reduce((sum, item) => sum + (item?.[name] ?? 0), 0)]));
 }
 
 // --- a reaction
@@ -78,16 +78,16 @@ export function readReaction(reaction, agent_id, records) {
   const readable = records.filter(canRead);
   const runs = readRuns(readable);
   const own = runs.get("");
-  const bodies = (kind) => records.filter((it) => it.kind === kind && isObject(it.body)).map((it) => it.body);
-  const ends = bodies("finished").map((it) => it.status);
-  const hasEnded = records.some((it) => it.kind === "finished");
-  const status = own.finished?.status ?? ends.find((it) => STATUSES.includes(it)) ?? (hasEnded ? "finished" : null);
+  const bodies = (kind) => records.filter((record) => record.kind === kind && isObject(record.body)).map((record) => record.body);
+  const ends = bodies("finished").map((item) => item.status);
+  const hasEnded = records.some((record) => record.kind === "finished");
+  const status = own.finished?.status ?? ends.find((end) => STATUSES.includes(end)) ?? (hasEnded ? "finished" : null);
   const is_waiting = status === null && [...runs.values()].some(isWaiting);
   const replies = [...runs.values()].flatMap((run) => [...run.replies.values()]);
   return {
     reaction,
     agent_id,
-    trigger: bodies("started").map((it) => it.trigger).findLast(isNumber) ?? 0,
+    trigger: bodies("started").map((item) => item.trigger).findLast(isNumber) ?? 0,
     thread_id: String(bodies("started")[0]?.thread_id ?? ""),
     is_readable: readable.length === records.length && own.started !== null,
     state: status ?? (is_waiting ? "waiting" : "open"),
@@ -97,9 +97,9 @@ export function readReaction(reaction, agent_id, records) {
     reason: own.finished?.reason ?? "",
     manifest: own.started?.manifest ?? [],
     turns: own.replies.size,
-    usage: addUsage(...replies.map((it) => it.reply.usage)),
+    usage: addUsage(...replies.map((reply) => reply.reply.usage)),
     started_at: records[0]?.at ?? 0,
-    ended_at: records.find((it) => it.kind === "finished")?.at ?? null,
+    ended_at: records.find((record) => record.kind === "finished")?.at ?? null,
     work: readWork(readable, runs),
     steps: readSteps(readable, runs, agent_id),
     runs,
@@ -172,29 +172,29 @@ function readWork(records, runs) {
       speakers.set(path, { turn: body.turn, agent });
     }
   }
-  return [...found.values()].map((it) => (Array.isArray(it) ? readCall(it, runs) : it));
+  return [...found.values()].map((item) => (Array.isArray(item) ? readCall(item, runs) : item));
 }
 
 function readCall(records, runs) {
-  const [path, bodies] = [pathOf(records[0]), records.map((it) => it.body)];
+  const [path, bodies] = [pathOf(records[0]), records.map((record) => record.body)];
   const { turn, call } = bodies[0];
   const [run, place] = [runs.get(path), `${turn}.${call}`];
   const planned = run.replies.get(turn)?.reply.tool_calls?.[call];
   const result = run.results.get(place);
-  const [wait, request, approval] = [run.waits, run.approval_waits, run.approvals].map((it) => it.get(place));
+  const [wait, request, approval] = [run.waits, run.approval_waits, run.approvals].map((value) => value.get(place));
   return {
     type: "call",
     seq: records[0].seq,
     path,
     turn,
     call,
-    tool: String(bodies.find((it) => "tool" in it)?.tool ?? planned?.name ?? ""),
-    arguments: String(bodies.find((it) => "args" in it)?.args ?? planned?.arguments ?? ""),
+    tool: String(bodies.find((body) => "tool" in body)?.tool ?? planned?.name ?? ""),
+    arguments: String(bodies.find((body) => "args" in body)?.args ?? planned?.arguments ?? ""),
     result: result?.content ?? null,
     is_ok: result?.ok ?? false,
     is_begun: run.begun.has(place) || result !== undefined,
     questions: wait?.questions ?? {},
-    replies: bodies.flatMap((it) => it.replies ?? []).filter((seq) => seq !== approval?.seq),
+    replies: bodies.flatMap((body) => body.replies ?? []).filter((seq) => seq !== approval?.seq),
     request: (request && Object.values(request.questions)[0]) ?? null,
     approval: approval ?? null,
   };
@@ -220,7 +220,7 @@ function readReview(record, run) {
 function readHandoff(record, { turn, agent }, run) {
   const to = String(record.body.agent ?? "");
   const name = `hand_over_to_${to}`.replace(/[^a-zA-Z0-9_-]/gu, "_").slice(0, 64);
-  const call = run.replies.get(turn)?.reply.tool_calls?.find((it) => it.name === name);
+  const call = run.replies.get(turn)?.reply.tool_calls?.find((call) => call.name === name);
   const note = call ? readArguments(call.arguments)?.note : "";
   const is_return = call === undefined;
   return { type: "handoff", seq: record.seq, path: pathOf(record), turn, from: agent, to, note: isText(note) ? note : "", is_return };
@@ -255,7 +255,7 @@ function readSteps(records, runs, agent_id) {
     if (kind === "model_reply") {
       const { reply } = body;
       const told = { agent: String(body.agent || agent_id), model: reply.model ?? "", usage: addUsage(reply.usage) };
-      const said = { text: reply.text, calls: (reply.tool_calls ?? []).map((it) => it.name) };
+      const said = { text: reply.text, calls: (reply.tool_calls ?? []).map((call) => call.name) };
       begin(record, "model", { ...told, ...said, thinking: runs.get(path).thinking.get(body.turn) ?? "", prompt: runs.get(path).prompts.get(body.turn) ?? null, started_at: before, ended_at: record.at });
     } else if (kind === "model_failed") {
       begin(record, "failed", { failure: body.failure ?? "server", reason: body.reason, started_at: before, ended_at: record.at });
@@ -293,8 +293,8 @@ function placeOf(path) {
 /** Give what was over before the model of the run at `path` wrote in this turn; and the reviews of what `call` sends. */
 export function chooseEarlier(work, path, turn, call = null) {
   const at = listPlaces(path, turn);
-  const isOfCall = (it) => it.type === "review" && call !== null && it.path === path && it.turn === turn && it.call === call;
-  return work.filter((it) => isOfCall(it) || isBefore(listPlaces(it.path, it.turn), at));
+  const isOfCall = (item) => item.type === "review" && call !== null && item.path === path && item.turn === turn && item.call === call;
+  return work.filter((work) => isOfCall(work) || isBefore(listPlaces(work.path, work.turn), at));
 }
 
 const PATH = /^\d{1,9}\.\d{1,9}(\.\d{1,9})?(\/\d{1,9}\.\d{1,9}(\.\d{1,9})?)*$/u;
@@ -315,35 +315,35 @@ function isBefore(one, other) {
 
 /** Give the seqs of the messages that tell of it: questions and answers, requests for approval and decisions. */
 export function listMessages(work) {
-  const seqs = work.flatMap((it) => (it.type === "call" ? [...Object.values(it.questions), ...it.replies, it.request, it.approval?.seq, ...(it.approval?.votes ?? []).map((vote) => vote.seq)] : []));
+  const seqs = work.flatMap((work) => (work.type === "call" ? [...Object.values(work.questions), ...work.replies, work.request, work.approval?.seq, ...(work.approval?.votes ?? []).map((vote) => vote.seq)] : []));
   return [...new Set(seqs.filter(Boolean))];
 }
 
 /** Give one piece of work with the words of whom it asked. `messages` are those that may be seen, by their seqs. */
-export function tellWork(it, messages) {
-  if (it.type !== "call") return it;
-  const { seq, path, turn, call, tool, result, is_ok } = it;
-  return { type: "call", seq, path, turn, call, tool, arguments: it.arguments, result, is_ok, ...tellExchange(it, messages) };
+export function tellWork(item, messages) {
+  if (item.type !== "call") return item;
+  const { seq, path, turn, call, tool, result, is_ok } = item;
+  return { type: "call", seq, path, turn, call, tool, arguments: item.arguments, result, is_ok, ...tellExchange(item, messages) };
 }
 
 /** Give who decided: all who approved, or who denied. */
-const listPeople = ({ votes = [], is_approved: isApproved, by }) => (isApproved && votes.length ? votes.map((it) => it.by) : [by]);
+const listPeople = ({ votes = [], is_approved: isApproved, by }) => (isApproved && votes.length ? votes.map((vote) => vote.by) : [by]);
 
 /** Give what each person said. */
-const listSaid = ({ votes = [], said = "", by }) => (votes.length ? votes : [{ by, said }]).filter((it) => it.said).map((it) => `${it.by}: ${it.said}`).join("; ");
+const listSaid = ({ votes = [], said = "", by }) => (votes.length ? votes : [{ by, said }]).filter((vote) => vote.said).map((vote) => `${vote.by}: ${vote.said}`).join("; ");
 
 /** Give whom a call asked, each with the answer, and how it was approved. */
-export function tellExchange(it, messages) {
-  const asked = Object.entries(it.questions).map(([agent_id, seq]) => {
-    const answer = it.replies.map((reply) => messages[reply]).find((reply) => reply?.reply_to === seq);
+export function tellExchange(item, messages) {
+  const asked = Object.entries(item.questions).map(([agent_id, seq]) => {
+    const answer = item.replies.map((reply) => messages[reply]).find((reply) => reply?.reply_to === seq);
     const told = answer && { seq: answer.seq, text: textOf(answer), is_declined: answer.metadata?.declined === true };
     return { agent_id, seq, text: messages[seq] ? textOf(messages[seq]) : null, answer: told ?? null };
   });
-  const made = it.approval;
+  const made = item.approval;
   const decided = made && { is_approved: made.is_approved, by: made.by, seq: made.seq, arguments: made.arguments ?? null, reason: made.reason ?? "" };
   const votes = (made?.votes ?? []).map(({ by, seq, at, said }) => ({ by, seq, at, said }));
   if (votes.length) decided.votes = votes;
-  const approval = it.request !== null || made ? { request: it.request, is_approved: null, ...decided } : null;
+  const approval = item.request !== null || made ? { request: item.request, is_approved: null, ...decided } : null;
   return { asked, approval };
 }
 

@@ -1,6 +1,6 @@
-// A run that is over, as the page asks a hub for it: the reading operations of docs/protocol.md, answered of the rows that
-// an exported page holds (roundelay/runs/page.py writes them). Whatever changes something is refused. No DOM, no clock;
-// what is found once is kept, the rows never change.
+// A finished run that answers like a hub: the reading operations of docs/protocol.md, over the rows that an exported page
+// holds (roundelay/runs/page.py writes them). It refuses every change. The rows never change, so indexes are built once.
+// No DOM, no clock.
 
 import { isObject } from "#core/json.js";
 import { nameUse } from "#core/pricing.js";
@@ -13,10 +13,10 @@ const STATUSES = ["finished", "stopped", "cancelled", "failed"];
 const MAX_LINE = 200;
 
 /**
- * Give what answers for a hub: a source of ui/store.js.
+ * Return a source for ui/store.js that answers from rows in place of a hub.
  * @param {{network: {name: string, epoch: string}, head: number, made_at: number, part: string, viewer: object,
- *   agents: object[], readers: object, messages: object[], records: object[], usd: object}} rows messages and records
- *   ascending
+ *   agents: object[], readers: object, messages: object[], records: object[], usd: object}} rows messages and records in
+ *   ascending order
  */
 export function openRecording(rows) {
   const index = indexRows(rows);
@@ -41,23 +41,23 @@ export function openRecording(rows) {
 
 function indexRows({ messages, records }) {
   const bySeq = new Map(messages.map((message) => [message.seq, message]));
-  const threads = groupBy(messages, (it) => it.thread_id);
-  const reactions = [...groupBy(records, (it) => JSON.stringify([it.agent_id, it.reaction])).values()].map((its) => {
-    const { agent_id, reaction } = its[0];
-    const started = its.filter((it) => it.kind === "started" && isObject(it.body));
-    const triggers = started.filter((it) => Number.isSafeInteger(it.body.trigger));
-    const finished = its.filter((it) => it.kind === "finished").map((it) => it.seq);
-    return { agent_id, reaction, records: its, seq: its[0].seq, begun: triggers.map((it) => [it.body.trigger, it.seq]), started, finished };
+  const threads = groupBy(messages, (message) => message.thread_id);
+  const reactions = [...groupBy(records, (record) => JSON.stringify([record.agent_id, record.reaction])).values()].map((group) => {
+    const { agent_id, reaction } = group[0];
+    const started = group.filter((record) => record.kind === "started" && isObject(record.body));
+    const triggers = started.filter((record) => Number.isSafeInteger(record.body.trigger));
+    const finished = group.filter((record) => record.kind === "finished").map((record) => record.seq);
+    return { agent_id, reaction, records: group, seq: group[0].seq, begun: triggers.map((trigger) => [trigger.body.trigger, trigger.seq]), started, finished };
   });
-  const begun = groupBy(reactions.flatMap((it) => it.begun.map(([trigger, seq]) => ({ trigger, seq, of: it }))), (it) => it.trigger);
-  const byName = groupBy(reactions, (it) => it.reaction);
-  return { bySeq, threads, reactions, begun, byName, held: null, words: new Map() };
+  const starts = groupBy(reactions.flatMap((reaction) => reaction.begun.map(([trigger, seq]) => ({ trigger, seq, of: reaction }))), (start) => start.trigger);
+  const byName = groupBy(reactions, (reaction) => reaction.reaction);
+  return { bySeq, threads, reactions, begun: starts, byName, held: null, words: new Map() };
 }
 
 function groupBy(items, name) {
-  const found = new Map();
-  for (const it of items) found.has(name(it)) ? found.get(name(it)).push(it) : found.set(name(it), [it]);
-  return found;
+  const groups = new Map();
+  for (const item of items) groups.has(name(item)) ? groups.get(name(item)).push(item) : groups.set(name(item), [item]);
+  return groups;
 }
 
 function createAnswers(rows, index) {
@@ -73,7 +73,7 @@ function createAnswers(rows, index) {
     "network.open_reactions": () => ({ reactions: [], has_more: false }),
     "network.dead_letters": () => ({ dead_letters: [], has_more: false }),
     "network.list_agents": ({ after = "", kind }) => ({
-      agents: rows.agents.filter((it) => it.agent_id > after && (!kind || it.kind === kind)),
+      agents: rows.agents.filter((agent) => agent.agent_id > after && (!kind || agent.kind === kind)),
       has_more: false,
     }),
     "network.list_threads": (args) => listThreads(rows, index, args),
@@ -83,8 +83,8 @@ function createAnswers(rows, index) {
     "network.impact": ({ seq }) => followFrom(rows, index, find(seq)),
     "network.message_status": ({ seq }) => ({ seq, recipients: listFates(index, find(seq)), has_more: false }),
     "network.records": ({ reaction, agent_id, after = 0 }) => {
-      const found = (index.byName.get(reaction) ?? []).filter((it) => agent_id === undefined || it.agent_id === agent_id);
-      const records = found.flatMap((it) => it.records).filter((it) => it.seq > after);
+      const matching = (index.byName.get(reaction) ?? []).filter((reaction) => agent_id === undefined || reaction.agent_id === agent_id);
+      const records = matching.flatMap((item) => item.records).filter((record) => record.seq > after);
       return { records: records.sort((one, other) => one.seq - other.seq), has_more: false };
     },
     "network.usage": (args) => readUsage(index, args),
@@ -100,24 +100,24 @@ function createAnswers(rows, index) {
 function listThreads(rows, index, { before = Infinity, limit = 50, threads }) {
   const found = [...index.threads].filter(([thread_id, its]) => its.at(-1).seq < before && (!threads || threads.includes(thread_id)));
   const newest = found.sort(([, one], [, other]) => other.at(-1).seq - one.at(-1).seq);
-  return { threads: newest.slice(0, limit).map(([thread_id, its]) => describeThread(rows, index, thread_id, its)), has_more: newest.length > limit };
+  return { threads: newest.slice(0, limit).map(([thread_id, group]) => describeThread(rows, index, thread_id, group)), has_more: newest.length > limit };
 }
 
-function describeThread({ readers, viewer }, index, thread_id, its) {
-  const { seq, sender_id, sender_kind, sent_at } = its.at(-1);
-  const last = { seq, sender_id, sender_kind, sent_at, text: textOf(its.at(-1)).slice(0, MAX_LINE) };
-  const told = readers[thread_id] ?? [...new Set(its.map((it) => it.sender_id))].sort();
-  const first = index.bySeq.get(Number(thread_id.slice(7))) ?? its[0];
+function describeThread({ readers, viewer }, index, thread_id, messages) {
+  const { seq, sender_id, sender_kind, sent_at } = messages.at(-1);
+  const last = { seq, sender_id, sender_kind, sent_at, text: textOf(messages.at(-1)).slice(0, MAX_LINE) };
+  const names = readers[thread_id] ?? [...new Set(messages.map((record) => record.sender_id))].sort();
+  const first = index.bySeq.get(Number(thread_id.slice(7))) ?? messages[0];
   const isReply = thread_id.startsWith("thread:");
-  const isAbout = isReply || (thread_id.startsWith("direct:") && (conversationOf(thread_id) || its.some((it) => it.sender_kind === "agent")));
-  const title = writeTitle(namePlace(isReply ? its[0].to : thread_id, viewer.agent_id), isAbout ? textOf(isReply ? first : its[0]) : "");
-  return { thread_id, title, last_seq: seq, messages: its.length, readers: told, last, unread: 0 };
+  const isAbout = isReply || (thread_id.startsWith("direct:") && (conversationOf(thread_id) || messages.some((record) => record.sender_kind === "agent")));
+  const title = writeTitle(namePlace(isReply ? messages[0].to : thread_id, viewer.agent_id), isAbout ? textOf(isReply ? first : messages[0]) : "");
+  return { thread_id, title, last_seq: seq, messages: messages.length, readers: names, last, unread: 0 };
 }
 
 function readHistory(index, { thread_id, before = Infinity, after = 0, limit = 50 }) {
-  const its = index.threads.get(thread_id);
-  if (!its) throw new Refused("unknown_message", `There is nothing of a thread ${thread_id} in this recording.`);
-  const found = its.filter((it) => it.seq < before && it.seq > after);
+  const thread = index.threads.get(thread_id);
+  if (!thread) throw new Refused("unknown_message", `There is nothing of a thread ${thread_id} in this recording.`);
+  const found = thread.filter((record) => record.seq < before && record.seq > after);
   return { messages: after ? found.slice(0, limit) : found.slice(-limit), has_more: found.length > limit };
 }
 
@@ -125,35 +125,35 @@ function search(index, { query, thread_id, before = Infinity, limit = 20 }) {
   const { terms, sender_id, said_after = 0, said_before = Infinity } = readQuery(query);
   if (Number.isNaN(said_after) || Number.isNaN(said_before)) throw new Refused("invalid_arguments", "Write a date as 2026-11-27.");
   if (!terms.length) throw new Refused("invalid_arguments", "Search for words: letters or digits.");
-  const holds = (words) => terms.every((term) => words.some((it) => fits(it, term)));
-  const found = [];
+  const holds = (words) => terms.every((term) => words.some((word) => fits(word, term)));
+  const hits = [];
   for (const message of [...index.bySeq.values()].reverse()) {
-    if (found.length > limit) break;
+    if (hits.length > limit) break;
     if (message.seq >= before || (thread_id && message.thread_id !== thread_id)) continue;
     if (message.sent_at < said_after || message.sent_at >= said_before || (sender_id && message.sender_id !== sender_id)) continue;
     if (!index.words.has(message.seq)) index.words.set(message.seq, listWords(textOf(message)));
-    if (holds(index.words.get(message.seq))) found.push(message);
+    if (holds(index.words.get(message.seq))) hits.push(message);
   }
-  const has_more = found.length > limit;
-  const messages = found.slice(0, limit).reverse();
+  const has_more = hits.length > limit;
+  const messages = hits.slice(0, limit).reverse();
   return { messages, has_more, ...(has_more && { next: messages[0].seq }) };
 }
 
 // --- causes
 
-/** The reaction that a message was sent in: of the agent's to its cause, the newest that was open then. */
+/** Find the reaction that sent a message: the sender's newest open reaction to its cause. */
 function findReaction(index, { sender_id, cause, seq }) {
-  const begun = (index.begun.get(cause) ?? []).filter((it) => it.of.agent_id === sender_id && it.seq < seq);
-  const open = begun.filter((it) => !it.of.finished.some((at) => it.seq < at && at < seq));
+  const starts = (index.begun.get(cause) ?? []).filter((start) => start.of.agent_id === sender_id && start.seq < seq);
+  const open = starts.filter((item) => !item.of.finished.some((at) => item.seq < at && at < seq));
   const found = open.sort((one, other) => one.seq - other.seq).at(-1);
   return found && { reaction: found.of.reaction, agent_id: sender_id, trigger: cause, seq: found.seq };
 }
 
 function readChain(index, message) {
   const chain = [];
-  for (let it = message; it; it = index.bySeq.get(it.cause)) {
-    chain.push(it);
-    const sentIn = it.cause && findReaction(index, it);
+  for (let current = message; current; current = index.bySeq.get(current.cause)) {
+    chain.push(current);
+    const sentIn = current.cause && findReaction(index, current);
     if (sentIn) chain.push(sentIn);
   }
   return chain;
@@ -161,72 +161,72 @@ function readChain(index, message) {
 
 function followFrom({ messages, head }, index, { seq, root }) {
   const follows = new Set([seq]);
-  const found = messages.filter((it) => it.seq > seq && it.root === root && follows.has(it.cause) && follows.add(it.seq));
-  const reactions = groupBy(found.map((it) => findReaction(index, it)).filter(Boolean), (it) => `${it.agent_id} ${it.reaction}`);
-  return { messages: found, reactions: [...reactions.values()].map((it) => it[0]), next: head, has_more: false };
+  const followers = messages.filter((message) => message.seq > seq && message.root === root && follows.has(message.cause) && follows.add(message.seq));
+  const reactions = groupBy(followers.map((reaction) => findReaction(index, reaction)).filter(Boolean), (item) => `${item.agent_id} ${item.reaction}`);
+  return { messages: followers, reactions: [...reactions.values()].map((reaction) => reaction[0]), next: head, has_more: false };
 }
 
-/** What became of a message with those agents in whose prompts it came; of others a log does not tell. */
+/** List the agents that had a message in a prompt, with the state of their reactions. A log says nothing of other recipients. */
 function listFates(index, { seq }) {
-  const first = groupBy((index.begun.get(seq) ?? []).sort((one, other) => one.seq - other.seq), (it) => it.of.agent_id);
-  const fates = new Map([...first].map(([agent_id, its]) => [agent_id, its[0].of]));
-  const newest = new Map([...first].map(([agent_id, its]) => [agent_id, its.at(-1).of]));
-  index.held ??= groupBy(index.reactions.flatMap((of) => listManifest(of).map((it) => ({ it, of }))), (held) => held.it);
-  for (const { of } of index.held.get(seq) ?? []) if (!fates.has(of.agent_id)) fates.set(of.agent_id, of);
-  const describe = ([agent_id, of]) => {
-    const told = { agent_id, state: "in_prompt", attempts: 1, reaction: of.reaction, reaction_status: tellStatus(of) };
-    const next = newest.get(agent_id) ?? of;
-    if (next === of || !["open", "cancelled"].includes(told.reaction_status)) return told;
-    // a person had taken the thread over
-    return { ...told, reaction_status: "cancelled", again: { reaction: next.reaction, reaction_status: tellStatus(next) } };
+  const first = groupBy((index.begun.get(seq) ?? []).sort((one, other) => one.seq - other.seq), (start) => start.of.agent_id);
+  const fates = new Map([...first].map(([agent_id, group]) => [agent_id, group[0].of]));
+  const newest = new Map([...first].map(([agent_id, group]) => [agent_id, group.at(-1).of]));
+  index.held ??= groupBy(index.reactions.flatMap((reaction) => listManifest(reaction).map((seq) => ({ it: seq, of: reaction }))), (held) => held.it);
+  for (const { reaction } of index.held.get(seq) ?? []) if (!fates.has(reaction.agent_id)) fates.set(reaction.agent_id, reaction);
+  const describe = ([agent_id, reaction]) => {
+    const fate = { agent_id, state: "in_prompt", attempts: 1, reaction: reaction.reaction, reaction_status: tellStatus(reaction) };
+    const next = newest.get(agent_id) ?? reaction;
+    if (next === reaction || !["open", "cancelled"].includes(fate.reaction_status)) return fate;
+    // A person took the thread over, and the agent reacted again afterwards.
+    return { ...fate, reaction_status: "cancelled", again: { reaction: next.reaction, reaction_status: tellStatus(next) } };
   };
   return [...fates].sort(([one], [other]) => (one < other ? -1 : 1)).map(describe);
 }
 
-const listManifest = (of) => of.started.flatMap((it) => (Array.isArray(it.body.manifest) ? it.body.manifest : []));
+const listManifest = (reaction) => reaction.started.flatMap((record) => (Array.isArray(record.body.manifest) ? record.body.manifest : []));
 
 function tellStatus({ records, finished }) {
-  const told = records.find((it) => it.kind === "finished" && isObject(it.body))?.body.status;
-  return finished.length ? (STATUSES.includes(told) ? told : "finished") : "open";
+  const status = records.find((record) => record.kind === "finished" && isObject(record.body))?.body.status;
+  return finished.length ? (STATUSES.includes(status) ? status : "finished") : "open";
 }
 
 // --- what models used
 
 function readUsage(index, { agent_id: asked, after = 0 }) {
-  const ids = [...new Set(index.reactions.map((it) => it.agent_id))].sort();
+  const ids = [...new Set(index.reactions.map((reaction) => reaction.agent_id))].sort();
   const agent_id = asked ?? ids[0] ?? null;
-  const own = index.reactions.filter((it) => it.agent_id === agent_id);
-  const calls = own.flatMap((of) => of.records.filter((it) => CHARGED.includes(it.kind) && it.seq > after).map((it) => describeCall(of, it)));
-  const reactions = Object.fromEntries(own.map((of) => [of.reaction, placeReaction(index, of)]).filter(([, it]) => it));
-  return { agent_id, calls: calls.sort((one, other) => one.seq - other.seq), reactions, has_more: false, next_agent: ids.find((it) => it > agent_id) ?? null };
+  const own = index.reactions.filter((reaction) => reaction.agent_id === agent_id);
+  const calls = own.flatMap((reaction) => reaction.records.filter((record) => CHARGED.includes(record.kind) && record.seq > after).map((record) => describeCall(reaction, record)));
+  const reactions = Object.fromEntries(own.map((reaction) => [reaction.reaction, placeReaction(index, reaction)]).filter(([, value]) => value));
+  return { agent_id, calls: calls.sort((one, other) => one.seq - other.seq), reactions, has_more: false, next_agent: ids.find((id) => id > agent_id) ?? null };
 }
 
-function placeReaction(index, of) {
-  const trigger = index.bySeq.get(of.begun[0]?.[1] === of.seq ? of.begun[0][0] : 0);
+function placeReaction(index, reaction) {
+  const trigger = index.bySeq.get(reaction.begun[0]?.[1] === reaction.seq ? reaction.begun[0][0] : 0);
   if (!trigger) return null;
   const sentIn = trigger.cause && findReaction(index, trigger);
   return { trigger: trigger.seq, thread_id: trigger.thread_id, root: trigger.root, ...(sentIn && { sent_in: sentIn.reaction }) };
 }
 
-const cut = (it) => (typeof it === "string" ? it.slice(0, 128) : "");
-const orEmpty = (it) => (isObject(it) ? it : {});
+const cut = (value) => (typeof value === "string" ? value.slice(0, 128) : "");
+const orEmpty = (value) => (isObject(value) ? value : {});
 
-function describeCall(of, { seq, at, kind, body: given }) {
-  const body = orEmpty(given);
+function describeCall(reaction, { seq, at, kind, body: data }) {
+  const body = orEmpty(data);
   const reply = orEmpty(body.reply);
   const calls = Array.isArray(reply.tool_calls) ? reply.tool_calls.filter(isObject) : [];
-  const used = Array.isArray(body.used) ? body.used.filter((it) => isObject(it) && isObject(it.usage)) : [];
+  const used = Array.isArray(body.used) ? body.used.filter((use) => isObject(use) && isObject(use.usage)) : [];
   return {
     seq,
     at,
     kind,
-    reaction: of.reaction,
+    reaction: reaction.reaction,
     path: cut(body.path),
     turn: body.turn ?? null,
     agent: cut(body.agent),
     model: cut(reply.model),
     usage: orEmpty(kind === "model_reply" ? reply.usage : body.usage),
-    tools: calls.map((it) => cut(it.name)),
-    used: used.map((it) => ({ model: cut(it.model), usage: it.usage })),
+    tools: calls.map((call) => cut(call.name)),
+    used: used.map((use) => ({ model: cut(use.model), usage: use.usage })),
   };
 }

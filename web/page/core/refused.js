@@ -1,6 +1,6 @@
-/** What a hub, or what stands in its place, refuses: the error of every call. */
+/** The error of every call that a hub, or a source in its place, refuses. */
 
-/** `code` is the protocol's, or `closed` where the connection has ended. */
+/** `code` is a code of the protocol, or `closed` after the connection has ended. */
 export class Refused extends Error {
   /** @param {string} code @param {string} message @param {number} [retryAfterMs] */
   constructor(code, message, retryAfterMs) {

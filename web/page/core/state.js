@@ -1,79 +1,80 @@
 /**
- * The state of one participant's screens, and how each event changes it. `apply` is pure: no DOM, no clock, no IO, and
- * a state is never written to. Whatever order deliveries, answers and results come in, the state ends as a refetch
- * would give it (docs/decisions/page-state.md): what a frame says in full is taken in here, what it only hints at is
- * marked in `stale`, and `#core/fetching.js` fetches that again.
+ * The state of one participant's screens, and how each event changes it.
+ *
+ * `apply` is pure (no DOM, no clock, no IO) and never writes to a state. Deliveries, answers and results may come in any
+ * order: the state ends as a refetch would build it (docs/decisions/page-state.md). A frame that holds the whole change is
+ * applied here. A frame that only announces one sets a mark in `stale`, and `#core/fetching.js` reads that part again.
  *
  * Events are the hub's frames, each with `at` (ms), and
  *   {type: "result", call: {op, args}, value}      a call was answered
- *   {type: "fetching", what, thread_id?, ids?}     a read is sent now: what it answers is newer than what was heard before
+ *   {type: "fetching", what, thread_id?, ids?}     a read is sent now; its answer is newer than every event before
  *   {type: "failed", what, ids?, thread_id?}       that read was refused
- *   {type: "outbox", entry} | {type: "outbox", message_id}   a message of one's own waits, is sent, refused; or is gone
+ *   {type: "outbox", entry} | {type: "outbox", message_id}   an own message waits, is sent or refused; or has left the outbox
  *   {type: "connection", state, error?}            connecting, online, offline, refused
- *   {type: "open", thread_id} | {type: "close", thread_id}   a thread's messages are wanted, or no more
- *   {type: "drawn", seq}                           a message of one's own is seen of which it is not known what became of it
- *   {type: "reset"}                                all is to be fetched anew
+ *   {type: "open", thread_id} | {type: "close", thread_id}   a screen needs the messages of a thread, or no longer does
+ *   {type: "drawn", seq}                           an own message is on the screen and its delivery status is unknown
+ *   {type: "reset"}                                everything must be fetched again
  *   {type: "tick"}                                 time passes
  */
 
 import { Draft, drop, put } from "#core/draft.js";
 import { textOf, writeLine } from "#core/text.js";
-import * as live from "#core/under_way.js";
+import * as live from "#core/live_activity.js";
 
-const MAX_UNREAD = 100; // the hub counts no further either
-const UNREAD_LOOKED_AT = 200; // and looks at so many messages, the newest
-const MAX_THREADS = 2000; // rows of the list; the oldest go
-const MAX_LOADED = 6000; // messages of one thread that is open
-const TRIMMED = 1000; // of these, at once
-const KEPT_CLOSED = 4; // threads that keep their messages after they were closed
-const MAX_RECENT = 64; // messages of a thread that may come in any order
-const MAX_STATUS = 500;
-const MAX_BEHIND = 5000; // rows of the log that an operator's page goes through after a loss; beyond, it fetches anew
+const MAX_UNREAD = 100; // the hub stops counting here too
+const UNREAD_LOOKED_AT = 200; // newest messages that the hub counts unread ones in
+const MAX_THREADS = 2000; // rows of the list; the oldest are removed
+const MAX_LOADED = 6000; // messages of one open thread
+const TRIMMED = 1000; // messages removed at once when a thread is over MAX_LOADED
+const KEPT_CLOSED = 4; // closed threads that keep their messages
+const MAX_RECENT = 64; // newest messages of a thread that may arrive in any order
+const MAX_STATUS = 500; // messages with a known delivery status
+const MAX_BEHIND = 5000; // log rows that an operator's page reads after a loss; with more, it fetches everything again
 
-/** A state before anything was heard. */
+/** The state before the first event. */
 export function createState() {
   return {
     me: { agent_id: "", kind: "", is_operator: false },
     network: { name: "", epoch: "" },
     connection: "connecting",
     limits: {},
-    /** @type {{leader: string, as_of: number} | null} of a node that follows: whom, and as of when it shows what it has */
+    /** @type {{leader: string, as_of: number} | null} at a read replica: its leader, and the time of the data shown */
     follows: null,
     is_read_only: false,
     head: 0,
     ...nothingHeard(),
     outbox: {},
-    under_way: live.createUnderWay(),
+    live_activity: live.createLiveActivity(),
   };
 }
 
 const nothingHeard = () => ({
   threads: {},
-  is_listed: false, // whether the list of threads has come
+  is_listed: false, // whether the list of threads has arrived
   has_more_threads: false,
   messages: {},
   agents: {},
   status: {},
   inbox: { items: [], is_stale: true },
-  log_at: 0, // of operators: up to where the log is followed
-  closed: [], // threads that were open, the last one last
+  log_at: 0, // for operators: position up to which the log was read
+  closed: [], // threads that were open, the most recent last
   stale: { threads: true, rows: {}, agents: true, inbox: true, loaded: {}, messages: {}, status: {} },
-  reading: { threads: 0 }, // reads under way that give threads
+  reading: { threads: 0 }, // running reads of threads
 });
 
-/** The state after one event. */
+/** Return the state after one event. */
 export const apply = (state, event) => applyAll(state, [event]);
 
-/** The state after several events, in their order; cheaper than one by one. */
+/** Return the state after several events, in order. Cheaper than one `apply` for each. */
 export function applyAll(state, events) {
   const draft = new Draft(state);
-  for (const event of events) takeEvent(draft, event);
+  for (const event of events) applyEvent(draft, event);
   return draft.state;
 }
 
 /**
- * What has to be equal after a refetch: of each thread its row, of loaded ones their messages (above `floors`, by
- * thread, if given), the registry, the inbox. Signals, receipts and what is only this client's own are left out.
+ * Return the part of a state that must equal a refetch: thread rows, loaded messages, the registry and the inbox.
+ * `floors` gives, by thread, the lowest seq to compare. Signals, receipts and this client's own state are left out.
  */
 export function project(state, floors = {}) {
   const threads = {};
@@ -95,65 +96,65 @@ export function project(state, floors = {}) {
   return { me: state.me.agent_id, epoch: state.network.epoch, threads, loaded, agents, inbox: state.inbox.items };
 }
 
-/** Whether something is known to be out of date. A state is compared with a fresh one only where nothing is. */
+/** Whether nothing is known to be out of date. Only such a state can be compared with a fresh one. */
 export function isSettled(state) {
   const { threads, rows, agents, inbox, loaded, messages } = state.stale;
-  const marked = [rows, loaded, messages].some((it) => Object.keys(it).length);
-  const isLoading = Object.values(state.threads).some((it) => it.loaded?.is_loading || it.loaded?.fresh);
+  const marked = [rows, loaded, messages].some((value) => Object.keys(value).length);
+  const isLoading = Object.values(state.threads).some((thread) => thread.loaded?.is_loading || thread.loaded?.fresh);
   return !(threads || agents || inbox || marked || isLoading || state.reading.threads);
 }
 
 /**
- * Whether a request for approval still waits for somebody's decision, as far as the hub has told. Who may decide is told
- * by the inbox, at once, and by what was heard since; others by what the agent is at.
- * @param {object} state @param {object} request the message @param {boolean} mayDecide whether one's own reply would decide
+ * Whether a request for approval still waits for a decision, as far as this client knows. The inbox answers that at once
+ * for a person who may decide. For everybody else the activity of the agent does.
+ * @param {object} state @param {object} request the message @param {boolean} mayDecide whether a reply of this participant decides
  */
 export function isAwaited(state, { seq, sender_id, metadata }, mayDecide) {
-  const { inbox, agents, under_way: underWay } = state;
-  if (mayDecide) return inbox.is_stale || seq in underWay.undecided || isListed(inbox, seq);
+  const { inbox, agents, live_activity: liveActivity } = state;
+  if (mayDecide) return inbox.is_stale || seq in liveActivity.undecided || isListed(inbox, seq);
   const { activity, work = [], open_reactions: open = 0 } = agents[sender_id] ?? {};
-  const at = work.find((it) => it.reaction === metadata.approval.reaction)?.activity;
-  if (at !== undefined) return at !== "stopping"; // the hub lists it as long as its reaction is open
-  return activity === undefined || open > work.length || seq in underWay.undecided;
+  const at = work.find((work) => work.reaction === metadata.approval.reaction)?.activity;
+  if (at !== undefined) return at !== "stopping"; // the hub lists the request while its reaction is open
+  return activity === undefined || open > work.length || seq in liveActivity.undecided;
 }
 
-/** Whether an inbox has an approval; what is below its last item it does not tell. */
+/** Whether the inbox lists an approval, or could list it on a further page. */
 function isListed({ items, has_more }, seq) {
-  return items.some((it) => it.kind === "approval" && it.seq === seq) || Boolean(has_more && seq < items.at(-1)?.seq);
+  return items.some((item) => item.kind === "approval" && item.seq === seq) || Boolean(has_more && seq < items.at(-1)?.seq);
 }
 
 // --- one event
 
-function takeEvent(draft, event) {
+function applyEvent(draft, event) {
   const { state } = draft;
   switch (event.type) {
     case "welcome":
-      return takeWelcome(draft, event);
+      return applyWelcome(draft, event);
     case "deliver":
-      return takeMessage(draft, event.message, true);
+      return applyMessage(draft, event.message, true);
     case "stored":
-      return takeStored(draft, event);
+      return applyStored(draft, event);
     case "notice":
-      return takeNotice(draft, event);
+      return applyNotice(draft, event);
     case "presence":
-      return takePresence(draft, event);
+      return applyPresence(draft, event);
     case "signal":
-      live.takeSignal(draft, event, event.at);
+      live.applySignal(draft, event, event.at);
       if (event.kind === "thinking") draft.own("stale").agents = true;
       if (event.kind !== "delta") markReceipts(draft, event.thread_id);
       return;
     case "result":
-      return takeResult(draft, event.call.op, event.call.args, event.value);
+      return applyResult(draft, event.call.op, event.call.args, event.value);
     case "fetching":
-      return takeFetching(draft, event);
+      return startFetching(draft, event);
     case "failed":
-      return takeFailed(draft, event);
+      return applyFailure(draft, event);
     case "outbox":
-      return takeOutbox(draft, event);
+      return applyOutbox(draft, event);
     case "connection":
       state.connection = event.state;
       state.error = event.error;
-      if (event.state !== "online") live.takeLoss(draft);
+      if (event.state !== "online") live.clearWork(draft);
       return;
     case "open":
       return openThread(draft, event.thread_id);
@@ -168,77 +169,77 @@ function takeEvent(draft, event) {
       if (state.follows !== null) state.follows = { ...state.follows, as_of: event.as_of };
       return undefined;
     case "tick":
-      if (isAnybodyAtWork(state)) draft.own("stale").agents = true; // no frame tells when all of it is done
-      return live.takeTick(draft, event.at);
-    default: // a newer hub's frame
+      if (isAnybodyAtWork(state)) draft.own("stale").agents = true; // no frame announces the end of all work
+      return live.expirePeople(draft, event.at);
+    default: // a frame of a newer hub
   }
 }
 
-function takeWelcome(draft, frame) {
+function applyWelcome(draft, frame) {
   const { state } = draft;
   const isOther = state.network.epoch !== "" && state.network.epoch !== frame.network.epoch;
   const isFarBehind = frame.is_operator && state.log_at && frame.head - state.log_at > MAX_BEHIND;
   if (isOther || frame.resume === "limited" || isFarBehind) forgetAll(draft);
   state.me = { agent_id: frame.agent_id, kind: frame.kind, is_operator: frame.is_operator === true };
   state.log_at = state.log_at || frame.head;
-  state.is_read_only = frame.is_read_only === true || (state.is_read_only && state.follows === null); // a recording stays one
+  state.is_read_only = frame.is_read_only === true || (state.is_read_only && state.follows === null); // a recording stays read-only
   state.follows = frame.follows ?? null;
   state.network = frame.network;
   state.limits = frame.limits;
   state.connection = "online";
   state.error = undefined;
   state.head = Math.max(state.head, frame.head);
-  live.takeLoss(draft);
-  // notices and presence may be lost with a connection; deliveries go on where they were
+  live.clearWork(draft);
+  // Notices and presence may be lost with the connection. Deliveries resume where they stopped.
   Object.assign(draft.own("stale"), { threads: true, agents: true, inbox: true });
   for (const row of Object.values(state.threads)) if (row.loaded) markReceipts(draft, row.thread_id);
 }
 
-/** Another history: what was heard is void. Threads that are open stay open, and are fetched. */
+/** Another history: forget everything. Open threads stay open and are fetched again. */
 function forgetAll(draft) {
   const { state } = draft;
-  const open = Object.values(state.threads).filter((it) => it.loaded?.is_open);
-  const { reading } = state; // reads that are under way are repeated, and answered
-  Object.assign(state, nothingHeard(), { reading, head: 0, under_way: live.createUnderWay() });
+  const open = Object.values(state.threads).filter((thread) => thread.loaded?.is_open);
+  const { reading } = state; // the connection repeats running reads, so their answers still come
+  Object.assign(state, nothingHeard(), { reading, head: 0, live_activity: live.createLiveActivity() });
   for (const { thread_id } of open) openThread(draft, thread_id);
 }
 
 // --- messages
 
-/** `isDelivered`: it is this participant's own to read; an operator reads others' conversations too. */
-function takeMessage(draft, message, isDelivered = false) {
+/** `isDelivered`: the message was delivered to this participant. An operator also reads messages of others in the log. */
+function applyMessage(draft, message, isDelivered = false) {
   const { state } = draft;
   const { seq } = message;
   const isNew = count(draft, message, isDelivered);
-  show(draft, message);
+  addToWindow(draft, message);
   if (message.sender_id === state.me.agent_id && message.message_id in state.outbox) {
     delete draft.own("outbox")[message.message_id];
   }
   if (!isNew) return;
   state.head = Math.max(state.head, seq);
-  noteSaid(draft, message);
+  recordActivity(draft, message);
   for (const named of [message.cause, message.reply_to]) {
     if (state.messages[named]?.sender_id === state.me.agent_id) draft.own("stale", "status")[named] = true;
   }
 }
 
-function noteSaid(draft, message) {
-  live.takeSaid(draft, message);
-  if (message.kind !== "direct") draft.own("stale", "rows")[message.thread_id] = true; // its readers may be others now
+function recordActivity(draft, message) {
+  live.applyMessage(draft, message);
+  if (message.kind !== "direct") draft.own("stale", "rows")[message.thread_id] = true; // its readers may have changed
 }
 
-/** Count a message in its thread's row, once. Gives whether it is new. */
+/** Count a message once in the row of its thread. Return whether the message is new. */
 function count(draft, message, isDelivered) {
   const { state } = draft;
   const { seq, thread_id: id, sender_id } = message;
-  const known = state.threads[id];
+  const current = state.threads[id];
   const isOther = isDelivered && (sender_id !== state.me.agent_id || message.kind === "mod");
-  if (known !== undefined && (seq <= known.base || known.recent.has(seq))) {
-    if (isOther && known.recent.get(seq) === false) countOther(draft, ownRow(draft, id), seq); // the log was faster
+  if (current !== undefined && (seq <= current.base || current.recent.has(seq))) {
+    if (isOther && current.recent.get(seq) === false) countOther(draft, ownRow(draft, id), seq); // the log came before the delivery
     return false;
   }
   const row = ownRow(draft, id);
-  if (!row.messages) draft.own("stale", "rows")[id] = true; // its earlier messages, readers and marks are not known
+  if (!row.messages) draft.own("stale", "rows")[id] = true; // earlier messages, readers and marks are unknown
   row.messages += 1;
   row.recent = new Map(row.recent).set(seq, false);
   if (isOther) countOther(draft, row, seq);
@@ -259,8 +260,10 @@ function countOther(draft, row, seq) {
   if (seq > row.mark.read_upto) row.unread = Math.min(MAX_UNREAD, row.unread + 1);
 }
 
-/** The row of a thread, to be written to. `recent` (seq -> whether it is somebody else's to this participant) holds what
- * was counted above `base`: it may come in any order. `lost`: the newest that left `recent` since the row was last asked for. */
+/**
+ * Return the row of a thread for writing. `recent` maps each counted seq above `base` to whether it is a delivered message
+ * of somebody else; these may arrive in any order. `lost` is the newest seq that left `recent` since the row was last read.
+ */
 function ownRow(draft, id) {
   if (!(id in draft.state.threads)) {
     const threads = draft.own("threads");
@@ -276,9 +279,9 @@ function ownRow(draft, id) {
 function boundThreads(draft) {
   const { threads } = draft.state;
   if (Object.keys(threads).length <= MAX_THREADS + 100) return;
-  const kept = Object.values(threads).filter((it) => !it.loaded && !it.mark.is_pinned && it.last_seq);
-  kept.sort((first, second) => first.last_seq - second.last_seq);
-  for (const it of kept.slice(0, Object.keys(threads).length - MAX_THREADS)) delete draft.own("threads")[it.thread_id];
+  const removable = Object.values(threads).filter((thread) => !thread.loaded && !thread.mark.is_pinned && thread.last_seq);
+  removable.sort((first, second) => first.last_seq - second.last_seq);
+  for (const item of removable.slice(0, Object.keys(threads).length - MAX_THREADS)) delete draft.own("threads")[item.thread_id];
   draft.state.has_more_threads = true;
 }
 
@@ -287,16 +290,16 @@ function describeLast(message) {
   return { seq, sender_id, sender_kind, sent_at, text: writeLine(textOf(message)) };
 }
 
-/** Put a message into the window of its thread, if that is loaded and reaches down to it. What was sent, and stood for
- * a message of one's own, gives way to it. */
-function show(draft, message) {
+/** Add a message to the window of its thread, if the window is loaded and reaches that far back. A stored message
+ * replaces the provisional copy of what was sent. */
+function addToWindow(draft, message) {
   const { state } = draft;
   const { seq, thread_id: id } = message;
   const { loaded, last } = state.threads[id] ?? {};
   if (last?.seq === seq && last.sent_at !== message.sent_at) ownRow(draft, id).last = describeLast(message);
   if (!loaded || seq < loaded.complete_from) return;
-  const known = state.messages[seq];
-  if (known === undefined || (known.is_provisional && !message.is_provisional)) {
+  const current = state.messages[seq];
+  if (current === undefined || (current.is_provisional && !message.is_provisional)) {
     put(draft, "messages", seq, message);
     if (!message.is_provisional) delete draft.own("stale", "messages")[seq];
   }
@@ -320,33 +323,33 @@ function trimLoaded(draft, id) {
   loaded.has_before = true;
 }
 
-// --- what one sends
+// --- own messages
 
-function takeOutbox(draft, event) {
+function applyOutbox(draft, event) {
   const outbox = draft.own("outbox");
   if (event.entry) outbox[event.entry.message_id] = event.entry;
   else delete outbox[event.message_id];
 }
 
-/** The hub has stored a message of one's own. It does not come to the session that sent it: until it is fetched, what
- * was sent stands for it. */
-function takeStored(draft, frame) {
+/** The hub has stored an own message. It is not delivered to the session that sent it, so a provisional copy of what was
+ * sent stands in until the message is fetched. */
+function applyStored(draft, frame) {
   const { state } = draft;
   const entry = state.outbox[frame.message_id];
   if (entry === undefined || frame.thread_id === undefined) return;
   delete draft.own("outbox")[frame.message_id];
   const { agent_id: sender_id, kind: sender_kind } = state.me;
   const { message_id, to, content, reply_to, requires_response, metadata } = entry;
-  const given = { message_id, to, content, reply_to, requires_response, metadata };
+  const fields = { message_id, to, content, reply_to, requires_response, metadata };
   const message = {
-    ...Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined)),
+    ...Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined)),
     seq: frame.seq, thread_id: frame.thread_id, kind: kindOf(to), sender_id, sender_kind,
     sent_at: frame.at ?? entry.at, root: reply_to ?? frame.seq, hops: 0, is_provisional: true,
   };
   const isNew = count(draft, message, false);
-  show(draft, message);
+  addToWindow(draft, message);
   if (isNew || state.messages[frame.seq]?.is_provisional) draft.own("stale", "messages")[frame.seq] = frame.thread_id;
-  if (isNew) noteSaid(draft, message);
+  if (isNew) recordActivity(draft, message);
   if (frame.seq in state.messages) draft.own("stale", "status")[frame.seq] = true;
 }
 
@@ -357,21 +360,21 @@ function kindOf(to) {
 
 // --- notices, presence
 
-function takeNotice(draft, frame) {
+function applyNotice(draft, frame) {
   const { body = {}, thread_id: id } = frame;
   switch (frame.kind) {
     case "taken":
     case "given":
-      draft.own("stale", "rows")[id] = true; // who may know of it is judged by the hub
+      draft.own("stale", "rows")[id] = true; // the hub decides who may see the takeover
       draft.own("stale").agents = true;
       return;
     case "marked":
-      return takeMark(draft, id, body);
+      return applyMark(draft, id, body);
     case "members":
-      return takeMembers(draft, id, body.agent_id);
+      return applyMembership(draft, id, body.agent_id);
     case "inbox":
       markInbox(draft);
-      draft.own("stale").agents = true; // a fault of an agent may have come or gone
+      draft.own("stale").agents = true; // an agent's fault may have appeared or ended
       return;
     case "dead_letter":
     case "dead_letter_withdrawn":
@@ -380,27 +383,27 @@ function takeNotice(draft, frame) {
       markInbox(draft);
       if (body.seq in draft.state.messages) draft.own("stale", "status")[body.seq] = true;
       return;
-    default: // there may be kinds that this page does not know
+    default: // a kind that this page does not know
   }
 }
 
-/** Who is in a channel has changed; or, of oneself or of all, what may be read there; or somebody was removed. */
-function takeMembers(draft, channel, agentId) {
+/** The members of a channel changed. Without `agentId` the access rules changed; without `channel` a participant was removed. */
+function applyMembership(draft, channel, agentId) {
   const { state } = draft;
   if (channel === undefined) Object.assign(draft.own("stale"), { agents: true, threads: true });
   const isMine = agentId === undefined || agentId === state.me.agent_id;
   if (isMine) draft.own("stale").threads = true;
   for (const { thread_id: id, loaded, messages } of Object.values(state.threads)) {
-    if (id !== channel && !id.startsWith("thread:")) continue; // a reply thread may be in any channel
+    if (id !== channel && !id.startsWith("thread:")) continue; // a reply thread may belong to any channel
     if (messages) draft.own("stale", "rows")[id] = true;
     if (isMine && loaded) draft.own("stale", "loaded")[id] = true;
   }
 }
 
-/** Whether time changes what is shown: somebody is at work, types, or looks. */
+/** Whether the passing of time changes the screen: somebody works, types or views a thread. */
 export function isAnybodyAtWork(state) {
-  const { typing, viewing } = state.under_way;
-  return [typing, viewing].some((it) => Object.keys(it).length) || Object.values(state.agents).some((it) => it.open_reactions);
+  const { typing, viewing } = state.live_activity;
+  return [typing, viewing].some((value) => Object.keys(value).length) || Object.values(state.agents).some((agent) => agent.open_reactions);
 }
 
 function markInbox(draft) {
@@ -408,46 +411,46 @@ function markInbox(draft) {
   draft.own("inbox").is_stale = true;
 }
 
-function takePresence(draft, frame) {
-  const known = draft.state.agents[frame.agent_id];
-  const agent = { ...(known ?? { agent_id: frame.agent_id, kind: "" }), state: frame.state };
+function applyPresence(draft, frame) {
+  const current = draft.state.agents[frame.agent_id];
+  const agent = { ...(current ?? { agent_id: frame.agent_id, kind: "" }), state: frame.state };
   if (frame.card !== undefined) agent.card = frame.card;
   draft.own("agents")[frame.agent_id] = agent;
   draft.own("stale").agents = true;
-  if (frame.state === "offline") live.takeOffline(draft, frame.agent_id);
+  if (frame.state === "offline") live.removeWorkOf(draft, frame.agent_id);
 }
 
-/** Receipts of one's own messages in a thread may have changed: of the newest ones, and of those that were on their way. */
+/** Mark the receipts of own messages in a thread that may have changed: the newest, and those on their way. */
 function markReceipts(draft, id) {
   const { state } = draft;
   const loaded = state.threads[id]?.loaded;
   if (!loaded?.is_open) return;
   const own = loaded.seqs.slice(-50).filter((seq) => state.messages[seq].sender_id === state.me.agent_id);
-  const isOnItsWay = (seq) => state.status[seq]?.some((it) => it.state === "queued" || it.state === "delivered");
+  const isOnItsWay = (seq) => state.status[seq]?.some((recipient) => recipient.state === "queued" || recipient.state === "delivered");
   for (const [place, seq] of own.entries()) {
     if (place >= own.length - 5 || isOnItsWay(seq)) draft.own("stale", "status")[seq] = true;
   }
 }
 
-/** Keep so many as are bounded: what is furthest from the one that was asked for goes, which may be any that is seen. */
+/** Keep at most MAX_STATUS entries. The entries furthest from `seq` are removed, because any message may be on the screen. */
 function boundStatus(status, seq) {
-  const seqs = Object.keys(status).map(Number); // ascending
+  const seqs = Object.keys(status).map(Number); // ascending: integer keys are ordered
   while (seqs.length > MAX_STATUS) delete status[seq - seqs[0] > seqs.at(-1) - seq ? seqs.shift() : seqs.pop()];
 }
 
-// --- marks
+// --- read state
 
-function takeMark(draft, id, mark) {
+function applyMark(draft, id, mark) {
   if (!(id in draft.state.threads)) return;
   const row = ownRow(draft, id);
   const before = row.mark.read_upto;
-  if ((row.mark.title ?? "") !== (mark.title ?? "")) { // the hub puts it together with the place
+  if ((row.mark.title ?? "") !== (mark.title ?? "")) { // the hub composes the title from the place and this name
     row.title = undefined;
     draft.own("stale", "rows")[id] = true;
   }
   row.mark = { ...mark, read_upto: Math.max(before, mark.read_upto) };
   if (row.mark.read_upto !== before) countUnread(draft, row);
-  if (draft.state.reading.threads) draft.own("stale", "rows")[id] = true; // a list that is on its way may be older
+  if (draft.state.reading.threads) draft.own("stale", "rows")[id] = true; // a running read may return the row from before
 }
 
 function countUnread(draft, row) {
@@ -456,21 +459,21 @@ function countUnread(draft, row) {
   const { loaded } = row;
   if (upto >= row.last_seq) row.unread = 0;
   else if (!state.me.is_operator && loaded && !loaded.is_loading && !loaded.fresh && loaded.complete_from <= upto + 1) {
-    const isUnread = (it) => it.seq > upto && (it.sender_id !== state.me.agent_id || it.kind === "mod");
+    const isUnread = (message) => message.seq > upto && (message.sender_id !== state.me.agent_id || message.kind === "mod");
     row.unread = loaded.seqs.slice(-UNREAD_LOOKED_AT).filter((seq) => isUnread(state.messages[seq])).length;
     row.unread = Math.min(MAX_UNREAD, row.unread);
   } else draft.own("stale", "rows")[row.thread_id] = true;
 }
 
-// --- threads that are open
+// --- open threads
 
 function openThread(draft, id) {
   const { state } = draft;
   const row = ownRow(draft, id);
-  state.closed = state.closed.filter((it) => it !== id);
+  state.closed = state.closed.filter((other) => other !== id);
   if (row.loaded) {
     draft.own("threads", id, "loaded").is_open = true;
-    if (row.loaded.error) draft.own("stale", "loaded")[id] = true; // it may be there now
+    if (row.loaded.error) draft.own("stale", "loaded")[id] = true; // it may exist by now
   } else {
     row.loaded = { seqs: [], has_before: true, complete_from: 0, is_open: true, is_loading: true };
     draft.own("stale", "loaded")[id] = true;
@@ -482,8 +485,8 @@ function closeThread(draft, id) {
   const { state } = draft;
   if (!state.threads[id]?.loaded) return;
   draft.own("threads", id, "loaded").is_open = false;
-  if (state.threads[id].loaded.error && !state.threads[id].messages) return unload(draft, id); // there was none
-  state.closed = [...state.closed.filter((it) => it !== id), id];
+  if (state.threads[id].loaded.error && !state.threads[id].messages) return unload(draft, id); // it never existed
+  state.closed = [...state.closed.filter((other) => other !== id), id];
   for (const old of state.closed.slice(0, -KEPT_CLOSED)) unload(draft, old);
   state.closed = state.closed.slice(-KEPT_CLOSED);
 }
@@ -511,8 +514,8 @@ function dropMessages(draft, seqs) {
 
 // --- reads and their results
 
-/** A read is sent: it will tell all that was stored before, so that only what comes from now on is counted beside it. */
-function takeFetching(draft, event) {
+/** A read is sent. Its answer holds everything stored before, so count only later messages on top of it. */
+function startFetching(draft, event) {
   const { state } = draft;
   const stale = draft.own("stale");
   switch (event.what) {
@@ -521,9 +524,9 @@ function takeFetching(draft, event) {
       if (event.ids === undefined) Object.assign(stale, { threads: false, rows: {} });
       for (const id of event.ids ?? Object.keys(state.threads)) {
         delete draft.own("stale", "rows")[id];
-        const known = state.threads[id];
-        if (known?.recent.size || known?.lost) {
-          Object.assign(ownRow(draft, id), { recent: new Map(), base: known.last_seq, lost: 0 });
+        const row = state.threads[id];
+        if (row?.recent.size || row?.lost) {
+          Object.assign(ownRow(draft, id), { recent: new Map(), base: row.last_seq, lost: 0 });
         }
       }
       return;
@@ -533,7 +536,7 @@ function takeFetching(draft, event) {
     case "inbox":
       stale.inbox = false;
       return;
-    case "history": // the newest page: what comes meanwhile belongs to it
+    case "history": // the newest page; messages that arrive meanwhile belong to it
       delete draft.own("stale", "loaded")[event.thread_id];
       if (state.threads[event.thread_id]?.loaded) draft.own("threads", event.thread_id, "loaded").fresh = [];
       return;
@@ -544,50 +547,50 @@ function takeFetching(draft, event) {
       delete draft.own("stale", "status")[event.seq];
       return;
     default:
-      throw new Error(`Nothing is fetched by the name of ${event.what}.`);
+      throw new Error(`Unknown read "${event.what}".`);
   }
 }
 
-function takeFailed(draft, { what, thread_id: id, error }) {
+function applyFailure(draft, { what, thread_id: id, error }) {
   if (what === "threads") draft.own("reading").threads -= 1;
   if (what === "inbox") draft.own("inbox").is_stale = false;
   if (what === "history" && draft.state.threads[id]?.loaded) {
     const loaded = draft.own("threads", id, "loaded");
-    const isBegun = loaded.fresh?.length > 0; // meanwhile: it is there now
+    const isBegun = loaded.fresh?.length > 0; // a message arrived meanwhile, so the thread exists now
     if (isBegun) draft.own("stale", "loaded")[id] = true;
     Object.assign(loaded, { is_loading: false, fresh: undefined, error: isBegun ? undefined : error });
-    if (loaded.error?.code === "unknown_message") { // nothing was said there yet, or one may read it no more
+    if (loaded.error?.code === "unknown_message") { // nothing was written there yet, or this participant may not read it
       dropMessages(draft, loaded.seqs);
       Object.assign(loaded, { seqs: [], has_before: false, complete_from: 0 });
     }
   }
 }
 
-function takeResult(draft, op, args, value) {
+function applyResult(draft, op, args, value) {
   const { state } = draft;
   switch (op) {
     case "network.list_threads":
-      return takeThreads(draft, args, value);
+      return applyThreads(draft, args, value);
     case "network.history":
-      return args.trigger === undefined ? takeHistory(draft, args, value) : undefined;
+      return args.trigger === undefined ? applyHistory(draft, args, value) : undefined;
     case "network.log":
-      for (const message of value.messages) takeMessage(draft, message);
+      for (const message of value.messages) applyMessage(draft, message);
       state.log_at = value.next;
       state.head = Math.max(state.head, value.head);
       return;
     case "network.list_agents":
-      if (args.whole) takeAgents(draft, value.agents);
+      if (args.whole) applyAgents(draft, value.agents);
       return;
     case "network.inbox":
       if (args.before === undefined && args.after === undefined) {
-        const ended = state.inbox.items.filter((it) => it.kind === "approval" && !isListed(value, it.seq));
-        live.takeUnlisted(draft, ended.map((it) => it.seq));
+        const ended = state.inbox.items.filter((item) => item.kind === "approval" && !isListed(value, item.seq));
+        live.removeRequests(draft, ended.map((item) => item.seq));
         state.inbox = { items: value.items, has_more: value.has_more, is_stale: state.stale.inbox };
       }
       return;
     case "network.mark": {
       const { thread_id: id, ...mark } = value;
-      return takeMark(draft, id, mark);
+      return applyMark(draft, id, mark);
     }
     case "network.message_status": {
       const status = draft.own("status");
@@ -612,12 +615,12 @@ function takeResult(draft, op, args, value) {
   }
 }
 
-/** `args`: {whole: true} of the list from its beginning, {threads: ids} of some rows, {before} of a further page. */
-function takeThreads(draft, args, { threads, has_more }) {
+/** `args`: {whole: true} for the list from its start, {threads: ids} for some rows, {before} for a further page. */
+function applyThreads(draft, args, { threads, has_more }) {
   const { state } = draft;
   if (args.before === undefined || args.whole) draft.own("reading").threads -= 1;
   for (const row of threads) mergeRow(draft, row);
-  const named = new Set(threads.map((it) => it.thread_id));
+  const named = new Set(threads.map((thread) => thread.thread_id));
   if (args.threads) {
     for (const id of args.threads) if (!named.has(id)) forgetRow(draft, id);
     return;
@@ -625,13 +628,13 @@ function takeThreads(draft, args, { threads, has_more }) {
   state.has_more_threads = has_more;
   if (!args.whole) return;
   state.is_listed = true;
-  const lowest = has_more ? Math.min(...threads.map((it) => it.last_seq)) : 0;
+  const lowest = has_more ? Math.min(...threads.map((thread) => thread.last_seq)) : 0;
   for (const { thread_id: id, last_seq } of Object.values(state.threads)) {
     if (last_seq >= lowest && !named.has(id)) forgetRow(draft, id);
   }
 }
 
-/** A thread that the hub no longer names: it may not be read any more. What came meanwhile speaks for itself. */
+/** The hub no longer names this thread, so this participant may not read it. Messages that arrived since prove otherwise. */
 function forgetRow(draft, id) {
   const row = draft.state.threads[id];
   if (row === undefined) return;
@@ -645,15 +648,15 @@ function forgetRow(draft, id) {
   }
 }
 
-/** A row as the hub has it, and beside it what was counted since. */
-function mergeRow(draft, given) {
-  const row = ownRow(draft, given.thread_id);
-  const { last_seq, messages, readers, held, may_take, last, title, unread = 0, mark = {} } = given;
+/** Merge a row from the hub with the messages counted since the read was sent. */
+function mergeRow(draft, fresh) {
+  const row = ownRow(draft, fresh.thread_id);
+  const { last_seq, messages, readers, held, may_take, last, title, unread = 0, mark = {} } = fresh;
   const since = [...row.recent].filter(([seq]) => seq > last_seq);
   const isNewer = row.last_seq > last_seq && since.length > 0;
-  if (row.lost > last_seq) draft.own("stale", "rows")[given.thread_id] = true; // too much came meanwhile to tell
-  const known = row.mark.read_upto;
-  const read_upto = Math.max(known, mark.read_upto ?? 0);
+  if (row.lost > last_seq) draft.own("stale", "rows")[fresh.thread_id] = true; // too many messages arrived to count
+  const readUpto = row.mark.read_upto;
+  const read_upto = Math.max(readUpto, mark.read_upto ?? 0);
   const others = since.filter(([seq, isOther]) => isOther && seq > read_upto).length;
   row.readers = readers;
   row.held = held;
@@ -668,31 +671,31 @@ function mergeRow(draft, given) {
     row.last_seq = last_seq;
     row.last = last;
   }
-  if (known > (mark.read_upto ?? 0)) countUnread(draft, row);
+  if (readUpto > (mark.read_upto ?? 0)) countUnread(draft, row);
 }
 
-function takeHistory(draft, args, { messages, has_more, damaged }) {
+function applyHistory(draft, args, { messages, has_more, damaged }) {
   const { state } = draft;
   const id = args.thread_id;
-  const known = state.threads[id]?.loaded;
-  if (!known) return messages.forEach((it) => show(draft, it));
+  const previous = state.threads[id]?.loaded;
+  if (!previous) return messages.forEach((message) => addToWindow(draft, message));
   const loaded = draft.own("threads", id, "loaded");
   const lowest = has_more && messages.length ? messages[0].seq : 0;
-  if (args.before === undefined && known.fresh) {
-    const kept = new Set([...messages.map((it) => it.seq), ...known.fresh]);
-    dropMessages(draft, known.seqs.filter((seq) => !kept.has(seq)));
-    const seqs = [...kept].sort((first, second) => first - second);
+  if (args.before === undefined && previous.fresh) {
+    const seqSet = new Set([...messages.map((message) => message.seq), ...previous.fresh]);
+    dropMessages(draft, previous.seqs.filter((seq) => !seqSet.has(seq)));
+    const seqs = [...seqSet].sort((first, second) => first - second);
     Object.assign(loaded, { seqs, complete_from: lowest, has_before: has_more });
-  } else if (args.before === undefined || args.before >= known.complete_from) {
-    if (lowest <= known.complete_from) Object.assign(loaded, { complete_from: lowest, has_before: has_more });
-  } else return; // it does not reach up to what is there
+  } else if (args.before === undefined || args.before >= previous.complete_from) {
+    if (lowest <= previous.complete_from) Object.assign(loaded, { complete_from: lowest, has_before: has_more });
+  } else return; // there is a gap between this page and the loaded messages
   if (args.before === undefined) Object.assign(loaded, { is_loading: false, fresh: undefined, error: undefined });
   if (damaged) loaded.damaged = [...new Set([...(loaded.damaged ?? []), ...damaged])];
-  for (const message of messages) show(draft, message);
+  for (const message of messages) addToWindow(draft, message);
   if (args.before === undefined) markReceipts(draft, id);
 }
 
-function takeAgents(draft, agents) {
-  draft.state.agents = Object.fromEntries(agents.map((it) => [it.agent_id, it]));
-  live.takeWork(draft, agents);
+function applyAgents(draft, agents) {
+  draft.state.agents = Object.fromEntries(agents.map((agent) => [agent.agent_id, agent]));
+  live.applyWork(draft, agents);
 }

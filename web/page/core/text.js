@@ -1,5 +1,5 @@
 /**
- * What is said, as text: the twin of `write_content` in network/messages.py; ids and addresses.
+ * Texts of messages, and the ids and addresses of threads. `writeContent` follows `write_content` in network/messages.py.
  * No DOM, no clock.
  */
 
@@ -9,7 +9,7 @@ const MAX_DEPTH = 6;
 const MAX_SIZE = 1e15;
 const MAX_LINE_CHARS = 200;
 const MAX_WORDS_CHARS = 60;
-const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"; // as Python has it
+const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"; // Python's white space
 const SPACES = new RegExp(`${SPACE}+`);
 const ENDS = new RegExp(`^${SPACE}+|${SPACE}+$`, "g");
 const NAMES = ["name", "filename", "title"];
@@ -17,12 +17,12 @@ const TYPES = ["media_type", "mime_type", "type"];
 const SIZES = ["size", "bytes"];
 const PLACES = ["url", "path"];
 
-/** A message as text: its `text_representation`, else what its content says. */
+/** Return a message as text: its `text_representation`, or else the text of its content. */
 export function textOf(message) {
   return message.text_representation || writeContent(message.content ?? null);
 }
 
-/** The words alone, without files and data: what commands and decisions are read from. */
+/** Return the words without files and data: commands and decisions are read from these. */
 export function saidOf(message) {
   if (message.text_representation === undefined && isObject(message.content)) {
     return typeof message.content.text === "string" ? message.content.text : "";
@@ -30,7 +30,7 @@ export function saidOf(message) {
   return textOf(message);
 }
 
-/** Any JSON value as text. The bytes of a file are never in it. */
+/** Return any JSON value as text, without the bytes of files. */
 export function writeContent(content) {
   if (typeof content === "string") return content;
   if (!isObject(content)) return [...writeLines(content, 0)].join("\n");
@@ -42,7 +42,7 @@ export function writeContent(content) {
   }
   for (const [key, word] of [["files", "file"], ["images", "image"]]) {
     if (Array.isArray(content[key])) {
-      for (const given of content[key]) parts.push(writeFile(word, given));
+      for (const file of content[key]) parts.push(writeFile(word, file));
       delete rest[key];
     }
   }
@@ -51,26 +51,26 @@ export function writeContent(content) {
 }
 
 function writeFile(word, value) {
-  const given = typeof value === "string" ? { url: value } : value;
-  if (!isObject(given)) return `[${word} ${writeValue(given)}]`;
-  const name = pick(given, NAMES);
-  let kind = pick(given, TYPES);
-  let place = pick(given, PLACES);
+  const file = typeof value === "string" ? { url: value } : value;
+  if (!isObject(file)) return `[${word} ${writeValue(file)}]`;
+  const name = pick(file, NAMES);
+  let kind = pick(file, TYPES);
+  let place = pick(file, PLACES);
   if (place.startsWith("data:")) {
     kind = kind || place.slice(5).split(";")[0].split(",")[0];
     place = "";
   }
-  const size = SIZES.map((key) => given[key]).find((it) => Number.isInteger(it) || typeof it === "boolean");
+  const size = SIZES.map((key) => file[key]).find((value) => Number.isInteger(value) || typeof value === "boolean");
   const facts = [name, kind, writeSize(size), place].filter(Boolean);
-  const below = typeof given.text === "string" && given.text ? `\n${given.text}` : "";
+  const below = typeof file.text === "string" && file.text ? `\n${file.text}` : "";
   return `[${strip(`${word} ${facts.join(", ")}`)}]${below}`;
 }
 
-function pick(given, keys) {
-  return keys.map((key) => given[key]).find((it) => typeof it === "string" && it) ?? "";
+function pick(object, keys) {
+  return keys.map((key) => object[key]).find((value) => typeof value === "string" && value) ?? "";
 }
 
-/** A size of a file in words; nothing for what is none. */
+/** Format the size of a file; "" for a value that is no size. */
 export function writeSize(size) {
   if (!Number.isInteger(size) || size < 0 || size >= MAX_SIZE) return "";
   if (size >= 1e6) return `${(size / 1e6).toFixed(1)} MB`;
@@ -90,7 +90,7 @@ function* writeLines(value, depth) {
 
 function* writeEntry(head, value, depth) {
   const pad = "  ".repeat(depth + 1);
-  const isPlain = Array.isArray(value) && !value.some((it) => typeof it === "string" || (typeof it === "object" && it));
+  const isPlain = Array.isArray(value) && !value.some((element) => typeof element === "string" || (typeof element === "object" && element));
   const isFilled = Array.isArray(value) ? value.length > 0 : isObject(value) && Object.keys(value).length > 0;
   if (isFilled && !isPlain && depth + 1 < MAX_DEPTH) {
     yield head;
@@ -109,44 +109,44 @@ function writeValue(value) {
   return isData ? `(${[...value].length} characters of data)` : value;
 }
 
-/** A text without the white space around it. */
+/** Remove white space around a text. */
 export const strip = (text) => text.replace(ENDS, "");
 
-/** The first word of a text, in lower case, and the rest. */
+/** Return the first word of a text, in lower case, and the rest. */
 export function splitWord(text) {
   const words = strip(text);
   const end = words.search(SPACES);
   return end < 0 ? [words.toLowerCase(), ""] : [words.slice(0, end).toLowerCase(), strip(words.slice(end))];
 }
 
-/** A text as one line of at most 200 characters, as lists show it: the twin of `write_line` in
- * network/operations/marking.py. */
+/** Return a text as one line of at most 200 characters, as lists show it. Follows `format_line` in
+ * network/operations/read_state.py. */
 export function writeLine(text) {
   const line = [...text.slice(0, 128 * MAX_LINE_CHARS)].slice(0, 64 * MAX_LINE_CHARS).join("").split(SPACES).filter(Boolean).join(" ");
   const characters = [...line];
   return characters.length <= MAX_LINE_CHARS ? line : `${characters.slice(0, MAX_LINE_CHARS - 1).join("")}…`;
 }
 
-/** A text as searches compare it: without case and accents. @param {string} text */
+/** Return a text without case and accents, as searches compare it. @param {string} text */
 export const fold = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
 
-/** A number of things: `1 call`, `2 calls`. @param {number} count @param {string} word */
-export const tellCount = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+/** Format a number of things: `1 call`, `2 calls`. @param {number} count @param {string} word */
+export const formatCount = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
-/** The thread of what two say to each other alone, of one conversation if it is named. */
+/** Return the direct thread of two participants, of one conversation if it is named. */
 export const directThread = (one, other, conversation = "") => `direct:${[one, other].sort().join("~")}${conversation && `:${conversation}`}`;
 
-/** The two of a direct thread, or the mod and the participant of a mod's; of others none. */
+/** Return the two participants of a direct thread, or the mod and the participant of a mod's thread; else none. */
 export const partiesOf = (threadId) => (/^(direct|mod):/.test(threadId) ? threadId.split(":")[1].split("~") : []);
 
-/** Which conversation of two a direct thread is; empty where it has no name. */
+/** Return the name of the conversation of a direct thread; "" without one. */
 export const conversationOf = (threadId) => (threadId.startsWith("direct:") ? (threadId.split(":")[2] ?? "") : "");
 
-/** Whose the address is: `bob` of `agent:bob`. */
+/** Return the id in an address: `bob` for `agent:bob`. */
 export const nameOf = (address) => address.slice(address.indexOf(":") + 1);
 
-/** Where what is said in a direct thread, a channel or the broadcast thread goes; null for a reply thread and a mod's
- * thread, whose messages tell (`replyAddress`). */
+/** Return the address of messages in a direct thread, a channel or the broadcast thread. It is null for a reply thread,
+ * whose messages hold the address (`replyAddress`). */
 export function addressOf(threadId, me) {
   if (threadId === "broadcast" || threadId.startsWith("channel:")) return threadId;
   const [first, second] = partiesOf(threadId);
@@ -155,31 +155,31 @@ export function addressOf(threadId, me) {
   return `agent:${first === me ? second : first}`;
 }
 
-/** What a thread is called: as the hub says (`network.list_threads`), or, of one that it has not listed, by its place. */
+/** Return the title of a thread: the hub's (`network.list_threads`), or one from its place if the hub has not listed it. */
 export function nameThread(thread, me) {
   const { thread_id: id, title, mark } = thread;
   if (title) return title;
   return writeTitle(namePlace(id, me), conversationOf(id) && !thread.messages ? "New conversation" : "", mark?.title);
 }
 
-/** The place of a thread: whom else a direct one is of, `#dev`, "Everybody". The twin of network/titles.py. */
+/** Return the place of a thread: the other participant, `#dev`, "Everybody". Follows network/titles.py. */
 export function namePlace(id, me) {
   if (id.startsWith("channel:")) return `#${nameOf(id)}`;
   if (id === "broadcast") return "Everybody";
-  if (id.startsWith("direct:")) return [...new Set(partiesOf(id))].filter((it) => it !== me).join(" and ") || me;
+  if (id.startsWith("direct:")) return [...new Set(partiesOf(id))].filter((party) => party !== me).join(" and ") || me;
   if (id.startsWith("mod:network~")) return "From the network";
   if (id.startsWith("mod:")) return `From the mod ${partiesOf(id)[0]}`;
   return id.startsWith("thread:") ? `Replies to #${nameOf(id)}` : id;
 }
 
-/** A title: the place, and one's own name for the thread or else its first words. The twin of network/titles.py. */
+/** Return a title: the place, with the person's own name for the thread or its first words. Follows network/titles.py. */
 export function writeTitle(place, words, own = "") {
   const about = own || shorten(words);
   if (!about) return place;
   return own && own.toLowerCase().includes(place.toLowerCase()) ? own : `${place} · ${about}`;
 }
 
-/** The first words of a text as one line. */
+/** Return the first words of a text as one line. */
 function shorten(text) {
   const line = [...text.slice(0, 8 * MAX_WORDS_CHARS)].slice(0, 4 * MAX_WORDS_CHARS).join("").split(SPACES).filter(Boolean).join(" ");
   const characters = [...line];
@@ -189,7 +189,7 @@ function shorten(text) {
   return `${cut.replace(/[ ,;:.]+$/, "")}…`;
 }
 
-/** Where a reply to a message goes. */
+/** Return the address of a reply to a message. */
 export function replyAddress(message, me) {
   if (message.kind === "direct") return message.sender_id === me ? message.to : `agent:${message.sender_id}`;
   if (message.kind === "mod") return addressOf(message.thread_id, me);

@@ -20,16 +20,16 @@ export async function readTimeline(call, { most = 300, isWhole = false } = {}) {
   const { head } = await call("network.info", {});
   const named = await listNamed(call, isWhole ? 0 : Math.max(0, head - LOOKED_BACK));
   const newest = [...named.values()].sort((one, other) => other.seq - one.seq).slice(0, most);
-  const found = [];
+  const reactions = [];
   const take = async () => {
-    for (let it = newest.pop(); it; it = newest.pop()) {
-      const records = await readRecords(call, it.reaction, it.agent_id);
-      if (records.some((record) => record.kind === "started")) found.push(readReaction(it.reaction, it.agent_id, records));
+    for (let reaction = newest.pop(); reaction; reaction = newest.pop()) {
+      const records = await readRecords(call, reaction.reaction, reaction.agent_id);
+      if (records.some((record) => record.kind === "started")) reactions.push(readReaction(reaction.reaction, reaction.agent_id, records));
     }
   };
   await Promise.all(Array.from({ length: READS_AT_ONCE }, take));
-  found.sort((one, other) => one.started_at - other.started_at || one.trigger - other.trigger);
-  return { reactions: found, isCut: named.size > most || (!isWhole && head > LOOKED_BACK) };
+  reactions.sort((one, other) => one.started_at - other.started_at || one.trigger - other.trigger);
+  return { reactions: reactions, isCut: named.size > most || (!isWhole && head > LOOKED_BACK) };
 }
 
 /** The reactions of which something is recorded above a seq, and those that are open. */
@@ -37,15 +37,15 @@ async function listNamed(call, after) {
   const named = new Map();
   const add = ({ agent_id, reaction, seq }) => named.set(`${agent_id} ${reaction}`, { agent_id, reaction, seq });
   for await (const page of readUsage(call, undefined, after)) {
-    for (const it of page.calls) add({ ...it, agent_id: page.agent_id });
+    for (const call of page.calls) add({ ...call, agent_id: page.agent_id });
   }
   const open = await call("network.open_reactions", { limit: 500 });
-  for (const it of open.reactions) if (!named.has(`${it.agent_id} ${it.reaction}`)) add(it);
+  for (const reaction of open.reactions) if (!named.has(`${reaction.agent_id} ${reaction.reaction}`)) add(reaction);
   return named;
 }
 
 /** When the last of it was recorded. */
-export const endOf = (it) => it.ended_at ?? Math.max(it.started_at, ...it.steps.map((step) => step.ended_at ?? step.started_at));
+export const endOf = (reaction) => reaction.ended_at ?? Math.max(reaction.started_at, ...reaction.steps.map((step) => step.ended_at ?? step.started_at));
 
 /**
  * Give the scale of these reactions: `place(at)` is the share of the width, 0 to 1, at which a time stands; `gaps` are
@@ -53,16 +53,16 @@ export const endOf = (it) => it.ended_at ?? Math.max(it.started_at, ...it.steps.
  */
 export function createScale(reactions) {
   const spans = [];
-  for (const it of reactions) { // by when they began
-    const [from, to] = [it.started_at, endOf(it)];
+  for (const reaction of reactions) { // by when they began
+    const [from, to] = [reaction.started_at, endOf(reaction)];
     if (spans.length && from <= spans.at(-1).to + IDLE_MS) spans.at(-1).to = Math.max(spans.at(-1).to, to);
     else spans.push({ from, to });
   }
   let drawn = 0;
-  const idle = Math.max(1, spans.reduce((sum, it) => sum + it.to - it.from, 0)) * 0.02;
-  for (const it of spans) {
-    it.start = drawn;
-    drawn += Math.max(1, it.to - it.from) + idle;
+  const idle = Math.max(1, spans.reduce((sum, span) => sum + span.to - span.from, 0)) * 0.02;
+  for (const span of spans) {
+    span.start = drawn;
+    drawn += Math.max(1, span.to - span.from) + idle;
   }
   const width = Math.max(1, drawn - idle);
   const place = (at) => {
@@ -72,10 +72,10 @@ export function createScale(reactions) {
       if (spans[middle].from <= at) low = middle;
       else high = middle - 1;
     }
-    const it = spans[low];
-    return it ? (it.start + Math.min(Math.max(0, at - it.from), it.to - it.from)) / width : 0;
+    const span = spans[low];
+    return span ? (span.start + Math.min(Math.max(0, at - span.from), span.to - span.from)) / width : 0;
   };
-  const gaps = spans.slice(1).map((it, at) => ({ place: it.start / width, ms: it.from - spans[at].to }));
+  const gaps = spans.slice(1).map((span, at) => ({ place: span.start / width, ms: span.from - spans[at].to }));
   const stretch = (from, to) => [place(from), Math.max(SHARE, place(to) - place(from))];
   return { place, stretch, gaps };
 }

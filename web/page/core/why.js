@@ -3,7 +3,7 @@
 // given, of a hub or of a recording; no DOM, nothing kept.
 
 import { chooseEarlier, listMessages, readReaction, tellExchange, tellWork, traceMessage } from "#core/reading.js";
-import { tellCount } from "#core/text.js";
+import { formatCount } from "#core/text.js";
 
 /** @typedef {(op: string, args: object) => Promise<any>} Call */
 
@@ -29,11 +29,11 @@ async function explainOne(call, message, { reaction: name, trigger }) {
   const told = { reaction: name, agent_id: message.sender_id, trigger, is_hidden: !reaction.is_readable };
   if (told.is_hidden) return { message, reaction: { ...told, status: "", manifest: [], sent: null, work: [] }, messages: {} };
   const sent = traceMessage(reaction, message.message_id);
-  const isOfSent = (it) => it.type === "call" && it.path === sent.path && it.turn === sent.turn && it.call === sent.call;
+  const isOfSent = (step) => step.type === "call" && step.path === sent.path && step.turn === sent.turn && step.call === sent.call;
   const sending = sent && reaction.work.find(isOfSent);
   const work = sent
     ? chooseEarlier(reaction.work, sent.path, sent.turn + (sent.tool_call === null), sent.call)
-    : reaction.work.filter((it) => it.seq < message.seq);
+    : reaction.work.filter((work) => work.seq < message.seq);
   const seqs = listMessages(sending ? [...work, sending] : work);
   const messages = await readMessages(call, [...reaction.manifest, ...seqs]);
   return {
@@ -43,7 +43,7 @@ async function explainOne(call, message, { reaction: name, trigger }) {
       status: reaction.status ?? "open",
       manifest: reaction.manifest,
       sent: sent && { ...sent, ...(sending && tellExchange(sending, messages)) },
-      work: work.map((it) => tellWork(it, messages)),
+      work: work.map((work) => tellWork(work, messages)),
     },
     messages,
     steps: reaction.steps,
@@ -56,17 +56,17 @@ export async function follow(call, seq) {
   const found = await readPages(call, "network.impact", { seq, limit: PAGE }, "messages", (page) => ({ after: page.next }));
   const effects = new Map([start, ...found].map((message) => [message.seq, { message, reactions: [], followers: [], followed: 0 }]));
   // what followed from something hidden stands with the first
-  for (const it of found) effects.get(effects.has(it.cause) ? it.cause : seq).followers.push(effects.get(it.seq));
+  for (const item of found) effects.get(effects.has(item.cause) ? item.cause : seq).followers.push(effects.get(item.seq));
   await inTurns([...effects.values()], async (effect) => (effect.reactions = await readReactionsTo(call, effect.message)));
   for (const effect of [...effects.values()].sort((one, other) => other.message.seq - one.message.seq)) {
-    effect.followed = effect.followers.reduce((sum, it) => sum + 1 + it.followed, 0);
+    effect.followed = effect.followers.reduce((sum, item) => sum + 1 + item.followed, 0);
   }
   return cutDepth(effects.get(seq), 0);
 }
 
 function cutDepth({ message, reactions, followers, followed }, depth) {
   if (depth === MAX_DEPTH && followed) return { message, reactions, followers: [], more: followed };
-  return { message, reactions, followers: followers.map((it) => cutDepth(it, depth + 1)) };
+  return { message, reactions, followers: followers.map((follower) => cutDepth(follower, depth + 1)) };
 }
 
 /** The first reaction of each agent that a message began, and the one that took its place since a person took the thread over. */
@@ -75,20 +75,20 @@ async function readReactionsTo(call, message) {
   const read = async ({ agent_id, reaction: name }) => {
     const records = await readRecords(call, name, agent_id);
     const reaction = readReaction(name, agent_id, records);
-    const triggers = records.filter((it) => it.kind === "started").map((it) => it.body?.trigger);
+    const triggers = records.filter((record) => record.kind === "started").map((record) => record.body?.trigger);
     // a prompt may hold it without being made for it
     if (records.length && !triggers.includes(message.seq)) return null;
     if (!reaction.is_readable) return { agent_id, reaction: name, status: "", work: [] };
     const messages = await readMessages(call, listMessages(reaction.work));
-    return { agent_id, reaction: name, status: tellStatus(reaction), work: reaction.work.map((it) => tellWork(it, messages)) };
+    return { agent_id, reaction: name, status: tellStatus(reaction), work: reaction.work.map((work) => tellWork(work, messages)) };
   };
-  const begun = fates.flatMap(({ agent_id, reaction, again }) => [reaction, again?.reaction].filter(Boolean).map((it) => ({ agent_id, reaction: it })));
+  const begun = fates.flatMap(({ agent_id, reaction, again }) => [reaction, again?.reaction].filter(Boolean).map((value) => ({ agent_id, reaction: value })));
   return (await inTurns(begun, read)).filter(Boolean);
 }
 
 function tellStatus({ status, runs, turns }) {
   const shown = status === null ? turns : (runs.get("").finished.turns ?? 0);
-  return `${status ?? "open"} after ${tellCount(shown, "turn")}`;
+  return `${status ?? "open"} after ${formatCount(shown, "turn")}`;
 }
 
 /** Give all records of an agent's reaction that may be seen, oldest first. @param {Call} call */
@@ -97,7 +97,7 @@ export const readRecords = (call, reaction, agent_id) =>
 
 /** Give messages by their seqs, those that may be seen. @param {Call} call @param {number[]} seqs */
 async function readMessages(call, seqs) {
-  const read = (seq) => call("network.why", { seq }).then((it) => [seq, it.chain[0]], passUnknown(null));
+  const read = (seq) => call("network.why", { seq }).then((result) => [seq, result.chain[0]], passUnknown(null));
   return Object.fromEntries((await inTurns([...new Set(seqs)], read)).filter(Boolean));
 }
 
@@ -107,7 +107,7 @@ async function readChain(call, seq) {
     const page = await call("network.why", { seq: at }).catch(chain.length ? passUnknown(null) : (error) => { throw error; });
     if (page === null) break; // the next one may not be seen
     chain.push(...page.chain);
-    const last = page.chain.findLast((it) => "message_id" in it || "reaction" in it);
+    const last = page.chain.findLast((step) => "message_id" in step || "reaction" in step);
     at = page.has_more ? last.trigger ?? last.cause : null; // it was cut after a message, or after a reaction
   }
   return chain;

@@ -1,6 +1,6 @@
 /**
- * The shell around the screens: where one can go and what waits there, the state of the connection, who one is, the keys
- * of every screen, the document's title, and where the focus goes. What a screen shows is its own module's.
+ * The shell around the screens: navigation with counts, the state of the connection, the current user, the keys of every
+ * screen, the document title and the focus. Each screen's content belongs to its own module.
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useEffect, useRef} from "#vendor/hooks.js";
@@ -35,7 +35,7 @@ const places = computed(() => PLACES.filter(([place]) => {
   return place !== "timeline" || isOver.value || me.value?.is_operator;
 }));
 
-/** The whole page. */
+/** The whole page: the login, or the shell. */
 export function App() {
   const isNobody = !credentials.value || (connection.value === "refused" && !me.value?.agent_id);
   if (isNobody && !isReadOnly.value) return html`<${Boundary}><${Login} /><//>`;
@@ -54,7 +54,7 @@ function Shell() {
     "?": {text: "These keys", run: () => { isHelpOpen.value = true; }},
     Escape: {text: "Back", run: leave},
   });
-  useEffect(() => { // nothing of a run that is over waits for who looks at it
+  useEffect(() => { // a recording has no inbox and no last conversation
     if (isReadOnly.value && ["home", "inbox"].includes(route.value.screen)) go(linkTo.threads(), {replace: true});
   }, [isReadOnly.value, route.value]);
   useFocus(main);
@@ -90,14 +90,14 @@ function Screen() {
   }
 }
 
-/** Escape leaves a field first, then the screen that is one of a list. */
+/** Escape leaves a field first, then a screen that was opened from a list. */
 function leave() {
   const active = document.activeElement;
   if (active instanceof HTMLElement && active.matches("input, textarea, select")) {
     active.blur();
     if (active.closest(".composer")) {
       chooseRow();
-      [...document.querySelectorAll("[role=log] [data-seq]")].at(-1)?.focus({preventScroll: true}); // j, k and r go on from there
+      [...document.querySelectorAll("[role=log] [data-seq]")].at(-1)?.focus({preventScroll: true}); // where j, k and r continue
     }
     return undefined;
   }
@@ -108,7 +108,7 @@ function leave() {
   return false;
 }
 
-// --- where one can go
+// --- navigation
 
 function Nav() {
   const here = {home: "threads", thread: "threads", why: "threads"}[route.value.screen] ?? route.value.screen;
@@ -143,51 +143,51 @@ function Myself() {
 // --- the connection
 
 const offlineSince = signal(0);
-/** The node that serves where one's own only follows, as HOST:PORT. */
+/** The leader of a read replica, as HOST:PORT. */
 const servedBy = signal("");
 
-/** Says what is wrong with the connection, and what can be done; nothing while all is well. */
+/** Shows a problem of the connection and what to do; nothing while all is well. */
 function Connection() {
-  const is = connection.value;
+  const status = connection.value;
   useEffect(() => {
-    if (is === "offline") offlineSince.value ||= Date.now();
-    else if (is !== "connecting") offlineSince.value = 0;
-    if (is === "offline" && !isOver.value) void findServing();
-    else if (is === "online") servedBy.value = "";
-  }, [is, refusal.value]);
-  return html`<div class="connection-place" role="status" aria-live="polite">${tellConnection(is)}</div>`;
+    if (status === "offline") offlineSince.value ||= Date.now();
+    else if (status !== "connecting") offlineSince.value = 0;
+    if (status === "offline" && !isOver.value) void findServing();
+    else if (status === "online") servedBy.value = "";
+  }, [status, refusal.value]);
+  return html`<div class="connection-place" role="status" aria-live="polite">${describeConnection(status)}</div>`;
 }
 
-/** Ask one's own node: a page is not shown why its socket was refused. */
+/** Ask the page's node for the leader: a browser does not show why a socket was refused. */
 async function findServing() {
   try {
     servedBy.value = readStanding(await (await fetch("/readyz")).text());
-  } catch { // nor is that node there
+  } catch { // this node is gone too
     servedBy.value = "";
   }
 }
 
-function tellConnection(is) {
-  if (is === "online") return follows.value && html`<${Following} ...${follows.value} />`;
-  if (isOver.value) return html`<p class="connection warn">What shows this file has ended: <code>roundelay view</code> shows it again.</p>`;
-  if (is === "refused") {
-    const told = refusal.value?.message ?? "The hub refuses this browser.";
-    return html`<p class="connection bad">${told} A new link comes from <code>roundelay web</code> on the node's machine.
+function describeConnection(status) {
+  if (status === "online") return follows.value && html`<${Following} ...${follows.value} />`;
+  if (isOver.value) return html`<p class="connection warn">The program that shows this file has ended. <code>roundelay view</code> shows it again.</p>`;
+  if (status === "refused") {
+    const reason = refusal.value?.message ?? "The hub refuses this browser.";
+    return html`<p class="connection bad">${reason} Run <code>roundelay web</code> on the node's machine for a new link.
       <span class="tools"><button type="button" class="button" onClick=${() => actions.connect(credentials.value)}>Try again</button>
         <button type="button" class="button" onClick=${logOut}>Log out</button></span></p>`;
   }
   if (offlineSince.value) {
-    return html`<p class="connection warn">Offline<span aria-hidden="true"> <${Elapsed} since=${offlineSince.value} /></span>. ${servedBy.value && html`Another node serves this network: <${Serving} at=${servedBy.value} />. `}What you write waits here and is sent when the hub answers again.</p>`;
+    return html`<p class="connection warn">Offline<span aria-hidden="true"> <${Elapsed} since=${offlineSince.value} /></span>. ${servedBy.value && html`Another node serves this network: <${Serving} at=${servedBy.value} />. `}Your messages wait here, and are sent when the hub is back.</p>`;
   }
   return html`<p class="connection">Connecting to the hub…</p>`;
 }
 
-/** At a node that follows: whom, and as of when what it shows is. The time is not read out, as it changes all the while. */
+/** The banner of a read replica: its leader, and the age of its data. Screen readers skip the time, because it keeps changing. */
 function Following({leader, as_of: asOf}) {
-  return html`<p class="connection">This node follows ${readAddress(leader) ? html`<${Serving} at=${leader} />, where one writes` : "another one"}. What it shows is for reading<span aria-hidden="true">, as of ${new Date(asOf).toLocaleTimeString()}</span>.</p>`;
+  return html`<p class="connection">This node is a read replica${readAddress(leader) ? html`. Write at its leader, <${Serving} at=${leader} />` : " of another node"}.<span aria-hidden="true"> Data as of ${new Date(asOf).toLocaleTimeString()}.</span></p>`;
 }
 
-/** How long something lasts: seconds are seen to pass, as long as they are told. */
+/** A duration that counts seconds for the first two minutes. */
 function Elapsed({since}) {
   useEffect(() => {
     const tick = () => { if (!document.hidden && Date.now() - since < 130_000) now.value = Date.now(); };
@@ -207,14 +207,14 @@ function useTitle() {
   const waiting = inboxItems.value.length;
   const thread = screen === "thread" ? nameHere(id) : "";
   const names = {thread, why: `Why #${id}`, agents: id ?? "Agents"};
-  const name = names[screen] ?? PLACES.find(([it]) => it === screen)?.[1] ?? "";
+  const name = names[screen] ?? PLACES.find(([value]) => value === screen)?.[1] ?? "";
   const title = `${waiting ? `(${waiting}) ` : ""}${name} · ${network.value?.name || "Roundelay"}`;
   useEffect(() => { document.title = title; }, [title]);
 }
 
 /**
- * After a navigation the focus goes to the screen's heading, unless the screen has taken it itself or the person has chosen
- * a row since. What had the focus before is read as the screen is drawn: what takes it later may be the person.
+ * After a navigation the focus goes to the heading of the screen, unless the screen or the person has moved the focus since.
+ * The old focus is read while the screen is drawn; a later change may come from the person.
  */
 function useFocus(main) {
   const {screen, id} = route.value;
@@ -240,7 +240,7 @@ function focusHeading(main) {
 
 function LogOut() {
   return html`<${Dialog} title="Log out?" onClose=${() => { isLeaving.value = false; }}>
-    <p>This browser forgets its token, which stays good at the node until it is revoked there. To come back you need a new link: <code>roundelay web</code> on the node's machine prints one.</p>
+    <p>This browser forgets its token. The token stays valid at the node until it is revoked there. To come back you need a new link: run <code>roundelay web</code> on the node's machine.</p>
     <div class="dialog-tools"><${Button} kind="danger" run=${() => { isLeaving.value = false; logOut(); }}>Log out<//></div><//>`;
 }
 
@@ -248,6 +248,6 @@ const KEY_NAMES = {" ": "Space", Escape: "Esc", "Control+Enter": "Ctrl Enter"};
 
 function Help() {
   return html`<${Dialog} title="Keys" onClose=${() => { isHelpOpen.value = false; }}>
-    <dl class="keys">${takenKeys.value.map(({key, text}) => html`<div><dt>${key.split(" ").map((it) => html`<kbd>${KEY_NAMES[it] ?? it}</kbd> `)}</dt><dd>${text}</dd></div>`)}
-      <div><dt><kbd>Enter</kbd></dt><dd>Open the row that has the focus</dd></div></dl><//>`;
+    <dl class="keys">${takenKeys.value.map(({key, text}) => html`<div><dt>${key.split(" ").map((part) => html`<kbd>${KEY_NAMES[part] ?? part}</kbd> `)}</dt><dd>${text}</dd></div>`)}
+      <div><dt><kbd>Enter</kbd></dt><dd>Open the selected row</dd></div></dl><//>`;
 }

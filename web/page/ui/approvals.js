@@ -1,13 +1,13 @@
 /**
- * Calls that wait for a person's decision: what a message asks to approve, what was decided on it, and the card by which
- * one decides. `readApproval`, `readDecisions`, `readYesOrNo` and `tellCall` are pure; a decision is sent by the store.
+ * Calls that need approval: the request in a message, the decision on it, and the card for deciding. `readApproval`,
+ * `readDecisions`, `readYesOrNo` and `formatCall` are pure; the store sends a decision.
  */
 import {useState} from "#vendor/hooks.js";
 import {isObject, listOf, readArguments, writeArguments} from "#core/json.js";
 import {isAwaited} from "#core/state.js";
 import {saidOf} from "#core/text.js";
-import {isDecision} from "#core/under_way.js";
-import {Agent, Badge, Button, html, Icon, now, tellMoment, tellSpan} from "#ui/parts.js";
+import {isDecision} from "#core/live_activity.js";
+import {Agent, Badge, Button, html, Icon, now, formatMoment, formatSpan} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
 import {actions, isOver, me, nameHere} from "#ui/store.js";
 
@@ -15,34 +15,34 @@ const SHOWN_CHARS = 300;
 const SHOWN_LINES = 6;
 const CALL_CHARS = 120;
 
-/** Return people's decisions, by the seqs of the requests: {by, people, at, seq, text, scope, isApproved}. A decision that
- * its agent could not use (`still_waits`) counts no more, nor does one of a person who may not decide.
- * @param {object[]} messages of a thread, ascending
+/** Return people's decisions by the seq of the request: {by, people, at, seq, text, scope, isApproved}. A decision that the
+ * agent could not use (`still_waits`) does not count, nor does one of a person who may not decide.
+ * @param {object[]} messages of a thread, in ascending order
  */
 export function readDecisions(messages) {
   const asked = new Map();
-  const found = new Map();
+  const decisions = new Map();
   const votes = new Map();
-  for (const it of messages) {
-    const request = readApproval(it);
-    if (request !== null) asked.set(it.seq, {...request, sender: it.sender_id});
-    const waits = it.metadata?.still_waits;
-    const told = readDecided(it);
-    const of = asked.get(told?.request ?? it.reply_to);
-    if (told !== null && of?.sender === it.sender_id) found.set(told.request, told);
-    else if (asked.get(waits)?.sender === it.sender_id && found.get(waits)?.seq === it.reply_to) found.delete(waits);
-    else if (of && told === null && !found.has(it.reply_to) && isDecision(it) && mayDecideOn(of, it.sender_id)) {
-      const decision = readDecision(it);
-      const people = new Set([...(votes.get(it.reply_to) ?? []), it.sender_id]);
-      votes.set(it.reply_to, people);
-      if (!decision.isApproved) found.set(it.reply_to, decision);
-      else if (people.size >= of.needed) found.set(it.reply_to, {...decision, people: [...people]});
+  for (const message of messages) {
+    const request = readApproval(message);
+    if (request !== null) asked.set(message.seq, {...request, sender: message.sender_id});
+    const waits = message.metadata?.still_waits;
+    const report = readDecided(message);
+    const of = asked.get(report?.request ?? message.reply_to);
+    if (report !== null && of?.sender === message.sender_id) decisions.set(report.request, report);
+    else if (asked.get(waits)?.sender === message.sender_id && decisions.get(waits)?.seq === message.reply_to) decisions.delete(waits);
+    else if (of && report === null && !decisions.has(message.reply_to) && isDecision(message) && mayDecideOn(of, message.sender_id)) {
+      const decision = readDecision(message);
+      const people = new Set([...(votes.get(message.reply_to) ?? []), message.sender_id]);
+      votes.set(message.reply_to, people);
+      if (!decision.isApproved) decisions.set(message.reply_to, decision);
+      else if (people.size >= of.needed) decisions.set(message.reply_to, {...decision, people: [...people]});
     }
   }
-  return found;
+  return decisions;
 }
 
-/** Read a decision: {by, people, at, seq, text, scope, isApproved}. */
+/** Parse a decision: {by, people, at, seq, text, scope, isApproved}. */
 function readDecision(message) {
   const text = saidOf(message).trim();
   const scope = /^\/approve\s+(thread|always)\s*$/i.exec(text)?.[1].toLowerCase() ?? "once";
@@ -50,41 +50,41 @@ function readDecision(message) {
   return {by, people: [by], at, seq, text, scope, isApproved: !/^\/deny/i.test(text)};
 }
 
-/** What an agent says of a decision that people gave elsewhere; null for any other message. */
+/** Return the decision from another thread that an agent reports; null for any other message. */
 function readDecided(message) {
-  const told = message.metadata?.decided;
-  const people = listOf(told?.by).filter((it) => typeof it === "string");
-  if (message.sender_kind !== "agent" || !Number.isInteger(told?.request) || !people.length) return null;
-  const said = listOf(told.said).filter((it) => typeof it === "string" && it);
-  return {request: told.request, by: people[0], people, at: Number(told.at) || message.sent_at, seq: Number(told.seq) || message.seq,
-    text: said.at(-1) ?? "", scope: told.scope ?? "once", isApproved: told.is_approved === true};
+  const report = message.metadata?.decided;
+  const people = listOf(report?.by).filter((name) => typeof name === "string");
+  if (message.sender_kind !== "agent" || !Number.isInteger(report?.request) || !people.length) return null;
+  const texts = listOf(report.said).filter((message) => typeof message === "string" && message);
+  return {request: report.request, by: people[0], people, at: Number(report.at) || message.sent_at, seq: Number(report.seq) || message.seq,
+    text: texts.at(-1) ?? "", scope: report.scope ?? "once", isApproved: report.is_approved === true};
 }
 
-/** What a message asks a person to approve; null if it asks for nothing. */
+/** Return the call that a message asks a person to approve; null if it asks for none. */
 export function readApproval(message) {
   const asked = message.metadata?.approval;
   if (typeof asked?.reaction !== "string" || message.sender_kind !== "agent") return null;
   const span = typeof asked.timeout_s === "number" && asked.timeout_s > 0 ? asked.timeout_s * 1000 : Infinity;
-  const said = (value) => (typeof value === "string" ? value : "");
-  const texts = (value) => (Array.isArray(value) ? value.filter((it) => typeof it === "string") : null);
+  const textOr = (value) => (typeof value === "string" ? value : "");
+  const texts = (value) => (Array.isArray(value) ? value.filter((text) => typeof text === "string") : null);
   return {
-    reaction: asked.reaction, tool: said(asked.tool) || "a tool", arguments: said(asked.arguments), reason: said(asked.reason),
+    reaction: asked.reaction, tool: textOr(asked.tool) || "a tool", arguments: textOr(asked.arguments), reason: textOr(asked.reason),
     until: message.sent_at + span, needed: Number.isInteger(asked.needed) && asked.needed > 1 ? asked.needed : 1,
     approvers: texts(asked.approvers), deciders: texts(asked.deciders), ledBy: readLedBy(asked.led_by),
   };
 }
 
-/** The message that led to the call, as its agent copied it for an approver. */
-function readLedBy(given) {
-  if (!isObject(given) || !Number.isInteger(given.seq) || typeof given.thread_id !== "string") return null;
-  const said = (value) => (typeof value === "string" ? value : "");
-  return {seq: given.seq, thread_id: given.thread_id, sender_id: said(given.sender_id), text: said(given.text)};
+/** Return the message that led to the call; the agent copies it for approvers who cannot read it. */
+function readLedBy(copy) {
+  if (!isObject(copy) || !Number.isInteger(copy.seq) || typeof copy.thread_id !== "string") return null;
+  const textOr = (value) => (typeof value === "string" ? value : "");
+  return {seq: copy.seq, thread_id: copy.thread_id, sender_id: textOr(copy.sender_id), text: textOr(copy.text)};
 }
 
-/** Whether somebody who reads a request may decide on it. */
+/** Whether a reader of the request may decide on it. */
 const mayDecideOn = (asked, agentId) => asked.deciders === null || asked.deciders.includes(agentId);
 
-/** Whether a message is a decision on a request by somebody who may decide. */
+/** Whether a message decides on a request, and its sender may decide. */
 export const decidesOn = (message, request) => {
   const asked = readApproval(request);
   return asked !== null && mayDecideOn(asked, message.sender_id);
@@ -92,72 +92,72 @@ export const decidesOn = (message, request) => {
 
 const PLAIN_VALUE = /^[\p{L}\p{N}_ .@:/+#-]+$/u;
 
-/** An argument; in quotation marks where its characters could end the call and begin another sentence. */
+/** Format an argument. Quote it if its characters could end the call and look like another sentence. */
 const writeValue = (value) => (typeof value === "string" && PLAIN_VALUE.test(value) ? value : JSON.stringify(value));
 
-/** A call in a line: `refund(order=17)`. */
-function tellCall(asked) {
+/** Format a call in a line: `refund(order=17)`. */
+function formatCall(asked) {
   const read = readArguments(asked.arguments);
-  const parts = isObject(read) ? Object.entries(read).map(([name, it]) => `${name}=${writeValue(it)}`) : [asked.arguments];
+  const parts = isObject(read) ? Object.entries(read).map(([name, value]) => `${name}=${writeValue(value)}`) : [asked.arguments];
   const text = parts.join(", ");
   return `${asked.tool}(${text.length > CALL_CHARS ? `${text.slice(0, CALL_CHARS)}…` : text})`;
 }
 
-/** A line of a message where its request is not at hand: a decision in words, any other text as it is. */
-export function tellLine(text) {
+/** Format a line of a message without its request: a decision in words, any other text unchanged. */
+export function describeLine(text) {
   const [, word, rest = ""] = /^\/(approve|deny|edit)\b\s*([^]*)$/i.exec(text) ?? [];
   if (word === undefined) return text;
-  const said = {approve: "approved a call", deny: "denied a call", edit: "approved a call with other arguments"}[word.toLowerCase()];
-  return word.toLowerCase() === "deny" && rest ? `${said}: ${rest}` : said;
+  const phrase = {approve: "approved a call", deny: "denied a call", edit: "approved a call with other arguments"}[word.toLowerCase()];
+  return word.toLowerCase() === "deny" && rest ? `${phrase}: ${rest}` : phrase;
 }
 
 const YES = new Set(["yes", "y", "yep", "ok", "okay", "sure", "approve", "approved"]);
 const NO = new Set(["no", "n", "nope", "deny", "denied"]);
 
-/** Return the meaning of a plain yes, ok or no while a call waits: "approve" or "deny"; null for a text like any other. */
+/** Return the meaning of a plain yes, ok or no while a call waits: "approve" or "deny"; null for any other text. */
 export function readYesOrNo(text) {
   const word = text.trim().replace(/[.!]+$/, "").toLowerCase();
   return YES.has(word) ? "approve" : NO.has(word) ? "deny" : null;
 }
 
 /**
- * The requests of a thread that wait for one's own decision: {message, asked}.
- * @param {object} given the state @param {object} thread @param {object} own who looks at it
+ * Return the requests of a thread that this person can decide: {message, asked}.
+ * @param {object} given the state @param {object} thread @param {object} own the current user
  */
-export function listOpen(given, thread, own) {
+export function listOpen(current, thread, own) {
   if (own.kind !== "human") return [];
-  const messages = (thread.loaded?.seqs ?? []).map((seq) => given.messages[seq]);
+  const messages = (thread.loaded?.seqs ?? []).map((seq) => current.messages[seq]);
   const decisions = readDecisions(messages);
   return messages.map((message) => ({message, asked: readApproval(message)})).filter(({message, asked}) => asked !== null
-    && !decisions.has(message.seq) && asked.until > Date.now() && mayDecideOn(asked, own.agent_id) && isAwaited(given, message, true));
+    && !decisions.has(message.seq) && asked.until > Date.now() && mayDecideOn(asked, own.agent_id) && isAwaited(current, message, true));
 }
 
-/** A call that waits for a decision, or what was decided on it.
- * @param {{isNamed?: boolean, item?: object}} props `isNamed`: what it is stands above it. `item`: what the inbox says of it */
+/** A call that needs approval, or the decision on it.
+ * @param {{isNamed?: boolean, item?: object}} props `isNamed`: a heading above already names it. `item`: its row in the inbox */
 export function Approval({message, asked, decision, isAwaited = true, isNamed = false, mayDecide, item}) {
   const [form, setForm] = useState(null);
   const rest = (item?.until ?? asked.until) - now.value;
   const own = me.value.agent_id;
-  const isCalled = item?.may_call === true; // an operator's, who does not read the thread
+  const isCalled = item?.may_call === true; // an operator who does not read the thread
   const may = mayDecide && (isCalled || mayDecideOn(asked, own));
   const voters = listOf(item?.approved_by);
-  const ended = decision ? "" : isOver.value ? "Nobody had decided when this was recorded." : rest <= 0 ? "Nobody decided in time." : isAwaited ? "" : "Nobody waits for it any more.";
-  const decide = (what, said) => actions.decide(message.seq, what, said, {isCalled});
-  const others = asked.deciders?.filter((it) => it !== own) ?? [];
+  const ended = decision ? "" : isOver.value ? "No decision yet when this was recorded." : rest <= 0 ? "Expired without a decision." : isAwaited ? "" : "No longer needed.";
+  const decide = (what, rest) => actions.decide(message.seq, what, rest, {isCalled});
+  const others = asked.deciders?.filter((id) => id !== own) ?? [];
   const thread = asked.ledBy ?? {thread_id: message.thread_id, seq: message.reply_to ?? message.seq};
   return html`<section class=${`approval ${decision ? (decision.isApproved ? "approved" : "denied") : ended ? "over" : "waits"}`} aria-label=${`Approval of ${asked.tool}`}>
     <p class="approval-head">${!isNamed && html`<${Badge} kind=${decision || ended ? "plain" : "warn"}>${decision || ended ? "Approval" : "Needs approval"}<//> `}<${Agent} id=${message.sender_id} /> wants to call <code dir="auto">${asked.tool}</code></p>
     ${(decision || ended || form !== "edit") && html`<${Arguments} text=${asked.arguments} />`}
     ${asked.reason && html`<p class="approval-why"><span class="faint">Why: </span><span class="as-is" dir="auto">${asked.reason}</span></p>`}
     ${asked.ledBy && html`<blockquote class="led-by"><span class="faint"><${Agent} id=${asked.ledBy.sender_id} /> wrote:</span> <span class="as-is" dir="auto">${asked.ledBy.text}</span></blockquote>`}
-    ${(isNamed || asked.ledBy) && html`<p><a href=${linkTo.thread(thread.thread_id, thread.seq)}>Open the conversation</a> <span class="faint">${nameHere(thread.thread_id)}</span></p>`}
+    ${(isNamed || asked.ledBy) && html`<p><a href=${linkTo.thread(thread.thread_id, thread.seq)}>Open conversation</a> <span class="faint">${nameHere(thread.thread_id)}</span></p>`}
     ${decision ? html`<${Decided} decision=${decision} />
       ${!isOver.value && may && decision.scope !== "once" && decision.people.includes(own) && html`<div class="tools"><${Button} run=${() => decide("deny", "from now on")} title="The agent asks again before its next call">Ask again from now on<//></div>`}`
     : ended ? html`<p class="faint">${ended}</p>`
-    : html`${asked.needed > 1 && html`<p>${asked.needed} different people have to approve this.${voters.length > 0 && ` ${voters.join(", ")} approved it.`}</p>`}
-      ${!may && asked.deciders && html`<p>Waits for ${asked.deciders.join(" or ") || "nobody"}.</p>`}
+    : html`${asked.needed > 1 && html`<p>Needs approval by ${asked.needed} people.${voters.length > 0 && ` Approved by ${voters.join(", ")}.`}</p>`}
+      ${!may && asked.deciders && html`<p>Waiting for ${asked.deciders.join(" or ") || "nobody"}.</p>`}
       ${may && others.length > 0 && html`<p class="faint">${others.join(", ")} may decide too.</p>`}
-      ${rest < Infinity && html`<p class="faint">Waits for ${tellSpan(rest)} more, until ${new Date(asked.until).toLocaleString([], {dateStyle: "medium", timeStyle: "short"})}</p>`}
+      ${rest < Infinity && html`<p class="faint">Expires in ${formatSpan(rest)}, at ${new Date(asked.until).toLocaleString([], {dateStyle: "medium", timeStyle: "short"})}</p>`}
       ${may && !form && html`<div class="tools">
           <${Button} kind="primary" run=${() => decide("approve")}>Approve once<//>
           <${Button} kind="danger" run=${() => setForm("deny")}>Deny…<//>
@@ -167,7 +167,7 @@ export function Approval({message, asked, decision, isAwaited = true, isNamed = 
   </section>`;
 }
 
-/** The arguments of a call: a table, or the text where they are no object. Long values are cut. */
+/** The arguments of a call: a table, or the text if they are not an object. Long values are cut. */
 function Arguments({text}) {
   const read = readArguments(text);
   if (!isObject(read)) return html`<pre tabindex="0" dir="ltr" aria-label="Arguments">${writeArguments(text)}</pre>`;
@@ -188,12 +188,12 @@ function Value({value}) {
     ${cut !== text && html` <button type="button" class="link-button" aria-expanded=${isWhole} onClick=${() => setWhole(!isWhole)}>${isWhole ? "Show less" : `Show all (${text.length.toLocaleString()} characters)`}</button>`}`;
 }
 
-/** To approve more than this call: apart from the rest, with what that allows written out. */
+/** Approval for further calls. It is apart from the rest, and spells out what it allows. */
 function Longer({asked, agent, decide}) {
-  const who = `, whoever asks for it${asked.deciders ? " (but never for what you ask for yourself)" : ""}`;
-  const both = asked.needed > 1 ? ` It holds once ${asked.needed} people say so.` : "";
-  const end = "until you take it back at this card";
-  return html`<details class="longer"><summary>Do not ask again…</summary>
+  const who = `, whoever asks for it${asked.deciders ? " (but never for your own requests)" : ""}`;
+  const both = asked.needed > 1 ? ` This needs ${asked.needed} people.` : "";
+  const end = "until you revoke it at this card";
+  return html`<details class="longer"><summary>Don't ask again…</summary>
     <div><p>${agent} calls <code dir="auto">${asked.tool}</code> <strong>in ${asked.ledBy ? "that" : "this"} conversation</strong> without asking, with any arguments${who}, ${end}.${both}</p>
       <${Button} run=${() => decide("thread")}>Always in ${asked.ledBy ? "that" : "this"} conversation<//></div>
     <div><p>${agent} calls <code dir="auto">${asked.tool}</code> <strong>in every conversation where you may decide</strong> without asking, with any arguments${who}, ${end}.${both}</p>
@@ -201,15 +201,15 @@ function Longer({asked, agent, decide}) {
   </details>`;
 }
 
-/** Show who decided, when, and with what words. */
+/** Shows who decided, when, and with which words. */
 function Decided({decision}) {
   const [, word, rest] = /^\/(\w+)\s*([^]*)$/.exec(decision.text) ?? [];
   const scope = {thread: " for this thread", always: " for always"}[decision.scope] ?? "";
-  const said = !decision.isApproved ? "denied" : word?.toLowerCase() === "edit" ? "approved with other arguments" : `approved${scope || " once"}`;
+  const outcome = !decision.isApproved ? "denied" : word?.toLowerCase() === "edit" ? "approved with other arguments" : `approved${scope || " once"}`;
   const words = ["deny", "edit"].includes(word?.toLowerCase()) ? rest : "";
-  return html`<p class="decided"><${Badge} kind=${decision.isApproved ? "good" : "bad"}>${said}<//> by ${decision.people.map((it, place) => html`${place > 0 && " and "}<${Agent} id=${it} />`)}
+  return html`<p class="decided"><${Badge} kind=${decision.isApproved ? "good" : "bad"}>${outcome}<//> by ${decision.people.map((person, place) => html`${place > 0 && " and "}<${Agent} id=${person} />`)}
     ${words && html`<span class="as-is" dir="auto">: ${words}</span>`}
-    <span class="faint"> ${tellMoment(decision.at)}</span></p>`;
+    <span class="faint"> ${formatMoment(decision.at)}</span></p>`;
 }
 
 /** A person's decision as a line of the conversation: `mia approved refund(order=17)`. */
@@ -218,13 +218,13 @@ export function DecisionLine({message, request, sender = message.sender_id}) {
   const asked = request && readApproval(request);
   const [, word, rest] = /^\/(\w+)\s*([^]*)$/.exec(decision.text) ?? [];
   const isEdit = word?.toLowerCase() === "edit";
-  const call = asked ? tellCall(isEdit ? {...asked, arguments: rest} : asked) : `the call of #${message.reply_to}`;
+  const call = asked ? formatCall(isEdit ? {...asked, arguments: rest} : asked) : `the call of #${message.reply_to}`;
   const scope = {thread: ", and further calls of it in this conversation", always: ", and all further calls of it"}[decision.scope] ?? "";
   const reason = decision.isApproved ? "" : rest;
   return html`<p class=${`decision-line ${decision.isApproved ? "good" : "bad"}`}><${Icon} name=${decision.isApproved ? "check" : "close"} /> <${Agent} id=${sender} /> ${decision.isApproved ? "approved" : "denied"} <code dir="auto">${call}</code>${isEdit && " with other arguments"}${scope}${reason && html`<span class="as-is" dir="auto">: ${reason}</span>`}</p>`;
 }
 
-/** Ask what a plain yes, ok or no means, before anything is sent.
+/** Asks what a plain yes, ok or no means before it is sent.
  * @param {{how: string, text: string, requests: {message: object, asked: object}[], decide: function, send: function, cancel: function}} props */
 export function Meant({how, text, requests, decide, send, cancel}) {
   const does = how === "approve" ? "Approve" : "Deny";
@@ -236,9 +236,9 @@ export function Meant({how, text, requests, decide, send, cancel}) {
     cancel();
   };
   return html`<div class="meant" role="group" aria-label=${isOne ? `${does}?` : "Which call?"} onKeyDown=${press}
-      ref=${(it) => it && !it.dataset.shown && ((it.dataset.shown = "1"), it.querySelector("button").focus())}>
-    <p>${isOne ? html`${does} <code dir="auto">${tellCall(requests[0].asked)}</code>?` : `${does} which call?`}</p>
-    <div class="tools">${requests.map((it) => html`<${Button} key=${it.message.seq} kind=${isOne ? kind : ""} run=${() => decide(it.message.seq)}>${isOne ? does : tellCall(it.asked)}<//>`)}
+      ref=${(element) => element && !element.dataset.shown && ((element.dataset.shown = "1"), element.querySelector("button").focus())}>
+    <p>${isOne ? html`${does} <code dir="auto">${formatCall(requests[0].asked)}</code>?` : `${does} which call?`}</p>
+    <div class="tools">${requests.map((request) => html`<${Button} key=${request.message.seq} kind=${isOne ? kind : ""} run=${() => decide(request.message.seq)}>${isOne ? does : formatCall(request.asked)}<//>`)}
       <${Button} run=${send}>Send “${text}” as a message<//><${Button} run=${cancel}>Cancel<//></div></div>`;
 }
 
@@ -251,7 +251,7 @@ function DecisionForm({asked, kind, decide, onCancel}) {
     try {
       return decide("edit", JSON.stringify(JSON.parse(text)));
     } catch (error) {
-      return setProblem(`These are no arguments in JSON: ${error.message}`);
+      return setProblem(`The arguments are not valid JSON: ${error.message}`);
     }
   };
   const cancel = (event) => {
@@ -259,9 +259,9 @@ function DecisionForm({asked, kind, decide, onCancel}) {
     event.stopPropagation();
     onCancel();
   };
-  return html`<div class="decision" onKeyDown=${cancel}><label>${isEdit ? "Arguments, as JSON" : "Why not? The agent reads it"}
+  return html`<div class="decision" onKeyDown=${cancel}><label>${isEdit ? "Arguments (JSON)" : "Reason (the agent reads it)"}
       <textarea rows=${isEdit ? Math.min(12, text.split("\n").length + 1) : 2} dir=${isEdit ? "ltr" : "auto"} spellcheck=${!isEdit} class=${isEdit ? "code" : ""} value=${text}
-        ref=${(it) => it && !it.dataset.shown && ((it.dataset.shown = "1"), it.focus())} onInput=${(event) => setText(event.target.value)} /></label>
+        ref=${(element) => element && !element.dataset.shown && ((element.dataset.shown = "1"), element.focus())} onInput=${(event) => setText(event.target.value)} /></label>
     ${problem && html`<p class="refused" role="alert">${problem}</p>`}
     <div class="tools"><${Button} kind=${isEdit ? "primary" : "danger"} run=${submit}>${isEdit ? "Approve with these" : "Deny"}<//><${Button} run=${onCancel}>Back<//></div></div>`;
 }

@@ -1,6 +1,6 @@
 /**
- * The dialog about a channel: name, topic and members. The hub decides who may change them; a refusal stands beside the
- * button. The dialog calls the mod `channels` and keeps no state of its own.
+ * The dialog of a channel: name, topic and members. The hub decides who may change them; a refusal appears beside the button.
+ * The dialog calls the mod `channels` and keeps no state.
  */
 import {useState} from "#vendor/hooks.js";
 import {nameOf} from "#core/text.js";
@@ -11,14 +11,14 @@ import {actions, agents, me} from "#ui/store.js";
 const MAX_OFFERED = 6;
 const MAX_NAME_CHARS = 64;
 
-/** Make a valid channel name of a text; "" where the text has no letter or digit for one. */
+/** Make a valid channel name from a text; "" if the text has no letter or digit. */
 export function makeChannelName(text) {
   const plain = text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
   const name = plain.replace(/[^a-z0-9._]+/g, "-").replace(/^[-._]+/, "").slice(0, MAX_NAME_CHARS);
   return name.replace(/[-._]+$/, "");
 }
 
-/** The dialog about a channel. @param {{id: string, onClose: () => void}} props `id`: of its thread */
+/** The dialog of a channel. @param {{id: string, onClose: () => void}} props `id`: of its thread */
 export function ChannelDialog({id, onClose}) {
   const name = nameOf(id);
   const {value, error, again} = useFetched(() => readChannel(name), [name]);
@@ -33,20 +33,20 @@ export function ChannelDialog({id, onClose}) {
       <${Facts} key=${`${value.title} ${value.topic}`} channel=${value} mayRename=${mayManage(value)} again=${again} />
       <${Members} channel=${value} again=${again} />
       ${value.is_member && html`<div class="dialog-tools"><${Button} kind="danger" run=${leave}>Leave #${name}<//></div>`}
-      ${value.owner === own && value.is_member && html`<p class="faint">You own this channel, also when you have left it.</p>`}`}<//>`;
+      ${value.owner === own && value.is_member && html`<p class="faint">You stay the owner of this channel after you leave it.</p>`}`}<//>`;
 }
 
 const mayManage = ({owner}) => owner === me.value.agent_id || me.value.is_operator;
 
 async function readChannel(name) {
   const {channels} = await actions.call("channels.list", {});
-  const found = channels.find((it) => it.name === name);
-  if (!found) throw new Error(`There is no channel #${name} that you may see.`);
+  const found = channels.find((channel) => channel.name === name);
+  if (!found) throw new Error(`There is no channel #${name}, or it is one that you may not see.`);
   const {members} = found.is_member || me.value.is_operator ? await actions.call("channels.members", {name}) : {members: []};
   return {...found, ids: members};
 }
 
-/** Edit the name and the topic. */
+/** The form for name and topic. */
 function Facts({channel, mayRename, again}) {
   const [title, setTitle] = useState(channel.title ?? "");
   const [topic, setTopic] = useState(channel.topic);
@@ -68,7 +68,7 @@ function Members({channel, again}) {
   const {name, ids} = channel;
   const own = me.value.agent_id;
   const words = query.trim().toLowerCase();
-  const offered = Object.values(agents.value).filter((it) => !ids.includes(it.agent_id) && it.agent_id.includes(words)).slice(0, MAX_OFFERED);
+  const offered = Object.values(agents.value).filter((agent) => !ids.includes(agent.agent_id) && agent.agent_id.includes(words)).slice(0, MAX_OFFERED);
   const invite = (agent_id) => async () => {
     await actions.call("channels.invite", {name, agent_id});
     setInvited([...invited, agent_id]);
@@ -78,11 +78,11 @@ function Members({channel, again}) {
     again();
   };
   return html`<section class="section"><h2>${ids.length === 1 ? "1 member" : `${ids.length} members`}</h2>
-    <ul class="card card-list members" aria-label="Members">${ids.map((it) => html`<li key=${it} class="row row-line"><${Agent} id=${it} link />
-      <span class="faint">${it === channel.owner ? "owner" : agents.value[it]?.kind ?? ""}</span>
-      ${mayManage(channel) && it !== own && html`<${Button} kind="small danger" run=${remove(it)}>Remove<//>`}</li>`)}</ul>
-    ${mayManage(channel) && html`<div class="section"><${Field} label="Invite somebody" isLabelSeen type="search" placeholder="An agent or a person" value=${query} onInput=${(event) => setQuery(event.target.value)} />
-      <ul class="choose" aria-label="Whom to invite">${offered.map((it) => html`<li key=${it.agent_id} class="row-line"><${Agent} id=${it.agent_id} /><span class="faint">${it.kind}</span>
-        ${invited.includes(it.agent_id) ? html`<span class="state">Invited: may join now</span>` : html`<${Button} kind="small" run=${invite(it.agent_id)}>Invite<//>`}</li>`)}</ul></div>`}
+    <ul class="card card-list members" aria-label="Members">${ids.map((id) => html`<li key=${id} class="row row-line"><${Agent} id=${id} link />
+      <span class="faint">${id === channel.owner ? "owner" : agents.value[id]?.kind ?? ""}</span>
+      ${mayManage(channel) && id !== own && html`<${Button} kind="small danger" run=${remove(id)}>Remove<//>`}</li>`)}</ul>
+    ${mayManage(channel) && html`<div class="section"><${Field} label="Invite" isLabelSeen type="search" placeholder="An agent or a person" value=${query} onInput=${(event) => setQuery(event.target.value)} />
+      <ul class="choose" aria-label="Invite">${offered.map((agent) => html`<li key=${agent.agent_id} class="row-line"><${Agent} id=${agent.agent_id} /><span class="faint">${agent.kind}</span>
+        ${invited.includes(agent.agent_id) ? html`<span class="state">Invited</span>` : html`<${Button} kind="small" run=${invite(agent.agent_id)}>Invite<//>`}</li>`)}</ul></div>`}
   </section>`;
 }

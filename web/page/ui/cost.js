@@ -1,8 +1,8 @@
-/** What models used, by agent, model, thread, conversation or day, and how much of their daily quotas participants have stored. */
+/** Model usage by agent, model, thread, conversation or day, and the share of each participant's daily quota. */
 import {signal} from "#vendor/signals.js";
 import {HEADS, readCost} from "#core/cost.js";
 import {writeSize} from "#core/text.js";
-import {Agent, Bar, Button, Choice, Empty, ErrorBox, Head, html, Loading, now, tellSpan, useFetched} from "#ui/parts.js";
+import {Agent, Bar, Button, Choice, Empty, ErrorBox, Head, html, Loading, now, formatSpan, useFetched} from "#ui/parts.js";
 import {adviseOnPrices, writeCost} from "#ui/prices.js";
 import {go, linkTo} from "#ui/router.js";
 import {actions, isReadOnly, nameHere} from "#ui/store.js";
@@ -17,18 +17,18 @@ const order = signal({by: "", isUp: false});
 /** The screen; `query` has `by`, `days`, `agent`, `thread`. */
 export function Cost({query}) {
   const {days = "", agent, thread} = query;
-  const by = GROUPS.some(([it]) => it === query.by) ? query.by : "agent";
+  const by = GROUPS.some(([value]) => value === query.by) ? query.by : "agent";
   const wanted = {agent_id: agent, thread_id: thread, since: Number(days) ? Date.now() - Number(days) * DAY_MS : undefined};
   const {value, error, isLoading, again} = useFetched(() => readCost(actions.call, wanted, by), [by, days, agent, thread]);
-  const set = (more) => go(linkTo.cost({...query, ...more}), {replace: true});
+  const set = (changed) => go(linkTo.cost({...query, ...changed}), {replace: true});
   const only = agent ?? (thread && nameHere(thread));
   return html`<div class="screen wide"><${Head} title="Cost">
-      <${Choice} label="Group by" value=${by} options=${GROUPS} onChoose=${(it) => set({by: it})} />
-      <${Choice} label="Since when" value=${days} options=${SPANS} onChoose=${(it) => set({days: it})} /><//>
-    ${only && html`<p class="tools"><span>Only <b dir="auto">${only}</b></span><${Button} run=${() => set({agent: "", thread: ""})}>Show all<//></p>`}
+      <${Choice} label="Group by" value=${by} options=${GROUPS} onChoose=${(choice) => set({by: choice})} />
+      <${Choice} label="Since when" value=${days} options=${SPANS} onChoose=${(choice) => set({days: choice})} /><//>
+    ${only && html`<p class="tools"><span>Filtered by <b dir="auto">${only}</b></span><${Button} run=${() => set({agent: "", thread: ""})}>Show all<//></p>`}
     ${error ? html`<${ErrorBox} error=${error} retry=${again} />` : !value ? isLoading && html`<${Loading} what="Adding up…" />`
       : value.groups.length ? html`<${Sums} report=${value} /><${Unpriced} report=${value} />`
-      : html`<${Empty} icon="cost" title="No model was asked, as far as you may see">What agents use stands in their records, which are for themselves and for operators.<//>`}
+      : html`<${Empty} icon="cost" title="No model calls to show">Records of model calls are visible to their agent and to operators.<//>`}
     <${Quotas} /></div>`;
 }
 
@@ -37,18 +37,18 @@ function Sums({report}) {
   const heads = HEADS[by];
   const name = order.value.by || (total.usd ? "usd" : "prompt_tokens");
   const sorted = [...groups].sort((a, b) => (a[name] < b[name] ? -1 : a[name] > b[name] ? 1 : 0) * (order.value.isUp ? 1 : -1));
-  const sort = (it) => { order.value = {by: it, isUp: name === it && !order.value.isUp}; };
-  const column = (it, text, isNumber) => html`<th scope="col" class=${isNumber ? "number" : ""} aria-sort=${it === name ? (order.value.isUp ? "ascending" : "descending") : undefined}>
-    <button type="button" onClick=${() => sort(it)}>${text}<span aria-hidden="true">${it === name ? (order.value.isUp ? " ↑" : " ↓") : ""}</span></button></th>`;
-  const weigh = (it) => (total.usd ? it.usd / total.usd : (it.prompt_tokens + it.completion_tokens) / (total.prompt_tokens + total.completion_tokens || 1));
-  return html`<div class="card table-place" tabindex="0" role="region" aria-label="Sums"><table><thead><tr>${heads.map((it) => column(it, TITLES[it]))}<th scope="col" class="share"><span class="unseen">Share</span></th>
-      ${FIGURES.map(([it, text]) => column(it, text, true))}</tr></thead>
-    <tbody>${sorted.map((it) => html`<tr key=${heads.map((head) => it[head]).join(" ")}>${heads.map((head, at) => html`<${at ? "td" : "th"} scope=${at ? undefined : "row"}><${Name} head=${head} name=${it[head]} /><//>`)}
-      <td class="share"><${Bar} share=${weigh(it)} text=${`${Math.round(weigh(it) * 100)}% of all`} /></td><${Figures} of=${it} /></tr>`)}</tbody>
+  const sort = (column) => { order.value = {by: column, isUp: name === column && !order.value.isUp}; };
+  const column = (key, text, isNumber) => html`<th scope="col" class=${isNumber ? "number" : ""} aria-sort=${key === name ? (order.value.isUp ? "ascending" : "descending") : undefined}>
+    <button type="button" onClick=${() => sort(key)}>${text}<span aria-hidden="true">${key === name ? (order.value.isUp ? " ↑" : " ↓") : ""}</span></button></th>`;
+  const weigh = (sum) => (total.usd ? sum.usd / total.usd : (sum.prompt_tokens + sum.completion_tokens) / (total.prompt_tokens + total.completion_tokens || 1));
+  return html`<div class="card table-place" tabindex="0" role="region" aria-label="Sums"><table><thead><tr>${heads.map((head) => column(head, TITLES[head]))}<th scope="col" class="share"><span class="unseen">Share</span></th>
+      ${FIGURES.map(([name, text]) => column(name, text, true))}</tr></thead>
+    <tbody>${sorted.map((item) => html`<tr key=${heads.map((head) => item[head]).join(" ")}>${heads.map((head, at) => html`<${at ? "td" : "th"} scope=${at ? undefined : "row"}><${Name} head=${head} name=${item[head]} /><//>`)}
+      <td class="share"><${Bar} share=${weigh(item)} text=${`${Math.round(weigh(item) * 100)}% of all`} /></td><${Figures} of=${item} /></tr>`)}</tbody>
     ${groups.length > 1 && html`<tfoot><tr><th scope="row" colspan=${heads.length}>All</th><td class="share"></td><${Figures} of=${total} /></tr></tfoot>`}</table></div>`;
 }
 
-const Figures = ({of}) => FIGURES.map(([it]) => html`<td class="number">${it === "usd" ? writeCost(of) : of[it].toLocaleString()}</td>`);
+const Figures = ({sum}) => FIGURES.map(([name]) => html`<td class="number">${name === "usd" ? writeCost(sum) : sum[name].toLocaleString()}</td>`);
 
 function Name({head, name}) {
   if (head === "agent") return html`<${Agent} id=${name} link />`;
@@ -57,7 +57,7 @@ function Name({head, name}) {
   return html`<bdi>${name}</bdi>`;
 }
 
-/** Which models have no known price, and what to do about it. */
+/** Names the models without a known price, and what to do. */
 function Unpriced({report}) {
   const {total: {unpriced}, has_prices: hasPrices} = report;
   if (!unpriced.length) return null;
@@ -72,13 +72,13 @@ const writeMuch = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : 
 
 function Quotas() {
   const {value, error} = useFetched(() => actions.call("network.quotas", {limit: 100}), []);
-  const limited = value?.quotas.filter((it) => it.bytes_per_day !== null || it.messages_per_day !== null) ?? [];
+  const limited = value?.quotas.filter((quota) => quota.bytes_per_day !== null || quota.messages_per_day !== null) ?? [];
   if (error || !limited.length) return null;
   return html`<section class="section"><h2>Stored today</h2>
-    <p class="faint">Quotas of a day; the next one begins in ${tellSpan(value.next_day_at - now.value)}.</p>
-    <ul class="card card-list">${limited.map((it) => html`<li class="row quota" key=${it.agent_id}><${Agent} id=${it.agent_id} link />
-      <${Quota} used=${it.messages} limit=${it.messages_per_day} write=${(n) => n.toLocaleString()} what="messages" />
-      <${Quota} used=${it.bytes} limit=${it.bytes_per_day} write=${writeMuch} what="" /></li>`)}</ul></section>`;
+    <p class="faint">Daily quotas. They reset in ${formatSpan(value.next_day_at - now.value)}.</p>
+    <ul class="card card-list">${limited.map((quota) => html`<li class="row quota" key=${quota.agent_id}><${Agent} id=${quota.agent_id} link />
+      <${Quota} used=${quota.messages} limit=${quota.messages_per_day} write=${(n) => n.toLocaleString()} what="messages" />
+      <${Quota} used=${quota.bytes} limit=${quota.bytes_per_day} write=${writeMuch} what="" /></li>`)}</ul></section>`;
 }
 
 function Quota({used, limit, write, what}) {

@@ -1,11 +1,11 @@
 /**
- * The first screen: the last conversation, or the agents that a person can talk to. This module chooses the conversation.
- * Other modules draw the thread, and the dialog that starts another one.
+ * The first screen: the last conversation, or the agents to talk to. This module chooses the conversation; other modules draw
+ * the thread and the dialog that starts another one.
  */
 import {computed} from "#vendor/signals.js";
 import {useEffect, useRef} from "#vendor/hooks.js";
 import {partiesOf} from "#core/text.js";
-import {tellAvailability} from "#ui/agents.js";
+import {describeAvailability} from "#ui/agents.js";
 import {useRows} from "#ui/keys.js";
 import {Agent, Button, Empty, Face, html, Loading} from "#ui/parts.js";
 import {go, linkTo, route} from "#ui/router.js";
@@ -14,23 +14,23 @@ import {isBeginning, startWith} from "#ui/threads.js";
 
 const isListed = computed(() => Boolean(state.value.is_listed));
 
-/** The newest conversation of this person's own, before those that it only reads along; null if there is none. An operator
- * is listed others' conversations too: these are not the operator's. */
+/** Return this person's newest own conversation; else the newest that this person reads, or null. An operator's list also
+ * has conversations of others, which do not count as own. */
 function findLast() {
   const own = me.value.agent_id;
   const rank = ({thread_id: id, mark, last}) => {
     if (partiesOf(id).includes(own) && id.startsWith("direct:")) return 3;
-    if (id === "broadcast") return 0; // most of it is agents talking among themselves
+    if (id === "broadcast") return 0; // mostly agents among themselves
     return last?.sender_id === own || mark.read_upto > 0 ? 2 : 1;
   };
-  const found = Object.values(threads.value).filter((it) => it.messages && it.readers.includes(own)
-    && !it.thread_id.startsWith("mod:") && !it.mark.is_archived && !it.mark.is_muted);
-  const best = Math.max(...found.map(rank)) >= 2 ? 2 : 0;
-  const chosen = found.filter((it) => rank(it) >= best && rank(it) > 0);
+  const candidates = Object.values(threads.value).filter((thread) => thread.messages && thread.readers.includes(own)
+    && !thread.thread_id.startsWith("mod:") && !thread.mark.is_archived && !thread.mark.is_muted);
+  const best = Math.max(...candidates.map(rank)) >= 2 ? 2 : 0;
+  const chosen = candidates.filter((item) => rank(item) >= best && rank(item) > 0);
   return chosen.sort((a, b) => b.last_seq - a.last_seq)[0] ?? null;
 }
 
-/** The screen: it gives way to the last conversation, if there is one. */
+/** The screen. It leads to the last conversation, if there is one. */
 export function Home() {
   const isKnown = isListed.value && Boolean(me.value.agent_id);
   const last = isKnown && !isReadOnly.value ? findLast() : null;
@@ -38,26 +38,26 @@ export function Home() {
   return isKnown && !last ? html`<${Welcome} />` : html`<${Loading} />`;
 }
 
-/** Whom one can talk to: the agents, what they do, and whether they are available. One press opens a conversation. */
+/** The agents to talk to, with their activity and availability. A click starts a conversation. */
 export function Welcome() {
   const list = useRef(null);
   useRows(list, route.value.screen === "home");
-  const found = Object.values(agents.value).filter((it) => it.kind === "agent").sort(compare);
+  const listed = Object.values(agents.value).filter((agent) => agent.kind === "agent").sort(compare);
   return html`<div class="screen welcome"><h1 tabindex="-1">Who do you want to talk to?</h1>
-    ${found.length ? html`<ul class="card card-list" ref=${list} aria-label="Agents">${found.map((it) => html`<${Offer} key=${it.agent_id} agent=${it} />`)}</ul>`
-    : !Object.keys(agents.value).length ? html`<${Loading} />` : html`<${Empty} icon="agents" title="No agent is here yet">Agents are listed here once they have joined this network.<//>`}
+    ${listed.length ? html`<ul class="card card-list" ref=${list} aria-label="Agents">${listed.map((item) => html`<${Offer} key=${item.agent_id} agent=${item} />`)}</ul>`
+    : !Object.keys(agents.value).length ? html`<${Loading} />` : html`<${Empty} icon="agents" title="No agents yet">Agents appear here once they have joined this network.<//>`}
     <div class="tools"><${Button} run=${() => { isBeginning.value = true; }}>A person or a channel…<//></div></div>`;
 }
 
 function Offer({agent}) {
-  const [dot, text] = tellAvailability(agent);
+  const [dot, text] = describeAvailability(agent);
   return html`<li><button type="button" class="row" data-row onClick=${() => startWith(agent)}>
     <${Face} id=${agent.agent_id} /><span class="row-main"><span class="row-line"><${Agent} id=${agent.agent_id} />
       <span class="state"><span class=${`dot ${dot}`} aria-hidden="true"></span>${text}</span></span>
       <span class="what faint" dir="auto">${agent.card?.description || "No description"}</span></span></button></li>`;
 }
 
-/** Those who are there come first. */
+/** Sort available agents first. */
 function compare(one, other) {
   const isAway = ({state: session, activity}) => Number(session !== "online" || activity === "stopped");
   return isAway(one) - isAway(other) || (one.agent_id < other.agent_id ? -1 : 1);

@@ -1,49 +1,50 @@
 /**
- * What keys do: each component says which it takes as long as it is mounted, the last one mounted first. Sequences are
- * written with a blank ("g i"). While somebody types, only "Escape" and those with Control are taken. Owns no action.
+ * Keyboard shortcuts. Each component registers its keys while it is mounted; the last one mounted gets a key first. A space
+ * separates the keys of a sequence ("g i"). While somebody types, only "Escape" and keys with Control are shortcuts. This
+ * module owns no action.
  *
- * While a conversation is open, a letter is text: it goes to the composer, wherever the focus is. It is a shortcut only
- * where the keyboard has put the focus on a row of a list, which shows it: a message or a conversation.
+ * In an open conversation a letter is text: it goes to the composer wherever the focus is. It is a shortcut only after the
+ * keyboard has moved the focus to a row of a list.
  */
 import {signal} from "#vendor/signals.js";
 import {useLayoutEffect, useRef} from "#vendor/hooks.js";
 
 const SEQUENCE_MS = 1200;
 
-/** The keys that are taken now: [{key, text}], for the help. */
+/** The active shortcuts, [{key, text}], for the help. */
 export const takenKeys = signal([]);
 const layers = [];
 let pending = "";
-/** The conversation that is open: {field: ref to where one writes, isForReading: nothing can be written there}. */
+/** The open conversation: {field: a ref to the composer's textarea, isForReading: nobody can write there}. */
 let conversation = null;
-/** Whether the keyboard chose the row that has the focus: a click on a message is no choice of that kind. */
+/** Whether the keyboard selected the focused row. A click on a message does not count. */
 let isRowChosen = false;
 let pendingSince = 0;
 
 /**
- * Take keys while the component is mounted.
- * @param {Record<string, {text: string, run: (event: KeyboardEvent) => unknown}>} keys `run` gives false where it does
- *   nothing: then the next layer is asked
+ * Register keys while the component is mounted.
+ * @param {Record<string, {text: string, run: (event: KeyboardEvent) => unknown}>} keys `run` returns false if it did nothing:
+ *   then the next component gets the key
  * @param {boolean} isActive
  */
 export function useKeys(keys, isActive = true) {
   const own = useRef(keys);
   own.current = keys;
-  useLayoutEffect(() => { // as soon as it is drawn: a key that is pressed before the next frame counts
+  useLayoutEffect(() => { // at once: a key may be pressed before the next frame
     if (!isActive) return undefined;
     layers.push(own);
-    tellTaken();
+    publishTaken();
     return () => {
       layers.splice(layers.indexOf(own), 1);
-      tellTaken();
+      publishTaken();
     };
   }, [isActive]);
 }
 
 /**
- * Say that a conversation is open, as long as the component is mounted.
- * @param {{current: HTMLElement|null}} field where one writes, once that is drawn
- * @param {boolean} isForReading whether nothing can be written there: then letters are shortcuts
+ * Register an open conversation while the component is mounted.
+ * @param {{current: HTMLElement|null}} field the composer's textarea, once it is drawn
+ * @param {boolean} isForReading whether nobody can write there, so that letters are shortcuts
  */
 export function useConversation(field, isForReading) {
   useLayoutEffect(() => {
@@ -53,16 +54,16 @@ export function useConversation(field, isForReading) {
   }, [field, isForReading]);
 }
 
-/** Whether the page may move the focus to a field by itself: where the first pointer is a finger, that would open the
- * keyboard over half of the conversation. */
+/** Whether the page may focus a field by itself. With a touch screen that would open the keyboard over half of the
+ * conversation. */
 export const mayFocusField = () => !matchMedia("(pointer: coarse)").matches;
 
-/** The keyboard moves the focus to a row: letters are shortcuts there, until the pointer goes elsewhere. */
+/** Record that the keyboard moved the focus to a row: letters are shortcuts until the next click. */
 export function chooseRow() {
   isRowChosen = true;
 }
 
-/** Listen to the keyboard, once for the page. */
+/** Listen to the keyboard; called once. */
 export function startKeys() {
   document.addEventListener("pointerdown", () => { isRowChosen = false; }, {capture: true});
   document.addEventListener("keydown", (event) => {
@@ -71,7 +72,7 @@ export function startKeys() {
     if (event.key === "Tab") chooseRow();
     if (isTyping(event.target) && !event.ctrlKey && event.key !== "Escape") return;
     if (document.querySelector("dialog[open]")) return;
-    if (isText(event)) return void conversation.field.current?.focus(); // the letter itself follows the focus
+    if (isText(event)) return void conversation.field.current?.focus(); // the browser types the letter after the focus moves
     const inTime = pending && event.timeStamp - pendingSince < SEQUENCE_MS;
     const tried = inTime ? [`${pending} ${name}`, name] : [name];
     pending = "";
@@ -80,7 +81,7 @@ export function startKeys() {
   });
 }
 
-/** Whether a key is a letter for the composer of the open conversation. Space and Enter keep what they do to buttons. */
+/** Whether a key is a letter for the composer of the open conversation. Space and Enter still press buttons. */
 function isText({key, ctrlKey, target}) {
   const isPrintable = key.length === 1 && key !== " " && !ctrlKey;
   if (!isPrintable || conversation === null || conversation.isForReading) return false;
@@ -88,11 +89,11 @@ function isText({key, ctrlKey, target}) {
 }
 
 function press(key, event) {
-  return [...layers].reverse().some((it) => it.current[key] && it.current[key].run(event) !== false);
+  return [...layers].reverse().some((layer) => layer.current[key] && layer.current[key].run(event) !== false);
 }
 
 function begins(name) {
-  return layers.some((it) => Object.keys(it.current).some((key) => key.startsWith(`${name} `)));
+  return layers.some((layer) => Object.keys(layer.current).some((key) => key.startsWith(`${name} `)));
 }
 
 function isTyping(target) {
@@ -101,17 +102,17 @@ function isTyping(target) {
       || (target.tagName === "INPUT" && !["checkbox", "radio", "button"].includes(target.type)));
 }
 
-function tellTaken() {
-  const found = new Map();
-  for (const it of layers) {
-    for (const [key, {text}] of Object.entries(it.current)) found.set(key, text);
+function publishTaken() {
+  const texts = new Map();
+  for (const layer of layers) {
+    for (const [key, {text}] of Object.entries(layer.current)) texts.set(key, text);
   }
-  takenKeys.value = [...found].map(([key, text]) => ({key, text}));
+  takenKeys.value = [...texts].map(([key, text]) => ({key, text}));
 }
 
 /**
- * Move through a list of rows with j and k, and open one with Enter. Rows are elements with `data-row` inside of `list`.
- * The row that is chosen has the focus, so that the browser shows and scrolls to it.
+ * Move through the rows of a list with j and k, and open one with Enter. Rows are elements with `data-row` inside `list`. The
+ * selected row has the focus, so that the browser scrolls to it.
  * @param {{current: HTMLElement|null}} list
  */
 export function useRows(list, isActive = true) {
@@ -125,6 +126,6 @@ export function useRows(list, isActive = true) {
   };
   useKeys({
     j: {text: "Next row", run: () => move(1)},
-    k: {text: "Row before", run: () => move(-1)},
+    k: {text: "Previous row", run: () => move(-1)},
   }, isActive);
 }

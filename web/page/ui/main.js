@@ -1,4 +1,4 @@
-/** Where the page begins: takes a login out of the address, starts what runs for as long as it is open, draws it. */
+/** The entry of the page: takes a login from the address, starts the services of the page, and draws it. */
 import {h, render} from "#vendor/preact.js";
 import {App} from "#ui/app.js";
 import {startKeys} from "#ui/keys.js";

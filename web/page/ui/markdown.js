@@ -1,11 +1,11 @@
 /**
- * Markdown of participants as preact nodes. It owns what of a text becomes which element, and what never does.
+ * Markdown from participants as preact nodes: which text becomes which element, and what never does.
  *
- * marked only reads: its tokens become nodes of a short list of elements here, so no text is ever parsed as HTML
- * (nothing in the page sets innerHTML). Raw HTML is shown as the text that it is. Links go to http, https and mailto
- * alone and show their host; images are shown if they are data: of a bitmap, others are links. Nothing is fetched.
- * `renderMarkdown`, `readBlocks` and `growBlocks` are pure and run under node. What would take a reader long (a run of
- * inline text beyond 4,000 characters, a text beyond 64,000, nesting beyond 24) is shown as plain text.
+ * marked only reads. Its tokens become nodes of a short list of elements, so no text is ever parsed as HTML, and the page
+ * never sets innerHTML. Raw HTML appears as text. Links lead only to http, https and mailto, and show their host. Images are
+ * shown if they are data: bitmaps; others are links. Nothing is fetched. `renderMarkdown`, `readBlocks` and `growBlocks` are
+ * pure and run under Node. Slow text appears as plain text: inline text over 4,000 characters, a text over 64,000, and
+ * nesting deeper than 24.
  */
 import {Component, h} from "#vendor/preact.js";
 import {useRef, useState} from "#vendor/hooks.js";
@@ -18,25 +18,25 @@ const OPTIONS = {gfm: true, breaks: true};
 const BITMAP = /^data:image\/(png|jpeg|gif|webp|avif);base64,[a-z0-9+/=\s]*$/i;
 const NAMED = {amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", hellip: "…", mdash: "—", ndash: "–"};
 
-/** The nodes of a whole text. @param {string} text */
-export const renderMarkdown = (text) => readBlocks(text).map((it) => renderBlock(it, 0));
+/** Render a whole text. @param {string} text */
+export const renderMarkdown = (text) => readBlocks(text).map((block) => renderBlock(block, 0));
 
-/** The blocks (marked's tokens) of a whole text. @param {string} text */
+/** Parse a whole text into blocks (marked's tokens). @param {string} text */
 export const readBlocks = (text) => lex(text, {}).blocks;
 
 /**
- * The blocks of a text that has grown: all but the last two are those of before, the same objects.
- * @param {{text: string, blocks: object[], links: object}|null} before what the last call gave
+ * Parse a text that has grown. All blocks but the last two stay the same objects.
+ * @param {{text: string, blocks: object[], links: object}|null} before the result of the last call
  * @param {string} whole
  */
 export function growBlocks(before, whole) {
   const text = whole.replace(/\r\n?/g, "\n");
   if (before === null || text.length > MAX_CHARS || !text.startsWith(before.text)) return {text, ...lex(text, {})};
-  const written = before.blocks.flatMap((it, index) => (it.type === "space" ? [] : [index]));
-  const kept = before.blocks.slice(0, written.at(-2) ?? 0);
-  const begin = kept.reduce((sum, it) => sum + it.raw.length, 0);
+  const written = before.blocks.flatMap((block, index) => (block.type === "space" ? [] : [index]));
+  const unchanged = before.blocks.slice(0, written.at(-2) ?? 0);
+  const begin = unchanged.reduce((sum, block) => sum + block.raw.length, 0);
   const {blocks, links} = lex(text.slice(begin), before.links);
-  return {text, blocks: [...kept, ...blocks], links};
+  return {text, blocks: [...unchanged, ...blocks], links};
 }
 
 const plain = (text) => ({type: "plain", raw: text, text});
@@ -53,7 +53,7 @@ function lex(text, links) {
       else lexer.inlineTokens(src, tokens);
     }
   } catch {
-    return {blocks: [plain(text)], links}; // nested deeper than a stack
+    return {blocks: [plain(text)], links}; // nested deeper than the stack
   }
   return {blocks: [...lexer.tokens], links: lexer.tokens.links};
 }
@@ -69,27 +69,27 @@ function renderBlock(token, depth) {
     case "text": return token.tokens ? inner() : h("p", {class: "as-is"}, decode(token.text));
     case "heading": return h(`h${Math.min(token.depth + 2, 6)}`, null, inner());
     case "hr": return h("hr");
-    case "blockquote": return h("blockquote", null, token.tokens.map((it) => renderBlock(it, depth + 1)));
+    case "blockquote": return h("blockquote", null, token.tokens.map((token) => renderBlock(token, depth + 1)));
     case "list": return renderList(token, depth);
     case "table": return renderTable(token, depth);
     case "code": return h(CodeBlock, {text: token.text, language: (token.lang ?? "").split(/\s/)[0].slice(0, 40)});
     case "checkbox": return h("span", {class: "box"}, token.checked ? "☑ " : "☐ ");
-    default: return h("p", {class: "as-is"}, token.raw); // raw HTML, and whatever is not known here
+    default: return h("p", {class: "as-is"}, token.raw); // raw HTML, and unknown tokens
   }
 }
 
 function renderList(token, depth) {
   const items = token.items.map((item) => h("li", item.task ? {class: "task"} : null,
-    item.tokens.map((it) => renderBlock(it, depth + 1))));
+    item.tokens.map((token) => renderBlock(token, depth + 1))));
   const start = Number(token.start);
   return token.ordered ? h("ol", Number.isSafeInteger(start) && start !== 1 ? {start} : null, items) : h("ul", null, items);
 }
 
 function renderTable(token, depth) {
-  const row = (cells, name) => h("tr", null, cells.map((it) =>
-    h(name, it.align ? {class: `to-${it.align}`} : null, renderInline(it.tokens, depth + 1))));
+  const row = (cells, name) => h("tr", null, cells.map((cell) =>
+    h(name, cell.align ? {class: `to-${cell.align}`} : null, renderInline(cell.tokens, depth + 1))));
   return h("div", {class: "wide-table", tabIndex: 0, role: "group", "aria-label": "Table"}, h("table", null,
-    h("thead", null, row(token.header, "th")), h("tbody", null, token.rows.map((it) => row(it, "td")))));
+    h("thead", null, row(token.header, "th")), h("tbody", null, token.rows.map((cells) => row(cells, "td")))));
 }
 
 // --- inline
@@ -113,13 +113,13 @@ function renderInline(tokens, depth) {
   });
 }
 
-/** A link to elsewhere, with the host that it goes to; what goes nowhere else is its own text. */
+/** Render a link with its host. A link that is not allowed becomes its text. */
 export function renderLink(href, inner, text) {
   const url = readUrl(href);
-  if (url === null) return h("span", {class: "dead", title: "This link is not opened from here"}, inner);
+  if (url === null) return h("span", {class: "dead", title: "This page does not open such links"}, inner);
   const host = url.protocol === "mailto:" ? url.pathname : url.host;
-  const said = String(text).replace(/^(https?|mailto):(\/\/)?/i, "");
-  const isSaid = said.startsWith(host) && /^([/?#]|$)/.test(said.slice(host.length));
+  const shown = String(text).replace(/^(https?|mailto):(\/\/)?/i, "");
+  const isSaid = shown.startsWith(host) && /^([/?#]|$)/.test(shown.slice(host.length));
   const opened = {href: url.href, target: "_blank", rel: "noopener noreferrer nofollow", title: url.href};
   return [h("a", opened, inner), isSaid ? null : h("bdi", {class: "host"}, ` (${host})`)];
 }
@@ -133,7 +133,7 @@ function readUrl(href) {
   }
 }
 
-/** A picture that is in the message itself; of any other a link that says what it is. */
+/** Render an image that the message contains. Any other image becomes a link. */
 export function renderImage(href, alt) {
   if (BITMAP.test(String(href))) return h("img", {src: href, alt: alt || "Image without a description", class: "picture"});
   const url = readUrl(href);
@@ -141,7 +141,7 @@ export function renderImage(href, alt) {
   return url === null ? label : renderLink(url.href, label, "");
 }
 
-/** Entities that are written out: marked leaves them in its texts. */
+/** Decode entities, which marked leaves in its texts. */
 function decode(text) {
   return String(text).replace(/&(#x[0-9a-f]{1,6}|#\d{1,7}|[a-z]{2,6});/gi, (whole, name) => {
     if (name[0] !== "#") return NAMED[name.toLowerCase()] ?? whole;
@@ -152,15 +152,15 @@ function decode(text) {
 
 // --- components
 
-/** A button that copies a text, and says that it did. */
+/** A button that copies a text and confirms it. */
 export function CopyButton({text, label = "Copy", children}) {
   const [isDone, setDone] = useState(false);
   const copy = () => navigator.clipboard?.writeText(text).then(() => {
     setDone(true);
     setTimeout(() => setDone(false), 1500);
   }, () => {});
-  const said = isDone ? "Copied" : label;
-  return h("button", {type: "button", class: "tool-button", onClick: copy, "aria-label": said, title: said},
+  const title = isDone ? "Copied" : label;
+  return h("button", {type: "button", class: "tool-button", onClick: copy, "aria-label": title, title: title},
     isDone ? "✓ Copied" : children ?? label);
 }
 
@@ -170,7 +170,7 @@ function CodeBlock({text, language}) {
     h("pre", {tabIndex: 0, dir: "ltr"}, h("code", null, text)));
 }
 
-/** One block; it is drawn again only if its token is another one. */
+/** One block. It is drawn again only when its token changes. */
 class Block extends Component {
   shouldComponentUpdate(next) {
     return next.token !== this.props.token;
@@ -181,15 +181,15 @@ class Block extends Component {
   }
 }
 
-const known = new WeakMap();
+const parsed = new WeakMap();
 
-/** A text that is whole. `of` is the object that it belongs to: its blocks are read once. */
+/** A finished text. `of` is the object that it belongs to; its blocks are parsed once. */
 export function Markdown({text, of}) {
-  if (of !== undefined && known.get(of)?.text !== text) known.set(of, {text, blocks: readBlocks(text)});
-  return showBlocks(of === undefined ? readBlocks(text) : known.get(of).blocks);
+  if (of !== undefined && parsed.get(of)?.text !== text) parsed.set(of, {text, blocks: readBlocks(text)});
+  return showBlocks(of === undefined ? readBlocks(text) : parsed.get(of).blocks);
 }
 
-/** A text that still grows: only its last blocks are read again. */
+/** A text that still grows: only its last blocks are parsed again. */
 export function GrowingMarkdown({text}) {
   const before = useRef(null);
   before.current = growBlocks(before.current, text);

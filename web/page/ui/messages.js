@@ -1,35 +1,35 @@
 /**
- * Messages as people read them: which rows a thread has, and one message with all that belongs to it. It owns what of a
- * message is shown and where; who scrolls is `windowed.js`, what is under way is `live.js`. `listRows` is pure.
+ * Messages as people read them: the rows of a thread, and one message with everything that belongs to it. `windowed.js`
+ * scrolls, `live.js` draws live activity. `listRows` is pure.
  */
 import {useEffect, useState} from "#vendor/hooks.js";
 import {Component} from "#vendor/preact.js";
 import {isObject, listOf} from "#core/json.js";
-import {tellCount, textOf, writeContent, writeSize} from "#core/text.js";
-import {isDecision} from "#core/under_way.js";
-import {Approval, DecisionLine, decidesOn, readApproval, readDecisions, tellLine} from "#ui/approvals.js";
+import {formatCount, textOf, writeContent, writeSize} from "#core/text.js";
+import {isDecision} from "#core/live_activity.js";
+import {Approval, DecisionLine, decidesOn, readApproval, readDecisions, describeLine} from "#ui/approvals.js";
 import {CopyButton, Markdown, renderImage, renderLink} from "#ui/markdown.js";
-import {Agent, Badge, Button, Face, html, tellError, tellMoment} from "#ui/parts.js";
+import {Agent, Badge, Button, Face, html, describeError, formatMoment} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
 import {actions, state} from "#ui/store.js";
 
 const LONG_CHARS = 6000;
 
 /**
- * The rows of a thread, oldest first: {key, guess, kind, ...}. A message of one's own keeps its key from the moment that
- * it is written, so that nothing jumps when it is stored.
+ * Return the rows of a thread, oldest first: {key, guess, kind, ...}. An own message keeps its key from the moment it is
+ * written, so that nothing jumps when it is stored.
  * @param {{thread: object, messages: object, outbox: object[], works: object[], silent?: string[], me: string, unread: {from: number, upto: number}, awaits: function(object): boolean}} given
- *   `awaits`: whether a request for approval still waits; `unread`: the seqs between which the first one of others has the line of what is new above it
+ *   `awaits`: whether a request for approval still waits; `unread`: the seqs between which the first message of others gets the line "New"
  */
 export function listRows({thread, messages, outbox, works, silent = [], me, unread, awaits}) {
-  const said = (thread.loaded?.seqs ?? []).map((seq) => messages[seq]);
-  const decisions = readDecisions(said);
-  const replaced = listReplaced(said);
+  const listed = (thread.loaded?.seqs ?? []).map((seq) => messages[seq]);
+  const decisions = readDecisions(listed);
+  const replaced = listReplaced(listed);
   const rootSeq = Number(/^thread:(\d+)$/.exec(thread.thread_id)?.[1]);
   const rows = [];
   let before = null;
   let isUnreadFound = false;
-  for (const message of said) {
+  for (const message of listed) {
     const {guess, day} = factsOf(message);
     const isFirst = before === null || factsOf(before).day !== day;
     const isUnread = !isUnreadFound && message.seq > unread.from && message.seq <= unread.upto && message.sender_id !== me;
@@ -50,19 +50,19 @@ export function listRows({thread, messages, outbox, works, silent = [], me, unre
   return rows;
 }
 
-/** Which messages their own senders have replaced, in the same thread, and by which. */
-function listReplaced(said) {
-  const senders = new Map(said.map((it) => [it.seq, it.sender_id]));
-  const newer = said.filter((it) => it.metadata?.replaces < it.seq && senders.get(it.metadata.replaces) === it.sender_id);
-  return new Map(newer.map((it) => [it.metadata.replaces, it.seq]));
+/** Return which messages their senders have replaced in the same thread, and by which message. */
+function listReplaced(list) {
+  const senders = new Map(list.map((message) => [message.seq, message.sender_id]));
+  const newer = list.filter((message) => message.metadata?.replaces < message.seq && senders.get(message.metadata.replaces) === message.sender_id);
+  return new Map(newer.map((message) => [message.metadata.replaces, message.seq]));
 }
 
 const facts = new WeakMap();
 
-/** What is told of a message once: its day, and how high it may come to be drawn. */
+/** Return cached facts of a message: its day, and a guess of its height in pixels. */
 function factsOf(message) {
   if (!facts.has(message)) {
-    const lines = textOf(message).slice(0, LONG_CHARS).split("\n").reduce((sum, it) => sum + Math.ceil((it.length + 1) / 90), 0);
+    const lines = textOf(message).slice(0, LONG_CHARS).split("\n").reduce((sum, line) => sum + Math.ceil((line.length + 1) / 90), 0);
     facts.set(message, {guess: 34 + 22 * Math.min(lines, 60), day: new Date(message.sent_at).toDateString()});
   }
   return facts.get(message);
@@ -70,11 +70,11 @@ function factsOf(message) {
 
 // --- one row
 
-/** A message. It is drawn again only if something of it is another: `desk` is what all rows share. */
+/** A message. It is drawn again only when one of its values changes; all rows share `desk`. */
 export class Message extends Component {
   shouldComponentUpdate({row, replies, desk}) {
     const own = this.props;
-    const isSame = Object.keys(row).every((it) => it === "guess" || row[it] === own.row[it]);
+    const isSame = Object.keys(row).every((key) => key === "guess" || row[key] === own.row[key]);
     return !isSame || replies !== own.replies || desk !== own.desk;
   }
 
@@ -94,7 +94,7 @@ function Whole({row, replies, isNext, desk}) {
   const {me} = desk;
   const isOwn = message.sender_id === me.agent_id;
   const asked = readApproval(message);
-  const at = html`<a class="age" href=${linkTo.thread(message.thread_id, message.seq)} title=${`${tellMoment(message.sent_at)} · #${message.seq}`}>${CLOCK.format(message.sent_at)}</a>`;
+  const at = html`<a class="age" href=${linkTo.thread(message.thread_id, message.seq)} title=${`${formatMoment(message.sent_at)} · #${message.seq}`}>${CLOCK.format(message.sent_at)}</a>`;
   return html`<article class=${`message${isNext ? " next" : ""}${isOwn ? " own" : ""}${desk.marked === message.seq ? " marked" : ""}`} tabindex="-1" data-seq=${message.seq}
       aria-label=${`${message.sender_id}, ${CLOCK.format(message.sent_at)}`}>
     ${isNext ? html`<span class="face-place">${at}</span>` : html`<${Face} id=${message.sender_id} />`}
@@ -113,37 +113,37 @@ function Whole({row, replies, isNext, desk}) {
     <div class="message-tools" role="group" aria-label="Message">
       ${!desk.isReadOnly && desk.mayWrite && html`<button type="button" class="tool-button" onClick=${() => desk.reply(message)}>Reply</button>`}
       <${CopyButton} text=${textOf(message)} />
-      ${isOwn && !desk.isReadOnly && desk.mayWrite && !asked && html`<button type="button" class="tool-button" title="Send it anew, in place of this one" onClick=${() => desk.edit(message)}>Edit</button>`}
+      ${isOwn && !desk.isReadOnly && desk.mayWrite && !asked && html`<button type="button" class="tool-button" title="Send a corrected message" onClick=${() => desk.edit(message)}>Edit</button>`}
       <a class="tool-button" href=${linkTo.why(message.seq)} title="Why this was said">Why</a>
     </div></article>`;
 }
 
-/** Whether a message is a decision on a request: where that is not loaded, by its words alone. */
+/** Whether a message decides on a request. If the request is not loaded, its words alone decide. */
 function isAnswered(message) {
   if (message.reply_to === undefined || !isDecision(message)) return false;
   const request = state.peek().messages[message.reply_to];
   return request === undefined || decidesOn(message, request);
 }
 
-/** What its sender has sent anew: a line, until somebody wants to see it. */
+/** A replaced message: a line, until the person wants to see it. */
 function Replaced({row, desk}) {
   const [isOpen, setOpen] = useState(false);
   const {message, replacedBy} = row;
   if (isOpen) return html`<div class="replaced open"><${Whole} row=${row} replies=${0} isNext=${false} desk=${desk} /></div>`;
-  return html`<p class="replaced" tabindex="-1"><${Agent} id=${message.sender_id} /> has sent this anew: <button type="button" class="link-button" onClick=${() => desk.jump(replacedBy)}>the newer one</button>, ${" "}<button type="button" class="link-button" onClick=${() => setOpen(true)}>this one</button></p>`;
+  return html`<p class="replaced" tabindex="-1"><${Agent} id=${message.sender_id} /> edited this: <button type="button" class="link-button" onClick=${() => desk.jump(replacedBy)}>show new message</button>, ${" "}<button type="button" class="link-button" onClick=${() => setOpen(true)}>show original</button></p>`;
 }
 
-/** What a message answers: a line that leads there. */
+/** The message that this one replies to, as a link. */
 function Quote({seq, message, desk}) {
   const quoted = state.peek().messages[seq];
   const isRoot = message.thread_id === `thread:${seq}`;
-  const text = quoted ? tellLine(textOf(quoted)).replace(/\s+/g, " ").slice(0, 120) : `message #${seq}`;
+  const text = quoted ? describeLine(textOf(quoted)).replace(/\s+/g, " ").slice(0, 120) : `message #${seq}`;
   const jump = () => (isRoot ? desk.go(message.to, seq) : desk.jump(seq));
-  return html`<button type="button" class="quote" onClick=${jump} title="Go to the message that this answers"><span aria-hidden="true">↳ </span>
+  return html`<button type="button" class="quote" onClick=${jump} title="Go to the message that this replies to"><span aria-hidden="true">↳ </span>
     ${quoted && html`<${Agent} id=${quoted.sender_id} /> `}<bdi class="cut">${text}</bdi></button>`;
 }
 
-/** The words, the data beside them, pictures and files. */
+/** The text, data, images and files of a message. */
 function Body({message}) {
   const {content} = message;
   const isParted = isObject(content) && message.text_representation === undefined;
@@ -152,104 +152,104 @@ function Body({message}) {
   const data = isParted ? (Object.keys(rest).length ? rest : null) : words ? null : content;
   return html`${words && html`<${Long} text=${words}><${Markdown} text=${words} of=${message} /><//>`}
     ${data !== null && data !== undefined && html`<pre class="data" dir="auto" tabindex="0" aria-label="Data">${writeContent(data)}</pre>`}
-    ${listOf(images).map((it) => html`<${Attachment} given=${it} word="image" />`)}
-    ${listOf(files).map((it) => html`<${Attachment} given=${it} word="file" />`)}`;
+    ${listOf(images).map((image) => html`<${Attachment} given=${image} word="image" />`)}
+    ${listOf(files).map((file) => html`<${Attachment} given=${file} word="file" />`)}`;
 }
 
-/** What is very long is shown in part at first. */
+/** A very long text, folded at first. */
 function Long({text, children}) {
   const [isOpen, setOpen] = useState(text.length < LONG_CHARS);
   return isOpen ? children : html`<div class="folded">${children}</div>
-    <button type="button" class="link-button" onClick=${() => setOpen(true)}>Show all of it (${text.length.toLocaleString()} characters)</button>`;
+    <button type="button" class="link-button" onClick=${() => setOpen(true)}>Show all (${text.length.toLocaleString()} characters)</button>`;
 }
 
-/** A picture that is in the message, or a file: what it is called, and a way to keep what came with it. */
+/** An image or a file of the message: its name, and a button that saves it. */
 function Attachment({given, word}) {
-  const it = isObject(given) ? given : {url: given};
-  const pick = (...keys) => keys.map((key) => it[key]).find((value) => typeof value === "string" && value) ?? "";
+  const attachment = isObject(given) ? given : {url: given};
+  const pick = (...keys) => keys.map((key) => attachment[key]).find((value) => typeof value === "string" && value) ?? "";
   const url = pick("url", "path") || (pick("data") && `data:${pick("media_type", "mime_type") || "application/octet-stream"};base64,${pick("data")}`);
   const isHere = url.startsWith("data:");
   const type = pick("media_type", "mime_type", "type") || (isHere ? url.slice(5).split(/[;,]/)[0] : "");
   const name = pick("name", "filename", "title") || (isHere || !url ? word : url.slice(0, 200));
-  const label = [type, writeSize(it.size ?? it.bytes)].filter(Boolean).join(", ");
+  const label = [type, writeSize(attachment.size ?? attachment.bytes)].filter(Boolean).join(", ");
   const picture = word === "image" && isHere ? renderImage(url, name) : null;
   const text = pick("text");
   return html`<figure class="attachment">${isObject(picture) && picture}
     <figcaption><bdi>${isHere || !url ? name : renderLink(url, name, name)}</bdi>${label && html` <span class="faint">${label}</span>`}
-      ${isHere && html` <${Button} kind="small" run=${() => keepFile(url, name)}>Save<//>`}</figcaption>
-    ${text && html`<details><summary>Its text</summary><pre dir="auto">${text}</pre></details>`}</figure>`;
+      ${isHere && html` <${Button} kind="small" run=${() => saveFile(url, name)}>Save<//>`}</figcaption>
+    ${text && html`<details><summary>Text of the file</summary><pre dir="auto">${text}</pre></details>`}</figure>`;
 }
 
-/** Give the bytes of a data: address to the browser to save: never to be opened as a page. */
-function keepFile(url, name) {
+/** Save the bytes of a data: URL with the browser, which never opens them as a page. */
+function saveFile(url, name) {
   const [, head, body] = /^data:([^,]*),([^]*)$/.exec(url) ?? [];
   const raw = head?.endsWith(";base64") ? atob(body) : decodeURIComponent(body ?? "");
-  const bytes = head?.endsWith(";base64") ? Uint8Array.from(raw, (it) => it.charCodeAt(0)) : raw;
+  const bytes = head?.endsWith(";base64") ? Uint8Array.from(raw, (char) => char.charCodeAt(0)) : raw;
   const place = URL.createObjectURL(new Blob([bytes], {type: "application/octet-stream"}));
   Object.assign(document.createElement("a"), {href: place, download: name.replace(/[/\\\p{Cc}]/gu, "_").slice(-120)}).click();
   setTimeout(() => URL.revokeObjectURL(place), 10_000);
 }
 
-/** What metadata says of a message, for people. */
+/** Badges for the metadata of a message. */
 function Notes({message, me}) {
   const {requires_response: asks, metadata} = message;
-  const names = listOf(asks).filter((it) => typeof it === "string");
+  const names = listOf(asks).filter((ask) => typeof ask === "string");
   const isForMe = names.includes(me) || (asks === true && message.to === `agent:${me}`);
   const sources = listOf(metadata?.sources).filter(isObject).slice(0, 30);
-  const checks = listOf(metadata?.failed_checks).filter((it) => typeof it === "string").slice(0, 10);
-  const passed = listOf(metadata?.passed_checks).filter((it) => typeof it === "string").slice(0, 10);
+  const checks = listOf(metadata?.failed_checks).filter((check) => typeof check === "string").slice(0, 10);
+  const passed = listOf(metadata?.passed_checks).filter((check) => typeof check === "string").slice(0, 10);
   const failure = typeof metadata?.failure === "string" ? metadata.failure.slice(0, 40) : "";
   if (!asks && !sources.length && !checks.length && !passed.length && !failure && metadata?.declined !== true) return null;
   return html`<div class="notes">
     ${isForMe ? html`<${Badge} kind="accent">asks you for an answer<//>` : asks === true ? html`<${Badge}>asks for an answer<//>`
     : names.length > 0 && html`<${Badge}>asks ${names.slice(0, 8).join(", ")} for an answer<//>`}
-    ${metadata?.declined === true && html`<${Badge}>has no answer<//>`}
+    ${metadata?.declined === true && html`<${Badge}>no answer<//>`}
     ${failure && html`<span title=${`Reason: ${failure.replaceAll("_", " ")}`}><${Badge} kind="warn">No answer<//></span>`}
-    ${checks.map((it) => html`<${Badge} kind="warn">did not pass: ${it}<//>`)}
-    ${passed.map((it) => html`<${Badge}>✓ passed: ${it}<//>`)}
-    ${sources.map((it) => html`<span class="source">[${String(it.n ?? "")}] ${renderLink(it.url, String(it.title ?? it.id ?? it.url ?? ""), "")} </span>`)}</div>`;
+    ${checks.map((check) => html`<${Badge} kind="warn">check failed: ${check}<//>`)}
+    ${passed.map((check) => html`<${Badge}>✓ check passed: ${check}<//>`)}
+    ${sources.map((source) => html`<span class="source">[${String(source.n ?? "")}] ${renderLink(source.url, String(source.title ?? source.id ?? source.url ?? ""), "")} </span>`)}</div>`;
 }
 
-// --- receipts
+// --- delivery status
 
 const WORDS = {queued: "Queued", delivered: "Delivered", in_prompt: "Seen by the agent", handled: "Handled", dead: "Not delivered", removed: "Recipient removed"};
 
-/** What became of a message of one's own: in a word, and for each recipient when it is asked. */
+/** The delivery status of an own message: in a word, and for each recipient on request. */
 function Receipts({seq}) {
   const [isOpen, setOpen] = useState(false);
   const [error, setError] = useState(null);
-  const given = state.value.status[seq];
-  useEffect(() => { if (given === undefined) actions.tellDrawn(seq); }, [seq, given === undefined]);
+  const recipients = state.value.status[seq];
+  useEffect(() => { if (recipients === undefined) actions.markDrawn(seq); }, [seq, recipients === undefined]);
   const fetch = () => actions.call("network.message_status", {seq}).then(() => setError(null), setError);
   const toggle = () => {
-    if (!isOpen || !given) fetch();
+    if (!isOpen || !recipients) fetch();
     setOpen(!isOpen);
   };
   const counts = Object.entries(WORDS).flatMap(([key, word]) => {
-    const many = (given ?? []).filter((it) => it.state === key).length;
-    return many ? [[key, (given.length > 1 ? `${word}: ${many}` : word)]] : [];
+    const many = (recipients ?? []).filter((recipient) => recipient.state === key).length;
+    return many ? [[key, (recipients.length > 1 ? `${word}: ${many}` : word)]] : [];
   });
   const isBad = counts.some(([key]) => key === "dead");
-  const text = counts.map(([, it]) => it).join(" · ") || (given ? "Nobody else reads this" : "Sent");
+  const text = counts.map(([, value]) => value).join(" · ") || (recipients ? "No other readers" : "Sent");
   return html`<span class="receipts"><button type="button" class=${`tool-button receipt${isBad ? " bad" : ""}`} aria-expanded=${isOpen} onClick=${toggle} title="Show delivery per recipient">
-      <span aria-hidden="true">${isBad ? "✕" : given?.every((it) => ["handled", "in_prompt"].includes(it.state)) ? "✓✓" : "✓"}</span> ${text}</button>
-    ${isOpen && html`<ul class="receipt-list" aria-label="By recipient">${(given ?? []).map((it) => html`<li key=${it.agent_id}><${Agent} id=${it.agent_id} link />
-      <span>${WORDS[it.state] ?? it.state}${it.reaction_status ? `, its reaction is ${(it.again ?? it).reaction_status}` : ""}${it.attempts > 1 ? `, attempt ${it.attempts}` : ""}</span></li>`)}
-      ${error && html`<li class="refused">${tellError(error)}</li>`}</ul>`}</span>`;
+      <span aria-hidden="true">${isBad ? "✕" : recipients?.every((recipient) => ["handled", "in_prompt"].includes(recipient.state)) ? "✓✓" : "✓"}</span> ${text}</button>
+    ${isOpen && html`<ul class="receipt-list" aria-label="By recipient">${(recipients ?? []).map((recipient) => html`<li key=${recipient.agent_id}><${Agent} id=${recipient.agent_id} link />
+      <span>${WORDS[recipient.state] ?? recipient.state}${recipient.reaction_status ? `, its reaction is ${(recipient.again ?? recipient).reaction_status}` : ""}${recipient.attempts > 1 ? `, attempt ${recipient.attempts}` : ""}</span></li>`)}
+      ${error && html`<li class="refused">${describeError(error)}</li>`}</ul>`}</span>`;
 }
 
-// --- what is not stored yet
+// --- messages that are not stored yet
 
-/** A message of one's own on its way to the hub, or refused. */
+/** An own message that is on its way, or refused. */
 export function Outgoing({entry, me}) {
   const files = isObject(entry.content) ? [...listOf(entry.content.images), ...listOf(entry.content.files)] : [];
   const text = textOf({content: isObject(entry.content) ? entry.content.text ?? "" : entry.content});
   const isRefused = entry.state === "refused";
-  const said = {...entry, sender_kind: "human", sender_id: me, sent_at: entry.at};
-  return html`<article class=${`message own outgoing${isRefused ? " failed" : ""}`} tabindex="-1" aria-label=${isRefused ? "Not sent" : "On its way"}>
-    <${Face} id=${me} /><div class="message-main"><header class="message-head"><${Agent} id=${me} /><span class="kind">${isRefused ? "not sent" : "waits to be sent"}</span></header>
-      ${isAnswered(said) ? html`<${DecisionLine} message=${said} request=${state.peek().messages[entry.reply_to]} />` : html`<${Markdown} text=${text} of=${entry} />`}${files.length > 0 && html`<p class="faint">with ${tellCount(files.length, "file")}</p>`}
-      ${isRefused && html`<p class="refused" role="alert">${tellError(entry.error ?? "The hub refused it.")}</p>
+  const message = {...entry, sender_kind: "human", sender_id: me, sent_at: entry.at};
+  return html`<article class=${`message own outgoing${isRefused ? " failed" : ""}`} tabindex="-1" aria-label=${isRefused ? "Not sent" : "Sending"}>
+    <${Face} id=${me} /><div class="message-main"><header class="message-head"><${Agent} id=${me} /><span class="kind">${isRefused ? "not sent" : "sending…"}</span></header>
+      ${isAnswered(message) ? html`<${DecisionLine} message=${message} request=${state.peek().messages[entry.reply_to]} />` : html`<${Markdown} text=${text} of=${entry} />`}${files.length > 0 && html`<p class="faint">with ${formatCount(files.length, "file")}</p>`}
+      ${isRefused && html`<p class="refused" role="alert">${describeError(entry.error ?? "The hub refused it.")}</p>
         <div class="tools"><${Button} kind="primary" run=${() => actions.retry(entry.message_id)}>Send again<//>
           <${Button} kind="danger" run=${() => actions.discard(entry.message_id)}>Discard<//></div>`}
     </div></article>`;

@@ -1,6 +1,6 @@
 /**
- * Small components that every screen shares: times that stay true, names with a colour, badges, menus, dialogs, errors.
- * They draw what they are given; none of them asks the hub.
+ * Small components that all screens share: relative times, colored names, badges, menus, dialogs, errors. They draw their
+ * props and never call the hub.
  */
 import {h, Component} from "#vendor/preact.js";
 import {useEffect, useId, useLayoutEffect, useRef, useState} from "#vendor/hooks.js";
@@ -8,16 +8,16 @@ import {signal} from "#vendor/signals.js";
 import htm from "#vendor/htm.js";
 import {linkTo} from "#ui/router.js";
 
-/** htm, bound to preact. */
+/** htm bound to preact. */
 export const html = htm.bind(h);
 
 // --- time
 
-/** Now, in ms; moves every few seconds while the page is seen, so that ages stay true. */
+/** The current time in ms. It advances every few seconds while the page is visible, so that relative times stay right. */
 export const now = signal(Date.now());
 const TICK_MS = 5000;
 
-/** Let `now` move. */
+/** Start the clock of `now`. */
 export function startClock() {
   const tick = () => { if (!document.hidden) now.value = Date.now(); };
   setInterval(tick, TICK_MS);
@@ -26,70 +26,70 @@ export function startClock() {
 
 const SPANS = [[86_400, "d"], [3600, "h"], [60, "min"]];
 
-/** A span in the largest unit of which there are two, rounded to the nearest: "3 min", "47 h". */
-export function tellSpan(ms) {
+/** Format a duration in the largest unit of which it has at least two, rounded: "3 min", "47 h". */
+export function formatSpan(ms) {
   const seconds = Math.max(0, Math.round(ms / 1000));
   for (const [size, unit] of SPANS) if (seconds >= 2 * size) return `${Math.round(seconds / size)} ${unit}`;
   return `${seconds} s`;
 }
 
-/** A date and time for people, of this machine's zone. */
-export const tellMoment = (at) => MOMENT.format(at);
-/** The time of the day. */
-export const tellClock = (at) => new Date(at).toLocaleTimeString(undefined, {hour: "2-digit", minute: "2-digit"});
-const MOMENT = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "medium"}); // made once: it takes long
+/** Format a date and time in the local time zone. */
+export const formatMoment = (at) => MOMENT.format(at);
+/** Format the time of day. */
+export const formatClock = (at) => new Date(at).toLocaleTimeString(undefined, {hour: "2-digit", minute: "2-digit"});
+const MOMENT = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "medium"}); // shared, because it is slow to make
 
-/** How long ago something was, which stays true; with a `label` ("for ") for how long it has been so. `at` is in ms; the whole moment is its title. */
+/** A relative time ("3 min"); with a `label` ("for ") a duration. `at` is in ms; the exact time is the title. */
 export function Age({at, label = ""}) {
   const ms = Math.max(0, now.value - at);
-  const text = ms < 10_000 && !label ? "now" : tellSpan(ms);
-  return html`<time class="age" datetime=${new Date(at).toISOString()} title=${tellMoment(at)}>${label}${text}</time>`;
+  const text = ms < 10_000 && !label ? "now" : formatSpan(ms);
+  return html`<time class="age" datetime=${new Date(at).toISOString()} title=${formatMoment(at)}>${label}${text}</time>`;
 }
 
-/** The time of the day where it was today, else the date. */
+/** The time of day if it is today, else the date. */
 export function Time({at}) {
   const date = new Date(at);
   const isToday = date.toDateString() === new Date(now.value).toDateString();
   const text = isToday ? date.toLocaleTimeString(undefined, {hour: "2-digit", minute: "2-digit"})
     : date.toLocaleDateString(undefined, {day: "numeric", month: "short"});
-  return html`<time class="age" datetime=${date.toISOString()} title=${tellMoment(at)}>${text}</time>`;
+  return html`<time class="age" datetime=${date.toISOString()} title=${formatMoment(at)}>${text}</time>`;
 }
 
-// --- who
+// --- participants
 
-/** The hue of an id, the same at each visit: 0 to 359. */
+/** Return the hue of an id, 0 to 359. It is the same at each visit. */
 export function hueOf(id) {
   let sum = 2166136261;
   for (const char of String(id)) sum = Math.imul(sum ^ char.codePointAt(0), 16777619);
   return ((sum >>> 0) % 24) * 15;
 }
 
-/** A participant's name in its colour; `link` leads to its page. */
+/** A participant's name in its color; with `link`, a link to its page. */
 export function Agent({id, link = false}) {
   const props = {class: "who", dir: "auto", style: {"--hue": hueOf(id)}};
   return link ? html`<a ...${props} href=${linkTo.agent(id)}>${id}</a>` : html`<span ...${props}>${id}</span>`;
 }
 
-/** The mark of a participant: its first letters in its colour. */
+/** A participant's avatar: its first letters in its color. */
 export function Face({id, isSmall = false}) {
   const letters = [...String(id).replace(/^[^\p{L}\p{N}]+/u, "")].slice(0, 2).join("").toUpperCase() || "?";
   return html`<span class=${`face${isSmall ? " small" : ""}`} aria-hidden="true" style=${{"--hue": hueOf(id)}}>${letters}</span>`;
 }
 
-// --- small things
+// --- small components
 
 /** @param {{kind?: "accent"|"good"|"warn"|"bad"|"plain"}} props */
 export function Badge({kind = "plain", title, children}) {
   return html`<span class=${`badge ${kind}`} title=${title}>${children}</span>`;
 }
 
-/** How many, or nothing for none; `what` is read out. */
+/** A count, hidden if it is 0. Screen readers also hear `what`. */
 export function Count({of, what}) {
   if (!of) return null;
   return html`<span class="count"><span aria-hidden="true">${of > 99 ? "99+" : of}</span><span class="unseen">${of} ${what}</span></span>`;
 }
 
-/** A button; `run` may be a promise, during which it waits. What fails is told beside it. */
+/** A button. While the promise of `run` is pending the button is busy; an error appears beside it. */
 export function Button({kind = "", run, title, icon, isDisabled = false, children, ...rest}) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
@@ -107,26 +107,26 @@ export function Button({kind = "", run, title, icon, isDisabled = false, childre
   };
   return html`<button type="button" class=${`button ${kind}`} title=${title} aria-busy=${busy} disabled=${isDisabled}
       onClick=${press} ...${rest}>${icon && html`<${Icon} name=${icon} />`}${children}</button>
-    ${error && html`<span class="refused" role="alert">${tellError(error)}</span>`}`;
+    ${error && html`<span class="refused" role="alert">${describeError(error)}</span>`}`;
 }
 
-/** What went wrong, in the hub's sentence where there is one. */
-export const tellError = (error) => String(error?.message ?? error ?? "Something failed that told no reason.");
+/** Return the message of an error: the hub's sentence, if there is one. */
+export const describeError = (error) => String(error?.message ?? error ?? "Failed for an unknown reason.");
 
-/** What failed, and ways on: `children` are further ones. */
+/** An error with ways to go on; `children` are further ones. */
 export function ErrorBox({error, retry, children}) {
-  return html`<div class="error-box" role="alert"><p>${tellError(error)}</p>
+  return html`<div class="error-box" role="alert"><p>${describeError(error)}</p>
     <div class="tools">${retry && html`<${Button} run=${retry}>Try again<//>`}${children}</div></div>`;
 }
 
-/** What stands where there is nothing. */
+/** The content of an empty screen or list. */
 export function Empty({title, icon, children}) {
   return html`<div class="empty">${icon && html`<${Icon} name=${icon} />`}<p class="empty-title">${title}</p>
     ${children && html`<p>${children}</p>`}</div>`;
 }
 
-/** Something is fetched; told only after a moment, so that nothing flickers. */
-export const Loading = ({what = "Fetching…"}) => html`<p class="loading" role="status">${what}</p>`;
+/** A loading message. CSS delays it, so that a fast answer shows no flicker. */
+export const Loading = ({what = "Loading…"}) => html`<p class="loading" role="status">${what}</p>`;
 
 const PATHS = {
   inbox: "M3 13h4l2 3h6l2-3h4M5 5h14l2 8v6H3v-6z",
@@ -152,23 +152,23 @@ const PATHS = {
   close: "M6 6l12 12M18 6L6 18",
 };
 
-/** A picture beside words, not in place of them. */
+/** An icon beside words, never in place of them. */
 export const Icon = ({name}) => html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true"><path d=${PATHS[name]} /></svg>`;
 
-/** A search box or field with a name for those who do not see it. */
+/** A text field with a label, which screen readers always hear. */
 export function Field({label, isLabelSeen = false, ...props}) {
   const id = useId();
   return html`<label class=${isLabelSeen ? "field" : "field bare"} for=${id}><span class=${isLabelSeen ? "" : "unseen"}>${label}</span>
     <input id=${id} dir="auto" autocomplete="off" spellcheck="false" ...${props} /></label>`;
 }
 
-/** Choose one of few: [value, text]. */
+/** A choice among a few options: [value, text]. */
 export function Choice({label, value, options, onChoose}) {
-  return html`<div class="choice" role="group" aria-label=${label}>${options.map(([it, text]) => html`
-    <button type="button" aria-pressed=${it === value} onClick=${() => onChoose(it)}>${text}</button>`)}</div>`;
+  return html`<div class="choice" role="group" aria-label=${label}>${options.map(([name, text]) => html`
+    <button type="button" aria-pressed=${name === value} onClick=${() => onChoose(name)}>${text}</button>`)}</div>`;
 }
 
-/** A button that opens a list of actions: [{text, run, icon?}]; falsy ones are left out. */
+/** A button that opens a menu of actions: [{text, run, icon?}]. Falsy entries are ignored. */
 export function Menu({label, items, icon = "menu"}) {
   const [isOpen, setOpen] = useState(false);
   const place = useRef(null);
@@ -199,13 +199,13 @@ export function Menu({label, items, icon = "menu"}) {
   return html`<span class="menu" ref=${place} onKeyDown=${press}>
     <button type="button" class="icon-button" aria-haspopup="menu" aria-expanded=${isOpen} aria-label=${label} title=${label}
       onClick=${() => setOpen(!isOpen)}><${Icon} name=${icon} /></button>
-    ${isOpen && html`<span class="menu-list" role="menu" aria-label=${label}>${items.filter(Boolean).map((it) => html`
-      <button type="button" role="menuitem" tabindex="-1" onClick=${() => { close(); it.run(); }}>
-        ${it.icon && html`<${Icon} name=${it.icon} />`}${it.text}</button>`)}</span>`}
+    ${isOpen && html`<span class="menu-list" role="menu" aria-label=${label}>${items.filter(Boolean).map((item) => html`
+      <button type="button" role="menuitem" tabindex="-1" onClick=${() => { close(); item.run(); }}>
+        ${item.icon && html`<${Icon} name=${item.icon} />`}${item.text}</button>`)}</span>`}
   </span>`;
 }
 
-/** A dialog above the page. Escape and a click beside it close it. */
+/** A modal dialog. Escape and a click outside close it. */
 export function Dialog({title, onClose, children}) {
   const place = useRef(null);
   const id = useId();
@@ -217,21 +217,21 @@ export function Dialog({title, onClose, children}) {
       ${children}</div></dialog>`;
 }
 
-/** The head of a screen. The focus moves to its heading after a navigation. */
+/** The heading of a screen. It gets the focus after a navigation. */
 export function Head({title, back, children}) {
   return html`<header class="head">${back && html`<a class="icon-button" href=${back} aria-label="Back"><${Icon} name="back" /></a>`}
     <h1 tabindex="-1" dir="auto">${title}</h1><div class="head-tools">${children}</div></header>`;
 }
 
-/** A share of a whole as a bar; `text` says it in words. */
+/** A bar for a share of a whole; `text` describes it in words. */
 export function Bar({share, text, kind = ""}) {
   const percent = Math.round(Math.max(0, Math.min(1, share)) * 100);
   return html`<span class=${`bar ${kind}`} role="img" aria-label=${text} title=${text} style=${{"--share": `${percent}%`}}></span>`;
 }
 
 /**
- * Fetch when something changes: gives {value, error, isLoading, again}. What was fetched for earlier `needs` is thrown
- * away when it comes late.
+ * Fetch again when one of `needs` changes; return {value, error, isLoading, again}. A late answer for earlier `needs` is
+ * ignored.
  */
 export function useFetched(fetch, needs) {
   const [got, setGot] = useState({isLoading: true});
@@ -248,7 +248,7 @@ export function useFetched(fetch, needs) {
   return {...got, again: () => setRound(round + 1)};
 }
 
-/** Shows a sentence in the place of a part that fails; the rest of the page stays. */
+/** Shows an error in place of a part that fails; the rest of the page keeps working. */
 export class Boundary extends Component {
   constructor() {
     super();
@@ -265,8 +265,8 @@ export class Boundary extends Component {
 
   render({children}, {error}) {
     if (!error) return children;
-    return html`<div class="error-box" role="alert"><p>This part of the page has failed: ${tellError(error)}</p>
-      <${Button} run=${() => this.setState({error: null})}>Show it again<//>
-      <${Button} run=${() => location.reload()}>Load the page again<//></div>`;
+    return html`<div class="error-box" role="alert"><p>This part of the page failed: ${describeError(error)}</p>
+      <${Button} run=${() => this.setState({error: null})}>Try again<//>
+      <${Button} run=${() => location.reload()}>Reload page<//></div>`;
   }
 }

@@ -1,18 +1,18 @@
-/** Dollars as a person reads them. What calls cost is asked of the node (core/pricing.js). */
+/** Dollars for people. The node computes costs (core/pricing.js). */
 
-/** An amount as a person reads it: cents, and of less than a dollar as many digits as say something. */
+/** Format an amount: in cents, or below a dollar with as many digits as matter. */
 export function writeDollars(usd) {
   if (usd >= 1 || !usd) return `$${usd.toFixed(2)}`;
   return usd >= 0.001 ? `$${usd.toFixed(4)}` : `$${Number(usd.toPrecision(2))}`;
 }
 
-/** What a sum cost, and whether it leaves out models without a known price. */
+/** Format the cost of a sum, and whether it lacks models without a known price. */
 export function writeCost({usd, unpriced}) {
   if (!unpriced.length) return writeDollars(usd);
   return usd ? `${writeDollars(usd)} + unknown` : "price unknown";
 }
 
-/** Why prices are not known, and what to do. */
+/** Explain why prices are unknown, and what to do. */
 export function adviseOnPrices(hasPrices, isRecorded) {
   if (isRecorded) return "The prices in this recording are those that were known when it was written.";
   if (hasPrices === false) return "The node has no price table. Install it where the node runs (pip install 'roundelay[prices]'), then restart the node.";

@@ -1,6 +1,6 @@
 /**
- * The page's addresses: which screen a fragment (`#/thread/...`) names, and the fragment of a screen. The fragment is
- * never sent to a server. Owns `route`; knows no screen's content.
+ * The page's addresses: the screen of a fragment (`#/thread/...`), and the fragment of a screen. Browsers never send a
+ * fragment to a server. This module owns `route` and knows no screen's content.
  */
 import {signal} from "#vendor/signals.js";
 
@@ -8,11 +8,11 @@ import {signal} from "#vendor/signals.js";
 
 const SCREENS = ["home", "inbox", "threads", "thread", "why", "agents", "cost", "search", "timeline"];
 
-/** Where the page is. @type {import("#vendor/signals.js").Signal<Route>} */
+/** The current address. @type {import("#vendor/signals.js").Signal<Route>} */
 export const route = signal(readRoute(""));
-let followed; // the fragment that `route` is of
+let followed; // the fragment of `route`
 
-/** Follow the address bar from now on: a key that comes before the browser tells of a link belongs to where that leads. */
+/** Follow the address bar. Keys follow it too, because a key can arrive before the browser reports a link. */
 export function startRouter() {
   addEventListener("hashchange", follow);
   addEventListener("keydown", follow, {capture: true});
@@ -25,7 +25,7 @@ function follow() {
   route.value = readRoute(followed);
 }
 
-/** Read a fragment. Anything unknown is the first screen; what cannot be decoded is taken as it is. @returns {Route} */
+/** Parse a fragment. An unknown one is the first screen; text that cannot be decoded stays as it is. @returns {Route} */
 function readRoute(hash) {
   const [path, search = ""] = hash.replace(/^#\/?/, "").split("?", 2);
   const [screen, ...rest] = path.split("/");
@@ -37,7 +37,7 @@ function readRoute(hash) {
   return {screen, id, at, query};
 }
 
-/** The text that an encoded one stands for; itself where it stands for none. */
+/** Decode a text; return it unchanged if it is not encoded. */
 export function decode(text) {
   try {
     return decodeURIComponent(text);
@@ -61,14 +61,14 @@ export const linkTo = {
 };
 
 function withQuery(path, query) {
-  const search = new URLSearchParams(Object.entries(query).filter(([, it]) => it)).toString();
+  const search = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
   return search ? `${path}?${search}` : path;
 }
 
-/** Go to a fragment; `replace` leaves no step for the back button. */
+/** Go to a fragment; `replace` adds no entry to the history. */
 export function go(hash, {replace = false} = {}) {
   if (!replace) location.hash = hash;
-  else if (location.hash !== followed) follow(); // somebody has gone on since: what was to be replaced is not there
+  else if (location.hash !== followed) follow(); // the person has navigated since; do not replace that
   else {
     history.replaceState(null, "", hash);
     follow();

@@ -1,4 +1,4 @@
-/** Finds messages by their words (`network.search`) and leads to each in its thread. What was found is drawn as text, never as HTML. */
+/** Searches messages (`network.search`) and links to each in its thread. Results are drawn as text, never as HTML. */
 import {useEffect, useRef, useState} from "#vendor/hooks.js";
 import {fits, readQuery} from "#core/query.js";
 import {fold, textOf} from "#core/text.js";
@@ -10,14 +10,14 @@ import {actions, agents, nameHere} from "#ui/store.js";
 const PAUSE_MS = 250;
 const AROUND = 140;
 
-/** The screen; `query` is the address's. */
+/** The screen; `query` comes from the address. */
 export function Search({query}) {
   const [typed, setTyped] = useState(query);
   const field = useRef(null);
   useEffect(() => field.current.querySelector("input").focus(), []);
   const shown = useRef(query);
   useEffect(() => {
-    if (shown.current === query) return; // as at the beginning: what was typed before this ran stays
+    if (shown.current === query) return; // the first run: keep what was typed before
     shown.current = query;
     setTyped((before) => (before.trim() === query ? before : query));
   }, [query]);
@@ -27,12 +27,12 @@ export function Search({query}) {
   }, [typed]);
   return html`<div class="screen"><${Head} title="Search" />
     <form role="search" ref=${field} onSubmit=${(event) => { event.preventDefault(); go(linkTo.search(typed.trim()), {replace: true}); }}>
-      <${Field} label="Words that the message has" type="search" placeholder="Words of a message" value=${typed} onInput=${(event) => setTyped(event.target.value)} />
+      <${Field} label="Words to search for" type="search" placeholder="Search messages" value=${typed} onInput=${(event) => setTyped(event.target.value)} />
       <${Filters} typed=${typed} onType=${setTyped} /></form>
-    ${query ? html`<${Found} key=${query} query=${query} />` : html`<${Empty} icon="search" title="Everything that you may read">Case, accents, endings and the order of the words do not count; “in quotation marks” a word stands for itself.<//>`}</div>`;
+    ${query ? html`<${Found} key=${query} query=${query} />` : html`<${Empty} icon="search" title="Search all messages that you may read">Case, accents, word endings and order do not matter. Use “quotation marks” for an exact word.<//>`}</div>`;
 }
 
-/** Who said it, and when: each is a part of what is typed, so that an address holds it too. */
+/** Filters by sender and date. They are part of the query text, so that a link contains them. */
 function Filters({typed, onType}) {
   const people = Object.keys(agents.value).sort();
   const {sender_id: sender = ""} = readQuery(typed);
@@ -41,8 +41,8 @@ function Filters({typed, onType}) {
     const rest = typed.replace(new RegExp(`(^|\\s)${name}:\\S*`, "gi"), "").trim();
     onType(event.target.value ? `${rest} ${name}:${event.target.value}`.trim() : rest);
   };
-  return html`<div class="tools filters"><label class="field">From<select value=${sender} onChange=${set("from")}><option value="">anybody</option>
-      ${people.map((it) => html`<option key=${it} value=${it}>${it}</option>`)}</select></label>
+  return html`<div class="tools filters"><label class="field">From<select value=${sender} onChange=${set("from")}><option value="">anyone</option>
+      ${people.map((person) => html`<option key=${person} value=${person}>${person}</option>`)}</select></label>
     <${Field} label="On or after" isLabelSeen type="date" value=${day("after")} onChange=${set("after")} />
     <${Field} label="Before" isLabelSeen type="date" value=${day("before")} onChange=${set("before")} /></div>`;
 }
@@ -56,16 +56,16 @@ function Found({query}) {
   if (error) return html`<${ErrorBox} error=${error} retry=${again} />`;
   if (isLoading && !value) return html`<${Loading} what="Searching…" />`;
   const before = next === undefined ? value.next : next;
-  const more = async () => {
+  const loadMore = async () => {
     const page = await actions.call("network.search", {query, limit: 30, before});
     setOlder([...older, ...page.messages.toReversed()]);
     setNext(page.has_more ? page.next ?? null : null);
   };
   const hits = [...value.messages.toReversed(), ...older];
   return html`<div class="section">${hits.length ? html`<ul class="card card-list" ref=${list} aria-label=${`Messages with ${query}`}>
-      ${hits.map((it) => html`<${Hit} key=${it.seq} message=${it} query=${query} />`)}</ul>`
-      : html`<${Empty} icon="search" title="No message has these words">${before ? "There may be some further back." : ""}<//>`}
-    ${before && html`<div class="tools more"><${Button} run=${more}>Search further back<//></div>`}</div>`;
+      ${hits.map((message) => html`<${Hit} key=${message.seq} message=${message} query=${query} />`)}</ul>`
+      : html`<${Empty} icon="search" title="No messages found">${before ? "There may be older ones." : ""}<//>`}
+    ${before && html`<div class="tools more"><${Button} run=${loadMore}>Search older messages<//></div>`}</div>`;
 }
 
 function Hit({message, query}) {
@@ -75,15 +75,15 @@ function Hit({message, query}) {
     <span class="said" dir="auto">${markWords(textOf(message), query)}</span></span></a></li>`;
 }
 
-/** A part of a text around the first of these words, as pieces of text and `mark`. */
+/** Return the part of a text around the first match, as strings and `mark` elements. */
 function markWords(text, query) {
   const {terms} = readQuery(query);
-  const spans = [...text.matchAll(/[\p{L}\p{N}\p{M}]+/gu)].filter((it) => terms.some((term) => fits(fold(it[0]), term)));
+  const spans = [...text.matchAll(/[\p{L}\p{N}\p{M}]+/gu)].filter((match) => terms.some((term) => fits(fold(match[0]), term)));
   const from = Math.max(0, (spans[0]?.index ?? 0) - AROUND / 2);
   const to = Math.min(text.length, from + 3 * AROUND);
   const pieces = [from > 0 ? "…" : ""];
   let at = from;
-  for (const span of spans.filter((it) => it.index + it[0].length <= to)) {
+  for (const span of spans.filter((span) => span.index + span[0].length <= to)) {
     pieces.push(text.slice(at, span.index), html`<mark>${span[0]}</mark>`);
     at = span.index + span[0].length;
   }

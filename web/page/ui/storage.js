@@ -1,10 +1,10 @@
 /**
- * What the page keeps in this browser (localStorage), under keys that begin with `roundelay.`. A browser that keeps
- * nothing, or is full, is no error: what would be kept holds until the page is left.
+ * Values that the page keeps in this browser (localStorage), under keys that start with `roundelay.`. A browser that stores
+ * nothing, or is full, is no error: the value then lasts until the page is closed.
  */
 
-/** What is kept under a key; null where nothing is that can be read. @param {string} key */
-export function load(key) {
+/** Return the value of a key; null if there is none. @param {string} key */
+export function loadValue(key) {
   try {
     return JSON.parse(localStorage.getItem(key));
   } catch {
@@ -12,16 +12,16 @@ export function load(key) {
   }
 }
 
-/** Keep a value; null takes away what was kept. @param {string} key */
-export function keep(key, value) {
+/** Store a value; null deletes it. @param {string} key */
+export function storeValue(key, value) {
   try {
     if (value === null) localStorage.removeItem(key);
     else localStorage.setItem(key, JSON.stringify(value));
   } catch { /* see above */ }
 }
 
-/** Whether what is kept here is there after a reload. */
-export function keepsAnything() {
+/** Whether stored values survive a reload. */
+export function canStore() {
   const probe = "roundelay.probe";
   try {
     localStorage.setItem(probe, "1");
@@ -32,14 +32,14 @@ export function keepsAnything() {
   }
 }
 
-/** Take away all that the page has kept here but these keys. @param {...string} keys */
+/** Delete everything that the page stored, except these keys. @param {...string} keys */
 export function forgetAllBut(...keys) {
   for (const key of Object.keys(findStorage() ?? {})) {
     if (key.startsWith("roundelay") && !keys.includes(key)) localStorage.removeItem(key);
   }
 }
 
-/** The browser's storage; undefined where it gives none. */
+/** Return the browser's storage; undefined if it has none. */
 export function findStorage() {
   try {
     return globalThis.localStorage ?? undefined; // some browsers throw, some give null

@@ -1,12 +1,12 @@
 /**
- * The only place where screens meet the protocol: the newest state as a signal, and what a person does as actions.
- * Frames are applied together, and the signal is set once for each frame that the screen draws.
+ * The only place where screens meet the protocol: the newest state as a signal, and what a person does as actions. Frames
+ * are applied together, and the signal changes once for each frame that the screen draws.
  *
- * What the store is fed by is a `source`; `#core/connection.js` is the live one, a recording another:
- *   connect(onEvent)   begins; onEvent takes events as `#core/state.js` names them, the first one a `welcome`
- *   call(op, args)     gives a promise of the value; rejects with an error that has `code`
+ * A `source` feeds the store. `#core/connection.js` is the live one, and a recording is another:
+ *   connect(onEvent)   starts it; `onEvent` gets the events of `#core/state.js`, a `welcome` first
+ *   call(op, args)     returns a promise of the value; it rejects with an error that has a `code`
  *   close()
- *   is_read_only       true: there is no other method. Else also
+ *   is_read_only       if true, there are no further methods; otherwise also
  *   send(message) -> message_id, retry(message_id), discard(message_id), signal(kind, body, where), wake()
  * `useSource(source)` before the login makes the page show that source instead of joining a hub.
  */
@@ -18,33 +18,31 @@ import {addressOf, conversationOf, directThread, nameOf, nameThread, partiesOf, 
 import {findStorage} from "#ui/storage.js";
 
 const TICK_MS = 2_000;
-const HIDDEN_MS = 250; // how often a page that nobody sees is brought up to date
-const APPLIED = /^(network\.(message_status|mark|dismiss|take|give|resume_root|retry_dead_letter|drop_dead_letter)|channels\..*)$/;
-const DECISIONS = {approve: "/approve", thread: "/approve thread", always: "/approve always", deny: "/deny", edit: "/edit"};
+const HIDDEN_MS = 250; // update interval of a hidden page
 
-/** The newest state: `#core/state.js` says what is in it; `is_read_only` in a recording. */
+/** The newest state, as `#core/state.js` describes it. `is_read_only` is true in a recording. */
 export const state = signal(createState());
 
 let current = state.value;
 let source = null;
 let fetching = null;
 let isDrawing = false;
-const waiting = []; // events that came since the last draw
-const reading = new Map(); // thread -> up to where it is to be marked as read
+const waiting = []; // events since the last draw
+const reading = new Map(); // thread -> seq up to which it will be marked as read
 
-// --- feeding
+// --- events
 
-/** Show what a source gives; forgets what another one gave. */
-export function useSource(given) {
+/** Show a source, and forget the previous one. */
+export function useSource(next) {
   leave();
-  source = given;
-  current = {...createState(), is_read_only: Boolean(given.is_read_only)};
+  source = next;
+  current = {...createState(), is_read_only: Boolean(next.is_read_only)};
   state.value = current;
-  const dispatchNow = (event) => given === source && dispatch(event);
-  fetching = new Fetching({source: given, getState: newest, dispatch: dispatchNow});
-  if (given.is_read_only) for (const name of CHANGING) delete actions[name];
-  given.connect((event) => {
-    if (given !== source) return;
+  const dispatchNow = (event) => next === source && dispatch(event);
+  fetching = new Fetching({source: next, getState: newest, dispatch: dispatchNow});
+  if (next.is_read_only) for (const name of CHANGING) delete actions[name];
+  next.connect((event) => {
+    if (next !== source) return;
     waiting.push(event);
     if (event.type === "welcome" || event.type === "connection") newest();
     draw();
@@ -58,18 +56,18 @@ function leave() {
   waiting.length = 0;
 }
 
-/** Everything that came is applied: the state as it is now, which the screen may not show yet. */
+/** Apply all waiting events and return the newest state, which the screen may not show yet. */
 function newest() {
   if (waiting.length) {
     const events = waiting.splice(0);
     current = applyAll(current, events);
-    for (const event of events) if (event.type === "welcome") fetching?.look(event);
-    fetching?.look();
+    for (const event of events) if (event.type === "welcome") fetching?.startReads(event);
+    fetching?.startReads();
   }
   return current;
 }
 
-/** Apply an event of the page's own at once. */
+/** Apply an event of the page itself at once. */
 function dispatch(event) {
   waiting.push({at: Date.now(), ...event});
   newest();
@@ -79,12 +77,12 @@ function dispatch(event) {
 function draw() {
   if (isDrawing) return;
   isDrawing = true;
-  const show = () => {
+  const update = () => {
     isDrawing = false;
     state.value = newest();
   };
-  if (globalThis.document === undefined || document.hidden) setTimeout(show, HIDDEN_MS);
-  else requestAnimationFrame(show);
+  if (globalThis.document === undefined || document.hidden) setTimeout(update, HIDDEN_MS);
+  else requestAnimationFrame(update);
 }
 
 if (globalThis.document !== undefined) {
@@ -99,34 +97,34 @@ if (globalThis.document !== undefined) {
   }, TICK_MS);
 }
 
-// --- looking
+// --- reading
 
-/** Parts of the state, which change less often than the whole. */
+/** Parts of the state that change less often than the whole. */
 export const me = computed(() => state.value.me);
 export const threads = computed(() => state.value.threads);
 export const agents = computed(() => state.value.agents);
 export const isReadOnly = computed(() => Boolean(state.value.is_read_only));
-/** Where the node only follows: {leader, as_of}. */
+/** At a read replica: {leader, as_of}. */
 export const follows = computed(() => state.value.follows);
-/** Whether a run is shown that is over, and not what goes on. */
+/** Whether the page shows a finished run instead of a live network. */
 export const isOver = computed(() => isReadOnly.value && !follows.value);
 
-/** What a thread is called for the person at the page. @param {string} id */
+/** Return the title of a thread for the current user. @param {string} id */
 export const nameHere = (id) => nameThread(threads.value[id] ?? {thread_id: id}, me.value.agent_id);
 
-/** A message of a thread, as the hub has it; undefined where it is there no more. */
+/** Fetch a message of a thread; undefined if it no longer exists. */
 export async function fetchMessage(threadId, seq) {
   const {messages} = await actions.call("network.history", {thread_id: threadId, before: seq + 1, limit: 1});
-  return messages.find((it) => it.seq === seq);
+  return messages.find((message) => message.seq === seq);
 }
 
-// --- doing
+// --- actions
 
-/** What a person does. What changes something is missing where the page is read only. */
+/** What a person can do. In a read-only page the actions that change something are missing. */
 export const actions = {
-  /** Join a hub as somebody. `login_code`: a one-time login, by which `token` is bound. */
+  /** Join a hub as a participant. `login_code` is a one-time login, which binds `token`. */
   connect({agent_id, token, login_code}) {
-    const url = new URL("/?read_only=1", location.href); // a node that follows is read; one that leads takes no notice of it
+    const url = new URL("/?read_only=1", location.href); // a read replica lets the page read; a leader ignores it
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const tokens = login_code ? {token: login_code, newToken: token} : {token};
     useSource(new Connection({url: url.href.split("#")[0], agentId: agent_id, storage: findStorage(), ...tokens}));
@@ -138,7 +136,7 @@ export const actions = {
     state.value = current;
   },
 
-  /** Call an operation; gives its value. What it tells of threads and messages is taken into the state. */
+  /** Call an operation and return its value. The state takes in what the value says of threads and messages. */
   async call(op, args = {}) {
     if (source === null) throw new Error("This page is not connected.");
     const value = await source.call(op, args);
@@ -146,32 +144,32 @@ export const actions = {
     return value;
   },
 
-  /** Want a thread's messages, down to `at` if it is given. */
+  /** Load the messages of a thread, back to the message `at` if it is given. */
   async openThread(id, at) {
     dispatch({type: "open", thread_id: id});
     if (at !== undefined) await fetching?.reach(id, at);
   },
 
-  /** A message of one's own is seen: ask what became of it. */
-  tellDrawn: (seq) => dispatch({type: "drawn", seq}),
+  /** An own message is on the screen: ask for its delivery status. */
+  markDrawn: (seq) => dispatch({type: "drawn", seq}),
 
   closeThread: (id) => dispatch({type: "close", thread_id: id}),
   loadEarlier: async (id) => fetching?.loadEarlier(id),
   loadMoreThreads: async () => fetching?.loadMoreThreads(),
 
-  /** Send to an address or a thread; gives the id under which it waits in `outbox`. `content`: a text, or {text, files,
-   * images}; `text` is another name for it. */
+  /** Send to an address or a thread; return the id of the message in `outbox`. `content` is a text, or {text, files, images};
+   * `text` is another name for it. */
   send({to, thread_id: id, content, text, reply_to, requires_response, metadata}) {
     const answered = reply_to !== undefined ? newest().messages[reply_to] : lastOfChain(id);
-    const said = {content: content ?? text, requires_response, metadata};
-    return sendTo(to ?? findAddress(id, answered), said, answered ?? {thread_id: id}, reply_to);
+    const body = {content: content ?? text, requires_response, metadata};
+    return sendTo(to ?? findAddress(id, answered), body, answered ?? {thread_id: id}, reply_to);
   },
 
-  /** Send one's message anew with another content, in the place of the old one; what works on that is asked to stop. */
+  /** Send an own message again with another content, and ask the reactions to the old one to stop. */
   async resend(seq, content) {
     const {recipients} = await actions.call("network.message_status", {seq});
-    const latest = recipients.map((it) => it.again ?? it); // the one since somebody took the thread over
-    const open = latest.filter((it) => it.reaction_status === "open" && it.reaction).map((it) => it.reaction);
+    const latest = recipients.map((recipient) => recipient.again ?? recipient); // the newest reaction, if a takeover interrupted the first
+    const open = latest.filter((recipient) => recipient.reaction_status === "open" && recipient.reaction).map((recipient) => recipient.reaction);
     await Promise.all(open.map((reaction) => actions.call("network.cancel", {reaction})));
     const {to, reply_to, requires_response, thread_id} = newest().messages[seq];
     return sendTo(to, {content, requires_response, metadata: {replaces: seq}}, newest().messages[reply_to] ?? {thread_id}, reply_to);
@@ -183,8 +181,8 @@ export const actions = {
   take: (id, ttl_ms) => actions.call("network.take", {thread_id: id, ttl_ms}),
   give: (id) => actions.call("network.give", {thread_id: id}),
 
-  /** Decide on the call that a message asks for: "approve" (once), "thread", "always", "deny" or "edit"; `rest` is the
-   * reason, or the arguments. `isCalled`: by an operator who does not read that message. */
+  /** Decide on a request for approval: "approve" (once), "thread", "always", "deny" or "edit". `rest` is the reason or the
+   * arguments. `isCalled`: decide by an operation, for an operator who does not read the message. */
   async decide(seq, how, rest = "", {isCalled = false} = {}) {
     const text = `${DECISIONS[how]} ${how === "deny" || how === "edit" ? rest : ""}`.trim();
     if (isCalled) return actions.call("network.decide", {seq, decision: text});
@@ -192,7 +190,7 @@ export const actions = {
     return sendTo(replyAddress(request, newest().me.agent_id), {content: text}, request, seq);
   },
 
-  /** Everything of a thread up to a message is read. One call at a time; the newest place counts. */
+  /** Mark a thread as read up to a message. Calls run one at a time; the newest seq wins. */
   async markRead(id, seq) {
     const isRead = seq <= (newest().threads[id]?.mark.read_upto ?? 0) || seq <= (reading.get(id) ?? 0);
     if (isRead) return;
@@ -200,41 +198,41 @@ export const actions = {
     reading.set(id, seq);
     if (isUnderWay) return;
     try {
-      for (let told = 0; told < reading.get(id); ) {
-        told = reading.get(id);
-        await actions.call("network.mark", {thread_id: id, read_upto: told});
+      for (let sent = 0; sent < reading.get(id); ) {
+        sent = reading.get(id);
+        await actions.call("network.mark", {thread_id: id, read_upto: sent});
       }
     } finally {
       reading.delete(id);
     }
   },
 
-  /** Change one's view of a thread: {title?, is_pinned?, is_muted?, is_archived?}. */
+  /** Change this person's view of a thread: {title?, is_pinned?, is_muted?, is_archived?}. */
   mark: (id, changed) => actions.call("network.mark", {thread_id: id, ...changed}),
   dismiss: ({kind, seq, agent_id}) => actions.call("network.dismiss", kind === "fault" ? {kind, agent_id} : {kind, seq}),
   resumeRoot: (root) => actions.call("network.resume_root", {root}),
   retryDeadLetter: ({seq, agent_id}) => actions.call("network.retry_dead_letter", agent_id ? {seq, agent_id} : {seq}),
 
-  /** One types in a thread: to be told every three seconds, shown for six. */
+  /** Signal typing in a thread. Repeat it every three seconds; others show it for six. */
   typing: (id) => source?.signal?.("typing", {}, {thread_id: id}),
 
-  /** One looks at a thread: to be told every twenty seconds, shown for thirty; or no more. */
+  /** Signal that this person views a thread, or no longer does. Repeat it every twenty seconds; others show it for thirty. */
   viewing: (id, isActive) => source?.signal?.("viewing", {active: isActive}, {thread_id: id}),
 };
 
 const CHANGING = [
-  "connect", "disconnect", "tellDrawn", "send", "resend", "retry", "discard", "stop", "take", "give", "decide", "markRead", "mark", "dismiss",
+  "connect", "disconnect", "markDrawn", "send", "resend", "retry", "discard", "stop", "take", "give", "decide", "markRead", "mark", "dismiss",
   "resumeRoot", "retryDeadLetter", "typing", "viewing",
 ];
 
-/** `answered`: the message that this is a reply to, where it is known, or just {thread_id}: which of several conversations
- * this one belongs to. */
+/** Send a message. `answered` is the message that it replies to, if known, or {thread_id} alone: it determines the
+ * conversation. */
 function sendTo(to, message, answered, replyTo) {
   if (source === null) throw new Error("This page is not connected.");
   const reply = replyTo ?? answered?.seq;
   const conversation = to.startsWith("agent:") ? conversationOf(answered?.thread_id ?? "") || undefined : undefined;
-  const given = {to, ...message, reply_to: reply, cause: reply, conversation, thread_id: findThread(to, answered)};
-  return source.send(Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined)));
+  const fields = {to, ...message, reply_to: reply, cause: reply, conversation, thread_id: findThread(to, answered)};
+  return source.send(Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined)));
 }
 
 function findThread(to, answered) {
@@ -244,7 +242,7 @@ function findThread(to, answered) {
   return answered.thread_id.startsWith("thread:") ? answered.thread_id : `thread:${answered.seq}`;
 }
 
-/** In a reply thread everything is a reply: to its newest message. */
+/** In a reply thread every message replies to the newest one. */
 function lastOfChain(id) {
   if (!id?.startsWith("thread:")) return undefined;
   return newest().messages[newest().threads[id]?.loaded?.seqs.at(-1)];
@@ -258,13 +256,13 @@ function findAddress(id, answered) {
   return to;
 }
 
-/** A message that a screen names by its seq alone: loaded, or where the inbox or a live request says that it is. */
+/** Find a message by its seq: it is loaded, or the inbox or a request for approval names its thread. */
 async function findMessage(seq) {
-  const {messages, inbox, under_way: underWay} = newest();
+  const {messages, inbox, live_activity: liveActivity} = newest();
   if (messages[seq]) return messages[seq];
-  const named = inbox.items.find((it) => it.seq === seq) ?? underWay.undecided[seq];
+  const named = inbox.items.find((item) => item.seq === seq) ?? liveActivity.undecided[seq];
   if (named === undefined) throw new Error(`Message #${seq} is not shown here; open its thread first.`);
   const message = await fetchMessage(named.thread_id, seq);
-  if (message === undefined) throw new Error(`There is no message #${seq} any more.`);
+  if (message === undefined) throw new Error(`Message #${seq} no longer exists.`);
   return message;
 }

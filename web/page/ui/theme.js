@@ -1,23 +1,23 @@
-/** Light, dark, or as the system has it: kept in this browser, on the root element, where style.css looks. */
+/** The theme: light, dark, or the system's. It is stored in this browser and set on the root element for style.css. */
 import {signal} from "#vendor/signals.js";
-import {keep, load} from "#ui/storage.js";
+import {storeValue, loadValue} from "#ui/storage.js";
 
-/** Where it is kept. */
+/** Storage key of the theme. */
 export const THEME_KEY = "roundelay.theme";
 const THEMES = ["system", "light", "dark"];
 
-/** Which is chosen. */
+/** The chosen theme. */
 export const theme = signal("system");
 
-/** Take up what was chosen before. */
+/** Restore the stored theme. */
 export function startTheme() {
-  const kept = load(THEME_KEY);
-  setTheme(THEMES.includes(kept) ? kept : "system");
+  const stored = loadValue(THEME_KEY);
+  setTheme(THEMES.includes(stored) ? stored : "system");
 }
 
-/** Choose one; the next of the three without a name. */
+/** Choose a theme; without a name, the next of the three. */
 export function setTheme(name = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length]) {
   theme.value = name;
   document.documentElement.dataset.theme = name;
-  keep(THEME_KEY, name);
+  storeValue(THEME_KEY, name);
 }

@@ -1,10 +1,10 @@
 /**
- * The list of conversations: what is unread, what was said last, who works there. Begins new ones and joins channels.
+ * The list of conversations: unread counts, last messages and working agents. It also starts conversations and joins channels.
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useRef, useState} from "#vendor/hooks.js";
 import {directThread, nameThread, partiesOf} from "#core/text.js";
-import {tellLine} from "#ui/approvals.js";
+import {describeLine} from "#ui/approvals.js";
 import {makeChannelName} from "#ui/channel.js";
 import {useKeys, useRows} from "#ui/keys.js";
 import {Agent, Badge, Button, Choice, Count, Dialog, Empty, ErrorBox, Face, Field, Head, html, hueOf, Icon, Loading, Time, useFetched} from "#ui/parts.js";
@@ -12,20 +12,20 @@ import {go, linkTo} from "#ui/router.js";
 import {actions, agents, isReadOnly, me, state, threads} from "#ui/store.js";
 import {newConversation, ThreadMenu} from "#ui/thread_menu.js";
 
-/** How many threads have something unread, of those that are neither muted nor archived. */
-export const unreadCount = computed(() => Object.values(threads.value).filter((it) => it.unread > 0 && !it.mark?.is_muted && !it.mark?.is_archived).length);
+/** The number of unread threads that are neither muted nor archived. */
+export const unreadCount = computed(() => Object.values(threads.value).filter((thread) => thread.unread > 0 && !thread.mark?.is_muted && !thread.mark?.is_archived).length);
 
-/** Who is at work in which thread, and who waits for a person there: {thread_id: {works: [ids], decisions: [ids]}}. */
+/** The agents that work in each thread, and those that wait for a person: {thread_id: {works: [ids], decisions: [ids]}}. */
 const workers = computed(() => {
-  const found = {};
+  const byThread = {};
   for (const {agent_id, work = []} of Object.values(agents.value)) {
-    for (const it of work.filter(({activity}) => !["gone", "held", "interrupted"].includes(activity))) {
-      const of = found[it.thread_id] ??= {works: [], decisions: []};
-      const list = it.decisions?.length ? of.decisions : of.works;
+    for (const reaction of work.filter(({activity}) => !["gone", "held", "interrupted"].includes(activity))) {
+      const names = byThread[reaction.thread_id] ??= {works: [], decisions: []};
+      const list = reaction.decisions?.length ? names.decisions : names.works;
       if (!list.includes(agent_id)) list.push(agent_id);
     }
   }
-  return found;
+  return byThread;
 });
 const listSome = (ids) => ids.slice(0, 2).join(", ") + (ids.length > 2 ? ` and ${ids.length - 2} more` : "");
 
@@ -36,43 +36,43 @@ const which = signal("open");
 const MORE = 200;
 const shownCount = signal(MORE);
 
-/** Pinned ones first, then what was said last. */
+/** Return the threads to show: pinned ones first, then by last message. */
 function listThreads() {
   const words = filter.value.toLowerCase();
-  const isThere = ({messages, loaded}) => messages || (loaded?.is_open && !loaded.is_loading && !loaded.error); // said, or just begun
-  const isShown = (it) => isThere(it) && (which.value === "archived" ? it.mark?.is_archived : !it.mark?.is_archived && (which.value !== "unread" || it.unread > 0));
-  const found = Object.values(threads.value).filter((it) => isShown(it)
-    && (!words || `${nameThread(it, me.value.agent_id)} ${it.thread_id} ${it.last?.text ?? ""}`.toLowerCase().includes(words)));
-  return found.sort((a, b) => Boolean(b.mark?.is_pinned) - Boolean(a.mark?.is_pinned) || b.last_seq - a.last_seq);
+  const isThere = ({messages, loaded}) => messages || (loaded?.is_open && !loaded.is_loading && !loaded.error); // or just started
+  const isShown = (thread) => isThere(thread) && (which.value === "archived" ? thread.mark?.is_archived : !thread.mark?.is_archived && (which.value !== "unread" || thread.unread > 0));
+  const matching = Object.values(threads.value).filter((thread) => isShown(thread)
+    && (!words || `${nameThread(thread, me.value.agent_id)} ${thread.thread_id} ${thread.last?.text ?? ""}`.toLowerCase().includes(words)));
+  return matching.sort((a, b) => Boolean(b.mark?.is_pinned) - Boolean(a.mark?.is_pinned) || b.last_seq - a.last_seq);
 }
 
-/** Whether the dialog that begins a conversation is open. */
+/** Whether the dialog for a new conversation is open. */
 export const isBeginning = signal(false);
 const begin = () => { isBeginning.value = true; };
 
-/** The list; `chosen` is the thread that is open beside it. */
+/** The list; `chosen` is the open thread. */
 export function Threads({chosen}) {
   const list = useRef(null);
   const field = useRef(null);
   useRows(list, !chosen);
   useKeys({
     n: {text: "New conversation", run: begin},
-    f: {text: "Filter the threads", run: () => field.current.querySelector("input").focus()},
+    f: {text: "Filter threads", run: () => field.current.querySelector("input").focus()},
   });
-  const found = listThreads();
-  const hasArchived = Object.values(threads.value).some((it) => it.mark?.is_archived);
+  const listed = listThreads();
+  const hasArchived = Object.values(threads.value).some((thread) => thread.mark?.is_archived);
   const options = [["open", "All"], ["unread", "Unread"], ...(hasArchived ? [["archived", "Archived"]] : [])];
   return html`<div class="threads">
     <div class="threads-top"><${Head} title="Threads">${!isReadOnly.value && html`<button type="button" class="icon-button" aria-label="New conversation" title="New conversation (n)"
         onClick=${begin}><${Icon} name="plus" /></button>`}<//>
-      <div class="tools" ref=${field}><${Field} label="Filter the threads" type="search" placeholder="Filter" value=${filter.value} onInput=${(event) => { filter.value = event.target.value; }} />
-        <${Choice} label="Which threads" value=${which.value} options=${options} onChoose=${(it) => { which.value = it; }} /></div></div>
-    ${found.length ? html`<ul ref=${list} class="card-list" aria-label="Conversations">${found.slice(0, shownCount.value).map((it) => html`
-        <${Row} key=${it.thread_id} thread=${it} isChosen=${it.thread_id === chosen} />`)}</ul>
-        ${found.length > shownCount.value && html`<div class="tools more"><${Button} run=${() => { shownCount.value += MORE; }}>${found.length - shownCount.value} more<//></div>`}
-        ${found.length <= shownCount.value && hasMore.value && html`<div class="tools more"><${Button} run=${actions.loadMoreThreads}>Earlier threads<//></div>`}`
-      : !isListed.value ? html`<${Loading} />` : html`<${Empty} icon="threads" title=${filter.value || which.value !== "open" ? "No match" : "No conversation yet"}>
-        ${!filter.value && which.value === "open" && !isReadOnly.value && html`<${Button} kind="primary" run=${begin}>Start one<//>`}<//>`}
+      <div class="tools" ref=${field}><${Field} label="Filter threads" type="search" placeholder="Filter" value=${filter.value} onInput=${(event) => { filter.value = event.target.value; }} />
+        <${Choice} label="Which threads" value=${which.value} options=${options} onChoose=${(choice) => { which.value = choice; }} /></div></div>
+    ${listed.length ? html`<ul ref=${list} class="card-list" aria-label="Conversations">${listed.slice(0, shownCount.value).map((item) => html`
+        <${Row} key=${item.thread_id} thread=${item} isChosen=${item.thread_id === chosen} />`)}</ul>
+        ${listed.length > shownCount.value && html`<div class="tools more"><${Button} run=${() => { shownCount.value += MORE; }}>${listed.length - shownCount.value} more<//></div>`}
+        ${listed.length <= shownCount.value && hasMore.value && html`<div class="tools more"><${Button} run=${actions.loadMoreThreads}>Earlier threads<//></div>`}`
+      : !isListed.value ? html`<${Loading} />` : html`<${Empty} icon="threads" title=${filter.value || which.value !== "open" ? "No matches" : "No conversations yet"}>
+        ${!filter.value && which.value === "open" && !isReadOnly.value && html`<${Button} kind="primary" run=${begin}>Start a conversation<//>`}<//>`}
   </div>`;
 }
 
@@ -88,34 +88,34 @@ function Row({thread, isChosen}) {
       <span class="row-main"><span class="row-line"><span class="thread-name cut" dir="auto">${name}</span>
           ${mark.is_pinned && html`<${Mark} icon="pin" text="pinned" />`}${mark.is_muted && html`<${Mark} icon="mute" text="muted" />`}
           ${last && html`<${Time} at=${last.sent_at} />`}</span>
-        <span class="row-line"><span class="cut faint" dir="auto">${last ? by + tellLine(last.text) : "Nothing to read"}</span>
+        <span class="row-line"><span class="cut faint" dir="auto">${last ? by + describeLine(last.text) : "No messages"}</span>
           <${Count} of=${unread} what="unread" /></span>
         ${(works.length > 0 || decisions.length > 0 || held) && html`<span class="row-line badges">${held && html`<${Badge} kind="warn"><${Icon} name="hold" />${held.by === me.value.agent_id ? "You took over" : `Taken over by ${held.by}`}<//>`}
           ${decisions.length > 0 && html`<${Badge} kind="accent">Needs approval: ${listSome(decisions)}<//>`}
           ${works.length > 0 && html`<${Badge} kind="good"><span class="pulse" aria-hidden="true"></span>Working: ${listSome(works)}<//>`}</span>`}
       </span></a>
-    ${!isReadOnly.value && html`<${ThreadMenu} thread=${thread} label=${`What to do with ${name}`} />`}</li>`;
+    ${!isReadOnly.value && html`<${ThreadMenu} thread=${thread} label=${`Actions for ${name}`} />`}</li>`;
 }
 
 const Mark = ({icon, text}) => html`<span class="mark-icon"><${Icon} name=${icon} /><span class="unseen">${text}</span></span>`;
 
-/** Open a conversation with somebody. An agent gets a new one where something was said in the first: it begins without
- * what was said before, as in other chat programs. With a person there is one. */
+/** Open a conversation with a participant. With an agent it is a new one if the first has messages: like other chat programs,
+ * it starts without the earlier messages. With a person there is only one. */
 export function startWith({agent_id: id, kind}) {
   const first = directThread(me.value.agent_id, id);
   const isUsed = kind === "agent" && threads.value[first]?.messages > 0;
   go(linkTo.thread(isUsed ? newConversation(id) : first));
 }
 
-/** Choose an agent, a person or a channel, or create a channel. */
+/** The dialog that chooses an agent, a person or a channel, or creates a channel. */
 export function NewConversation({onClose}) {
   const [query, setQuery] = useState("");
   const [access, setAccess] = useState("open");
   const {value, error, again} = useFetched(() => actions.call("channels.list", {}), []);
   const channels = value?.channels ?? [];
   const name = query.trim().replace(/^#/, "");
-  const isLike = (...texts) => texts.some((it) => it?.toLowerCase().includes(name.toLowerCase()));
-  const people = Object.values(agents.value).filter((it) => it.agent_id !== me.value.agent_id && isLike(it.agent_id, it.card?.description));
+  const isLike = (...texts) => texts.some((text) => text?.toLowerCase().includes(name.toLowerCase()));
+  const people = Object.values(agents.value).filter((agent) => agent.agent_id !== me.value.agent_id && isLike(agent.agent_id, agent.card?.description));
   const open = (id) => {
     onClose();
     go(linkTo.thread(id));
@@ -130,18 +130,18 @@ export function NewConversation({onClose}) {
     if (created !== name) await actions.call("channels.set_title", {name: created, title: name.slice(0, 100)});
     open(`channel:${created}`);
   };
-  const found = channels.filter((it) => isLike(it.name, it.title, it.topic) || it.name === created);
-  const mayCreate = name && value && !channels.some((it) => it.name === created) && !agents.value[name];
+  const matching = channels.filter((channel) => isLike(channel.name, channel.title, channel.topic) || channel.name === created);
+  const mayCreate = name && value && !channels.some((channel) => channel.name === created) && !agents.value[name];
   return html`<${Dialog} title="New conversation" onClose=${onClose}>
-    <${Field} label="With whom, or in which channel" type="search" placeholder="An agent, a person, a channel" value=${query} onInput=${(event) => setQuery(event.target.value)} autofocus />
-    <ul class="choose" aria-label="Whom and where">
-      ${isLike("everybody", "broadcast") && html`<li><button type="button" onClick=${() => open("broadcast")}><${Face} id="broadcast" isSmall /><span class="row-main"><b>Everybody</b><span class="faint">All who are here read it</span></span></button></li>`}
-      ${people.map((it) => html`<li key=${it.agent_id}><button type="button" onClick=${() => { onClose(); startWith(it); }}><${Face} id=${it.agent_id} isSmall />
-        <span class="row-main"><span class="row-line"><${Agent} id=${it.agent_id} /><span class="faint">${it.kind}${it.state === "online" ? "" : ", offline"}</span></span><span class="faint cut" dir="auto">${it.card?.description ?? ""}</span></span></button></li>`)}
-      ${found.map((it) => html`<li key=${`#${it.name}`} class="row-line"><span class="face small" aria-hidden="true" style=${{"--hue": hueOf(it.name)}}>#</span><span class="row-main"><b dir="auto">#${it.title || it.name}</b><span class="faint cut" dir="auto">${it.topic || `${it.members} in it`}</span></span>
-        <${Button} run=${enter(it)}>${it.is_member ? "Open" : "Join"}<//></li>`)}
+    <${Field} label="To" type="search" placeholder="An agent, a person or a channel" value=${query} onInput=${(event) => setQuery(event.target.value)} autofocus />
+    <ul class="choose" aria-label="Participants and channels">
+      ${isLike("everybody", "broadcast") && html`<li><button type="button" onClick=${() => open("broadcast")}><${Face} id="broadcast" isSmall /><span class="row-main"><b>Everybody</b><span class="faint">All participants read it</span></span></button></li>`}
+      ${people.map((person) => html`<li key=${person.agent_id}><button type="button" onClick=${() => { onClose(); startWith(person); }}><${Face} id=${person.agent_id} isSmall />
+        <span class="row-main"><span class="row-line"><${Agent} id=${person.agent_id} /><span class="faint">${person.kind}${person.state === "online" ? "" : ", offline"}</span></span><span class="faint cut" dir="auto">${person.card?.description ?? ""}</span></span></button></li>`)}
+      ${matching.map((item) => html`<li key=${`#${item.name}`} class="row-line"><span class="face small" aria-hidden="true" style=${{"--hue": hueOf(item.name)}}>#</span><span class="row-main"><b dir="auto">#${item.title || item.name}</b><span class="faint cut" dir="auto">${item.topic || formatCount(item.members, "member")}</span></span>
+        <${Button} run=${enter(item)}>${item.is_member ? "Open" : "Join"}<//></li>`)}
     </ul>
     ${error && html`<${ErrorBox} error=${error} retry=${again} />`}
     ${mayCreate && html`<div class="tools"><${Choice} label="Who may join" value=${access} options=${[["open", "Open"], ["invite", "By invitation"], ["closed", "Closed"]]} onChoose=${setAccess} />
-      <${Button} kind="primary" run=${create}>Create #${makeChannelName(name) || "a channel"}<//>${created !== name && html`<span class="faint" dir="auto">It is called “${name}”.</span>`}</div>`}<//>`;
+      <${Button} kind="primary" run=${create}>Create #${makeChannelName(name) || "a channel"}<//>${created !== name && html`<span class="faint" dir="auto">Its title is “${name}”.</span>`}</div>`}<//>`;
 }

@@ -1,9 +1,9 @@
 /**
- * A long list of rows of which only those near the viewport are drawn. It owns the scrolling: what the reader looks at
- * stays where it is while rows above it come, grow or go; at the end it follows what is written; it knows no messages.
+ * A long list that draws only the rows near the viewport. It owns the scrolling: the visible rows stay in place while rows
+ * above them appear, grow or go, and at the end it follows new rows. It knows nothing of messages.
  *
- * What is seen is held by an anchor: a row and how far its top is from the viewport's. No anchor is the end of the list.
- * Heights are measured when a row is drawn; before that its `guess` counts. `chooseRange` is pure.
+ * An anchor fixes the view: a row, and the distance of its top from the top of the viewport. Without an anchor the view is at
+ * the end of the list. Heights are measured once a row is drawn; until then its `guess` counts. `chooseRange` is pure.
  */
 import {Component, createRef, h} from "#vendor/preact.js";
 
@@ -11,28 +11,28 @@ const MARGIN = 900;
 const END = 12;
 
 /**
- * Which rows are drawn, and how much room those above and below them take.
+ * Return which rows to draw, and the space of the rows above and below them.
  * @param {{key: string}[]} rows
  * @param {(row: object) => number} heightOf
  * @param {{key: string, offset: number}|null} anchor
- * @param {number} view the viewport's height
+ * @param {number} view height of the viewport
  */
 function chooseRange(rows, heightOf, anchor, view) {
-  const found = anchor === null ? -1 : rows.findIndex((it) => it.key === anchor.key);
-  let first = found < 0 ? rows.length : found;
+  const index = anchor === null ? -1 : rows.findIndex((row) => row.key === anchor.key);
+  let first = index < 0 ? rows.length : index;
   let last = first;
-  let over = found < 0 ? view + MARGIN : anchor.offset + MARGIN;
+  let over = index < 0 ? view + MARGIN : anchor.offset + MARGIN;
   for (; first > 0 && over > 0; first -= 1) over -= heightOf(rows[first - 1]);
-  let under = found < 0 ? 0 : view + MARGIN - anchor.offset;
+  let under = index < 0 ? 0 : view + MARGIN - anchor.offset;
   for (; last < rows.length && under > 0; last += 1) under -= heightOf(rows[last]);
-  const sum = (part) => part.reduce((height, it) => height + heightOf(it), 0);
+  const sum = (part) => part.reduce((height, row) => height + heightOf(row), 0);
   return {first, last, above: sum(rows.slice(0, first)), below: sum(rows.slice(last))};
 }
 
 /**
- * props: `rows` [{key, guess}], `draw(row)`, `begin` (the key to begin at, else the end), `onScroll({isAtEnd, isNearTop,
- * first, lastSeen})` (`first`: the key of the first row there is), `head`, `label`, `api` (a ref that is given this
- * component). Methods: `jumpTo(key)`, `toEnd()`, `move(step)`.
+ * props: `rows` [{key, guess}], `draw(row)`, `begin` (the key to start at, else the end), `onScroll({isAtEnd, isNearTop,
+ * first, lastSeen})` (`first`: the key of the first row), `head`, `label`, `api` (a ref that gets this component). Methods:
+ * `jumpTo(key)`, `toEnd()`, `move(step)`.
  */
 export class Windowed extends Component {
   constructor(props) {
@@ -41,21 +41,21 @@ export class Windowed extends Component {
     this.list = createRef();
     this.heights = new Map();
     this.anchor = props.begin ? {key: props.begin, offset: 80} : null;
-    this.tops = []; // of what was seen last: [key, offset]
-    this.told = "";
+    this.tops = []; // the rows that were visible last: [key, offset]
+    this.lastUpdate = "";
     this.view = 800;
-    this.top = 0; // where it was scrolled to, as far as is known here
+    this.top = 0; // the last known scroll position
   }
 
   componentDidMount() {
     this.props.api.current = this;
     this.sizes = new ResizeObserver(() => {
       this.catchUp();
-      this.settle();
+      this.updateLayout();
     });
     this.sizes.observe(this.box.current);
     this.sizes.observe(this.list.current);
-    this.settle();
+    this.updateLayout();
   }
 
   componentWillUnmount() {
@@ -64,12 +64,12 @@ export class Windowed extends Component {
   }
 
   componentDidUpdate() {
-    this.settle();
+    this.updateLayout();
   }
 
   heightOf = (row) => this.heights.get(row.key) ?? row.guess;
 
-  /** Begin at the end, and follow it. */
+  /** Go to the end, and follow it. */
   toEnd() {
     this.goTo(null);
   }
@@ -80,19 +80,19 @@ export class Windowed extends Component {
     this.setState({}, then);
   }
 
-  /** Show a row a little below the top; false if there is none with that key. */
+  /** Show a row a little below the top. Return false if there is no row with that key. */
   jumpTo(key) {
-    if (!this.props.rows.some((it) => it.key === key)) return false;
+    if (!this.props.rows.some((row) => row.key === key)) return false;
     this.goTo({key, offset: Math.min(120, this.view / 4)}, () => this.focusRow(key));
     return true;
   }
 
-  /** Move the focus to the next row, or the one before. */
+  /** Move the focus to the next or previous row. */
   move(step) {
     const {rows} = this.props;
     const here = document.activeElement?.closest?.("[data-key]")?.dataset.key;
     const seen = here ?? this.tops.at(step > 0 ? 0 : -1)?.[0];
-    const index = Math.max(0, Math.min(rows.length - 1, rows.findIndex((it) => it.key === seen) + (here ? step : 0)));
+    const index = Math.max(0, Math.min(rows.length - 1, rows.findIndex((row) => row.key === seen) + (here ? step : 0)));
     const row = rows[index];
     if (row && !this.focusRow(row.key)) this.jumpTo(row.key);
   }
@@ -105,16 +105,16 @@ export class Windowed extends Component {
   }
 
   find(key) {
-    return [...(this.list.current?.children ?? [])].find((it) => it.dataset.key === key);
+    return [...(this.list.current?.children ?? [])].find((child) => child.dataset.key === key);
   }
 
-  /** Measure what is drawn, put the anchor back to its place, and draw more where there is a gap. */
-  settle() {
+  /** Measure the drawn rows, restore the position of the anchor, and draw more rows if there is a gap. */
+  updateLayout() {
     const box = this.box.current;
     if (!box) return;
     this.view = box.clientHeight || this.view;
     for (const row of this.list.current.children) this.heights.set(row.dataset.key, row.getBoundingClientRect().height);
-    if (this.anchor !== null && !this.props.rows.some((it) => it.key === this.anchor.key)) this.anchor = this.findOther();
+    if (this.anchor !== null && !this.props.rows.some((row) => row.key === this.anchor.key)) this.anchor = this.findOther();
     if (this.anchor === null) box.scrollTop = box.scrollHeight;
     else {
       const row = this.find(this.anchor.key);
@@ -124,10 +124,10 @@ export class Windowed extends Component {
       }
     }
     this.top = box.scrollTop;
-    this.look();
+    this.measureVisible();
     if (this.hasGap()) this.setState({});
-    else if (box.clientHeight && this.isAtEnd()) this.anchor = null; // where nothing has to move, no scroll is told
-    this.tell();
+    else if (box.clientHeight && this.isAtEnd()) this.anchor = null; // without a movement the browser sends no scroll event
+    this.reportScroll();
   }
 
   topOf(row) {
@@ -135,16 +135,16 @@ export class Windowed extends Component {
   }
 
   findOther() {
-    const known = new Set(this.props.rows.map((it) => it.key));
-    const [key, offset] = this.tops.find(([it]) => known.has(it)) ?? [];
+    const keys = new Set(this.props.rows.map((row) => row.key));
+    const [key, offset] = this.tops.find(([value]) => keys.has(value)) ?? [];
     return key === undefined ? null : {key, offset};
   }
 
-  look() {
+  measureVisible() {
     const top = this.box.current.getBoundingClientRect().top;
-    this.tops = [...this.list.current.children].flatMap((it) => {
-      const rect = it.getBoundingClientRect();
-      return rect.bottom > top && rect.top < top + this.view ? [[it.dataset.key, rect.top - top]] : [];
+    this.tops = [...this.list.current.children].flatMap((child) => {
+      const rect = child.getBoundingClientRect();
+      return rect.bottom > top && rect.top < top + this.view ? [[child.dataset.key, rect.top - top]] : [];
     });
   }
 
@@ -162,30 +162,30 @@ export class Windowed extends Component {
     return scrollHeight - scrollTop - clientHeight <= END;
   }
 
-  /** What is at the top now is the anchor; at the end there is none. */
+  /** Make the row at the top the anchor; at the end of the list remove the anchor. */
   readAnchor() {
     const box = this.box.current;
     this.top = box.scrollTop;
-    this.look();
+    this.measureVisible();
     if (this.isAtEnd()) this.anchor = null;
     else if (this.tops.length) this.anchor = {key: this.tops[0][0], offset: this.tops[0][1]};
     else this.anchor = this.guessAnchor(box.scrollTop);
   }
 
-  /** A scroll of which the event is still to come is not undone by what comes meanwhile. */
+  /** Take over a scroll whose event has not arrived yet, so that an update does not undo it. */
   catchUp() {
     if (this.box.current && Math.abs(this.box.current.scrollTop - this.top) >= 1) this.readAnchor();
   }
 
   scrolled = () => {
-    if (!this.box.current) return; // the browser tells a scroll of the last frame after the screen was left
+    if (!this.box.current) return; // the browser may send the last scroll event after the screen was left
     this.readAnchor();
     const range = this.choose();
     if (range.first !== this.range.first || range.last !== this.range.last) this.setState({});
-    this.tell();
+    this.reportScroll();
   };
 
-  /** The row that has to be at the top of the viewport, where the reader has gone beyond all that is drawn. */
+  /** Return the row at the top of the viewport after the reader scrolled past all drawn rows. */
   guessAnchor(top) {
     let offset = -top + (this.list.current.offsetTop - this.range.above);
     for (const row of this.props.rows) {
@@ -196,19 +196,19 @@ export class Windowed extends Component {
     return null;
   }
 
-  tell() {
+  reportScroll() {
     const {rows, onScroll} = this.props;
     const isNearTop = this.range.first === 0 && this.box.current.scrollTop < 2 * this.view;
     const lastSeen = this.anchor === null ? rows.at(-1)?.key : this.tops.at(-1)?.[0];
-    const news = JSON.stringify([this.anchor === null, isNearTop, lastSeen, rows[0]?.key]);
-    if (news === this.told) return;
-    this.told = news;
+    const update = JSON.stringify([this.anchor === null, isNearTop, lastSeen, rows[0]?.key]);
+    if (update === this.lastUpdate) return;
+    this.lastUpdate = update;
     onScroll?.({isAtEnd: this.anchor === null, isNearTop, first: rows[0]?.key, lastSeen});
   }
 
   render({rows, draw, head, label}) {
     this.catchUp();
-    if (this.anchor !== null && !rows.some((it) => it.key === this.anchor.key)) this.anchor = this.findOther();
+    if (this.anchor !== null && !rows.some((row) => row.key === this.anchor.key)) this.anchor = this.findOther();
     this.range = this.choose();
     const {first, last, above, below} = this.range;
     return h("div", {class: "scroller", ref: this.box, onScroll: this.scrolled, tabIndex: 0, role: "log", "aria-live": "off", "aria-label": label},
