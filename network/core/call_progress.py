@@ -1,4 +1,7 @@
-"""Which calls of an open reaction run, and what they wait for, by the records that its agent writes. Pure."""
+"""Which calls of an open reaction run, and what they wait for, as its records report it.
+
+The hub needs this to blame a lost process only for what it worked on, and to show what an agent does. Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from .tables import (
 T = TypeVar("T")
 
 
-def _reads(shape: type[T]) -> Callable[[bytes], T | None]:
-    """What reads a record's body as of one shape, unknown fields left out; None for a body of another."""
+def parser_of(shape: type[T]) -> Callable[[bytes], T | None]:
+    """Return a parser for a record's body of one shape. It ignores unknown fields, and returns None for another shape."""
     decoder = msgspec.json.Decoder(shape)
 
     def read(body: bytes) -> T | None:
@@ -31,6 +34,19 @@ def _reads(shape: type[T]) -> Callable[[bytes], T | None]:
     return read
 
 
+# `OpenReaction.calls` maps each call that has started and has no result to whether it waits for somebody else.
+#
+#   record              change of calls
+#   started, again      all False: the process continues, and works until it has reached its waits again
+#   tool_started 1.0    1.0: False
+#   waiting 1.0         1.0: True
+#   approval 1.0        1.0: False     somebody has decided, so the call continues
+#   tool_result 1.0     1.0 is removed, with all calls inside of it (1.0/2.1)
+#
+# `OpenReaction.life` is the process that wrote the newest record, `Participant.life` the one that holds the fencing
+# token. A process was working on a reaction if both are its own and an innermost call does not wait. Without any call
+# a model was running.
+
 CALL_KINDS = frozenset({"tool_started", "tool_result", "waiting", "approval"})
 
 
@@ -38,18 +54,18 @@ PROGRESS_KINDS = frozenset({"model_reply", "tool_result"})
 
 
 REPEATED_KINDS = frozenset({"started", "waiting"})
-"""Of which a repeat says something: a process goes on with the reaction, and waits again."""
+"""Kinds whose repeat reports something: a process continues the reaction and waits again."""
 
 
 MAX_CALLS = 64
-"""So many are told apart; with more of them a reaction is taken to be at work."""
+"""Maximum number of calls that are tracked. A reaction with more counts as working."""
 
 
 MAX_PLACE_CHARS = 128
 
 
 MAX_AWAITED = 16
-"""Of one call, so many that it waits for are named."""
+"""Maximum number of participants that a call is reported to wait for."""
 
 
 MAX_REQUESTS = 128
@@ -62,16 +78,16 @@ class _Call(Struct):
     path: str = ""
 
 
-_read_call = _reads(_Call)
+_read_call = parser_of(_Call)
 
 
 def parse_call_place(body: bytes) -> str:
-    """The place of the call that a record is about; empty for a body of another shape."""
-    it = _read_call(body)
-    if it is None:
+    """Return the place of the call that a record belongs to; empty for a body of another shape."""
+    call = _read_call(body)
+    if call is None:
         return ""
-    place = f"{it.path}/{it.turn}.{it.call}" if it.path else f"{it.turn}.{it.call}"
-    return place if len(place) <= MAX_PLACE_CHARS else ""
+    position = f"{call.path}/{call.turn}.{call.call}" if call.path else f"{call.turn}.{call.call}"
+    return position if len(position) <= MAX_PLACE_CHARS else ""
 
 
 class _Vote(Struct):
@@ -87,59 +103,63 @@ class _Waiting(Struct):
     votes: list[_Vote] = []
 
 
-_read_waiting = _reads(_Waiting)
+_read_waiting = parser_of(_Waiting)
 
 
 def parse_wait(body: bytes) -> CallWait | None:
-    """What a ``waiting`` record says that its call waits for; None for a body of another shape."""
-    it = _read_waiting(body)
-    if it is None or not it.questions:
+    """Return the wait that a ``waiting`` record reports; None for a body of another shape."""
+    waiting = _read_waiting(body)
+    if waiting is None or not waiting.questions:
         return None
-    if it.is_approval:
-        copies = tuple((name, seq) for name, seq in it.questions.items() if is_id(name))
+    if waiting.is_approval:
+        copies = tuple((name, seq) for name, seq in waiting.questions.items() if is_id(name))
         return CallWait(
-            request=next(iter(it.questions.values())),
-            until=max(0, min(it.until, SEQ_LIMIT - 1)),
+            request=next(iter(waiting.questions.values())),
+            until=max(0, min(waiting.until, SEQ_LIMIT - 1)),
             copies=copies[:MAX_REQUESTS],
-            with_operators=it.with_operators,
-            deciders=None if it.deciders is None else tuple(filter(is_id, it.deciders[:MAX_REQUESTS])),
-            voters=tuple(vote.by for vote in it.votes[:MAX_REQUESTS] if is_id(vote.by)),
+            with_operators=waiting.with_operators,
+            deciders=None if waiting.deciders is None else tuple(filter(is_id, waiting.deciders[:MAX_REQUESTS])),
+            voters=tuple(vote.by for vote in waiting.votes[:MAX_REQUESTS] if is_id(vote.by)),
         )
-    return CallWait(tuple(name for name in it.questions if is_id(name))[:MAX_AWAITED])
+    return CallWait(tuple(name for name in waiting.questions if is_id(name))[:MAX_AWAITED])
 
 
 def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: CallWait | None = None) -> OpenReaction:
-    """The reaction after one more record, written in a process's ``life``; the same object if that changes nothing."""
+    """Return the reaction after one more record from a process's ``life``; the same object if nothing changes."""
     calls = opened.calls
-    if kind == "started":  # a process goes on with it: until it has come to its waits again, it works
+    if kind == "started":  # a process continues: it works until it has reached its waits again
         calls = dict.fromkeys(calls, False)
     elif kind == "tool_result":
-        calls = {it: waits for it, waits in calls.items() if it != call and not _is_inside(it, call)}
+        calls = {place: waits for place, waits in calls.items() if place != call and not _is_inside(place, call)}
     elif kind in CALL_KINDS:
         if call not in calls and len(calls) >= MAX_CALLS:
             calls = {**calls, "": False}
         else:
             calls = {**calls, call: kind == "waiting"}
     awaits = opened.awaits if awaited is None else {**opened.awaits, call: awaited}
-    awaits = {it: awaits[it] for it, waits in calls.items() if waits and it in awaits}
+    awaits = {place: awaits[place] for place, waits in calls.items() if waits and place in awaits}
     if life == opened.life and calls == opened.calls and awaits == opened.awaits:
         return opened
     return msgspec.structs.replace(opened, life=life, calls=calls, awaits=awaits)
 
 
 def is_at_work(opened: OpenReaction, life: int) -> bool:
-    """Whether the process of this life was at it and did more than to wait: a model's or a tool's call was running."""
+    """Return whether the process of this life did more than wait: a call of a model or a tool was running."""
     if opened.life != life:
-        return False  # it waits in the inbox for its turn
+        return False  # the reaction is still queued in this process
     innermost = innermost_calls(opened)
     return not innermost or not all(innermost.values())
 
 
 def innermost_calls(opened: OpenReaction) -> dict[str, bool]:
-    """The calls under way that have no other one inside of them, and whether each waits for somebody else."""
-    return {it: waits for it, waits in opened.calls.items() if not any(_is_inside(other, it) for other in opened.calls)}
+    """Return the running calls that contain no other running call, and whether each one waits."""
+    return {
+        place: waits
+        for place, waits in opened.calls.items()
+        if not any(_is_inside(other, place) for other in opened.calls)
+    }
 
 
 def _is_inside(place: str, outer: str) -> bool:
-    """Whether a call is one of a run inside of another call."""
+    """Return whether a call belongs to a run inside of another call."""
     return place.startswith((f"{outer}/", f"{outer}.")) if outer else False

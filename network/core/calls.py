@@ -1,7 +1,7 @@
-"""Step 6 for what mods and the hub's own operations change: a `call`, and the outcome of a mod's IO. Pure.
+"""Step 6 for ``call`` of an operation that changes something, and for results of a mod's IO.
 
-The result of a call that changed something is kept for its ``call_id``; when that is forgotten, the key of its first
-row still tells a repeat. Reads are no entries: `reads` answers them.
+The result of a call is stored for its ``call_id``. After it has expired, the key of the call's first row still
+identifies a repeat. Reads are not entries: `reads` answers them. Pure.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from msgspec import Raw
 
 from roundelay.network.addresses import mod_address
 from roundelay.network.frames import ResultFrame, encode
+from roundelay.network.units import DAY_MS
 
 from .access import check_right
 from .change import ChangeSet
@@ -19,28 +20,28 @@ from .sending import Rules, check_session, repeat_error
 from .state import State
 from .tables import CallResult, Facts
 
-CALL_KEPT_MS = 24 * 3600 * 1000
-"""How long the result of a call that changed something is repeated for its ``call_id`` (docs/protocol.md)."""
+RESULT_TTL_MS = DAY_MS
+"""Time for which a repeated ``call_id`` gets the same result (docs/protocol.md)."""
 
 
 def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> Outcome:
-    """What a call of an operation that changes something comes to. Raises the `RoundelayError` that refuses it."""
+    """Return what the call of a changing operation causes. Raises the `RoundelayError` that refuses it."""
     origin = entry.origin
     key = f"{origin.agent_id}/{entry.call_id}"
-    known: CallResult | None = state.get("call", key) or facts.cold.get(("call", key))
-    if known is not None and state.stamp - known.at < CALL_KEPT_MS:
-        if known.digest != entry.digest:
+    previous: CallResult | None = state.get("call", key) or facts.cold.get(("call", key))
+    if previous is not None and state.stamp - previous.at < RESULT_TTL_MS:
+        if previous.digest != entry.digest:
             raise repeat_error("call", entry.call_id, None, is_damaged=False)
-        return Outcome(effects=(_result(entry, known.value),))
-    signed = next((facts.stored[it] for it in call_keys(entry) if it in facts.stored), None)
-    if signed is not None:  # its result is forgotten, what it stored is not
+        return Outcome(effects=(_result(entry, previous.value),))
+    signed = next((facts.stored[row_key] for row_key in call_keys(entry) if row_key in facts.stored), None)
+    if signed is not None:  # the result has expired, but the rows of the call are stored
         if signed.is_damaged:
             raise repeat_error("call", entry.call_id, signed.seq, is_damaged=True)
         if signed.digest != entry.digest:
             raise repeat_error("call", entry.call_id, None, is_damaged=False)
         value = {"seq": signed.seq, "duplicate": True, **({"thread_id": signed.stream} if signed.stream else {})}
         return Outcome(effects=(_result(entry, Raw(encode(value))),))
-    if ("call", key) in facts.damaged:  # it was done; to do it again is worse than to say so
+    if ("call", key) in facts.damaged:  # the call was done: doing it twice would be worse than this error
         raise repeat_error("call", entry.call_id, None, is_damaged=True)
     operation = rules.operations[entry.op]
     change = ChangeSet(rules, state, facts, origin, mod_id=entry.op.partition(".")[0], call_id=entry.call_id)
@@ -49,7 +50,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
     change.count_send()
     result = Raw(encode(operation.call(change, entry.args)))
     change.run_apply_hooks(change.messages())
-    # an operator mends what others cannot, also a spent quota's doings
+    # Operators repair what others cannot, including the effects of an exhausted quota.
     is_bounded = not (origin.is_operator and change.mod_id == "network")
     change.count_stored(len(bytes(result)) + ROW_BYTES, is_bounded=is_bounded)
     change.set_call_key(call_keys(entry), entry.digest)
@@ -58,10 +59,10 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
 
 
 def call_keys(entry: Operate) -> list[tuple[str, str]]:
-    """Under what a call's first row is known when its result is forgotten: a row of the caller's, or of the mod that
-    answered.
+    """Return the keys under which the first row of a call is stored: for a row of the caller, and for a row of the mod
+    that answered.
 
-    No client's key is like these: theirs begin with ``m:`` and ``r:``.
+    They cannot collide with a client's keys, which begin with ``m:`` and ``r:``.
     """
     agent_id = entry.origin.agent_id
     return [
@@ -75,6 +76,7 @@ def _result(entry: Operate, value: Raw) -> SessionReply:
 
 
 def apply_mod_entry(rules: Rules, state: State, facts: Facts, entry: ModEntry) -> Outcome:
+    """Return what the result of a mod's IO causes."""
     mod = rules.mods.get(entry.mod)
     if mod is None:
         return NOTHING
@@ -82,7 +84,7 @@ def apply_mod_entry(rules: Rules, state: State, facts: Facts, entry: ModEntry) -
     mod.apply_entry(change, entry.payload)
     cause = facts.heads.get(entry.cause)
     if cause is not None and state.participant(cause.sender_id) is not None:
-        # counted, and never refused: what it is for was taken, and nobody is there who could be told
+        # Counted but never refused: the message behind it was accepted, and nobody could receive the refusal.
         change.payer = cause.sender_id
         change.count_stored(is_bounded=False)
     return change.outcome()

@@ -1,4 +1,9 @@
-"""Step 6 for deliveries that failed: attempts, retries and dead letters. Pure."""
+"""Step 6 for failed deliveries: attempts, retries and dead letters.
+
+A delivery fails by a ``nack``, or when the process that worked on its reaction is lost. The loss is known only when
+another process joins, because the same process may reconnect. The fifth failure makes a dead letter. `redelivery`
+delivers again, on the event loop. Pure.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +34,20 @@ from .tables import (
 )
 
 MAX_FAILURES = 5
-"""At this many failures a message becomes a dead letter (docs/protocol.md)."""
+"""Number of failures at which a message becomes a dead letter (docs/protocol.md)."""
 
 
 FIRST_RETRY_MS = 1000
 
 
 def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome:
+    """Return what a ``nack`` causes."""
     agent_id = entry.origin.agent_id
     try:
         check_session(state, entry.origin)
-    except Forbidden:  # as if it had not been said: the message comes again, as the same attempt
-        known: Attempt | None = state.get("attempt", f"{agent_id}/{entry.seq}")
-        attempt_now = 1 + (known.failures if known is not None else 0)
+    except Forbidden:  # A superseded session counts no failure: the message is delivered again as the same attempt.
+        attempt: Attempt | None = state.get("attempt", f"{agent_id}/{entry.seq}")
+        attempt_now = 1 + (attempt.failures if attempt is not None else 0)
         return Outcome(effects=(ScheduleRetry(agent_id, entry.seq, attempt_now, state.stamp),))
     change = ChangeSet(rules, state, facts, entry.origin)
     head = facts.heads.get(entry.seq)
@@ -53,8 +59,8 @@ def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome
 def record_delivery_failure(
     change: ChangeSet, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
 ) -> int:
-    """Count what the caller says has failed, and have it delivered again unless it is a dead letter now. Gives the
-    failures so far."""
+    """Count a failure and schedule the next attempt, unless the message is a dead letter now. Returns the number of
+    failures."""
     agent_id = change.origin.agent_id
     failures = count_failure(change, agent_id, seq, sender_id, reason, retry_after_ms)
     if failures < MAX_FAILURES:
@@ -64,6 +70,7 @@ def record_delivery_failure(
 
 
 def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
+    """Mark the process of an agent as lost, if it leaves open reactions."""
     agent_id = entry.origin.agent_id
     participant = state.participant(agent_id)
     if participant is None or participant.fence != entry.origin.fencing_token or not state.reactions_of(agent_id):
@@ -74,8 +81,11 @@ def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
 
 
 def count_lost_reactions(change: ChangeSet, lost: Participant) -> None:
-    """A process is gone, and another one is in its place: what it was at work on has failed once. Of a process
-    that does not name itself nobody knows what it only waited for."""
+    """Count one failure for each message that a lost process was working on. Called when another process takes its
+    place.
+
+    A process without an ``instance`` name does not tell waiting from working, so all of its reactions count.
+    """
     agent_id = lost.agent_id
     at_work: dict[int, OpenReaction] = {}
     for reaction in change.state.reactions_of(agent_id).values():
@@ -87,7 +97,7 @@ def count_lost_reactions(change: ChangeSet, lost: Participant) -> None:
 
 
 def reset_failures(change: ChangeSet, opened: OpenReaction) -> None:
-    """A reaction has got on since the last failure: the next one is the first."""
+    """Reset the failures of a trigger: its reaction has made progress since the last one."""
     key = f"{opened.agent_id}/{opened.trigger}"
     attempt: Attempt | None = change.state.get("attempt", key)
     if attempt is not None and attempt.failures:
@@ -95,8 +105,8 @@ def reset_failures(change: ChangeSet, opened: OpenReaction) -> None:
 
 
 def withdraw_dead_letter(change: ChangeSet, agent_id: str, reaction: str) -> None:
-    """A reaction that was given up has ended after all: what it was for is no dead letter, and who was told is
-    told so."""
+    """Withdraw a dead letter, because a reaction to it has ended after all. Everyone who was notified is notified
+    again."""
     given_up: AbandonedReaction | None = change.lookup_cold("given_up", f"{agent_id}/{reaction}")
     if given_up is None:
         return
@@ -108,42 +118,46 @@ def withdraw_dead_letter(change: ChangeSet, agent_id: str, reaction: str) -> Non
     change.set_value("tried", f"{agent_id}/{seq:016d}", AttemptCount(given_up.attempts))
     change.write_row("dead", data=encode({"seq": seq, "agent_id": agent_id, "event": "withdrawn"}))
     body = {"seq": seq, "agent_id": agent_id, "reaction": reaction}
-    told = frozenset((agent_id,))
+    recipients = frozenset((agent_id,))
     change.effects.append(
-        SendNotice(told, "dead_letter_withdrawn", None, body, to_operators=True, sender_id=given_up.sender_id)
+        SendNotice(recipients, "dead_letter_withdrawn", None, body, to_operators=True, sender_id=given_up.sender_id)
     )
 
 
 def undelivered_key(sender_id: str, seq: int, agent_id: str) -> str:
-    """Where a dead letter stands among those of what its sender sent."""
+    """Return the key of a dead letter among the undelivered messages of its sender."""
     return f"{sender_id}/{descending_key(seq)}/{agent_id}"
 
 
-def merge_ack_cursor(state: State, put: TableWrite) -> TableWrite:
-    """A floor with what was handled since it was taken: by a dead letter, whose commit it would undo."""
-    if put.table != "floor":
-        return put
-    floor, taken = state.ack_cursor(put.key), put.value
-    since = {seq for seq in floor.above if seq > taken.seq}.union(seq for seq in taken.open if floor.is_handled(seq))
-    return TableWrite("floor", put.key, taken.with_handled(since)) if since else put
+def merge_ack_cursor(state: State, write: TableWrite) -> TableWrite:
+    """Add to an ack cursor what was handled since it was read. Without that, storing the cursor would undo the dead
+    letters of other commits."""
+    if write.table != "floor":
+        return write
+    current, cursor = state.ack_cursor(write.key), write.value
+    newer = {seq for seq in current.above if seq > cursor.seq}.union(
+        seq for seq in cursor.open if current.is_handled(seq)
+    )
+    return TableWrite("floor", write.key, cursor.with_handled(newer)) if newer else write
 
 
 def clear_attempts(state: State, agent_id: str, seq: int) -> list[TableWrite]:
-    """What is kept of a message's failures once it is handled: how many attempts it took, if it took more than one."""
+    """Return the writes that forget a handled message's failures. The number of attempts is stored if it took more
+    than one."""
     attempt: Attempt | None = state.get("attempt", f"{agent_id}/{seq}")
     if attempt is None:
         return []
-    puts = [TableWrite("attempt", f"{agent_id}/{seq}", None)]
-    if attempt.failures or attempt.is_revived:  # of an earlier life there may be more
-        puts.append(TableWrite("tried", f"{agent_id}/{seq:016d}", AttemptCount(attempt.failures + 1)))
-    return puts
+    writes = [TableWrite("attempt", f"{agent_id}/{seq}", None)]
+    if attempt.failures or attempt.is_revived:  # a revived dead letter had attempts before
+        writes.append(TableWrite("tried", f"{agent_id}/{seq:016d}", AttemptCount(attempt.failures + 1)))
+    return writes
 
 
 def count_failure(
     change: ChangeSet, agent_id: str, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
 ) -> int:
-    """Count one failed attempt; at the fifth the message is handled as a dead letter, and no reaction to it is
-    open any more. Gives the failures so far."""
+    """Count one failed attempt and return the number of failures. At the fifth the message becomes a dead letter, and
+    its open reactions are closed."""
     key = f"{agent_id}/{seq}"
     before: Attempt | None = change.state.get("attempt", key)
     failures = (before.failures if before is not None else 0) + 1
@@ -154,14 +168,15 @@ def count_failure(
             "attempt", key, Attempt(failures, stamp + delay_ms, reason, before is not None and before.is_revived)
         )
         return failures
-    opened = {it.reaction: key for key, it in change.state.reactions_to(agent_id, seq).items()}
-    for reaction, its_key in opened.items():
-        change.set_value("reaction", its_key, None)
+    open_reactions = {it.reaction: key for key, it in change.state.reactions_to(agent_id, seq).items()}
+    for reaction, reaction_key in open_reactions.items():
+        change.set_value("reaction", reaction_key, None)
         change.set_value("given_up", f"{agent_id}/{reaction}", AbandonedReaction(seq, sender_id or "", failures))
-    letter = DeadLetter(agent_id, seq, reason, failures, stamp, tuple(opened), sender_id or "")
-    floor = change.state.ack_cursor(agent_id)
-    if not floor.is_handled(seq):  # in this same commit: after a crash a dead letter is not delivered again
-        change.set_value("floor", agent_id, floor.with_handled([seq]))
+    letter = DeadLetter(agent_id, seq, reason, failures, stamp, tuple(open_reactions), sender_id or "")
+    cursor = change.state.ack_cursor(agent_id)
+    # Advance the cursor in the same commit: after a crash, a dead letter must not be delivered again.
+    if not cursor.is_handled(seq):
+        change.set_value("floor", agent_id, cursor.with_handled([seq]))
     change.set_value("attempt", key, None)
     change.set_value("dead", f"{agent_id}/{seq:016d}", letter)
     record_failure(change, agent_id, "dead_letter", reason, seq=seq)
@@ -172,6 +187,6 @@ def count_failure(
     body = {"seq": seq, "agent_id": agent_id, "reason": reason, "attempts": failures}
     change.write_row("dead", data=encode(body))
     change.effects.append(MarkHandled(agent_id, seq))
-    told = frozenset((agent_id,))
-    change.effects.append(SendNotice(told, "dead_letter", None, body, to_operators=True, sender_id=sender_id))
+    recipients = frozenset((agent_id,))
+    change.effects.append(SendNotice(recipients, "dead_letter", None, body, to_operators=True, sender_id=sender_id))
     return failures

@@ -1,8 +1,9 @@
-"""What keeps agents from their work: a model that gives no reply, an error of the agent's own code, deliveries that
-were given up, a process that ended. One `AgentFault` of each agent is kept with its participant, and counts repeats. Pure.
+"""Faults of agents: what keeps an agent from its work.
 
-A fault ends when the agent finishes a reaction again, or when the node says that the process is up. Operators read it
-in their inbox and on every screen that shows what agents do.
+The causes are a model that does not reply, an error in the agent's own code, deliveries that became dead letters, and
+a process that ended. Each agent has at most one `AgentFault`, stored with its participant, which counts repeats. It
+ends when the agent finishes a reaction, or when the node reports that the process runs again. Operators see faults in
+their inbox and wherever agents are listed. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .tables import AgentFault, Facts, FaultCause, Participant
 
 MAX_REASON_CHARS = 500
 CONVERSATION_FAILURES = frozenset({"answer_refused", "budget", "content_filter", "context_too_long"})
-"""Failures that say nothing about the next message: no fault of the agent."""
+"""Failures that say nothing about the next message, so they are no fault of the agent."""
 
 _TO_DO: Mapping[str, str] = {
     "unauthorized": "Check the model's key and its rights at the provider. Restart the node to read a new key from the environment.",
@@ -59,18 +60,18 @@ _WHAT: Mapping[str, str] = {
 
 
 def describe_fault(fault: AgentFault) -> str:
-    """What is wrong, without the words of a provider: those are for operators."""
+    """Return what is wrong, without the provider's words: those are for operators only."""
     times = f" ({fault.count} times)" if fault.count > 1 else ""
     return f"cannot answer: {_WHAT.get(fault.failure or fault.cause, 'its model fails')}{times}"
 
 
 def describe_remedy(agent_id: str, fault: AgentFault) -> str:
-    """What an operator can do about a fault."""
+    """Return what an operator can do about a fault."""
     return _TO_DO.get(fault.failure or fault.cause, _TO_DO["server"]).format(agent_id=agent_id)
 
 
 class FinishedBody(Struct):
-    """Of a ``finished`` record."""
+    """Body of a ``finished`` record."""
 
     status: str = ""
     reason: str = ""
@@ -88,22 +89,22 @@ def record_failure(
     seq: int = 0,
     reaction: str = "",
 ) -> None:
-    """Count one failure of an agent. A further one of the same kind keeps the beginning of the first."""
+    """Count one failure of an agent. The start time stays while the kind of failure stays the same."""
     participant = change.state.participant(agent_id)
     if participant is None or participant.kind != "agent":
         return
-    failure = failure if failure in _WHAT else ""  # an agent may write anything there, of any length
-    known = participant.fault
-    is_same = known is not UNSET and (known.cause, known.failure) == (cause, failure)
-    if known is not UNSET and reaction and known.reaction == reaction:
-        return  # the end of a reaction repeats why its model gave no reply
-    since, count = (known.since, known.count + 1) if is_same and known is not UNSET else (change.stamp, 1)
+    failure = failure if failure in _WHAT else ""  # agents may write anything here, of any length
+    previous = participant.fault
+    is_same = previous is not UNSET and (previous.cause, previous.failure) == (cause, failure)
+    if previous is not UNSET and reaction and previous.reaction == reaction:
+        return  # the end of the reaction repeats the failure of its model call
+    since, count = (previous.since, previous.count + 1) if is_same and previous is not UNSET else (change.stamp, 1)
     fault = AgentFault(cause, since, change.stamp, count, failure, reason[:MAX_REASON_CHARS], seq, reaction)
     change.set_value("participant", agent_id, msgspec.structs.replace(participant, fault=fault))
 
 
 def record_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, body: FinishedBody) -> None:
-    """Keep or end an agent's fault by how a reaction ended."""
+    """Record or clear an agent's fault by how a reaction ended."""
     if body.status == "failed" and body.failure not in CONVERSATION_FAILURES:
         cause: FaultCause = "model" if body.failure not in ("", "error") else "error"
         failure = body.failure if cause == "model" else ""
@@ -113,20 +114,21 @@ def record_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, b
     if participant is None or participant.fault is UNSET or body.status != "finished":
         return
     fault = participant.fault
-    # A message that was read in another reaction ends without a turn of its own: that says nothing about the model.
+    # A message that was read within another reaction ends without a turn of its own. That says nothing about the
+    # model.
     if fault.reaction != reaction and (body.turns or fault.cause != "model"):
         clear_fault(change, participant)
 
 
 def clear_fault(change: ChangeSet, participant: Participant) -> None:
-    """The agent works again."""
+    """Clear a fault: the agent works again."""
     if participant.fault is not UNSET:
         change.set_value("participant", participant.agent_id, msgspec.structs.replace(participant, fault=UNSET))
 
 
 def apply_ended(rules: Rules, state: State, entry: ProcessEnded) -> Outcome:
-    """What the node says of the process of one of its agents. One that never joined is registered, so that it is
-    listed."""
+    """Apply the node's report about the process of one of its agents. An agent that never joined is registered, so
+    that it is listed."""
     change = ChangeSet(rules, state, Facts(), Origin("", entry.agent_id, "agent"))
     participant = state.participant(entry.agent_id)
     if participant is not None and (participant.kind != "agent" or participant.removed_seq is not None):
@@ -138,5 +140,5 @@ def apply_ended(rules: Rules, state: State, entry: ProcessEnded) -> Outcome:
     if participant is None:
         row = change.write_row("registered", data=encode({"agent_id": entry.agent_id, "kind": "agent"}))
         change.set_value("participant", entry.agent_id, Participant(entry.agent_id, "agent", row.seq))
-    record_failure(change, entry.agent_id, "ended", entry.reason, seq=change.state.head)  # newest in the inbox
+    record_failure(change, entry.agent_id, "ended", entry.reason, seq=change.state.head)  # sorts first in the inbox
     return change.outcome()

@@ -1,7 +1,7 @@
-"""Step 6 for a ``hello``: who this is, whether its token proves it, and which fence its session gets.
+"""Step 6 for ``hello``: the participant's identity, its proof, and the fencing token of its session.
 
-The rules are those of docs/protocol.md ("Identity"). Pure: only hashes of tokens come here, and only those are kept;
-`publisher` does the welcome.
+docs/protocol.md has the rules ("Identity"). Pure: only hashes of tokens arrive here, and only hashes are stored.
+`publisher` sends the welcome.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ CLOSE_CODES: dict[type[RoundelayError], int] = {
     Forbidden: 4403,
     RateLimited: 4503,
 }
-"""How a connection is closed whose ``hello`` is refused with such an error (docs/protocol.md)."""
+"""Close code for a refused ``hello``, by the class of the error (docs/protocol.md)."""
 FIRST_USES = ""
-"""The bucket of all ids that are bound by first use: no id is empty."""
+"""Key of the bucket that counts all ids bound by first use. No id is empty."""
 
 
 class Identity(Struct, frozen=True):
-    """What a ``hello`` proved. ``binds``: this first use of an agent's id ties its token's hash to it. ``login`` is the
-    one that it uses up, if any."""
+    """The identity that a ``hello`` proved. ``binds``: this is the first use of an agent's id, which binds the token's
+    hash to the id. ``login`` is the login that the session uses up, if any."""
 
     is_operator: bool
     binds: bool
@@ -57,22 +57,22 @@ class Identity(Struct, frozen=True):
 
 
 def hash_token(token: str) -> str:
-    """SHA-256, in hex. Tokens are random and long, so a slow hash would add nothing."""
+    """Return the SHA-256 hash in hex. Tokens are long and random, so a slow hash would add nothing."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-# A reactor's sessions and their fence (`check_session` says what comes of an older one):
+# Sessions of a reactor and their fencing tokens (`check_session` refuses older tokens):
 #
-#   hello of a reactor    shows fence    participant has    comes to
+#   hello of a reactor    shows token    participant has    result
 #   a new one             none           1                  2: the session that held 1 is superseded
-#   comes back            2              2                  3
-#   was away too long     1              3                  4409: somebody else took over meanwhile
-#   lost its welcome      2              3, shown 2,        4: 3 was given for this 2, and nobody holds it
+#   reconnects            2              2                  3
+#   was away too long     1              3                  4409: another session took over meanwhile
+#   lost its welcome      2              3, shown 2,        4: 3 was given for this 2, and no session holds 3
 #                                        held by nobody
 
 
 def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
-    """What a ``hello`` comes to: a `AcceptSession`, or a `RefuseSession`."""
+    """Return what a ``hello`` causes: `AcceptSession` or `RefuseSession`."""
     try:
         return _join(rules, state, facts, entry)
     except (RequestError, RateLimited) as error:
@@ -91,7 +91,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     if shown is not None and shown < newest and not _lost_its_welcome(participant, shown, entry):
         return Outcome(effects=(RefuseSession(entry.session_id, 4409, None),))
     if shown is not None and shown > newest:
-        raise Forbidden(f"The fence {shown} was never given out; the newest is {newest}. Join without one.")
+        raise Forbidden(f"The fence {shown} was never given out. The newest is {newest}. Join without a fence.")
     fence = newest + 1 if is_reactor else None
     rights = state.rights
     administers = rights is not None and rights.decide("administer", hello.agent_id, hello.joins_as).allowed
@@ -110,10 +110,10 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
         updated = msgspec.structs.replace(updated, card=Raw(bytes(hello.card)))
     if fence is not None:
         instance = hello.instance if hello.instance is not UNSET else ""
-        is_same = bool(instance) and instance == participant.instance  # the process that was there before, or is yet
+        is_same = bool(instance) and instance == participant.instance  # the same process as before the reconnect
         if participant.is_lost and not is_same:
             count_lost_reactions(change, participant)
-            counted = change.state.participant(hello.agent_id)  # a message that was given up is a fault of the agent
+            counted = change.state.participant(hello.agent_id)  # a new dead letter changes the agent's fault
             updated = msgspec.structs.replace(updated, fault=participant.fault if counted is None else counted.fault)
         life = participant.life if is_same else fence
         updated = msgspec.structs.replace(
@@ -124,7 +124,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     if identity.binds and entry.token_hash is not None:
         change.set_value("token", entry.token_hash, Token(hello.agent_id, hello.joins_as, state.stamp))
     if identity.login is not None and entry.token_hash is not None and entry.new_hash is not None:
-        _use_up(change, entry.token_hash, identity.login, entry.new_hash)
+        _use_up_login(change, entry.token_hash, identity.login, entry.new_hash)
     cancelled = tuple(
         RequestCancel(hello.agent_id, reaction.reaction, reaction.trigger_head.thread_id, hello.agent_id)
         for reaction in change.state.reactions_of(hello.agent_id).values()
@@ -134,78 +134,80 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
 
 
 def _find_kind(state: State, entry: Join) -> HelloFrame:
-    """The ``hello`` of who leaves its kind to its token, or to the id that is known, with that kind. Raises
-    `NotAuthenticated`."""
+    """Return the ``hello`` with the kind of its token, or of the registered id. Raises `NotAuthenticated`."""
     hello = entry.hello
-    known = state.participant(hello.agent_id)
+    participant = state.participant(hello.agent_id)
     proof: Token | Login | None = None
     if entry.token_hash is not None:
         proof = state.get("login", entry.token_hash) if entry.new_hash is not None else None
         proof = proof or state.get("token", entry.token_hash) or state.get("token", entry.new_hash or "")
     if hello.token is UNSET and not entry.peer.is_trusted:
-        raise InvalidFrame("hello needs a kind (agent, human or service), or a token that tells it.")
-    if proof is None and not (known is not None and (entry.is_owner or entry.peer.is_trusted)):
+        raise InvalidFrame("hello needs a kind (agent, human or service), or a token of a known kind.")
+    if proof is None and not (participant is not None and (entry.is_owner or entry.peer.is_trusted)):
         raise NotAuthenticated(
-            f"Nothing here tells what {hello.agent_id} is: hello names its kind (agent, human or service), or has a "
-            "token that is known."
+            f"The kind of {hello.agent_id} is unknown here. Name a kind in hello (agent, human or service), or use a "
+            "token of this network."
         )
-    kind = proof.kind if proof is not None else known.kind if known is not None else "agent"
+    kind = proof.kind if proof is not None else participant.kind if participant is not None else "agent"
     return msgspec.structs.replace(hello, kind=kind)
 
 
 def bind_credentials(state: State, entry: BindCredentials) -> tuple[TableWrite, ...]:
-    """What the node lets in by itself; logins whose time is over make room."""
-    tokens = (TableWrite("token", key, Token(it, "agent", state.stamp)) for it, key in entry.tokens.items())
-    over = (TableWrite("login", key, None) for key in find_expired_logins(state)) if entry.logins else ()
-    return (*tokens, *over, *(TableWrite("login", key, login) for key, login in entry.logins.items()))
+    """Return the writes for credentials that the node itself binds. Expired logins are removed."""
+    tokens = (TableWrite("token", key, Token(agent_id, "agent", state.stamp)) for agent_id, key in entry.tokens.items())
+    expired = (TableWrite("login", key, None) for key in find_expired_logins(state)) if entry.logins else ()
+    return (*tokens, *expired, *(TableWrite("login", key, login) for key, login in entry.logins.items()))
 
 
 def find_expired_logins(state: State) -> dict[str, Login]:
-    """The logins whose time is over, by hash."""
-    return {key: it for key, it in state.items("login") if it.expires_at <= state.stamp}
+    """Return the expired logins, by hash."""
+    return {key: login for key, login in state.items("login") if login.expires_at <= state.stamp}
 
 
 def _lost_its_welcome(participant: Participant | None, fence: int, entry: Join) -> bool:
-    """Whether the newest fence was given for this one, and nobody holds it: it came to no one, or its session is
-    over."""
+    """Return whether the newest token was given in answer to this one and no live session holds it: the welcome was
+    lost, or that session is over."""
     return participant is not None and fence == participant.fence_shown and not entry.has_live_reactor
 
 
 def _count_registration(change: ChangeSet) -> None:
-    """Count an id that is bound by first use against what this hub takes of them. Raises `RateLimited`."""
+    """Count an id that is bound by first use against the hub's rate. Raises `RateLimited`."""
     bucket: Bucket = change.state.get("bucket", FIRST_USES) or Bucket()
     most, what = change.rules.limits.registrations_per_minute, "registrations by first use (registrations_per_minute)"
     change.set_value("bucket", FIRST_USES, Bucket(next_arrival(bucket.sends, change.stamp, most, what, MINUTE_MS)))
 
 
-def _use_up(change: ChangeSet, key: str, login: Login, token_hash: str) -> None:
-    """Tie the token to the login's id. The login stays until its time is over, so that a second page is told why."""
-    told = {"agent_id": login.agent_id, "kind": login.kind, "event": "logged_in"}
-    change.write_row("token", data=encode(told))
+def _use_up_login(change: ChangeSet, key: str, login: Login, token_hash: str) -> None:
+    """Bind the token to the login's id. The used login stays until it expires, so that a second page learns why it
+    fails."""
+    event = {"agent_id": login.agent_id, "kind": login.kind, "event": "logged_in"}
+    change.write_row("token", data=encode(event))
     change.set_value("token", token_hash, Token(login.agent_id, login.kind, change.stamp, login.operator))
     change.set_value("login", key, msgspec.structs.replace(login, used_by=token_hash))
 
 
-# --- who it is
+# --- identity
 
 
 def identify(state: State, join: Join, mods: Collection[str], registration: Registration) -> Identity:
-    """Decide whether a ``hello`` may join as what it says; ``mods`` are the hub's, by id. Raises one of
+    """Return the identity that a ``hello`` proves. ``mods`` are the hub's mods. Raises an error with one of
     `CLOSE_CODES`."""
     hello = join.hello
     if hello.protocol != PROTOCOL_VERSION:
-        raise UnsupportedProtocol(f"This hub speaks protocol {PROTOCOL_VERSION}, not {hello.protocol}.")
+        raise UnsupportedProtocol(
+            f"This hub speaks protocol {PROTOCOL_VERSION}, not {hello.protocol}. Use a client of the same version."
+        )
     if not is_id(hello.agent_id):
         raise InvalidFrame("agent_id must match [a-z0-9][a-z0-9._-]{0,63}: lower case letters, digits, '.', '_', '-'.")
     identity = _prove(state, join, mods, registration)
     participant = state.participant(hello.agent_id)
     if participant is None and hello.agent_id == NETWORK:
-        raise Forbidden(f"{NETWORK} {IS_THE_HUB}; join under another id (on the command line: --as ID).")
+        raise Forbidden(f"{NETWORK} {IS_THE_HUB}. Join under another id (on the command line: --as ID).")
     if participant is not None and participant.removed_seq is not None:
-        raise Forbidden(f"{hello.agent_id} was removed from this network; join under another id.")
+        raise Forbidden(f"{hello.agent_id} was removed from this network. Join under another id.")
     if participant is not None and participant.kind != hello.joins_as:
         raise Forbidden(
-            f"{hello.agent_id} is registered as {participant.kind}, not {hello.joins_as}, and a kind never changes; "
+            f"{hello.agent_id} is registered as {participant.kind}, not {hello.joins_as}. A kind never changes: "
             "join under another id (on the command line: --as ID)."
         )
     return identity
@@ -251,7 +253,7 @@ def _prove(state: State, join: Join, mods: Collection[str], registration: Regist
         way_out = f"Make a token: roundelay token create {hello.agent_id}."
         raise NotAuthenticated(f"{hello.agent_id} is new here; {unfit}. {way_out}")
     look_alike = describe_look_alike(state, hello.agent_id)
-    if look_alike is not None:  # only now: who may bind nothing is not told who is known
+    if look_alike is not None:  # only now: nobody without the right to bind learns which ids exist
         raise _not_given_out(hello.agent_id, look_alike)
     return Identity(is_operator=False, binds=True)
 
@@ -268,11 +270,11 @@ def _use_token(agent_id: str, kind: str, token: Token) -> Identity:
 
 # A hello with ``new_token``:
 #
-#   the login is      new_token is       comes to
-#   open              new                joins; the login is used, the token is the id's from now on
-#   used, or gone     the id's own       joins, as by that token: the welcome was lost, or its page was
-#   open              known              refused: a login of its own for each token
-#   used, over, none  new                refused: another page was first, or it is too late
+#   the login is      new_token is       result
+#   open              new                accepted: the login is used up, and the token belongs to the id
+#   used, or gone     the id's own       accepted like any token: the welcome was lost, or the page reloaded
+#   open              known              refused: each token needs a login of its own
+#   used, over, none  new                refused: another page was first, or the login has expired
 
 
 def _use_login(state: State, join: Join, new_hash: str) -> Identity:
@@ -291,7 +293,7 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
     if login is None or not is_open:
         gone = "was used by another page" if login is not None and login.used_by else "is unknown, or its time is over"
         raise NotAuthenticated(
-            f"This login {gone}: a link logs in once, and for a few minutes. Make another on the node's machine: "
+            f"This login {gone}. A link logs in once, and for a few minutes. Make another on the node's machine: "
             "roundelay web --as ID (an operator elsewhere makes it too)."
         )
     if login.agent_id != hello.agent_id:
@@ -302,10 +304,10 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
 
 
 def _why_unfit(peer: Peer, registration: Registration) -> str | None:
-    """Why a newcomer from there may not bind an id by first use; None if it may."""
+    """Return why a newcomer may not bind an id by first use; None if it may."""
     if registration == "closed":
         return "nobody binds an id by first use on this network (registration: closed)"
-    if peer.is_page:  # of whatever site: its visitor knows nothing of it
+    if peer.is_page:  # any site could open a connection without its visitor knowing
         return "a page in a browser binds no id by first use"
     if registration == "local" and not peer.is_local:
         return (
@@ -316,9 +318,9 @@ def _why_unfit(peer: Peer, registration: Registration) -> str | None:
 
 
 def describe_look_alike(state: State, agent_id: str) -> str | None:
-    """Which other id this one looks like, as a clause; None if it looks like no other. Those removed, and those of
-    revoked tokens, count."""
-    other = next((it for it in sorted(state.look_alikes(agent_id)) if it != agent_id), None)
+    """Return which known id this one looks like, as a clause; None if there is none. Removed ids and ids with revoked
+    tokens count."""
+    other = next((known for known in sorted(state.look_alikes(agent_id)) if known != agent_id), None)
     return f"looks like {other}, which is known here" if other is not None else None
 
 

@@ -1,8 +1,9 @@
-"""What a participant may do: how fast (rates), and how much of it is kept a day (quotas). Pure; part of step 6.
+"""Rates and quotas of participants: how fast each may send, and how much the hub stores for it per day. Part of step
+6. Pure.
 
-Both are counted in the participant's `Bucket`, in memory, so that a message costs no row more. A day is one of UTC, by
-the stamp of the entry; what is stored counts, what is refused does not. The day's sum is kept (`DayStored`) in the
-transaction of whatever brings it over a step, so that a restart forgets less than a step: nothing of a small quota, a
+Both are counted in the participant's `Bucket`, in memory, so a message needs no extra row. A day is a UTC day of the
+entry's stamp. Only stored messages count, refused ones do not. The day's sum is stored (`DayStored`) whenever it
+passes a step, in the same transaction. So a restart forgets less than a step: nothing of a small quota, a
 ten-thousandth of a large one.
 """
 
@@ -25,10 +26,11 @@ ROOTS = "messages without a cause (root_messages_per_s)"
 
 
 def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: float = 1000.0) -> float:
-    """Count one event against a rate of ``most`` in a window, with a burst of one window's worth, at ``now`` (ms).
+    """Count one event against a rate of ``most`` per window, with a burst of one window, at ``now`` (ms).
 
-    ``arrival`` is what the last call gave (0.0 at first): when the next event would be due at exactly the rate (GCRA).
-    Raises `RateLimited` with the time to wait; then nothing is counted. ``most`` 0 means no limit.
+    ``arrival`` is the result of the last call (0.0 at first): the time at which the next event would be due at exactly
+    the rate (the generic cell rate algorithm). Raises `RateLimited` with the time to wait; then nothing is counted.
+    ``most`` 0 means no limit.
     """
     if most <= 0:
         return 0.0
@@ -39,42 +41,42 @@ def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: floa
 
 
 def rate_limited_error(most: int, what: str, wait_ms: int, window_ms: float = 1000.0) -> RateLimited:
-    """What is said of a rate that is exceeded; ``what`` names its limit."""
+    """Return the error for an exceeded rate; ``what`` names the limit."""
     per = "second" if window_ms == 1000.0 else "minute"
-    return RateLimited(f"More than {most} {what} a {per}; send the same again in {wait_ms} ms.", wait_ms)
+    return RateLimited(f"More than {most} {what} per {per}. Send the same again in {wait_ms} ms.", wait_ms)
 
 
 def next_rates(limits: Limits, bucket: Bucket, stamp: int, *, is_root: bool) -> Rates:
-    """When a sender's next entry, and its next message without a cause, would be due at exactly their rates, after
-    one more of the first, and of the second if this is one. Raises `RateLimited`."""
+    """Count one entry of a sender, and one message without a cause if ``is_root``. Returns the new rates. Raises
+    `RateLimited`."""
     sends = next_arrival(bucket.sends, stamp, limits.sends_per_s, SENDS)
     return sends, next_arrival(bucket.roots, stamp, limits.root_messages_per_s, ROOTS) if is_root else bucket.roots
 
 
 def count_entry(limits: Limits, state: State, agent_id: str) -> TableWrite:
-    """Count one entry that is no message against its sender's rate. Raises `RateLimited`."""
+    """Count one entry that is not a message against its sender's rate. Raises `RateLimited`."""
     bucket = state.bucket(agent_id)
     return TableWrite("bucket", agent_id, bucket.at_rates(next_rates(limits, bucket, state.stamp, is_root=False)))
 
 
 def next_arrival_or_none(arrival: float, now: int, most: int, window_ms: float = 1000.0) -> float | None:
-    """As `next_arrival`, for a rate that there is; None where that refuses."""
+    """Like `next_arrival`, but return None where that raises. ``most`` must be positive."""
     due = arrival if arrival > now else now
     return due + window_ms / most if due - now <= window_ms else None
 
 
 ROW_BYTES = 256
-"""What each message, record, event and result counts beside its JSON: about what its ids, its head and the indices take
-in the database."""
+"""Bytes that each message, record, event and result counts beside its JSON: about the size of its ids, its head and
+its index entries in the database."""
 MAX_STEP_BYTES, MAX_STEP_MESSAGES = 1 << 20, 256
 STEPS = 10_000
 NEAR = 0.9
-"""The share of a quota from which on a participant is near its end."""
+"""Share of a quota from which a participant counts as near its end."""
 UNLIMITED = 1 << 62
 
 
 class Allowance(Struct, frozen=True):
-    """What one participant may store: the limits of all, or its own."""
+    """Amounts that one participant may store, with the steps at which sums are stored."""
 
     bytes_per_day: int
     messages_per_day: int
@@ -84,7 +86,7 @@ class Allowance(Struct, frozen=True):
 
 
 class Quotas:
-    """What everybody may store, ``default``, and who may store more or less."""
+    """Allowances of all participants: the ``default``, and those with values of their own."""
 
     def __init__(self, limits: Limits, own: Mapping[str, Quota]) -> None:
         self._names = tuple(Quota.model_fields)
@@ -96,13 +98,15 @@ class Quotas:
         return self.own.get(agent_id, self.default)
 
     def describe(self, agent_id: str) -> dict[str, int | None]:
-        """The numbers of one participant by the limits' names; None where it has no limit."""
+        """Return one participant's allowances by the names of the limits; None where it has no limit."""
         numbers = {name: getattr(self.of(agent_id), name) for name in self._names}
         return {name: None if number == UNLIMITED else number for name, number in numbers.items()}
 
     def _given(self, quota: Quota) -> dict[str, int]:
-        given = {name: getattr(quota, name) for name in self._names}
-        return {name: UNLIMITED if it == "unlimited" else it for name, it in given.items() if it is not None}
+        values = {name: getattr(quota, name) for name in self._names}
+        return {
+            name: UNLIMITED if value == "unlimited" else value for name, value in values.items() if value is not None
+        }
 
 
 def _allow(numbers: Mapping[str, int]) -> Allowance:
@@ -111,14 +115,14 @@ def _allow(numbers: Mapping[str, int]) -> Allowance:
     return Allowance(**numbers, step_bytes=step_bytes, step_messages=step_messages)
 
 
-# The bytes of one participant's day; its messages are counted in the same way beside them:
+# Bytes of one participant's day; messages are counted in the same way beside them:
 #
 #   0 . . . . . | step . . . . . | step . . . . . | ...      bytes_per_day
 #                     ^ bytes     ^ next_bytes
 #
-# A message that stays below next_bytes, on the same day, moves `bytes` alone; one that reaches it is asked about, and
-# what was stored by then is kept. Before the first message of a day, and after a start, next_bytes is of another day,
-# or 0.
+# A message that stays below `next_bytes`, on the same day, changes `bytes` only. One that reaches it is checked against
+# the quota, and the sum is stored. `next_bytes` belongs to another day, or is 0, before the first message of a day and
+# after a start.
 
 
 def count_stored(
@@ -131,27 +135,28 @@ def count_stored(
     messages: int,
     is_bounded: bool = True,
 ) -> list[TableWrite]:
-    """Count what is about to be stored for a participant, and its rates on to these. Raises `BudgetExhausted` when
-    it is more than it may: then nothing is counted.
+    """Count what is about to be stored for a participant, and set its rates. Raises `BudgetExhausted` beyond its
+    quota; then nothing is counted.
 
-    Below the bucket's ``next_bytes`` and ``next_messages`` of the same day it comes to the new sums alone, so that
-    who counts messages need not ask.
+    Below the bucket's ``next_bytes`` and ``next_messages`` of the same day the result is just the new sums. Callers
+    use that to skip the call for most messages.
     """
     allowed, day = quotas.of(agent_id), stamp // DAY_MS
-    has, had = (bucket.bytes, bucket.messages) if bucket.day == day else (0, 0)
-    bytes_now, messages_now = has + size, had + messages
+    stored_bytes, stored_messages = (bucket.bytes, bucket.messages) if bucket.day == day else (0, 0)
+    bytes_now, messages_now = stored_bytes + size, stored_messages + messages
     if (bytes_now > allowed.bytes_per_day or messages_now > allowed.messages_per_day) and is_bounded:
-        raise _refuse(agent_id, allowed, stamp, (has, size, had))
+        raise _refuse(agent_id, allowed, stamp, (stored_bytes, size, stored_messages))
     next_bytes = min((bytes_now // allowed.step_bytes + 1) * allowed.step_bytes, allowed.bytes_per_day + 1)
     next_messages = min(
         (messages_now // allowed.step_messages + 1) * allowed.step_messages, allowed.messages_per_day + 1
     )
     now = Bucket(*rates, day, bytes_now, messages_now, next_bytes, next_messages, bucket.answer_count)
-    put = TableWrite("bucket", agent_id, now)
-    if bytes_now % allowed.step_bytes < size or messages_now % allowed.step_messages < messages:  # over a step
+    write = TableWrite("bucket", agent_id, now)
+    # a step was passed: store the sum
+    if bytes_now % allowed.step_bytes < size or messages_now % allowed.step_messages < messages:
         is_near = bytes_now >= NEAR * allowed.bytes_per_day or messages_now >= NEAR * allowed.messages_per_day
-        return [put, TableWrite("stored", agent_id, DayStored(day, bytes_now, messages_now, is_near))]
-    return [put]
+        return [write, TableWrite("stored", agent_id, DayStored(day, bytes_now, messages_now, is_near))]
+    return [write]
 
 
 def _refuse(agent_id: str, allowed: Allowance, stamp: int, counts: tuple[int, int, int]) -> BudgetExhausted:
@@ -163,13 +168,13 @@ def _refuse(agent_id: str, allowed: Allowance, stamp: int, counts: tuple[int, in
     else:
         name, most, has = "messages_per_day", allowed.messages_per_day, f"{messages} messages of the"
     return BudgetExhausted(
-        f"{agent_id} has stored {has} {most} that {name} allows it a day (UTC); the next day begins in {hours} h "
-        f"{minutes} min. An operator allows more: quotas.{agent_id}.{name} in the node's file.",
+        f"{agent_id} has stored {has} {most} that {name} allows per day (UTC). The next day begins in {hours} h "
+        f"{minutes} min. An operator can raise quotas.{agent_id}.{name} in the node's file.",
         wait_ms,
     )
 
 
 def stored_today(state: State, agent_id: str) -> tuple[int, int]:
-    """The bytes and messages that a participant has stored on the day of the hub's last entry."""
+    """Return the bytes and messages that a participant has stored on the day of the hub's newest entry."""
     bucket = state.bucket(agent_id)
     return (bucket.bytes, bucket.messages) if bucket.day == state.stamp // DAY_MS else (0, 0)

@@ -1,13 +1,9 @@
-"""Step 6 for reactions: the records of turns, what they cost, and deliveries that failed. Pure.
+"""Step 6 for records: what an agent writes down about a reaction.
 
-A record is kept under its ``record_id``; ``started`` opens a reaction, ``finished`` ends it, and the others tell what
-it is at and what models cost it. The tokens that records tell of are added up as they come; a runner writes them
-(docs/reactions.md), so the sums are as honest as it is, and bound nothing here: a runner asks for them
-(``network.spent``) and stops its next turn.
-
-A delivery fails by a ``nack``, or by the loss of the process that was at work on its reaction: known when another
-process takes its place, for the same one may come back. The fifth failure makes a dead letter. To deliver again is
-`redelivery`'s, on the loop.
+A record is stored under its ``record_id``. ``started`` opens a reaction and ``finished`` ends it. The others report
+progress (`call_progress`) and tokens (`usage`). Runners write records (docs/reactions.md), so token sums are only as
+honest as the runner. The hub enforces no token budget: a runner asks for the sums (``network.spent``) and stops by
+itself. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from .buckets import Bucket
 from .call_progress import (
     PROGRESS_KINDS,
     REPEATED_KINDS,
-    _reads,
+    parser_of,
     track_calls,
 )
 from .change import ChangeSet, refuse_entry
@@ -48,28 +44,32 @@ from .visibility import is_recipient, thread_readers
 # --- records
 
 REFUSAL_NOTICES_PER_MINUTE = 60
-"""How often readers are told of an agent that may not begin any more: what is refused uses up no quota, and each of
-them is written to."""
+"""Maximum number of notices about one agent whose reactions are refused. A refused record uses no quota, but each
+notice is sent to every reader."""
 MAX_END_BYTES = 16 * 1024
-"""Of the record that ends a reaction beyond its agent's quota: an honest one has its reason, its sums and what was read
-meanwhile."""
+"""Maximum size of the record that ends a reaction beyond its agent's quota. An honest one holds a reason, sums, and
+the seqs that were read meanwhile."""
 
 
 def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
-    """What a record comes to. Raises the `RoundelayError` that refuses it."""
-    known = facts.stored.get((entry.origin.agent_id, "r:" + entry.frame.record_id))
-    if known is not None:
-        return _repeat(rules, state, facts, entry, known)
+    """Return what a record causes. Raises the `RoundelayError` that refuses it."""
+    stored = facts.stored.get((entry.origin.agent_id, "r:" + entry.frame.record_id))
+    if stored is not None:
+        return _repeat(rules, state, facts, entry, stored)
     try:
-        return _keep_record(rules, state, facts, entry)
+        return _store_record(rules, state, facts, entry)
     except BudgetExhausted as error:
         refused = refuse_entry(rules, state, entry, error)
-        return refused if entry.frame.kind != "started" else _tell_refused(state, facts, entry, refused, str(error))
+        return (
+            refused
+            if entry.frame.kind != "started"
+            else _notify_refused_start(state, facts, entry, refused, str(error))
+        )
 
 
-def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
-    """Beyond its agent's quota the last record of an open reaction is kept yet, and says so to the readers: it has to
-    end."""
+def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
+    """Store a record. Beyond its agent's quota the last record of an open reaction is still stored, and its readers
+    are notified: the reaction has to end."""
     origin, frame = entry.origin, entry.frame
     if entry.refusal is not None:
         raise entry.refusal
@@ -87,16 +87,16 @@ def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
         if frame.kind != "finished" or opened is None or len(body) > MAX_END_BYTES:
             raise
         change.count_stored(is_bounded=False)
-        change.effects.append(_tell_budget(state, entry, opened.trigger_head, str(error)))
+        change.effects.append(_budget_notice(state, entry, opened.trigger_head, str(error)))
     if frame.kind == "started" and entry.trigger is not None:
-        _begin_reaction(change, facts, entry, entry.trigger, row)
+        _start_reaction(change, facts, entry, entry.trigger, row)
     if entry.usage is not None:
         charge(change, origin.agent_id, frame.reaction, entry.usage, is_total=frame.kind == "finished")
     failed = parse_failure(body) if frame.kind == "model_failed" and opened is not None else None
     if failed is not None and opened is not None and failed.failure == "budget":
         reason = failed.reason[: rules.limits.max_reason_chars]
-        change.effects.append(_tell_budget(state, entry, opened.trigger_head, reason))
-        _keep_spent_out(change, opened, reason)
+        change.effects.append(_budget_notice(state, entry, opened.trigger_head, reason))
+        _store_budget_stop(change, opened, reason)
     if failed is not None and opened is not None and failed.failure not in CONVERSATION_FAILURES:
         record_failure(
             change,
@@ -108,7 +108,7 @@ def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
             reaction=opened.reaction,
         )
     if opened is not None and frame.kind != "finished":
-        _go_on(change, entry)
+        _track_progress(change, entry)
         if frame.kind in PROGRESS_KINDS:
             reset_failures(change, opened)
     elif opened is not None:
@@ -122,19 +122,18 @@ def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
     return change.outcome(_stored_reply(entry, row.seq, duplicate=False))
 
 
-def _tell_refused(state: State, facts: Facts, entry: Record, refused: Outcome, reason: str) -> Outcome:
-    """A reaction cannot begin, for want of quota: the readers of its trigger are told, not more often than they can
-    bear."""
+def _notify_refused_start(state: State, facts: Facts, entry: Record, refused: Outcome, reason: str) -> Outcome:
+    """Notify the readers of the trigger that a reaction cannot start for lack of quota, at a limited rate."""
     agent_id = entry.origin.agent_id
     trigger = facts.heads.get(entry.trigger) if entry.trigger is not None else None
     if trigger is None or not is_recipient(state, agent_id, trigger):
         return refused
-    key = f"{agent_id}/told"  # no id, so nobody's bucket
+    key = f"{agent_id}/told"  # not an id, so no participant has this bucket
     bucket: Bucket = state.get("bucket", key) or Bucket()
     due_at = next_arrival_or_none(bucket.sends, state.stamp, REFUSAL_NOTICES_PER_MINUTE, MINUTE_MS)
     if due_at is None:
         return refused
-    notice = _tell_budget(state, entry, trigger, reason)
+    notice = _budget_notice(state, entry, trigger, reason)
     return Outcome(
         writes=(*refused.writes, TableWrite("bucket", key, Bucket(due_at))), effects=(*refused.effects, notice)
     )
@@ -145,53 +144,55 @@ def _stored_reply(entry: Record, seq: int, *, duplicate: bool) -> SessionReply:
     return SessionReply(entry.origin.session_id, encode(stored))
 
 
-def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, known: StoredKey) -> Outcome:
-    """What a repeat comes to: its answer, and that the process is at the reaction. It stores nothing new."""
-    error = repeat_error("record", entry.frame.record_id, known.seq, is_damaged=known.is_damaged)
-    if known.is_damaged:
+def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, stored: StoredKey) -> Outcome:
+    """Return the outcome of a repeated record: its answer, and that a process works on the reaction. Stores no new
+    record."""
+    error = repeat_error("record", entry.frame.record_id, stored.seq, is_damaged=stored.is_damaged)
+    if stored.is_damaged:
         raise error
-    if known.digest == entry.digest:
-        answered = Outcome(effects=(_stored_reply(entry, known.seq, duplicate=True),))
+    if stored.digest == entry.digest:
+        reply = Outcome(effects=(_stored_reply(entry, stored.seq, duplicate=True),))
     else:
-        answered = refuse_entry(rules, state, entry, error)
+        reply = refuse_entry(rules, state, entry, error)
     if entry.frame.kind not in REPEATED_KINDS:
-        return answered
+        return reply
     try:
         check_session(state, entry.origin)
-    except Forbidden:  # the repeat is answered all the same, and says nothing
-        return answered
+    except Forbidden:  # a superseded session still gets its answer, but changes nothing
+        return reply
     change = ChangeSet(rules, state, facts, entry.origin)
-    _go_on(change, entry)
-    return Outcome((), (*answered.writes, *change.outcome().writes), answered.effects)
+    _track_progress(change, entry)
+    return Outcome((), (*reply.writes, *change.outcome().writes), reply.effects)
 
 
-def _go_on(change: ChangeSet, entry: Record) -> None:
-    """Keep what an open reaction is at."""
+def _track_progress(change: ChangeSet, entry: Record) -> None:
+    """Update the calls of an open reaction."""
     agent_id, frame = entry.origin.agent_id, entry.frame
     key = f"{agent_id}/{frame.reaction}"
     opened: OpenReaction | None = change.state.get("reaction", key)
     participant = change.state.participant(agent_id)
     if opened is None or participant is None:
         return
-    now = track_calls(opened, frame.kind, entry.call, participant.life, entry.wait)
-    if now is not opened:
-        change.set_value("reaction", key, now)
+    updated = track_calls(opened, frame.kind, entry.call, participant.life, entry.wait)
+    if updated is not opened:
+        change.set_value("reaction", key, updated)
 
 
-def _begin_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int, row: Row) -> None:
+def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int, row: Row) -> None:
     agent_id, reaction, state = entry.origin.agent_id, entry.frame.reaction, change.state
     head = facts.heads.get(trigger)
     if head is None or not is_recipient(state, agent_id, head):
         raise UnknownMessage(
-            f"There is no message {trigger} for {agent_id}; body.trigger of a started record is the seq of one."
+            f"There is no message {trigger} for {agent_id}. body.trigger of a started record must be the seq of a message "
+            "that the agent received."
         )
     check_may_start(state, head)
     most = change.rules.limits.max_reactions_per_message
     key = f"{agent_id}/{reaction}"
     if state.get("reaction", key) is None and len(state.reactions_to(agent_id, trigger)) >= most:
         raise Forbidden(
-            f"{agent_id} has {most} open reactions to message {trigger}, the most that one message may have "
-            f"(max_reactions_per_message); finish one of them, or go on with it."
+            f"{agent_id} has {most} open reactions to message {trigger}, the maximum (max_reactions_per_message). "
+            "Finish or continue one of them."
         )
     participant = state.participant(agent_id)
     life = participant.life if participant is not None else 0
@@ -201,57 +202,40 @@ def _begin_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     change.set_value("reaction", key, opened)
     key = f"{agent_id}/{trigger}"
     earlier: TriggeredReactions | None = change.lookup_cold("triggered", key)
-    begun = TriggeredReactions(reaction, row.seq) if earlier is None else earlier.with_started(reaction, row.seq)
-    change.set_value("triggered", key, begun)
+    started = TriggeredReactions(reaction, row.seq) if earlier is None else earlier.with_started(reaction, row.seq)
+    change.set_value("triggered", key, started)
     change.effects.append(MarkHandled(agent_id, trigger))
 
 
-def _tell_budget(state: State, entry: Record, trigger: MessageHead, reason: str) -> SendNotice:
-    """A reaction stops because what may be spent is spent: the readers of its trigger's thread, and operators, are
-    told."""
+def _budget_notice(state: State, entry: Record, trigger: MessageHead, reason: str) -> SendNotice:
+    """Return the notice that a reaction stops at a budget, for the readers of its trigger's thread and operators."""
     agent_id, reaction = entry.origin.agent_id, entry.frame.reaction
     body = {"root": trigger.root, "seq": trigger.seq, "agent_id": agent_id, "reaction": reaction, "reason": reason}
     readers = frozenset(thread_readers(state, trigger))
     return SendNotice(readers, "budget_exhausted", trigger.thread_id, body, to_operators=True)
 
 
-def _keep_spent_out(change: ChangeSet, opened: OpenReaction, reason: str) -> None:
-    """That its agent's budget ended a reaction waits for who may let the conversation go on (`needs`)."""
+def _store_budget_stop(change: ChangeSet, opened: OpenReaction, reason: str) -> None:
+    """Store that an agent's budget ended a reaction, for the inbox of people who may resume the conversation."""
     head = opened.trigger_head
     resumed = find_budget(change.state, change.facts, head.root, head).resumed
-    found = BudgetStop(opened.agent_id, opened.reaction, head.seq, head.root, resumed, change.stamp, reason)
-    change.set_value("spent_out", f"{descending_key(head.seq)}/{opened.agent_id}", found)
+    stop = BudgetStop(opened.agent_id, opened.reaction, head.seq, head.root, resumed, change.stamp, reason)
+    change.set_value("spent_out", f"{descending_key(head.seq)}/{opened.agent_id}", stop)
 
 
 # --- deliveries that failed
 
 
-# --- what models cost
+# --- bodies of records
 
 
 class ModelFailedBody(Struct):
-    """Of a ``model_failed`` record."""
+    """Body of a ``model_failed`` record."""
 
     failure: str = ""
     reason: str = ""
 
 
-_read_finished = _reads(FinishedBody)
-parse_failure = _reads(ModelFailedBody)
-"""Why a model gave no reply; None for a body of another shape."""
-
-
-# --- what a reaction is at
-
-# `OpenReaction.calls`: the calls that were begun and have no result, and whether each waits for somebody else.
-#
-#   record              makes of calls
-#   started, again      none waits: the process that goes on with it works, until it has come to its waits again
-#   tool_started 1.0    1.0: False
-#   waiting 1.0         1.0: True
-#   approval 1.0        1.0: False     somebody has decided: the call goes on
-#   tool_result 1.0     1.0 is out, and all inside of it (1.0/2.1)
-#
-# `OpenReaction.life` is the process that wrote the newest record, `Participant.life` the one that holds the fence. A
-# process was at work on a reaction if both are its own and one of the innermost calls does not wait, or there is
-# none: then a model's call was running.
+_read_finished = parser_of(FinishedBody)
+parse_failure = parser_of(ModelFailedBody)
+"""Parse why a model did not reply; None for a body of another shape."""

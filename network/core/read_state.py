@@ -1,8 +1,8 @@
-"""What a participant keeps of a thread for itself: how far it has read, and whether the thread is pinned, muted,
-archived or has a title of its own. Nobody else is shown it. Pure.
+"""Read state of threads: how far a participant has read each one, and whether it is pinned, muted, archived or
+renamed.
 
-The operation ``network.mark`` (`marking`) changes the table; which threads may be marked, and which marks make room for
-further ones, are decided here.
+Nobody else sees it. The operation ``network.mark`` (`operations.read_state`) changes the table. This module decides
+which threads may be marked, and which old entries make room for new ones. Pure.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from .tables import ReadState
 from .visibility import may_read
 
 EVICTION_SHARE = 10
-"""A tenth of a participant's marks goes at once where they are too many, so that not each further one looks through
-all of them."""
+"""One entry in ten is evicted at once when there are too many. Evicting one at a time would scan all entries for each
+new one."""
 
 
 def check_may_mark(change: ChangeSet, thread_id: str, read_upto: int | None) -> None:
-    """Raises `UnknownMessage`, in the same words whether there is no such thread or one of which the caller may read
-    nothing."""
+    """Raise the same `UnknownMessage` whether the thread does not exist or the caller may read nothing of it."""
     if not _is_own(change, thread_id):
-        known = change.facts.heads.get(read_upto) if read_upto is not None else None
-        if known is None or known.thread_id != thread_id or not _reads(change, known):
+        head = change.facts.heads.get(read_upto) if read_upto is not None else None
+        if head is None or head.thread_id != thread_id or not _reads(change, head):
             raise UnknownMessage(f"There is no thread {thread_id[:80]!r} that {change.origin.agent_id} may read.")
 
 
 def _is_own(change: ChangeSet, thread_id: str) -> bool:
-    """Whether a thread is one of a place that the caller belongs to or did, or of replies to what it may read."""
+    """Return whether a thread belongs to a place of the caller, past or present, or consists of replies to a readable
+    message."""
     state, origin = change.state, change.origin
     agent_id, is_operator = origin.agent_id, origin.is_operator
     kind, _, name = thread_id.partition(":")
-    if thread_id in state.read_states_of(agent_id):  # it was then; what it began with may be dropped by now
+    if thread_id in state.read_states_of(agent_id):  # it was readable before; its first message may be dropped by now
         return True
     if thread_id == BROADCAST:
         return True
@@ -62,23 +62,23 @@ def _reads(change: ChangeSet, head: MessageHead) -> bool:
     return change.origin.is_operator or may_read(change.state, change.origin.agent_id, head)
 
 
-def store_read_state(change: ChangeSet, thread_id: str, mark: ReadState) -> None:
-    """Keep a mark of the caller's, and let those go that say least where there are too many: the ones that were read
-    the longest ago, before those with anything else. All up to there counts as read in threads without a mark."""
+def store_read_state(change: ChangeSet, thread_id: str, read_state: ReadState) -> None:
+    """Store an entry of the caller. If there are too many, evict those that were read longest ago, entries with
+    preferences last. Threads without an entry count as read up to the newest evicted position."""
     agent_id = change.origin.agent_id
-    known = change.state.read_states_of(agent_id)
+    states = change.state.read_states_of(agent_id)
     most = change.rules.limits.max_marks
-    others = [(name, it) for name, it in known.items() if name not in ("", thread_id)]
-    if thread_id not in known and len(others) >= most:
+    others = [(name, state) for name, state in states.items() if name not in ("", thread_id)]
+    if thread_id not in states and len(others) >= most:
         count = max(1, most // EVICTION_SHARE)
-        gone = nsmallest(count, others, key=lambda item: (has_preferences(item[1]), item[1].read_upto))
-        upto = max(it.read_upto for it in (known.get("", ReadState()), *(it for _, it in gone)))
-        for name, _ in gone:
+        evicted = nsmallest(count, others, key=lambda item: (has_preferences(item[1]), item[1].read_upto))
+        read_upto = max(state.read_upto for state in (states.get("", ReadState()), *(state for _, state in evicted)))
+        for name, _ in evicted:
             change.set_value("mark", f"{agent_id}/{name}", None)
-        change.set_value("mark", f"{agent_id}/", ReadState(upto))
-    change.set_value("mark", f"{agent_id}/{thread_id}", mark)
+        change.set_value("mark", f"{agent_id}/", ReadState(read_upto))
+    change.set_value("mark", f"{agent_id}/{thread_id}", read_state)
 
 
-def has_preferences(mark: ReadState) -> bool:
-    """Whether a mark says anything beside how far its thread is read."""
-    return mark.is_pinned or mark.is_muted or mark.is_archived or bool(mark.title)
+def has_preferences(read_state: ReadState) -> bool:
+    """Return whether an entry holds more than the read position."""
+    return read_state.is_pinned or read_state.is_muted or read_state.is_archived or bool(read_state.title)

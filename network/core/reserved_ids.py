@@ -1,8 +1,7 @@
-"""Ids that pass for something else: words that mean a role, an address or the network itself, and ids that look like
-another.
+"""Reserved ids: words that mean a role, an address or the network itself, and ids that look like another one.
 
-A person reads a sender's id on a screen, a model reads it in a prompt; neither tells ``desk`` from ``desk-``. Such
-ids are not given out by first use (`joining`); an operator can make a token for one. Pure.
+People read a sender's id on a screen, and models read it in a prompt. Neither can tell ``desk`` from ``desk-``. Such
+ids are not given out by first use (`joining`), but an operator can create a token for one. Pure.
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ import re
 from collections.abc import Collection
 
 NETWORK = "network"
-"""Under this id the hub itself writes to participants: no mod has it, and no operator gives it out."""
-IS_THE_HUB = "is the sender of what the hub itself writes, so nobody gets it"
+"""Id under which the hub itself writes to participants. No mod has it, and no operator can give it out."""
+IS_THE_HUB = "is the sender of the hub's own messages, so nobody can have it"
 OWN_IDS = "roundelay-"
-"""What the ids of the network's own tools begin with, the command line's among them."""
+"""Prefix of the ids of the network's own tools, such as the command line."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "model", "human"})
-"""What the sides of a conversation are called in requests to models, and in the transcripts that models were
-trained on."""
+"""Names of the sides of a conversation in requests to models, and in transcripts that models were trained on."""
 PLACES = frozenset({"broadcast", "everyone", "everybody", "anyone", "all", "here", "channel", "mod"})
-"""What means somebody else, or several, where an id stands."""
+"""Words that mean somebody else, or several, in the place of an id."""
 POWERS = frozenset({"hub", "network", "operator", "owner", "admin", "administrator", "root", "roundelay"})
 NOBODY = frozenset({"none", "nobody", "null"})
 
@@ -28,14 +26,14 @@ _CONFUSABLE = str.maketrans({"0": "o", "1": "l", "i": "l", "m": "rn", "w": "vv"}
 
 
 def skeleton(agent_id: str) -> str:
-    """What is left of an id for the eye: ids with the same skeleton look alike. After the confusables of Unicode's
-    UTS #39."""
+    """Return the skeleton of an id: ids with the same skeleton look alike. Modeled on the confusables of Unicode's UTS
+    #39."""
     return _SEPARATORS.sub("-", agent_id.translate(_CONFUSABLE)).removesuffix("-")
 
 
 MAX_EXACT_LENGTH = 3
-"""Words of so few letters are reserved as they are, not what looks like them: `a11` is one of many agents that a
-program numbers."""
+"""Words up to this length are reserved exactly, without look-alikes: `a11` may be one of many agents that a program
+numbers."""
 _WORDS = sorted(ROLES | PLACES | POWERS | NOBODY)
 _RESERVED = {skeleton(word): word for word in _WORDS if len(word) > MAX_EXACT_LENGTH}
 _SHORT = {word: word for word in _WORDS if len(word) <= MAX_EXACT_LENGTH}
@@ -43,8 +41,8 @@ _OWN = skeleton(OWN_IDS)
 
 
 def describe_reserved(agent_id: str, mods: Collection[str]) -> str | None:
-    """What a reserved id means, or one that looks like it passes for, as a clause; None for other ids. ``mods`` are
-    those of the hub."""
+    """Return as a clause what a reserved id, or one that looks like it, could be mistaken for; None for other ids.
+    ``mods`` are those of the hub."""
     looks = skeleton(agent_id)
     if looks.startswith(f"{_OWN}-"):
         return f"passes for one of the network's own tools, whose ids begin with {OWN_IDS}"
@@ -52,5 +50,5 @@ def describe_reserved(agent_id: str, mods: Collection[str]) -> str | None:
     if word is not None:
         meaning = "means a role, an address or the network itself"
         return meaning if word == agent_id else f"passes for {word}, which {meaning}"
-    mod = next((it for it in mods if skeleton(it) == looks), None)
+    mod = next((mod_id for mod_id in mods if skeleton(mod_id) == looks), None)
     return None if mod is None else f"{'is' if mod == agent_id else 'passes for'} the mod {mod}"

@@ -1,10 +1,9 @@
-"""Who may do what: the page ``rights`` of a node's file, compiled once, and the decision that it makes
-(docs/rights.md).
+"""Roles and rights: the page ``rights`` of a node's file, compiled once, and its decisions (docs/rights.md).
 
-A page names roles; somebody has every role that names its id or its kind, and may do what any of them allows. What
-none allows is denied. A node without a page has no `Rights` at all. Pure but for what it remembers of its own
-answers: no IO, no clock. It is asked by `access.check_right` where something is stored, by
-`visibility` where something is read, and by `roundelay rights`.
+The page names roles. A participant has every role that names its id or its kind, and may do what any of them allows;
+the rest is denied. A node without a page has no `Rights`. No IO, no clock; only its own decisions are cached.
+`access.check_right` asks before something is stored, `visibility` before something is read, and `roundelay rights` for
+explanations.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 Verb: TypeAlias = Literal["send", "broadcast", "create", "join", "read", "write", "take", "call", "administer"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
-SAYS: Mapping[str, str] = {
+VERB_PHRASES: Mapping[str, str] = {
     "send": "send to",
     "broadcast": "send a",
     "create": "create the channel",
@@ -33,14 +32,13 @@ SAYS: Mapping[str, str] = {
     "call": "call",
     "administer": "administer",
 }
-"""How a sentence begins that goes on with what it is done to."""
-REMEMBERED = 16_384
-"""Decisions that are kept; what is asked beyond is decided anew."""
+"""Beginning of a sentence for each verb; its object follows."""
+CACHE_SIZE = 16_384
+"""Maximum number of cached decisions."""
 
 
 class Ruling(NamedTuple):
-    """Whether something is allowed. ``rule`` is the one that says so, or, as the end of a sentence, what would
-    have to be changed."""
+    """A decision. ``rule`` is the rule that allows it, or, as the end of a sentence, the change that would allow it."""
 
     allowed: bool
     rule: str
@@ -48,7 +46,7 @@ class Ruling(NamedTuple):
 
 
 class WrongRuleError(Exception):
-    """A rule that names what there is not. ``role``, ``field`` and ``index`` say where it stands in the page."""
+    """A rule that names something unknown. ``role``, ``field`` and ``index`` are its place in the page."""
 
     def __init__(self, message: str, role: str, field: str, index: int) -> None:
         super().__init__(message)
@@ -56,7 +54,7 @@ class WrongRuleError(Exception):
 
 
 class Rights:
-    """One page. ``decide`` is quick where it was asked the same before."""
+    """One page of rights. Repeated questions to ``decide`` are answered from a cache."""
 
     def __init__(self, page: Mapping[str, Role]) -> None:
         self._page = page
@@ -67,14 +65,14 @@ class Rights:
             for verb in VERBS
             if isinstance(getattr(role, verb), tuple)
         }
-        self.roles_of = lru_cache(REMEMBERED)(self._roles_of)
-        """The roles of somebody, by its id and kind, in the page's order."""
-        self.decide = lru_cache(REMEMBERED)(self._decide)
-        """Whether somebody (id, kind) may do something (verb) to something: an address, a channel's name, an
-        operation, or nothing. The fifth argument is the kind of the participant that is written to."""
+        self.roles_of = lru_cache(CACHE_SIZE)(self._roles_of)
+        """Roles of a participant, by id and kind, in the order of the page."""
+        self.decide = lru_cache(CACHE_SIZE)(self._decide)
+        """Decision whether a participant (id, kind) may do something (verb) to an object: an address, a channel's
+        name, an operation, or nothing. The fifth argument is the kind of the recipient."""
 
     def has_role(self, name: str) -> bool:
-        """Whether the page has a role of this name."""
+        """Return whether the page has a role of this name."""
         return name in self._page
 
     def _roles_of(self, agent_id: str, kind: str) -> tuple[str, ...]:
@@ -90,19 +88,19 @@ class Rights:
         if verb == "send" and thing.startswith("agent:"):
             matches |= {f"role:{name}" for name in self.roles_of(name_of(thing), to_kind)}
         for name in roles:
-            if verb == "administer" and kind == "agent":  # an agent's id is whoever's that comes first
+            if verb == "administer" and kind == "agent":  # an agent's id belongs to whoever uses it first
                 break
             if verb in ("broadcast", "administer"):
                 if getattr(self._page[name], verb):
                     return Ruling(True, f"rights.{name}.{verb}: true", roles)
                 continue
             for text, pattern in self._rules[name, verb]:
-                if any(pattern.fullmatch(it) for it in matches):
+                if any(pattern.fullmatch(name_or_role) for name_or_role in matches):
                     return Ruling(True, f"rights.{name}.{verb}: {text}", roles)
         return Ruling(False, self._missing(verb, thing, kind, roles), roles)
 
     def list_rules(self, verb: Verb, agent_id: str, kind: str) -> list[str]:
-        """The rules of all its roles that let somebody do something of this kind."""
+        """Return the rules of all roles that let a participant do this."""
         roles = self.roles_of(agent_id, kind)
         if verb in ("broadcast", "administer"):
             decision = self.decide(verb, agent_id, kind)
@@ -111,7 +109,7 @@ class Rights:
 
     def _missing(self, verb: Verb, thing: str, kind: str, roles: tuple[str, ...]) -> str:
         if verb == "administer" and kind == "agent":
-            return "administer is for people and services; an agent that shall administer needs an operator's token"
+            return "administer is for people and services; give an agent an operator's token instead"
         if not roles:
             return "it has no role in the node's `rights`; name its id under `ids` of one"
         item = "true" if verb in ("broadcast", "administer") else f"[{short_address(thing)}]"
@@ -124,17 +122,17 @@ class Rights:
 
 
 def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: Collection[str]) -> Rights:
-    """The rights of a page. Raises `WrongRuleError` for the first rule that names a role, an operation or a mod
-    that there is not."""
+    """Return the rights of a page. Raises `WrongRuleError` for the first rule that names an unknown role, operation or
+    mod."""
     for name, role in page.items():
         for index, text in enumerate(role.call):
             if not any(map(_compile(text).fullmatch, operations)):
                 raise WrongRuleError(f'"{text}" matches no operation{_suggest(text, operations)}', name, "call", index)
         for index, text in enumerate(role.send):
             sort, colon, wanted = text.partition(":")
-            known = {"role": page, "mod": mods}.get(sort, ()) if colon else None
-            if known is not None and not any(map(_compile(wanted).fullmatch, known)):
-                raise WrongRuleError(f'"{wanted}" is no {sort}{_suggest(wanted, known)}', name, "send", index)
+            names = {"role": page, "mod": mods}.get(sort, ()) if colon else None
+            if names is not None and not any(map(_compile(wanted).fullmatch, names)):
+                raise WrongRuleError(f'"{wanted}" is no {sort}{_suggest(wanted, names)}', name, "send", index)
         if role.administer and set(role.kinds) == {"agent"} and not role.ids:
             raise WrongRuleError(
                 "is for people and services: whoever comes first has an agent's id", name, "administer", 0
@@ -143,12 +141,12 @@ def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: 
 
 
 def _compile(text: str) -> re.Pattern[str]:
-    """``*`` alone is anything; as a part of a pattern it has no colon, so that ``r*`` is ids and not ``role:``,
-    which everybody may have."""
+    """Return the pattern of a rule. A ``*`` alone matches anything. Inside of a pattern it matches no colon, so that
+    ``r*`` matches ids but not ``role:``, which everybody may have."""
     return re.compile((".*" if text == "*" else "[^:]*").join(map(re.escape, text.split("*"))))
 
 
-def _suggest(text: str, known: Iterable[str]) -> str:
-    names = sorted(known)
+def _suggest(text: str, candidates: Iterable[str]) -> str:
+    names = sorted(candidates)
     near = difflib.get_close_matches(text, names, n=1, cutoff=0.6)
     return f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(names[:8])}{'...' if names[8:] else ''}"

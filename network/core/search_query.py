@@ -1,8 +1,8 @@
-"""Queries of searches: words, a sender and a time. Pure; the page's twin is web/page/core/query.js.
+"""Search queries: words, a sender and a time. The page has a twin in web/page/core/query.js.
 
-A word finds all that begin with its stem: ``teapot`` finds ``teapots``, and ``teapots`` finds ``teapot``. Numbers, words of
-one or two letters, and words in quotation marks match exactly. ``from:ID``, ``after:DATE`` and ``before:DATE`` choose
-by person and time (UTC).
+A word matches all words that begin with its stem: ``teapot`` finds ``teapots``, and ``teapots`` finds ``teapot``.
+Numbers, words of one or two letters, and quoted words match exactly. ``from:ID``, ``after:DATE`` and ``before:DATE``
+filter by person and time (UTC). Pure.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _ENDINGS = ("ings", "ing", "ies", "ed", "es", "s")
 
 
 class Query(NamedTuple):
-    """``terms`` are words; a term that ends in ``*`` matches every word with that beginning. Times are in ms.
-    ``wrong`` is a filter with a date that cannot be read."""
+    """A parsed query. ``terms`` are words; a term that ends in ``*`` matches every word with that beginning. Times are
+    in ms. ``wrong`` is a filter with an invalid date."""
 
     terms: list[str]
     sender_id: str | None = None
@@ -31,29 +31,29 @@ class Query(NamedTuple):
 
 
 def read_query(text: str, list_words: Callable[[str], list[str]]) -> Query:
-    """Read what somebody typed; ``list_words`` takes a text apart as the index does."""
+    """Parse what somebody typed. ``list_words`` splits a text into words as the index does."""
     terms: dict[str, None] = {}
-    found = Query([])
+    query = Query([])
     for quoted, part in _PART.findall(text):
         chosen = _FILTER.fullmatch(part)
         if chosen is not None:
-            found = _choose(found, chosen[1].lower(), chosen[2])
+            query = _choose(query, chosen[1].lower(), chosen[2])
         elif quoted or not part:
             terms |= dict.fromkeys(list_words(quoted))
         else:
             words = list_words(part)
-            stems = [stem(it) for it in words]
+            stems = [stem(word) for word in words]
             if words and part.endswith("*"):
                 stems[-1] = f"{words[-1]}*"
             terms |= dict.fromkeys(stems)
-    return found._replace(terms=list(terms))
+    return query._replace(terms=list(terms))
 
 
 def stem(word: str) -> str:
-    """Give the term by which a word finds its other forms too."""
-    if len(word) < 3 or not word.isalpha() or any("\u3040" <= it <= "\u9fff" for it in word):
+    """Return the term that finds the other forms of a word too."""
+    if len(word) < 3 or not word.isalpha() or any("\u3040" <= char <= "\u9fff" for char in word):
         return word
-    ending = next((it for it in _ENDINGS if word.endswith(it)), "") if word.isascii() else ""
+    ending = next((suffix for suffix in _ENDINGS if word.endswith(suffix)), "") if word.isascii() else ""
     kept = word.removesuffix(ending)
     if ending in ("ing", "ings", "ed") and kept[-2:-1] == kept[-1:] and kept[-1:] not in "lsz":
         kept = kept[:-1]  # running, run
@@ -61,17 +61,17 @@ def stem(word: str) -> str:
     return f"{kept}*" if is_kept else f"{word}*"
 
 
-def _choose(found: Query, name: str, value: str) -> Query:
+def _choose(query: Query, name: str, value: str) -> Query:
     if name == "from":
-        return found._replace(sender_id=value.lower().removeprefix("@").removeprefix("agent:"))
+        return query._replace(sender_id=value.lower().removeprefix("@").removeprefix("agent:"))
     at = read_date(value)
     if at is None:
-        return found._replace(wrong=f"{name}:{value}")
-    return found._replace(said_after=at) if name == "after" else found._replace(said_before=at)
+        return query._replace(wrong=f"{name}:{value}")
+    return query._replace(said_after=at) if name == "after" else query._replace(said_before=at)
 
 
 def read_date(text: str) -> int | None:
-    """Return the moment (ms) of a date, or of a date and time, in UTC; None for any other text."""
+    """Return the time (ms) of a date, or of a date and time, in UTC; None for any other text."""
     if re.fullmatch(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2})?)?", text) is None:
         return None
     try:
@@ -81,7 +81,7 @@ def read_date(text: str) -> int | None:
 
 
 def is_chosen(query: Query, sender_id: str, at: int) -> bool:
-    """Return whether the sender and the time of a message fit the query."""
+    """Return whether the sender and the time of a message match the query."""
     return (
         query.sender_id in (None, sender_id)
         and (query.said_after is None or at >= query.said_after)

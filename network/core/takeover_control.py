@@ -1,8 +1,8 @@
-"""Takeovers: who may take which thread over, and how a takeover ends. Pure.
+"""Start and end of takeovers: who may take which thread over, and the end of an expired takeover.
 
-The module `holds` decides which messages and reactions a taken-over thread refuses. The operations ``network.take`` and
-``network.give`` stand in `conversation`. A takeover ends when somebody gives the thread back, when its person is removed, or when its time is
-over: then the hub enters `EndTakeover`.
+`takeovers` decides which messages and reactions a taken-over thread refuses. The operations ``network.take`` and
+``network.give`` are in `conversation`. A takeover ends when somebody gives the thread back, when its person is
+removed, or when it expires: then the hub enters `EndTakeover`. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .takeovers import takeover_readers
 
 
 def check_may_take(state: State, origin: Origin, head: MessageHead) -> None:
-    """Raises `Forbidden` for a person who may not silence the agents of a thread. People in a direct thread may. Other
+    """Raise `Forbidden` if a person may not silence the agents of a thread. People in a direct thread may. Other
     threads need an operator, the right ``take``, or, without a page of rights, the channel's owner."""
     if origin.is_operator or head.kind == "direct":
         return
@@ -38,13 +38,13 @@ def check_may_take(state: State, origin: Origin, head: MessageHead) -> None:
     if channel is None or owner_of(state, channel) != origin.agent_id:
         who = "an operator" if channel is None else f"an operator, or {owner_of(state, channel) or 'its owner'},"
         raise Forbidden(
-            f"Only {who} takes over {head.thread_id}: agents would be silent there for everybody. The page `rights` in "
-            f"the node's file lets others do it (rights.ROLE.take: [{name}])."
+            f"Only {who} may take over {head.thread_id}, because agents would be silent there for everybody. To allow "
+            f"others, add rights.ROLE.take: [{name}] to the node's file."
         )
 
 
 def may_take(state: State, origin: Origin, head: MessageHead) -> bool:
-    """Return whether a reader of the next message of a thread may take the thread over."""
+    """Return whether a reader of a thread's next message may take the thread over."""
     try:
         check_may_take(state, origin, head)
     except Forbidden:
@@ -53,25 +53,27 @@ def may_take(state: State, origin: Origin, head: MessageHead) -> bool:
 
 
 def list_expired(state: State, now: int) -> Iterator[str]:
-    """The threads whose takeover has lasted as long as it may."""
-    return (it.head.thread_id for it in state.takeovers.values() if it.by and 0 < it.until <= now)
+    """Yield the threads whose takeover has expired."""
+    return (
+        takeover.head.thread_id for takeover in state.takeovers.values() if takeover.by and 0 < takeover.until <= now
+    )
 
 
 def apply_end_takeover(rules: Rules, state: State, facts: Facts, entry: EndTakeover) -> Outcome:
-    """End a takeover whose time is over, in its person's name: it may have been given back, or prolonged, since."""
-    hold = state.takeovers.get(entry.thread_id)
-    if hold is None or not hold.by or not 0 < hold.until <= state.stamp:
+    """End an expired takeover in its person's name. It may have been ended or prolonged since."""
+    takeover = state.takeovers.get(entry.thread_id)
+    if takeover is None or not takeover.by or not 0 < takeover.until <= state.stamp:
         return Outcome()
-    change = ChangeSet(rules, state, facts, Origin(session_id="", agent_id=hold.by, kind="human"))
-    end_takeover(change, hold)
+    change = ChangeSet(rules, state, facts, Origin(session_id="", agent_id=takeover.by, kind="human"))
+    end_takeover(change, takeover)
     return change.outcome()
 
 
-def end_takeover(change: ChangeSet, hold: Takeover) -> int:
-    """Let agents answer in a thread again that was taken over; gives the seq of that."""
-    row = change.write_row("hold", data=encode_takeover_event("given", hold.head.thread_id, hold.by))
-    change.set_value("hold", hold.head.thread_id, msgspec.structs.replace(hold, by="", given=row.seq, until=0))
-    notify_readers(change, "given", hold, row.seq)
+def end_takeover(change: ChangeSet, takeover: Takeover) -> int:
+    """Let agents answer in a taken-over thread again. Returns the seq of the end."""
+    row = change.write_row("hold", data=encode_takeover_event("given", takeover.head.thread_id, takeover.by))
+    change.set_value("hold", takeover.head.thread_id, msgspec.structs.replace(takeover, by="", given=row.seq, until=0))
+    notify_readers(change, "given", takeover, row.seq)
     return row.seq
 
 
@@ -79,8 +81,8 @@ def encode_takeover_event(event: str, thread_id: str, by: str) -> bytes:
     return msgspec.json.encode({"event": event, "thread_id": thread_id, "agent_id": by})
 
 
-def notify_readers(change: ChangeSet, kind: Literal["taken", "given"], hold: Takeover, seq: int) -> None:
-    body = {"seq": seq, "agent_id": change.origin.agent_id, **({"by": hold.by} if kind == "given" else {})}
+def notify_readers(change: ChangeSet, kind: Literal["taken", "given"], takeover: Takeover, seq: int) -> None:
+    body = {"seq": seq, "agent_id": change.origin.agent_id, **({"by": takeover.by} if kind == "given" else {})}
     change.effects.append(
-        SendNotice(takeover_readers(change.state, hold), kind, hold.head.thread_id, body, to_operators=True)
+        SendNotice(takeover_readers(change.state, takeover), kind, takeover.head.thread_id, body, to_operators=True)
     )

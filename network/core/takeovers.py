@@ -1,19 +1,20 @@
-"""A thread that a person holds: its agents do not answer there until it is given back. Pure.
+"""Takeovers: a person controls a thread, and its agents do not answer there until the takeover ends.
 
-Who may take a thread, what a hold refuses, and its fence, are decided here; the operations ``network.take`` and
-``network.give`` (`conversation`) change the table, `sending` asks before a message, `reactions` before a ``started``.
+This module decides what a taken-over thread refuses: `sending` asks before a message, `reactions` before a
+``started``. Who may start and end a takeover is in `takeover_control`. The operations ``network.take`` and
+``network.give`` (`conversation`) change the table. Pure.
 """
 
-# The fence of one thread. A reaction is known by the seq of its `started`, and a message of an agent by the open
+# What one takeover refuses. A reaction is placed by the seq of its `started`, and a message of an agent by the open
 # reaction to its cause:
 #
 #   log of the thread   10 question   11 started   12 taken   13 note   14 given   15 started   16 answer
-#   sent for            10 (by 11): refused after 12, and after 14 too: it was begun before the thread was given back
-#                       10 or 13 (by 15): goes, for that reaction could read what was said meanwhile
+#   sent for            10 (by 11): refused after 12, and after 14 too: the reaction does not know what was said
+#                       10 or 13 (by 15): accepted, because that reaction could read what was said meanwhile
 #   started for         10 or 13: refused between 12 and 14
 #
-# Without an open reaction to its cause (a program that keeps no records) a message is as old as that: for 10 it is
-# refused, for 13 it goes once the thread is given back.
+# A message without an open reaction to its cause (from a program that keeps no records) is as old as its cause: for 10
+# it is refused, for 13 it is accepted after 14.
 
 from __future__ import annotations
 
@@ -41,21 +42,21 @@ from .visibility import may_read, thread_readers
 
 
 def find_thread(state: State, facts: Facts, origin: Origin, thread_id: str) -> MessageHead:
-    """The head of a message that would be said in a thread now, by nobody: who may read it is in the thread.
+    """Return the head of a message without sender that would go to a thread now. Its readers are in the thread.
 
-    Raises `UnknownMessage`, in the same words whether there is no such thread or one that the caller may not read,
-    and `Forbidden` for who is in it and no person.
+    Raises the same `UnknownMessage` whether the thread does not exist or the caller may not read it. Raises
+    `Forbidden` for a caller in the thread who is not a person.
     """
     head = _describe_thread(state, facts, thread_id)
     if head is None or not (origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, head))):
-        raise UnknownMessage(f"There is no thread {thread_id[:80]!r} that {origin.agent_id} may take.")
+        raise UnknownMessage(f"There is no thread {thread_id[:80]!r} that {origin.agent_id} may take over.")
     if origin.kind != "human" and not origin.is_operator:
-        raise Forbidden("Only people take a thread and give it back: a person in it, or an operator.")
+        raise Forbidden("Only people start and end a takeover: a person in the thread, or an operator.")
     return head
 
 
 def next_message_head(state: State, head: MessageHead) -> MessageHead:
-    """The head of the next message of the same thread."""
+    """Return the head of the next message in the same thread."""
     return msgspec.structs.replace(head, seq=state.head + 1)
 
 
@@ -94,14 +95,14 @@ def _make_head(
     )
 
 
-def takeover_readers(state: State, hold: Takeover) -> frozenset[str]:
-    """Who reads a held thread now."""
-    return frozenset(thread_readers(state, next_message_head(state, hold.head)))
+def takeover_readers(state: State, takeover: Takeover) -> frozenset[str]:
+    """Return the participants who read a taken-over thread now."""
+    return frozenset(thread_readers(state, next_message_head(state, takeover.head)))
 
 
 class TakeoverInfo(Struct, frozen=True, omit_defaults=True):
-    """What the readers of a held thread are told of it: ``seq`` is that of the taking, ``at`` its time, ``until`` when it
-    ends by itself."""
+    """A takeover as the readers of the thread see it: ``seq`` and ``at`` of its start, and the time ``until`` which it
+    lasts."""
 
     by: str
     seq: int
@@ -110,61 +111,62 @@ class TakeoverInfo(Struct, frozen=True, omit_defaults=True):
 
 
 def describe_takeover(state: State, origin: Origin, thread_id: str) -> TakeoverInfo | None:
-    """Who holds a thread now, for who would be given its next message, and operators; None if nobody does. Others who
-    may read something of it are not told who has come to it since."""
-    hold = state.takeovers.get(thread_id)
-    if hold is None or not hold.by:
+    """Return the takeover of a thread, or None. Only for operators and for participants who would receive the thread's
+    next message: others must not learn who joined it later."""
+    takeover = state.takeovers.get(thread_id)
+    if takeover is None or not takeover.by:
         return None
-    is_in = origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, hold.head))
-    return TakeoverInfo(hold.by, hold.taken, hold.at, hold.until) if is_in else None
+    is_in = origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, takeover.head))
+    return TakeoverInfo(takeover.by, takeover.taken, takeover.at, takeover.until) if is_in else None
 
 
 def check_may_answer(state: State, origin: Origin, thread_id: str, cause: int | None) -> None:
-    """Raises `ThreadHeld` for what an agent may not say in a thread: somebody holds it, or it is said in a reaction
-    that was begun before the thread was given back."""
-    hold = state.takeovers.get(thread_id)
-    if hold is None:
+    """Raise `ThreadHeld` if an agent may not answer in a thread: the thread is taken over, or the reaction started
+    before a takeover ended."""
+    takeover = state.takeovers.get(thread_id)
+    if takeover is None:
         return
-    if hold.by:
-        raise held(hold)
+    if takeover.by:
+        raise thread_held_error(takeover)
     if cause is None:
         return
-    begun = max((it.seq for it in state.reactions_to(origin.agent_id, cause).values()), default=None)
-    is_old = cause < hold.taken if begun is None else begun < hold.given
-    if is_old:
+    started_at = max((reaction.seq for reaction in state.reactions_to(origin.agent_id, cause).values()), default=None)
+    is_outdated = cause < takeover.taken if started_at is None else started_at < takeover.given
+    if is_outdated:
         raise ThreadHeld(
-            f"{thread_id} was taken by a person and given back (#{hold.given}) since work on #{cause} began, and that "
-            "knows nothing of what was said meanwhile; read the thread, and answer in a reaction begun after that."
+            f"A person took over {thread_id} and gave it back (#{takeover.given}) after work on #{cause} began. That "
+            "work does not know what was said meanwhile. Read the thread, and answer in a new reaction."
         )
 
 
 def check_may_start(state: State, trigger: MessageHead) -> None:
-    """Raises `ThreadHeld` for a reaction to a message that could not be answered now: somebody holds its thread."""
-    for hold in _takeovers_of(state, trigger):
-        if hold.by:
-            raise held(hold)
+    """Raise `ThreadHeld` if a reaction may not start, because its message could not be answered in a taken-over
+    thread."""
+    for takeover in _takeovers_of(state, trigger):
+        if takeover.by:
+            raise thread_held_error(takeover)
 
 
 def is_taken_over(state: State, head: MessageHead) -> bool:
-    """Whether somebody holds a thread in which a message may be answered."""
-    return any(hold.by for hold in _takeovers_of(state, head))
+    """Return whether a thread in which a message may be answered is taken over."""
+    return any(takeover.by for takeover in _takeovers_of(state, head))
 
 
 def is_blocked_by_takeover(state: State, reaction: OpenReaction) -> bool:
-    """Whether what a reaction was begun for may not be answered by it any more."""
-    return any(hold.by or reaction.seq < hold.given for hold in _takeovers_of(state, reaction.trigger_head))
+    """Return whether a reaction may no longer answer its trigger."""
+    return any(takeover.by or reaction.seq < takeover.given for takeover in _takeovers_of(state, reaction.trigger_head))
 
 
 def _takeovers_of(state: State, head: MessageHead) -> Iterator[Takeover]:
-    """The holds of the threads in which a message may be answered."""
+    """Yield the takeovers of the threads in which a message may be answered."""
     for thread_id in answer_threads(head.kind, head.thread_id, head.seq):
-        hold = state.takeovers.get(thread_id)
-        if hold is not None:
-            yield hold
+        takeover = state.takeovers.get(thread_id)
+        if takeover is not None:
+            yield takeover
 
 
-def held(hold: Takeover) -> ThreadHeld:
+def thread_held_error(takeover: Takeover) -> ThreadHeld:
     return ThreadHeld(
-        f"{hold.by} has taken over {hold.head.thread_id} (#{hold.taken}): agents do not answer there until it is given "
-        "back, which the notice `given` tells."
+        f"{takeover.by} has taken over {takeover.head.thread_id} (#{takeover.taken}): agents do not answer there until the "
+        "takeover ends, which the notice `given` reports."
     )

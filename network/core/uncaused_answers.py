@@ -1,4 +1,12 @@
-"""Agents that answer without naming a cause, again and again: counted and stopped. Pure; part of step 6."""
+"""Agents that answer others without naming a cause: counted, and stopped at a limit. Part of step 6. Pure.
+
+A message without a cause is its own root, so no conversation's budget covers it. An agent that answers everything
+without a cause would never stop. Counted is each message without a cause that an agent sends after it received
+something since the last counted one. An agent that only sends, or only reads, counts nothing. A person who writes to
+the agent resets the count. `record_message` notes new messages at their destination: at the recipient, once for
+broadcasts, once for each channel. So a message costs one or two updates, whatever the number of its readers. It runs
+in memory, after the commit.
+"""
 
 from __future__ import annotations
 
@@ -14,108 +22,126 @@ from .rows import MessageHead
 from .state import State
 from .visibility import has_people
 
-IN_A_ROW_SHARE, LEAST_IN_A_ROW = 20, 25
-"""Of the answers without a cause that an agent may give, this share in a row in one thread that no person reads, but at
-least so many: two agents that answer each other for ever are told so early."""
+# The counters of one agent; seqs grow to the right.
+#
+#   RecentMessages  delivered, group_posts   4 . . . 8 . . . . 13 . . .     newest message that reached it: set in step 8
+#                   from_people              . 5 . . . . . . . . . . .      newest message of a person: set in step 8
+#   AnswerCount     since, last              . . |6 . . 9 . . . . . . .     head before its first counted answer, and
+#                                                                           its newest counted answer: set in step 6
+#
+# The next message without a cause counts if `delivered` or `group_posts` is above `last`. The count restarts if
+# `from_people` is above `since`. Several answers in one batch count once: the first one moves `last`, and step 6 sees
+# `RecentMessages` as it was before the batch. Both live in memory and start empty together, because a hub that starts
+# or reopens its ledger makes a new `State`.
+
+IN_A_ROW_SHARE, MIN_IN_A_ROW = 20, 25
+"""An agent may send this share of its answers without a cause in a row in one thread that no person reads, but at
+least ``MIN_IN_A_ROW``. So two agents that answer each other endlessly are stopped early."""
 
 
 ANY_CHANNEL = "channel:"
-"""No address: under it stands what was said in any channel."""
+"""Key for messages in any channel. It is not an address."""
 
 
 def record_message(limits: Limits, state: State, head: MessageHead) -> None:
-    """A message that is not direct is stored (of a direct one whoever delivers it says so itself)."""
-    heard, to = state.recent_messages, head.to
+    """Record a stored message that is not direct. The publisher records direct ones where it delivers them."""
+    recent, to = state.recent_messages, head.to
     if head.kind == "mod":
         kind, name = parse_address(to)
         if kind == "agent":
-            heard.delivered[name] = head.seq
+            recent.delivered[name] = head.seq
         return
     places = (to, ANY_CHANNEL) if head.kind == "channel" else (to,)
     for place in places:
-        heard.record_group_post(place, head.seq, head.sender_id)
+        recent.record_group_post(place, head.seq, head.sender_id)
         if head.sender_kind == "human":
             record_person(limits, state, head, place)
 
 
 def record_person(limits: Limits, state: State, head: MessageHead, place: str | None = None) -> None:
-    """A person has spoken to agents, at a place (where the message goes to, if it is not said)."""
+    """Record that a person wrote to agents at ``place`` (default: the message's address)."""
     bucket: Bucket | None = state.get("bucket", head.sender_id)
     if bucket is None or not sends_like_program(limits, bucket, state.stamp):
         state.recent_messages.from_people[place or head.to] = (head.seq, head.sender_id)
 
 
 def sends_like_program(limits: Limits, bucket: Bucket, stamp: int) -> bool:
-    """Whether somebody of kind ``human`` has sent more today than a person does: it passes on what others say, and
-    counts as an agent does."""
+    """Return whether a participant of kind ``human`` has sent more today than a person does. Such an account relays
+    for programs, and is counted like an agent."""
     return bucket.messages > limits.max_uncaused_answers and bucket.day == stamp // DAY_MS
 
 
 def has_unanswered_news(state: State, agent_id: str, last: int) -> bool:
-    """Whether somebody else has said something since a seq at a place of many where this agent is."""
-    heard = state.recent_messages
-    return _is_told_at(heard, "broadcast", agent_id, last) or (
-        _is_told_at(heard, ANY_CHANNEL, agent_id, last)
+    """Return whether somebody else has posted since a seq in a broadcast or channel that reaches this agent."""
+    recent = state.recent_messages
+    return _has_post_since(recent, "broadcast", agent_id, last) or (
+        _has_post_since(recent, ANY_CHANNEL, agent_id, last)
         and any(
-            member.is_in and _is_told_at(heard, channel_address(name), agent_id, last)
+            member.is_in and _has_post_since(recent, channel_address(name), agent_id, last)
             for name, member in state.memberships(agent_id).items()
         )
     )
 
 
-def _is_told_at(heard: RecentMessages, place: str, agent_id: str, last: int) -> bool:
-    known = heard.group_posts.get(place)
-    return known is not None and (known[2] if known[1] == agent_id else known[0]) > last
+def _has_post_since(recent: RecentMessages, place: str, agent_id: str, last: int) -> bool:
+    post = recent.group_posts.get(place)
+    return post is not None and (post[2] if post[1] == agent_id else post[0]) > last
 
 
 def has_person_written(state: State, agent_id: str, since: int) -> bool:
-    """Whether a person has spoken to an agent since a seq."""
-    people = state.recent_messages.from_people
-    if not people:
+    """Return whether a person has written to an agent since a seq."""
+    from_people = state.recent_messages.from_people
+    if not from_people:
         return False
 
     def is_at(place: str) -> bool:
-        return place in people and people[place][0] > since
+        return place in from_people and from_people[place][0] > since
 
     return (
         is_at(agent_address(agent_id))
         or is_at("broadcast")
         or (
             is_at(ANY_CHANNEL)
-            and any(it.is_in and is_at(channel_address(name)) for name, it in state.memberships(agent_id).items())
+            and any(
+                member.is_in and is_at(channel_address(name)) for name, member in state.memberships(agent_id).items()
+            )
         )
     )
 
 
 def count_answer(limits: Limits, state: State, bucket: Bucket, head: MessageHead) -> Bucket:
     """Count one more answer without a cause. Raises `BudgetExceeded`."""
-    agent_id, known = head.sender_id, bucket.answer_count
-    if known.count and has_person_written(state, agent_id, known.since):
-        known = AnswerCount()
+    agent_id, counted_so_far = head.sender_id, bucket.answer_count
+    if counted_so_far.count and has_person_written(state, agent_id, counted_so_far.since):
+        counted_so_far = AnswerCount()
     in_a_row = 0
-    if not has_people(state, head):  # nobody looks on there, and two that answer each other look just so
-        in_a_row = known.in_a_row + 1 if known.thread_id == head.thread_id else 1
+    if not has_people(state, head):  # only agents read there, and two that answer each other look exactly like this
+        in_a_row = counted_so_far.in_a_row + 1 if counted_so_far.thread_id == head.thread_id else 1
     most = limits.max_uncaused_answers
-    row = min(most, max(LEAST_IN_A_ROW, most // IN_A_ROW_SHARE))
-    if known.count >= most or in_a_row > row:
-        count = f"{known.count} times" if known.count >= most else f"{row} times in a row in {head.thread_id}"
+    row = min(most, max(MIN_IN_A_ROW, most // IN_A_ROW_SHARE))
+    if counted_so_far.count >= most or in_a_row > row:
+        count = (
+            f"{counted_so_far.count} times"
+            if counted_so_far.count >= most
+            else f"{row} times in a row in {head.thread_id}"
+        )
         raise BudgetExceeded(
             f"{agent_id} has answered others {count} without a cause since a person spoke to it "
-            f"(max_uncaused_answers): name the cause of an answer. A person who writes to {agent_id}, or an operator "
-            "with network.resume_agent, lets it go on; limits.max_uncaused_answers in the node's file allows more.",
+            f"(max_uncaused_answers). Answers must name their cause. A person who writes to {agent_id}, or an operator "
+            "with network.resume_agent, resumes it. Raise limits.max_uncaused_answers in the node's file to allow more.",
             head,
             "max_uncaused_answers",
             "uncaused",
             agent_id,
-            known.count,
+            counted_so_far.count,
             f"{agent_id} is stopped: it answered others {count} without naming a cause since a person spoke to "
-            f"it. Write to {agent_id}, or type /resume {agent_id} in chat as an operator, to let it go on; "
-            "limits.max_uncaused_answers in the node's file allows more.",
+            f"it. Write to {agent_id}, or type /resume {agent_id} in chat as an operator, to resume it. "
+            "Raise limits.max_uncaused_answers in the node's file to allow more.",
         )
     counted = AnswerCount(
-        known.count + 1,
+        counted_so_far.count + 1,
         head.seq,
-        known.since or state.head,
+        counted_so_far.since or state.head,
         thread_id=head.thread_id if in_a_row else "",
         in_a_row=in_a_row,
     )

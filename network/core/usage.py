@@ -1,4 +1,7 @@
-"""Tokens that models used, as records report them: parsed, limited, and added up. Pure."""
+"""Tokens that models used, as records report them: parsed, limited and added up.
+
+Sums are kept per reaction, per conversation (in total and per agent) and per agent and day. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,26 @@ from msgspec import Meta, Struct
 from roundelay.network.units import DAY_MS
 
 from .call_progress import (
-    _reads,
+    parser_of,
 )
 from .change import ChangeSet
 from .sending import find_budget
 from .tables import DayUsage, OpenReaction, TokenUsage
 
 USAGE_KINDS = frozenset({"model_reply", "review", "used", "finished"})
+"""Kinds of records that report tokens."""
 
 
 MAX_MODELS = 16
-"""Of one sum; further ones count under no name."""
+"""Maximum number of models in one sum. Further models are counted under the empty name."""
 
 
 MAX_MODEL_CHARS = 128
 
 
 MAX_CLAIMANTS, MAX_MODELS_EACH = 64, 4
-"""So many agents' sums are kept apart in one conversation, of so many models each; what others used counts in that
-of all."""
+"""Maximum number of agents with a sum of their own in one conversation, and of models in each. Others count only in
+the total."""
 
 
 _Tokens = Annotated[int, Meta(ge=0, le=10**12)]
@@ -50,63 +54,64 @@ class _Reply(Struct):
 
 
 class _Use(Struct):
-    """What one model was asked beside the turn's own request."""
+    """Usage of one model beside the turn's own request."""
 
     usage: _Usage
     model: str = ""
 
 
-class _Told(Struct):
-    """Of a record's body what is charged: ``reply`` of a ``model_reply``, ``usage`` of the other kinds. ``used`` is
-    what of that is told by model."""
+class _UsageBody(Struct):
+    """The parts of a record's body that report tokens: ``reply`` of a ``model_reply``, ``usage`` of other kinds.
+    ``used`` splits a part of that by model."""
 
     reply: _Reply | None = None
     usage: _Usage | None = None
     used: list[_Use] = []
 
 
-_read_told = _reads(_Told)
+_parse_body = parser_of(_UsageBody)
 
 
 def parse_usage(kind: str, body: bytes) -> Mapping[str, TokenUsage] | None:
-    """The tokens that a record tells of, by model, "" for what none is named for; None for nothing, or a body of
-    another shape."""
-    told = _read_told(body)
-    if told is None:
+    """Return the tokens that a record reports, by model; "" stands for an unnamed model. None if there are none, or
+    the body has another shape."""
+    report = _parse_body(body)
+    if report is None:
         return None
-    reply = told.reply if kind == "model_reply" else None
-    used = [(it.model, TokenUsage(1, *msgspec.structs.astuple(it.usage))) for it in told.used]
-    usage = reply.usage if reply is not None else told.usage
+    reply = report.reply if kind == "model_reply" else None
+    parts = [(part.model, TokenUsage(1, *msgspec.structs.astuple(part.usage))) for part in report.used]
+    usage = reply.usage if reply is not None else report.usage
     if usage is not None:
-        rest = _rest(
-            TokenUsage(0, *msgspec.structs.astuple(usage)), reduce(_plus, (it for _, it in used), TokenUsage())
+        rest = _subtract(
+            TokenUsage(0, *msgspec.structs.astuple(usage)),
+            reduce(_add_usage, (part for _, part in parts), TokenUsage()),
         )
         of_reply = msgspec.structs.replace(rest, calls=int(reply is not None))
-        used.append((reply.model if reply is not None else "", of_reply))
-    spent: dict[str, TokenUsage] = {}
-    for model, it in used:
-        if it != TokenUsage():
-            spent = _add(spent, model[:MAX_MODEL_CHARS], it)
-    return spent or None
+        parts.append((reply.model if reply is not None else "", of_reply))
+    tokens: dict[str, TokenUsage] = {}
+    for model, part in parts:
+        if part != TokenUsage():
+            tokens = _add(tokens, model[:MAX_MODEL_CHARS], part)
+    return tokens or None
 
 
 def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, TokenUsage], *, is_total: bool) -> None:
-    """Add what a record tells of to its reaction's sum, its root's (of all, and of this agent) and its agent's of the
-    day.
+    """Add reported tokens to the sums of the reaction, of its conversation, and of the agent's day.
 
-    A record that claims more than ``max_record_tokens`` of a model counts that.
-    ``is_total``: what no model is named for is that of the whole reaction; what the sum has already is not added again.
+    At most ``max_record_tokens`` of each model count per record, so that one false record cannot spoil a sum.
+    ``is_total``: the unnamed part covers the whole reaction, so what the sum already holds is subtracted.
     """
     key = f"{agent_id}/{reaction}"
     opened: OpenReaction | None = change.state.get("reaction", key)
     if opened is None:
         return
     if is_total:
-        told = {model: it for model, it in spent.items() if model}
-        # `parse_usage` has taken these out of the total, which holds what the sum has already as well.
-        spent = {**told, "": _rest(spent.get("", TokenUsage()), total_usage(opened.spent))}
+        named = {model: used for model, used in spent.items() if model}
+        # `parse_usage` already subtracted the named models from the total. The total also holds everything summed up
+        # before.
+        spent = {**named, "": _subtract(spent.get("", TokenUsage()), total_usage(opened.spent))}
     most = change.rules.limits.max_record_tokens
-    by_model = {model: _limit(it, most) for model, it in spent.items() if it != TokenUsage()}
+    by_model = {model: _limit(used, most) for model, used in spent.items() if used != TokenUsage()}
     if not by_model:
         return
     root = opened.trigger_head.root
@@ -128,13 +133,13 @@ def _limit(used: TokenUsage, most: int) -> TokenUsage:
 
 
 def usage_on(day: int, newest: DayUsage | None) -> Mapping[str, TokenUsage]:
-    """What was spent on a day, given what is kept of the newest one."""
+    """Return the usage of a day, given the newest stored day."""
     return newest.spent if newest is not None and newest.day == day else {}
 
 
 def total_usage(spent: Mapping[str, TokenUsage]) -> TokenUsage:
-    """All models together."""
-    return reduce(_plus, spent.values(), TokenUsage())
+    """Return the sum of all models."""
+    return reduce(_add_usage, spent.values(), TokenUsage())
 
 
 def _add(
@@ -142,24 +147,25 @@ def _add(
 ) -> dict[str, TokenUsage]:
     if model not in spent and len(spent) >= most:
         model = ""
-    return {**spent, model: _plus(spent.get(model, TokenUsage()), used)}
+    return {**spent, model: _add_usage(spent.get(model, TokenUsage()), used)}
 
 
 def _add_all(
     spent: Mapping[str, TokenUsage], used: Mapping[str, TokenUsage], most: int = MAX_MODELS
 ) -> dict[str, TokenUsage]:
     summed = dict(spent)
-    for model, it in used.items():
-        summed = _add(summed, model, it, most)
+    for model, part in used.items():
+        summed = _add(summed, model, part, most)
     return summed
 
 
-def _plus(one: TokenUsage, other: TokenUsage) -> TokenUsage:
+def _add_usage(one: TokenUsage, other: TokenUsage) -> TokenUsage:
     return TokenUsage(*map(add, msgspec.structs.astuple(one), msgspec.structs.astuple(other)))
 
 
-def _rest(total: TokenUsage, known: TokenUsage) -> TokenUsage:
-    """What a total holds beyond what is known: never less than nothing, as middleware may count a reply for less than
-    it was."""
-    _calls, *tokens = (max(0, it) for it in map(sub, msgspec.structs.astuple(total), msgspec.structs.astuple(known)))
+def _subtract(total: TokenUsage, known: TokenUsage) -> TokenUsage:
+    """Return a total minus a known part, at least zero: middleware may report less than the reply used."""
+    _calls, *tokens = (
+        max(0, count) for count in map(sub, msgspec.structs.astuple(total), msgspec.structs.astuple(known))
+    )
     return TokenUsage(0, *tokens)

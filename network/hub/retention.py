@@ -12,7 +12,7 @@ import msgspec
 
 from roundelay.network.clock import Clock
 from roundelay.network.config import Retain
-from roundelay.network.core.calls import CALL_KEPT_MS
+from roundelay.network.core.calls import RESULT_TTL_MS
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Ledger, Trim
 from roundelay.network.units import DAY_MS, MINUTE_MS
@@ -158,7 +158,7 @@ async def run_retention(
                     log.info("old rows were dropped", extra={"rows": dropped, "first_seq": board.meta.first_seq})
             is_expiry_due = is_expiry_due or number % ROUNDS_BETWEEN_EXPIRIES == 0
             if is_expiry_due and not was_doubted:
-                await ledger.expire_calls(clock() - CALL_KEPT_MS)
+                await ledger.expire_calls(clock() - RESULT_TTL_MS)
                 is_expiry_due = False
         except LedgerError as error:
             log.error("old rows could not be dropped: %s", error)

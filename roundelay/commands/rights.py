@@ -139,10 +139,10 @@ def decide(
 
 def _say(op: str, to: str | None) -> str:
     """What is asked, in the words of the hub's refusals."""
-    from roundelay.network.core.rights import SAYS
+    from roundelay.network.core.rights import VERB_PHRASES
 
-    verb, thing = _find_verb(op, to) if op in SAYS else ("call", f"{op} for {to}" if to else op)
-    return f"{SAYS[verb]} {thing or verb}" if verb != "administer" else verb
+    verb, thing = _find_verb(op, to) if op in VERB_PHRASES else ("call", f"{op} for {to}" if to else op)
+    return f"{VERB_PHRASES[verb]} {thing or verb}" if verb != "administer" else verb
 
 
 def _find_verb(op: str, to: str | None) -> tuple[str, str]:

@@ -85,7 +85,9 @@ async def test_an_agent_reads_why_it_may_not_join_and_joins_when_it_is_invited(n
 
     async with running(network, make_runner("bob", script)):
         refused = await mia.ask("bob", "Join the club.")
-        assert "The channel 'club' takes only those who are invited; ask mia for an invitation" in refused.text
+        assert (
+            "Only invited participants may join the channel 'club'. To join, ask mia for an invitation" in refused.text
+        )
         await mia.client.call("channels.invite", {"name": "club", "agent_id": "bob"})
         await mia.ask("bob", "And now?")
     assert (await mia.client.call("channels.members", {"name": "club"}))["members"] == ["bob", "mia"]
