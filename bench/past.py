@@ -76,7 +76,7 @@ async def measure(folder: Path, messages: int, conversations: int, calls: int) -
     await tom.join()
     names = [f"c{number % conversations}" for number in range(messages)]
     await tom.say(names)
-    reading = Reading(Origin("", "desk", "agent"), hub)
+    reading = Reading(Origin("", "desk", "agent"), hub.view)
     await window(reading, trigger=await tom.say(names[:1]))
     spent = []
     for number in range(calls):

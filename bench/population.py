@@ -220,7 +220,7 @@ def _recipients(state: State, head: MessageHead) -> object:
 
 
 async def _figures(world: World) -> None:
-    world.hub.figures()
+    world.hub.view.figures()
 
 
 async def _pins(world: World) -> None:

@@ -32,9 +32,8 @@ from roundelay.network.home import owner_token
 from roundelay.network.hub import Hub
 from roundelay.network.hub.hub import NO_QUOTAS
 from roundelay.network.hub.local import LocalTransport
-from roundelay.network.hub.metrics import list_log_metrics
 from roundelay.network.hub.origin_policy import OriginPolicy
-from roundelay.network.hub.replica import ReplicaReaders
+from roundelay.network.hub.replica import ReplicaHub, ReplicaReaders
 from roundelay.network.hub.server import WebSocketServer
 from roundelay.network.ledger import LeadershipLost, Ledger
 from roundelay.network.ledger.memory import MemoryLedger
@@ -179,43 +178,38 @@ async def serve(
     rights = make_rights(config, loaded)
     await _check_address(config.host, config.port)
     token = owner_token(config.db)
-    make_hub = partial(
-        Hub,
-        limits=config.limits,
-        quotas=config.quotas,
-        retain=config.retain,
-        mods=loaded,
-        visibility=config.visibility,
-        registration=config.registration,
-        rights=rights,
-        server=server_name(),
-        owner_hash=hash_token(token),
-        is_read_only=is_read_only,
-        price_list=NodePrices(),
-        run_reader=NodeRunReader(),
-        clock=system_clock,
-        new_id=random_id,
-    )
+    settings: dict[str, Any] = {
+        "limits": config.limits,
+        "quotas": config.quotas,
+        "retain": config.retain,
+        "mods": loaded,
+        "visibility": config.visibility,
+        "registration": config.registration,
+        "rights": rights,
+        "server": server_name(),
+        "owner_hash": hash_token(token),
+        "is_read_only": is_read_only,
+        "price_list": NodePrices(),
+        "run_reader": NodeRunReader(),
+        "clock": system_clock,
+        "new_id": random_id,
+    }
     ledger = make_ledger(config.db, config.name, config.durability, random_id, is_read_only=is_read_only)
     shared = readers = None
     if config.log is not None:
-        readers = ReplicaReaders(lambda index: make_hub(index, follows=index.describe_leader))
+        readers = ReplicaReaders(lambda index: ReplicaHub(index, follows=index.describe_leader, **settings))
         ledger = shared = make_replicated_ledger(config, say, readers)
-    hub = make_hub(ledger)
-    hub.public_url = config.public_url
+    hub = Hub(ledger, public_url=config.public_url, shared_log=shared, **settings)
     server = WebSocketServer(
         hub,
         config.limits,
         behind_proxy=config.behind_proxy,
-        doors=OriginPolicy(config.host, list_web_hosts(config), behind_proxy=config.behind_proxy),
+        origin_policy=OriginPolicy(config.host, list_web_hosts(config), behind_proxy=config.behind_proxy),
         site=PageSite(is_reloaded=config.web_reload) if config.web else None,
-        standing=None if shared is None else lambda: str(shared.status),
-        leader=None if shared is None else lambda: shared.leader_node,
+        shared_log=shared,
         readers=readers,
     )
     close = partial(_close, hub, server, shared)
-    if shared is not None:
-        hub.list_more_figures = lambda: list_log_metrics(shared.status)
     try:
         host = f"[{config.host}]" if ":" in config.host else config.host
         try:
@@ -262,7 +256,7 @@ async def _prepare(hub: Hub, prepare: Callable[[], Awaitable[None]]) -> None:
             return await prepare()
         except (LeadershipLost, LogUnavailable) as error:
             hub.reopen_ledger(error)
-            await hub.opened.wait()
+            await hub.status.opened.wait()
 
 
 async def _check_address(host: str, port: int) -> None:

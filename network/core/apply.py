@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from roundelay.network.addresses import thread_start
 from roundelay.network.errors import Forbidden, RoundelayError
+from roundelay.network.frames import Follows
 
 from .calls import apply_mod_entry, apply_operate, call_keys
 from .change import ChangeSet, refuse_entry, refuse_over_budget
@@ -100,9 +101,10 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
     return refuse_entry(rules, state, entry, error) if isinstance(entry, Record | Operate | Send) else Outcome()
 
 
-def describe_follower(leader: str) -> str:
+def describe_follower(follows: Follows) -> str:
     """Why a node that follows refuses something, and where it is done."""
-    return f"This node follows, and stores nothing: the one that leads does{f', {leader}' if leader else ''}."
+    leader = f", {follows.leader}" if follows.leader else ""
+    return f"This node follows, and stores nothing: the one that leads does{leader}."
 
 
 def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:

@@ -34,7 +34,7 @@ from roundelay.network.errors import (
     UnknownMessage,
     UnknownRecipient,
 )
-from roundelay.network.frames import SendFrame, StoredFrame, WireMessage, encode
+from roundelay.network.frames import Follows, SendFrame, StoredFrame, WireMessage, encode
 from roundelay.network.units import DAY_MS
 
 from .access import check_right_to_send, find_channel
@@ -65,7 +65,7 @@ class Rules(Struct, frozen=True):
     ended_hooks: tuple[Mod, ...] = ()
     registration: Registration = "local"
     is_read_only: bool = False
-    follows: Callable[[], str] | None = None
+    follows: Callable[[], Follows] | None = None
     """Of a hub that shows what another node of its network decides: that node's name. Nothing is stored by it."""
 
 

@@ -374,7 +374,7 @@ class Mailbox:
         """What the ledger keeps; the mailbox is clean afterwards."""
         self._changed.pop(self.agent_id, None)
         self.handled_failures = []
-        return self.as_floor()
+        return self.to_ack_cursor()
 
-    def as_floor(self) -> AckCursor:
+    def to_ack_cursor(self) -> AckCursor:
         return AckCursor(self.ack_cursor, tuple(sorted(self.above)), tuple(sorted(self.open)))

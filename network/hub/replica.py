@@ -1,35 +1,150 @@
-"""`ReplicaReaders`: those who read at a node that follows, as long as it does.
+"""The read replica of a node that follows: clients may read there what another node decides.
 
-They are let in to a hub of their own, that stores nothing: a `Hub` over the node's index, which the ledger tells of
-what has come into it. The node's own hub waits meanwhile, and begins when the node leads. What fails here ends that hub
-alone: that others read is no reason not to take over.
+`ReplicaHub` serves the node's index and stores nothing. `ReplicaReaders` starts and stops one as the node follows and
+leads; the node's own hub waits meanwhile, and begins when the node leads. A replica that fails ends alone: reading is no
+reason to miss an election.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from roundelay.network.cluster.read_replica import ReadOnlyIndex
+from roundelay.network.core.apply import describe_follower
+from roundelay.network.core.entries import AcceptSession, BindCredentials, Origin, Outcome
 from roundelay.network.core.rows import Row
-from roundelay.network.core.tables import TableWrite
-from roundelay.network.errors import LedgerError
+from roundelay.network.core.tables import Participant, TableWrite
+from roundelay.network.errors import Forbidden, LedgerError
+from roundelay.network.frames import Follows, NackFrame, ResumePoint, SignalFrame
+from roundelay.network.ledger import Ledger
 
 from .hub import Hub
+from .hub_view import LiveHubView
+from .intake import Intake
+from .publisher import Publisher
+from .retention import drop_before
+from .session import Session, SessionState
 
 log = logging.getLogger(__name__)
 
+BEHIND = "This node follows, and does not have yet what this session has seen; reconnect in a moment."
 LEADS_NOW = "This node follows no longer; reconnect."
-FAILED = "What this node has of the network can't be shown for the moment; reconnect."
+CANNOT_SHOW = "What this node has of the network can't be shown for the moment; reconnect."
+
+
+class ReplicaView(LiveHubView):
+    """The replica as operations read it: their results are true as of the last row that was followed."""
+
+    def as_of(self) -> int | UnsetType:
+        assert self._rules.follows is not None
+        return self._rules.follows().as_of
+
+
+class ReplicaIntake(Intake):
+    """Refuses frames that the leader alone can handle and that `core.apply` never sees."""
+
+    def _accept_nack(self, session: Session, origin: Origin, frame: NackFrame) -> None:
+        self._refuse_change(session)
+
+    def _accept_signal(self, session: Session, origin: Origin, frame: SignalFrame) -> None:
+        self._refuse_change(session)
+
+    def _refuse_change(self, session: Session) -> None:
+        assert self._rules.follows is not None
+        self._count_frame(session)
+        raise Forbidden(describe_follower(self._rules.follows()))
+
+
+class ReplicaPublisher(Publisher):
+    """Welcomes sessions to a replica. Mods' ``after`` hooks run where the message was decided, not here."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._after_hooks = ()
+
+    def _welcome(self, effect: AcceptSession) -> None:
+        session = self._registry.sessions.get(effect.origin.session_id)
+        if session is not None and session.state is SessionState.JOINING and self._is_ahead(effect.hello.resume):
+            # A start at an earlier cursor would show the client again what it has seen.
+            self._registry.end(session, 4503, BEHIND)
+            return
+        super()._welcome(effect)
+
+    def _is_ahead(self, resume: ResumePoint | UnsetType) -> bool:
+        """Return whether a cursor lies in this history, beyond what the replica has."""
+        meta, head = self._registry.meta, self._registry.state.head
+        return resume is not UNSET and resume.epoch == meta.epoch and resume.cursor > head
+
+    def _describe_leader(self) -> Follows | UnsetType:
+        assert self._rules.follows is not None
+        return self._rules.follows()
+
+
+class ReplicaHub(Hub):
+    """A hub over the index of a node that follows. ``follows`` describes the leader, and how far this node is.
+
+    It decides who may join and refuses every change by the same rules as the leader. It stores nothing, so it has no
+    maintenance: the leader's acknowledgements, takeovers and trims arrive by `apply_followed` and `drop_before`.
+    """
+
+    view_type = ReplicaView
+    intake_type = ReplicaIntake
+    publisher_type = ReplicaPublisher
+
+    def __init__(self, ledger: Ledger, *, follows: Callable[[], Follows], **settings: Any) -> None:
+        super().__init__(ledger, follows=follows, **settings)
+
+    async def start(self) -> None:
+        """Load the state and begin to serve. Raises `LedgerError`."""
+        await self._start_writer()
+
+    async def apply_followed(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
+        """Move on to what the leader has stored, and deliver it. The index holds it already."""
+        async with self.lock:
+            state = self.state
+            draft = state.draft(max(self._clock(), state.stamp))
+            outcome = Outcome(rows=rows, writes=writes)
+            draft.apply_outcome(outcome)
+            # End revoked sessions before anything is published: in the same commit there may be messages that they must
+            # no longer see.
+            for write in writes:
+                if write.table == "participant" and write.value is not None:
+                    self._end_cut_sessions(write.value)
+                elif write.table == "token" and write.value is not None and write.value.revoked:
+                    self._end_token_sessions(write.key, write.value.agent_id)
+            self._publisher.publish(draft, [(BindCredentials(), outcome)])
+
+    async def drop_before(self, first_seq: int) -> None:
+        """Forget messages below ``first_seq``, which the index no longer has."""
+        async with self.lock:
+            drop_before(self.registry, first_seq)
+
+    def _end_cut_sessions(self, participant: Participant) -> None:
+        """End the sessions that joined before the participant was removed or its tokens were revoked."""
+        cut_seq = max(participant.cut_seq, participant.removed_seq or 0)
+        for session in self.registry.participants.sessions_of(participant.agent_id):
+            if session.joined_at < cut_seq:
+                error = Forbidden(f"{participant.agent_id} was removed, or its token was revoked.")
+                self.registry.refuse(session, 4403, error)
+
+    def _end_token_sessions(self, token: str, agent_id: str) -> None:
+        """End the sessions that joined with a token that is revoked."""
+        for session in self.registry.participants.sessions_of(agent_id):
+            if session.origin is not None and session.origin.token == token:
+                self.registry.refuse(session, 4403, Forbidden(f"This token of {agent_id} was revoked."))
 
 
 class ReplicaReaders:
-    """A `read_replica.ReadReplica`: ``make_hub`` makes the hub for readers of an index."""
+    """A `cluster.read_replica.ReadReplica`; ``make_hub`` makes the hub for readers of an index."""
 
-    def __init__(self, make_hub: Callable[[ReadOnlyIndex], Hub]) -> None:
+    def __init__(self, make_hub: Callable[[ReadOnlyIndex], ReplicaHub]) -> None:
         self._make_hub = make_hub
-        self.hub: Hub | None = None
-        """The hub that readers are let in to; None while this node does not follow, or has not caught up yet."""
+        self.hub: ReplicaHub | None = None
+        """The hub for readers; None while this node does not follow, or has not caught up yet."""
 
     @property
     def is_serving(self) -> bool:
@@ -39,28 +154,29 @@ class ReplicaReaders:
         hub = self._make_hub(index)
         try:
             await hub.start()
-        except LedgerError as error:  # who follows meets it too
-            log.warning("what this node follows cannot be read: %s", error)
+        except LedgerError as error:  # the follower meets this error too, and handles it
+            log.warning("the read replica cannot read the node's index: %s", error)
             return
         self.hub = hub
 
-    async def apply(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
+    async def apply(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         if self.hub is not None:
-            await self._tell(self.hub, self.hub.apply_followed(rows, puts))
+            await self._run(self.hub, self.hub.apply_followed(rows, writes))
 
     async def drop_before(self, first_seq: int) -> None:
         if self.hub is not None:
-            await self._tell(self.hub, self.hub.drop_before(first_seq))
+            await self._run(self.hub, self.hub.drop_before(first_seq))
 
-    async def _tell(self, hub: Hub, work: Awaitable[None]) -> None:
+    async def _run(self, hub: ReplicaHub, work: Awaitable[None]) -> None:
+        """Do a part of the work; if it fails, stop serving. The replica's state may differ from the index by then."""
         try:
             await work
-        except Exception:  # a defect: the state of that hub is not the ledger's any more
-            log.exception("what has come into the index could not be shown")
-            await self._stop(FAILED)
+        except Exception:
+            log.exception("the read replica failed")
+            await self._stop(CANNOT_SHOW)
             return
-        if hub.failed.is_set():
-            await self._stop(FAILED)
+        if hub.status.failed.is_set():
+            await self._stop(CANNOT_SHOW)
 
     async def stop(self) -> None:
         await self._stop(LEADS_NOW)

@@ -1,5 +1,4 @@
-"""How long the ledger keeps what it has: decides what may go, and lets it go in small transactions between the hub's
-own."""
+"""Retention: decides which rows the ledger may drop, and drops them in small transactions between the hub's own."""
 
 from __future__ import annotations
 
@@ -17,149 +16,154 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Ledger, Trim
 from roundelay.network.units import DAY_MS, MINUTE_MS
 
-from .publisher import SessionRegistry
+from .sessions import SessionRegistry
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 60.0
+PERIOD_S = 60.0
 ROUNDS_BETWEEN_EXPIRIES = 60
+"""Results of calls expire every hour."""
 LEAP_MS = DAY_MS
-"""A clock that is so far ahead of what is known of the time may be wrong."""
+"""A clock this far ahead of the known time may be wrong."""
 DOUBT_S = 3600.0
-"""So long nothing is dropped by a clock that may be wrong: somebody may put it right meanwhile."""
+"""Time during which nothing is dropped by a clock that may be wrong. An operator may correct the clock meanwhile."""
 KEEP_ALL = Retain()
 TOO_LATE = "What this session has yet to be given is too old to be kept; reconnect and go on from there."
 
 
 class ClockWatch:
-    """Notes where a clock (ms) leaps ahead of what is known of the time. ``seconds`` never leaps, nor does it stop
-    while the machine sleeps."""
+    """Detects that a clock (ms) leaps ahead. ``seconds`` never leaps, and does not stop while the machine sleeps."""
 
     def __init__(self, clock: Clock, seconds: Callable[[], float]) -> None:
         self._clock = clock
         self._seconds = seconds
         self._last: tuple[int, float] | None = None
-        self._doubted_until: float | None = None
+        self._suspect_until: float | None = None
         self.leap_ms = 0
-        """How far it was ahead then."""
+        """Size of the last leap."""
 
     def check(self, known: int = 0) -> None:
-        """Compare the clock with what it said at the last look; at the first one with ``known``, a past time."""
-        now, at = self._clock(), self._seconds()
-        before, since = self._last or (known or now, at)
-        self._last = now, at
-        leap_ms = now - before - int((at - since) * 1000)
+        """Compare the clock with the last check. The first check compares it with ``known``, a time in the past."""
+        now, seconds = self._clock(), self._seconds()
+        last_time, last_seconds = self._last or (known or now, seconds)
+        self._last = now, seconds
+        leap_ms = now - last_time - int((seconds - last_seconds) * 1000)
         if leap_ms > LEAP_MS:
-            self._doubted_until, self.leap_ms = at + DOUBT_S, leap_ms
+            self._suspect_until, self.leap_ms = seconds + DOUBT_S, leap_ms
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it has leapt within the last hour."""
-        return self._doubted_until is not None and self._seconds() < self._doubted_until
+        """Whether the clock has leapt within the last hour."""
+        return self._suspect_until is not None and self._seconds() < self._suspect_until
 
 
-def plan_trim(retain: Retain, board: SessionRegistry, now: int) -> Trim:
-    """What may be dropped now: never what an open reaction's prompt holds, nor what a connected session has yet to be
-    given."""
+def plan_trim(retain: Retain, registry: SessionRegistry, now: int) -> Trim:
+    """Return what may be dropped now: nothing that the prompt of an open reaction may hold, and nothing that a connected
+    session has yet to be given."""
     return Trim(
         messages_before=None if retain.days is None else now - retain.days * DAY_MS,
         records_before=None if retain.record_days is None else now - retain.record_days * DAY_MS,
         max_bytes=retain.bytes,
-        pinned=min(_find_pins(board, now), default=board.state.head + 1),
+        pinned=min(_find_pins(registry, now), default=registry.state.head + 1),
     )
 
 
-def _find_pins(board: SessionRegistry, now: int) -> Iterator[int]:
-    for reaction in board.state.reactions_by_oldest():
-        if board.state.present(reaction.agent_id) is not None:  # one that was removed never comes back to it
+def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
+    """Yield seqs that must stay, and record since when each session waits for its first undelivered seq."""
+    for reaction in registry.state.reactions_by_oldest():
+        if registry.state.present(reaction.agent_id) is not None:  # a removed agent never comes back to its reaction
             yield reaction.oldest
             break
-    for live in board.participants.online():
+    for live in registry.participants.online():
         yield from live.mailbox.awaiting_retry
-    for session in board.sessions.values():  # all of them: how long each has owed what it owes is noted here
+    for session in registry.sessions.values():
         if session.origin is None:
             continue
-        owed = session.outbox.first_undelivered()
-        if owed != session.undelivered_seq:
-            session.undelivered_seq, session.undelivered_since = owed, now
-        if owed is not None:
-            yield owed
+        undelivered = session.outbox.first_undelivered()
+        if undelivered != session.undelivered_seq:
+            session.undelivered_seq, session.undelivered_since = undelivered, now
+        if undelivered is not None:
+            yield undelivered
 
 
-def _end_stalled(board: SessionRegistry, pinned: int, patience_ms: int, now: int) -> bool:
-    """End the sessions that have long taken nothing and need ``pinned``: they come back and are told `limited`. Whether
-    there were any."""
+def _end_stalled(registry: SessionRegistry, pinned: int, patience_ms: int, now: int) -> bool:
+    """End the sessions that have pinned ``pinned`` for longer than ``patience_ms``, and return whether there were any.
+    Their clients reconnect and are welcomed as ``limited``."""
     stalled = [
         session
-        for session in board.sessions.values()
+        for session in registry.sessions.values()
         if session.origin is not None
         and session.outbox.first_undelivered() == pinned == session.undelivered_seq
         and now - session.undelivered_since >= patience_ms
     ]
     for session in stalled:
-        log.info("a session that takes nothing is ended", extra={"session_id": session.session_id, "seq": pinned})
-        board.end(session, 4503, TOO_LATE)
+        log.info("ending a session that reads nothing", extra={"session_id": session.session_id, "seq": pinned})
+        registry.end(session, 4503, TOO_LATE)
     return bool(stalled)
 
 
-def drop_before(board: SessionRegistry, first_seq: int) -> None:
-    """What is older was dropped, and nobody asked whether it may go: end the sessions that have yet to be given some of
-    it. They come back and are told `limited`."""
-    board.meta = msgspec.structs.replace(board.meta, first_seq=first_seq)
-    for session in list(board.sessions.values()):
-        owed = session.outbox.first_undelivered() if session.origin is not None else None
-        if owed is not None and owed < first_seq:
-            board.end(session, 4503, TOO_LATE)
+def drop_before(registry: SessionRegistry, first_seq: int) -> None:
+    """Follow a trim that another node has decided: end the sessions that had yet to be given dropped messages. Their
+    clients reconnect and are welcomed as ``limited``."""
+    registry.meta = msgspec.structs.replace(registry.meta, first_seq=first_seq)
+    for session in list(registry.sessions.values()):
+        undelivered = session.outbox.first_undelivered() if session.origin is not None else None
+        if undelivered is not None and undelivered < first_seq:
+            registry.end(session, 4503, TOO_LATE)
 
 
 async def enforce_retention(
-    retain: Retain, board: SessionRegistry, ledger: Ledger, clock: Clock, writing: asyncio.Lock
+    retain: Retain, registry: SessionRegistry, ledger: Ledger, clock: Clock, commit_lock: asyncio.Lock
 ) -> int:
-    """Drop what is too old or too much; gives how many rows went. Raises `LedgerError`.
-
-    ``writing`` is held by each commit: between plan and drop nobody is welcomed to what goes, and no reaction begins
-    with it."""
+    """Drop what is too old or too much, and return the number of dropped rows. Raises `LedgerError`."""
     total = 0
     while True:
-        async with writing:
+        # Commits wait from the plan to the drop: otherwise a session could be welcomed to rows that are just being
+        # dropped, or a reaction could begin with them.
+        async with commit_lock:
             now = clock()
-            plan = plan_trim(retain, board, now)
-            done = await ledger.trim(plan)
-            board.meta = msgspec.structs.replace(board.meta, first_seq=done.first_seq)
-        total += done.dropped
-        if done.dropped:
+            plan = plan_trim(retain, registry, now)
+            trimmed = await ledger.trim(plan)
+            registry.meta = msgspec.structs.replace(registry.meta, first_seq=trimmed.first_seq)
+        total += trimmed.dropped
+        if trimmed.dropped:
             continue
-        if not done.is_held or not _end_stalled(board, plan.pinned, retain.patience_minutes * MINUTE_MS, now):
-            await ledger.forget_dropped()  # nobody's commit waits for it
+        if not trimmed.is_held or not _end_stalled(registry, plan.pinned, retain.patience_minutes * MINUTE_MS, now):
+            await ledger.forget_dropped()  # outside of the lock: no commit waits for it
             return total
 
 
 async def run_retention(
-    retain: Retain, board: SessionRegistry, ledger: Ledger, clock: Clock, writing: asyncio.Lock, watch: ClockWatch
+    retain: Retain,
+    registry: SessionRegistry,
+    ledger: Ledger,
+    clock: Clock,
+    commit_lock: asyncio.Lock,
+    clock_watch: ClockWatch,
 ) -> None:
-    """Do so every minute, until cancelled; at once and every hour, forget results of calls too, whatever is
-    retained."""
+    """Enforce retention every minute, until cancelled. At once and then every hour, expire the results of calls too,
+    whatever is retained."""
     regardless_of_age = retain.model_copy(update={"days": None, "record_days": None})
-    was_doubted, is_expiry_due = False, False
+    was_suspect, is_expiry_due = False, False
     for number in itertools.count():
-        watch.check()
-        if watch.is_suspect and not was_doubted and retain != regardless_of_age:
+        clock_watch.check()
+        if clock_watch.is_suspect and not was_suspect and retain != regardless_of_age:
             log.warning(
-                "the clock is %.1f days ahead of what was stored last: if it is wrong, put it right; for an hour "
-                "nothing is dropped for its age",
-                watch.leap_ms / DAY_MS,
+                "the clock is %.1f days ahead of the newest stored row. If it is wrong, correct it: for an hour nothing "
+                "is dropped for its age",
+                clock_watch.leap_ms / DAY_MS,
             )
-        was_doubted = watch.is_suspect
-        kept = regardless_of_age if was_doubted else retain
+        was_suspect = clock_watch.is_suspect
+        effective = regardless_of_age if was_suspect else retain
         try:
-            if kept != KEEP_ALL:
-                dropped = await enforce_retention(kept, board, ledger, clock, writing)
+            if effective != KEEP_ALL:
+                dropped = await enforce_retention(effective, registry, ledger, clock, commit_lock)
                 if dropped:
-                    log.info("old rows were dropped", extra={"rows": dropped, "first_seq": board.meta.first_seq})
+                    log.info("old rows were dropped", extra={"rows": dropped, "first_seq": registry.meta.first_seq})
             is_expiry_due = is_expiry_due or number % ROUNDS_BETWEEN_EXPIRIES == 0
-            if is_expiry_due and not was_doubted:
+            if is_expiry_due and not was_suspect:
                 await ledger.expire_calls(clock() - RESULT_TTL_MS)
                 is_expiry_due = False
         except LedgerError as error:
             log.error("old rows could not be dropped: %s", error)
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(PERIOD_S)

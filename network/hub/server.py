@@ -1,5 +1,7 @@
-"""The listening socket, and what it answers over HTTP on the same port: health, metrics, who is let in to a session,
-and the files of a page, if it is given one."""
+"""The listening socket of a hub, and what its port answers over HTTP: health, metrics, and the files of a page.
+
+Accepts connections, judges each handshake, and runs a `HubConnection` for each session. Knows nothing of frames.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ import logging
 import math
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import cast
 
+import msgspec
 from websockets.asyncio.server import Server, ServerConnection
+from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.http11 import Request, Response
 from websockets.protocol import State as WireState
@@ -21,32 +25,32 @@ from roundelay.network.config import Limits
 from roundelay.network.frames import LEADER, READ_ONLY_QUERY
 
 from .connection import CLOSE_TIMEOUT_S, HubConnection
-from .handshakes import HandshakeLimiter
 from .hub import Hub
-from .metrics import metrics_text
+from .metrics import LogStatusSource, format_metrics
 from .origin_policy import OriginPolicy, Site, accepts_gzip, asks_for_session
+from .readiness import Readiness, describe_readiness
 from .replica import ReplicaReaders
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-ACCEPTED_AT_ONCE = 4
-"""How many connections are accepted at most before those that are there are heard: a flood of them holds these up by
-some 2 ms each time."""
-ROUNDS = 16
-"""At the least so often a newcomer is heard before as many came after it as there are places."""
+MAX_ACCEPTED_AT_ONCE = 4
+"""Connections that are accepted before existing ones are read again. A flood delays these by about 2 ms per turn."""
+MIN_TURNS = 16
+"""Turns in which a pending connection is read before as many newcomers as there are places can have evicted it."""
 ACCEPT_PAUSE_S = 1.0
-TOLD_AGAIN_S = 60.0
+"""Delay before accepting again when the system gives no further file."""
+WARN_AGAIN_S = 60.0
 
 
 class WebSocketServer:
-    """Listens for one hub. Health at ``/healthz`` and ``/readyz``, metrics at ``/metrics``, on the same port; with a
-    ``site`` also a page at ``/``, and its files under ``/web/``. ``doors`` are the names by which browsers reach it.
-    ``standing`` says what a node is among others that share its log, where there are.
+    """Listens for one hub. Serves sessions at ``/``, health at ``/healthz`` and ``/readyz``, metrics at ``/metrics``; with
+    a ``site`` also a page at ``/`` and its files under ``/web/``.
 
-    It accepts by itself, since the event loops accept as many at once as come: then the ones that say nothing would be
-    the only ones that are dealt with. It also knows those that are in the TLS handshake, and what to do when files are
-    short."""
+    Accepts connections itself: event loops accept as many at once as come, so that silent ones could keep the loop from
+    everything else. That way it also knows the connections in their TLS handshake, and can evict them when the system
+    runs out of files.
+    """
 
     def __init__(
         self,
@@ -54,49 +58,45 @@ class WebSocketServer:
         limits: Limits,
         *,
         behind_proxy: bool = False,
-        doors: OriginPolicy | None = None,
+        origin_policy: OriginPolicy | None = None,
         site: Site | None = None,
-        standing: Callable[[], str] | None = None,
-        leader: Callable[[], str] | None = None,
+        shared_log: LogStatusSource | None = None,
         readers: ReplicaReaders | None = None,
     ) -> None:
         self._hub = hub
-        self._doors = doors or OriginPolicy("", (), behind_proxy=behind_proxy)
+        self._origin_policy = origin_policy or OriginPolicy("", (), behind_proxy=behind_proxy)
         self._site = site
         self._behind_proxy = behind_proxy
         self._limits = limits
-        self._gate = HandshakeLimiter(limits.max_unauthenticated)
-        self._at_once = min(ACCEPTED_AT_ONCE, max(1, limits.max_unauthenticated // ROUNDS))
-        self._standing = standing
-        self._leader = leader
+        self._handshakes = hub.handshakes
+        self._accepted_at_once = min(MAX_ACCEPTED_AT_ONCE, max(1, limits.max_unauthenticated // MIN_TURNS))
+        self._shared_log = shared_log
         self._readers = readers
         self.is_accepting_sessions = True
-        """Whether sessions are accepted once the hub is ready. One that waits for its turn to lead is not yet prepared
-        for them."""
+        """Whether sessions are accepted once the hub is ready. False while a node that waits to lead is not prepared."""
         self._tls: ssl.SSLContext | None = None
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told_at = -math.inf
-        hub.handshakes = self._gate
+        self._warned_at = -math.inf
 
     async def bind(self, host: str, port: int) -> int:
-        """Take the address; gives the port (another than asked for, if that was 0). Nobody can connect yet. Raises
+        """Bind the address and return the port, which the system chooses if ``port`` is 0. Nobody can connect yet. Raises
         `OSError`."""
         self._sockets = await _bind(host, port)
         return int(self._sockets[0].getsockname()[1])
 
     def listen(self, *, tls: ssl.SSLContext | None = None) -> None:
-        """Begin to accept connections. Raises `OSError`: another took the address meanwhile."""
+        """Begin to accept connections. Raises `OSError` if another process took the address meanwhile."""
         self._tls = tls
         for listening in self._sockets:
             listening.listen(BACKLOG)
         for listening in self._sockets:
-            self._go_on_accepting(listening)
+            self._start_accepting(listening)
 
     async def close(self) -> None:
-        """Stop listening and wait for every connection's end. The hub's sessions are closed before."""
+        """Stop listening and wait for the end of every connection. The hub has ended its sessions before."""
         self.stop_listening()
-        self._gate.evict_all()
+        self._handshakes.evict_all()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -108,29 +108,30 @@ class WebSocketServer:
             loop.remove_reader(sock)
             sock.close()
 
+    def is_serving(self) -> bool:
+        """Return whether connections may come. The library asks at each handshake."""
+        return bool(self._sockets)
+
     @property
     def _is_ready(self) -> bool:
         return self.is_accepting_sessions and self._hub.is_ready
 
-    def is_serving(self) -> bool:
-        """Whether connections may come; asked by the library at each handshake."""
-        return bool(self._sockets)
-
     # --- connections come
 
-    def _go_on_accepting(self, listening: socket.socket) -> None:
+    def _start_accepting(self, listening: socket.socket) -> None:
         if listening in self._sockets:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        for number in range(self._at_once):
+        for number in range(self._accepted_at_once):
             try:
                 accepted, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if number == 0:  # else nobody may be waiting: files are short before it is looked who does
-                    self._wait_for_room(listening, error)
+                # Only the first failure proves that somebody waits: `accept` reports missing files before it looks.
+                if number == 0:
+                    self._handle_file_shortage(listening, error)
                 return
             accepted.setblocking(False)
             connection = HubConnection(
@@ -139,30 +140,28 @@ class WebSocketServer:
                 address=address,
                 hub=self._hub,
                 limits=self._limits,
-                gate=self._gate,
                 behind_proxy=self._behind_proxy,
             )
-            connection.arrive()
+            connection.start_handshake()
             task = asyncio.get_running_loop().create_task(self._run(connection, accepted))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _wait_for_room(self, listening: socket.socket, error: OSError) -> None:
-        """The system gives no further file: a newcomer that says nothing gives up its own, or those that come wait for
-        one."""
+    def _handle_file_shortage(self, listening: socket.socket, error: OSError) -> None:
+        """Evict a pending connection for its file, or wait until a connection ends."""
         loop = asyncio.get_running_loop()
-        if loop.time() - self._told_at >= TOLD_AGAIN_S:
-            self._told_at = loop.time()
+        if loop.time() - self._warned_at >= WARN_AGAIN_S:
+            self._warned_at = loop.time()
             log.warning(
-                "no further connection can be accepted; who comes waits until one ends (raise the limit of open files)",
+                "no further connection can be accepted. New ones wait until one ends; raise the limit of open files",
                 extra={"error": error.strerror},
             )
-        if not self._gate.evict_one():
+        if not self._handshakes.evict_one():
             loop.remove_reader(listening)
-            loop.call_later(ACCEPT_PAUSE_S, self._go_on_accepting, listening)
+            loop.call_later(ACCEPT_PAUSE_S, self._start_accepting, listening)
 
     async def _run(self, connection: HubConnection, accepted: socket.socket) -> None:
-        """One connection, from the socket to its end."""
+        """Run one connection, from the socket to its end."""
         timeout_s = self._limits.hello_timeout_ms / 1000
         is_tls = self._tls is not None
         try:
@@ -173,8 +172,8 @@ class WebSocketServer:
                 ssl_handshake_timeout=timeout_s if is_tls else None,
                 ssl_shutdown_timeout=CLOSE_TIMEOUT_S if is_tls else None,
             )
-        except OSError as error:  # TLS did not come about, or it was cut
-            log.debug("a connection came to nothing", extra={"error": str(error)})
+        except OSError as error:  # the TLS handshake failed, or the connection was cut
+            log.debug("a connection failed before its request", extra={"error": str(error)})
             connection.close_session()
             accepted.close()
             return
@@ -183,61 +182,70 @@ class WebSocketServer:
             if connection.protocol.state is WireState.OPEN:
                 await connection.run()
         except (ConnectionClosed, InvalidHandshake, OSError):
-            pass  # it is over, or was no handshake; the library has answered it
+            pass  # it is over, or was no handshake, which the library has answered
         except Exception:
             log.exception("a connection failed")
         finally:
             connection.cut()
 
+    # --- requests
+
     def _process_request(
         self, connection: ServerConnection, request: Request
     ) -> Response | Awaitable[Response | None] | None:
+        """Answer a request, or return None to go on with the WebSocket handshake."""
         assert isinstance(connection, HubConnection)
         connection.read_address(request.headers)
         path = request.path.partition("?")[0]
         if path == "/" and (self._site is None or asks_for_session(request.headers)):
-            return self._refuse_origin(connection, request) or self._admit(connection, request)
+            return self._check_origin(connection, request) or self._check_session(connection, request)
         if self._site is not None and (path == "/" or path.startswith("/web/")):
-            return self._refuse_origin(connection, request) or self._show(connection, request, self._site, path)
+            return self._check_origin(connection, request) or self._serve_file(connection, request, self._site, path)
         if path == "/healthz":
             return connection.respond(HTTPStatus.OK, "ok\n")
         if path == "/readyz":
-            if self._is_ready:
-                leading = f", {self._standing()}" if self._standing is not None else ""
-                return connection.respond(HTTPStatus.OK, f"ready{leading}\n")
-            standing = self._standing() if self._standing is not None and not self._hub.is_open else "recovering"
-            reason = "the ledger does not answer" if self._hub.is_open else standing
-            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n")
+            return self._answer_readiness(connection, request)
         if path == "/metrics":
-            response = connection.respond(HTTPStatus.OK, metrics_text(self._hub.list_figures()))
-            del response.headers["Content-Type"]  # setting it would add another
-            response.headers["Content-Type"] = "text/plain; version=0.0.4; charset=utf-8"
+            response = connection.respond(HTTPStatus.OK, format_metrics(self._hub.view.list_metrics()))
+            _set_header(response, "Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             return response
         return connection.respond(HTTPStatus.NOT_FOUND, "Here are /, /healthz, /readyz and /metrics.\n")
 
-    def _refuse_origin(self, connection: ServerConnection, request: Request) -> Response | None:
-        fault = self._doors.find_wrong_origin(
+    def _answer_readiness(self, connection: ServerConnection, request: Request) -> Response:
+        readiness = self._describe_readiness()
+        status = HTTPStatus.OK if readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE
+        if not _accepts_json(request.headers):
+            return connection.respond(status, f"{readiness.detail}\n")
+        response = connection.respond(status, msgspec.json.encode(readiness).decode() + "\n")
+        _set_header(response, "Content-Type", "application/json")
+        return response
+
+    def _describe_readiness(self) -> Readiness:
+        return describe_readiness(self._hub.status, self._shared_log, is_ready=self._is_ready)
+
+    def _check_origin(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Refuse a request of a page that this node does not serve."""
+        refusal = self._origin_policy.find_wrong_origin(
             request.headers, connection.local_address, is_encrypted=self._tls is not None
         )
-        return None if fault is None else _say(connection, HTTPStatus.FORBIDDEN, fault)
+        return None if refusal is None else _refuse_browser(connection, HTTPStatus.FORBIDDEN, refusal)
 
-    def _show(self, connection: ServerConnection, request: Request, site: Site, path: str) -> Response:
-        fault = self._doors.find_wrong_host(request.headers, connection.local_address)
-        if fault is not None:
-            return _say(connection, HTTPStatus.MISDIRECTED_REQUEST, fault)
+    def _serve_file(self, connection: ServerConnection, request: Request, site: Site, path: str) -> Response:
+        refusal = self._origin_policy.find_wrong_host(request.headers, connection.local_address)
+        if refusal is not None:
+            return _refuse_browser(connection, HTTPStatus.MISDIRECTED_REQUEST, refusal)
         file = site.find(path, takes_gzip=accepts_gzip(request.headers))
         if file is None:
-            return _say(connection, HTTPStatus.NOT_FOUND, "There is no such file here; open the page again, at /.")
+            sentence = "There is no such file here; open the page again, at /."
+            return _refuse_browser(connection, HTTPStatus.NOT_FOUND, sentence)
         response = connection.respond(HTTPStatus.OK, "")
         for name, value in (*file.headers, ("Content-Length", str(len(file.body)))):
-            if name in response.headers:
-                del response.headers[name]  # setting it would add another
-            response.headers[name] = value
+            _set_header(response, name, value)
         response.body = file.body
         return response
 
-    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        assert isinstance(connection, HubConnection)
+    def _check_session(self, connection: HubConnection, request: Request) -> Response | None:
+        """Choose the hub of a session and return None, or refuse the session."""
         hub = self._hub
         if (
             not self._is_ready
@@ -246,32 +254,48 @@ class WebSocketServer:
         ):
             hub = self._readers.hub or hub
             connection.choose_hub(hub)
-        if connection.is_head:  # no session comes of it
+        if connection.is_head:  # a HEAD opens no session
             response = connection.respond(HTTPStatus.UPGRADE_REQUIRED, "")
             response.headers["Upgrade"] = "websocket"
             return response
         if hub.registry.admitted >= self._limits.max_connections:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections is reached; try again later.\n")
         if hub is self._hub and not self._is_ready:
-            what = self._standing() if self._standing is not None and not self._hub.is_open else ""
-            if what.startswith("following"):
-                sentence = (
-                    f"This node does not serve: it is {what.partition(', log ')[0]}, while another one leads. Connect "
-                    f"to that one; to read what this one has, connect with ?{READ_ONLY_QUERY}."
-                )
-            elif what.startswith("waiting"):
-                sentence = f"This node is {what.partition(', log ')[0]}; try again in a moment."
-            else:
-                sentence = "The hub is recovering; try again in a moment."
-            response = connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")
-            if what.startswith("following") and self._leader is not None and (leader := self._leader()):
-                response.headers[LEADER] = leader
-            return response
+            return self._refuse_not_ready(connection)
         return None
 
+    def _refuse_not_ready(self, connection: ServerConnection) -> Response:
+        """Refuse a session until the hub is ready, and name the leader if another node is."""
+        readiness = self._describe_readiness()
+        status = readiness.detail.partition(", log ")[0]
+        match readiness.state:
+            case "following":
+                sentence = (
+                    f"This node does not serve: it is {status}, while another one leads. Connect to that one; to read "
+                    f"what this one has, connect with ?{READ_ONLY_QUERY}."
+                )
+            case "waiting":
+                sentence = f"This node is {status}; try again in a moment."
+            case _:
+                sentence = "The hub is recovering; try again in a moment."
+        response = connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")
+        if readiness.state == "following" and self._shared_log is not None and self._shared_log.leader_node:
+            response.headers[LEADER] = self._shared_log.leader_node
+        return response
 
-def _say(connection: ServerConnection, status: HTTPStatus, sentence: str) -> Response:
-    """An answer to a browser that is no page; it is to take it as the text that it is."""
+
+def _set_header(response: Response, name: str, value: str) -> None:
+    if name in response.headers:
+        del response.headers[name]  # setting it would add another
+    response.headers[name] = value
+
+
+def _accepts_json(headers: Headers) -> bool:
+    return any("application/json" in line.lower() for line in headers.get_all("Accept"))
+
+
+def _refuse_browser(connection: ServerConnection, status: HTTPStatus, sentence: str) -> Response:
+    """Answer a browser by a text that it must not take for a page."""
     response = connection.respond(status, f"{sentence}\n")
     response.headers["X-Content-Type-Options"] = "nosniff"
     return response
@@ -280,15 +304,17 @@ def _say(connection: ServerConnection, status: HTTPStatus, sentence: str) -> Res
 def _process_response(connection: ServerConnection, _request: Request, response: Response) -> None:
     assert isinstance(connection, HubConnection)
     if connection.is_head:
-        response.body = b""  # its headers stay, the length among them
+        response.body = b""  # the headers stay, the length among them
 
 
 async def _bind(host: str, port: int) -> list[socket.socket]:
-    """Sockets that are to listen, one for each address of the host. Raises `OSError`, and then none is left."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    """Return bound sockets, one for each address of the host. Raises `OSError`, and then none is left open."""
+    addresses = await asyncio.get_running_loop().getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
     sockets: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
             sock = socket.socket(family, kind, protocol)
             sockets.append(sock)
             sock.setblocking(False)

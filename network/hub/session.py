@@ -1,7 +1,6 @@
-"""One session, the hub's side of a connection: in which state it is, what waits for it, and how fast its participant is
-read.
+"""One session: the hub's side of a connection. Its state, what waits for it, and how fast its participant may send.
 
-`intake` reads what comes from it, `publisher` writes what goes to it. Decides in memory; no IO, no clock.
+`intake` handles what comes from a session, `sessions` writes what goes to it. Decides in memory; no IO, no clock.
 """
 
 from __future__ import annotations
@@ -15,22 +14,20 @@ from roundelay.network.core.entries import Origin, Peer
 from roundelay.network.core.tables import AckCursor
 
 from .delivery import Outbox
-from .reads import SessionReads
+from .read_budget import SessionReads
 
 REFILLS_PER_S = 100
-"""At full rate the clock is looked at so often: for every frame it would cost as much as to decode one."""
+"""Refills of the credit per second at full rate. One clock reading per frame would cost as much as decoding it."""
 MAX_EXCESS_FRAMES = 64
-"""How many frames beyond the rate are taken in, each to be answered, before the participant is not read for
-`PAUSE_S`."""
+"""Frames beyond the rate that are accepted, each to be refused, before the participant is not read for `PAUSE_S`."""
 PAUSE_S = 0.1
 
 
 class SendRate:
-    """What one participant may send without being looked at (``credit``, in frames), and since when it has sent too
-    much.
+    """Rate of one participant's frames, shared by its sessions: ``per_s``, with a burst of one second's worth.
 
-    As `limits.next_arrival`: a rate of ``per_s`` with a burst of one second's worth, here in steps of a hundredth of
-    it.
+    Decides as `core.limits.next_arrival` does, in steps of a hundredth of the rate. ``credit`` is the number of frames
+    that may come before the clock is read again.
     """
 
     __slots__ = (
@@ -48,22 +45,22 @@ class SendRate:
     def __init__(self, per_s: int) -> None:
         self.credit = 0
         self.excess = 0
-        """How many frames came beyond the rate since the last pause."""
+        """Number of frames beyond the rate since the last pause."""
         self.wait_ms = 0
-        """How long it takes until the rate allows another frame, as of the last look."""
+        """Delay until the rate allows another frame, as of the last refill."""
         self.is_paused = False
         self.next_signal_at = 0.0
-        """When its next signal would be due at exactly their own rate (`limits.next_arrival_or_none`)."""
+        """Time (ms) at which the next signal is due at exactly the rate of signals (`core.limits.due_next`)."""
         self._per_s = per_s
         self._step = max(1, per_s // REFILLS_PER_S)
         self._arrival = 0.0
 
     def refill(self, now: int) -> None:
-        """The credit is used up: give another step's, if the rate allows it at ``now`` (ms)."""
+        """Grant the credit of another step if the rate allows it at ``now`` (ms). Call it when the credit is used up."""
         due = max(self._arrival, now)
-        ahead = due - now - 1000.0
-        if ahead > 0:
-            self.wait_ms = int(ahead) + 1
+        ahead_ms = due - now - 1000.0
+        if ahead_ms > 0:
+            self.wait_ms = int(ahead_ms) + 1
             return
         self._arrival = due + 1000.0 * self._step / self._per_s
         self.credit = self._step
@@ -79,18 +76,18 @@ class SessionState(Enum):
 
 
 LIVE = SessionState.LIVE
-"""For where it is asked for each message: to look it up in its enum costs as much as a call."""
+"""A name of its own for the hot path: looking a member up in its enum costs as much as a call."""
 
 
 class Connection(Protocol):
-    """The transport under a session; the hub writes through it. Implemented by `server` (WebSocket) and `local`
+    """The transport under a session; the hub writes through it. Implemented by `connection` (WebSocket) and `local`
     (in-process)."""
 
     peer: Peer
 
     @property
     def is_paused(self) -> bool:
-        """The other end takes no more for now; `Hub.resume` is called when it does."""
+        """Whether the peer takes no more for now. `Hub.resume` is called when it does."""
 
     def write(self, payloads: list[bytes]) -> None:
         """Write these text messages as one write."""
@@ -103,38 +100,41 @@ class Connection(Protocol):
     def resume_reading(self) -> None: ...
 
     def admit(self) -> None:
-        """Its participant is known: it makes room for no newcomer any more. Idempotent."""
+        """Record that the participant is known: the handshake limiter no longer evicts this connection. Idempotent."""
 
 
 class SessionOutput(Protocol):
-    """What goes out to sessions leaves by this; implemented by `SessionRegistry`."""
+    """What `pages`, `redelivery` and `subscriptions` need to reach sessions; implemented by `SessionRegistry`."""
 
     deliveries: int
-    """How many were queued."""
+    """Number of deliveries queued since the start."""
 
     def schedule_flush(self, session: Session) -> None:
-        """Let the session's frames be written at the end of this tick."""
+        """Flush the session at the end of this tick."""
 
     def flush_session(self, session: Session) -> None:
-        """Write what the connection takes, now."""
+        """Write as much as the connection takes, now."""
+
+    def write(self, session: Session, frame: bytes) -> None:
+        """Queue a frame that is no delivery."""
 
     def notice(self, sessions: Iterable[Session], kind: Any, thread_id: str | None, body: object) -> None:
-        """Tell sessions something; dropped for those that do not take even their answers."""
+        """Send a notice. It is dropped for sessions that do not even read their answers."""
 
     def end(self, session: Session, code: int, reason: str) -> None:
-        """Write what is queued, then close with this code."""
+        """Write what is queued, then close the connection with this code."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a task of the hub's until it ends or the hub closes."""
+        """Run a task until it ends or the hub closes."""
 
 
 class PauseReason(Enum):
-    """Why a session is not read for now."""
+    """Why nothing is read from a session for now."""
 
-    JOINING = "what follows its hello waits for its welcome"
-    ANSWERS = "it does not take its answers"
+    JOINING = "frames after the hello wait for the welcome"
+    ANSWERS = "the peer does not read its answers"
     OVERLOAD = "the writer is behind"
-    RATE = "its participant sends more than its rate"
+    RATE = "the participant sends beyond its rate"
 
 
 class Session:
@@ -146,54 +146,60 @@ class Session:
         self.outbox = outbox
         self.state = SessionState.OPENING
         self.origin: Origin | None = None
+        """Who the session is, once it is welcomed."""
         self.starts_at_ack_cursor = True
+        """Whether delivery started at the ack cursor, not at a cursor that the client named."""
         self.joined_at = 0
-        """The newest seq when it was welcomed: of its participant's own messages a session from the floor gets those
-        after it."""
+        """The head at the welcome. A session that starts at the ack cursor gets only later messages of its own
+        participant."""
         self.handled_at_join = AckCursor(0)
-        """What its participant had handled, or refused and not been given again, when it was welcomed; of a session
-        from the floor."""
+        """What the participant had handled at the welcome, or refused and not been given again. Only set for a session
+        that starts at the ack cursor."""
         self.said_bye = False
         self.outgoing: list[bytes] = []
-        """Frames to be written at the end of this tick."""
+        """Frames to be written at the end of this tick, before deliveries."""
         self.is_inbox_changed = False
-        """Whether it is to be told, with what is written next, that what waits for its participant has changed."""
+        """Whether the next write has to say that the inbox changed."""
         self.early_frames: list[bytes] = []
-        """Messages that arrived while joining."""
+        """Frames that arrived while the session was joining."""
         self.arrivals: dict[asyncio.Future[None], None] = {}
-        """Reads that wait for a message to this participant: at most `max_reads`. A message to others costs them
-        nothing."""
-        self.reads_under_way = 0
-        """Calls that only read, those that wait for room among them; and signals by their thread."""
-        self.asked_bytes = 0
-        """The frames of those calls."""
-        self.results: list[bytes] = []
-        """What reads gave, to be written one by one as the connection takes them."""
-        self.result_written = 0
-        """Bytes of the result that the connection was given last, until it has taken it."""
-        self.room: SessionReads | None = None
-        """What results of this session take up; None before its first read."""
+        """Reads that wait for a message to this participant; at most ``max_reads``."""
+        self.reads: SessionReads | None = None
+        """Reads in progress and their results; None before the first read."""
         self.undelivered_seq: int | None = None
-        """What retention last saw it had yet to be given first, and since when (ms)."""
+        """First seq that the session had yet to be given when retention last looked."""
         self.undelivered_since = 0
+        """Time (ms) at which retention first saw ``undelivered_seq``."""
         self.pauses: set[PauseReason] = set()
         self.send_rate = SendRate(1)
-        """Its participant's, from its welcome on."""
+        """Replaced by the participant's at the welcome."""
 
-    def pause_reading(self, why: PauseReason) -> None:
-        """Take nothing more from it, until every reason has passed."""
-        self.pauses.add(why)
-        self.connection.pause_reading()
-
-    def resume_reading(self, why: PauseReason) -> None:
-        """A reason has passed. Does nothing if it was none."""
-        if why in self.pauses:
-            self.pauses.discard(why)
-            if not self.pauses:
-                self.connection.resume_reading()
+    @property
+    def is_reactor(self) -> bool:
+        """Whether this is the one session that works for its agent, or was until it was superseded."""
+        return self.origin is not None and self.origin.fencing_token is not None
 
     def live_origin(self) -> Origin:
-        """Who this session is, once welcomed."""
+        """Return who this session is. Raises `RuntimeError` before the welcome."""
         if self.origin is None:
             raise RuntimeError(f"session {self.session_id} is {self.state.value}: it has no origin before its welcome")
         return self.origin
+
+    def pause_reading(self, reason: PauseReason) -> None:
+        """Stop reading until every reason has passed."""
+        self.pauses.add(reason)
+        self.connection.pause_reading()
+
+    def resume_reading(self, reason: PauseReason) -> None:
+        """Drop a reason, and read on if it was the last one. Does nothing if it was none."""
+        if reason in self.pauses:
+            self.pauses.discard(reason)
+            if not self.pauses:
+                self.connection.resume_reading()
+
+    def wake_arrivals(self) -> None:
+        """Wake the reads that wait for a message to this participant."""
+        for arrival in self.arrivals:
+            if not arrival.done():
+                arrival.set_result(None)
+        self.arrivals.clear()

@@ -1,13 +1,11 @@
-"""Signals: what is told of work under way, passed on to those who may read it, and stored nowhere.
+"""Signals: short-lived reports of work in progress, passed on to those who may read them and stored nowhere.
 
-A signal names a place, and reaches who is there now; or a thread, and reaches who may read every message that it may
-be about: its trigger, or else the newest of the thread and whatever the sender has an open reaction to there. Signals
-may be dropped, and are, beyond their rate and for slow readers.
+A signal names a place and reaches who is there now. Or it names a thread and reaches who may read every message that it
+may be about: its trigger, or else the newest message of the thread and the triggers of the sender's open reactions
+there. Signals are dropped beyond their rate and for slow readers.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from msgspec import UNSET
 
@@ -20,7 +18,7 @@ from roundelay.network.addresses import (
 )
 from roundelay.network.clock import Clock
 from roundelay.network.core.access import check_right_to_send
-from roundelay.network.core.entries import Entry, Origin, RefusedFrame
+from roundelay.network.core.entries import Origin, RefusedFrame
 from roundelay.network.core.limits import next_arrival_or_none
 from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.sending import Rules
@@ -35,137 +33,147 @@ from roundelay.network.errors import (
     UnknownRecipient,
 )
 from roundelay.network.frames import SignalFrame, SignalOutFrame, encode
-from roundelay.network.ledger import find_newest
+from roundelay.network.ledger import Ledger, find_newest
 
-from .publisher import SessionRegistry
+from .pending import PendingEntries
 from .session import Session, SessionState
+from .sessions import SessionRegistry
 
-MAX_JUDGES = 64
-"""So many open reactions are looked through for one signal that does not name its trigger (docs/protocol.md)."""
-MAX_LOOKED_BACK = 64
-"""So many messages of a thread are, for one that its sender may read (docs/protocol.md)."""
+MAX_OPEN_REACTIONS = 64
+"""Open reactions that are checked for a signal without a trigger (docs/protocol.md)."""
+MAX_MESSAGES_BACK = 64
+"""Messages of a thread that are searched for one that the sender may read (docs/protocol.md)."""
 
 
 class Signals:
-    """Passes signals on. What is refused goes by ``enter``, to be answered in its order."""
+    """Passes signals on. Refusals go through ``pending``, to be answered in order."""
 
-    def __init__(self, board: SessionRegistry, rules: Rules, clock: Clock, enter: Callable[[Entry], None]) -> None:
-        self._board = board
+    def __init__(
+        self, registry: SessionRegistry, rules: Rules, ledger: Ledger, pending: PendingEntries, clock: Clock
+    ) -> None:
+        self._registry = registry
         self._limits = rules.limits
         self._mods = rules.mods
+        self._ledger = ledger
+        self._pending = pending
         self._clock = clock
-        self._enter = enter
 
-    def accept(self, session: Session, origin: Origin, frame: SignalFrame, *, is_beyond: bool) -> None:
-        """Take one signal, of a participant that may be beyond the rate of its frames. Raises what refuses it."""
-        pace = session.send_rate
-        due = (
-            next_arrival_or_none(pace.next_signal_at, self._clock(), self._limits.signals_per_s)
-            if not is_beyond
-            else None
-        )
-        if due is None:  # it is dropped, as signals may be
-            self._board.counts["signals_dropped"] += 1
+    def accept(self, session: Session, origin: Origin, frame: SignalFrame, *, is_beyond_rate: bool) -> None:
+        """Pass on one signal, or drop it if its participant is beyond a rate. Raises what refuses it."""
+        send_rate = session.send_rate
+        due = None
+        if not is_beyond_rate:
+            due = next_arrival_or_none(send_rate.next_signal_at, self._clock(), self._limits.signals_per_s)
+        if due is None:
+            self._registry.counts["signals_dropped"] += 1
             return
-        pace.next_signal_at = due
+        send_rate.next_signal_at = due
         if frame.to is UNSET:
-            if session.reads_under_way < self._limits.max_reads:  # else it is dropped, as signals may be
-                session.reads_under_way += 1
-                self._board.spawn(self._signal_thread(session, frame))
+            reads = self._registry.open_reads(session)
+            if reads.in_progress < self._limits.max_reads:  # otherwise the signal is dropped
+                reads.in_progress += 1
+                self._registry.spawn(self._signal_thread(session, frame))
             return
         kind, name = parse_address(frame.to)
-        check_right_to_send(self._board.state, origin, kind, name)
-        thread_id, readers = self._signal_readers(origin.agent_id, kind, name)
-        self._pass_signal(session, frame, thread_id, readers)
+        check_right_to_send(self._registry.state, origin, kind, name)
+        thread_id, readers = self._find_readers(origin.agent_id, kind, name)
+        self._send(session, frame, thread_id, readers)
 
-    def _signal_readers(self, sender: str, kind: str, name: str) -> tuple[str, list[str]]:
-        state = self._board.state
+    def _find_readers(self, sender: str, kind: str, name: str) -> tuple[str, list[str]]:
+        """Return the thread and the readers of a signal to a place. Raises `UnknownRecipient`."""
+        state, subscriptions = self._registry.state, self._registry.subscriptions
         if kind == "agent" and state.present(name) is not None:
             return direct_thread(sender, name), list(dict.fromkeys((name, sender)))
         if kind == BROADCAST:
-            return BROADCAST, list(self._board.around(BROADCAST))
+            return BROADCAST, list(subscriptions.list_signal_readers(BROADCAST))
         if kind == "channel" and state.member(name, sender).is_in:
             to = channel_address(name)
-            return to, [agent_id for agent_id in self._board.around(to) if hears_channel(state, agent_id, name)]
+            return to, [it for it in subscriptions.list_signal_readers(to) if hears_channel(state, it, name)]
         if kind == "mod" and name in self._mods:
             return mod_thread(name, sender), [sender]
         raise UnknownRecipient(f"{kind}:{name} is no place where {sender} may signal.")
 
     async def _signal_thread(self, session: Session, frame: SignalFrame) -> None:
-        """Pass a signal on to those who may know of what is worked on: of its ``trigger``, or of all that it may be
-        about."""
+        """Send a signal about a thread to those who may read everything that it may be about."""
         assert frame.thread_id is not UNSET
-        sender = session.live_origin().agent_id
-        outage, who = self._board.read_outage, f"a signal of {sender}"
+        origin, reads = session.live_origin(), session.reads
+        sender, read_errors, reader = origin.agent_id, self._registry.read_errors, f"a signal of {origin.agent_id}"
         try:
             if frame.trigger is not UNSET:
-                judges = await self._find_trigger(sender, frame.thread_id, frame.trigger)
+                heads = await self._find_trigger(sender, frame.thread_id, frame.trigger)
             else:
-                judges = await self._find_judges(sender, frame.thread_id)
-            if outage.is_failing:
-                outage.record_success(who)
+                heads = await self._find_heads(sender, frame.thread_id)
+            if read_errors.is_failing:
+                read_errors.record_success(reader)
         except LedgerError as error:
-            outage.record(error, who)
+            read_errors.record(error, reader)
             return
         except RoundelayError as error:
-            self._enter(RefusedFrame(session.live_origin(), error, {}))
+            self._pending.add(RefusedFrame(origin, error, {}))
             return
         finally:
-            session.reads_under_way -= 1
-        state, head = self._board.state, judges[0]
-        near = parties(head) if head.kind in ("direct", "mod") else self._board.around(head.to)
-        readers = [agent_id for agent_id in dict.fromkeys(near) if follows_live(state, agent_id, judges)]
+            if reads is not None:
+                reads.in_progress -= 1
+        state, head = self._registry.state, heads[0]
+        is_private = head.kind in ("direct", "mod")
+        near = parties(head) if is_private else self._registry.subscriptions.list_signal_readers(head.to)
+        readers = [agent_id for agent_id in dict.fromkeys(near) if follows_live(state, agent_id, heads)]
         if state.rights is not None:
-            readers = [agent_id for agent_id in readers if _may_address(state, session.live_origin(), head, agent_id)]
-        self._pass_signal(session, frame, frame.thread_id, readers)
+            readers = [agent_id for agent_id in readers if _may_address(state, origin, head, agent_id)]
+        self._send(session, frame, frame.thread_id, readers)
 
     async def _find_trigger(self, sender: str, thread_id: str, trigger: int) -> list[MessageHead]:
-        """The message that a signal says it is about. Raises `UnknownMessage` unless it is one of the thread that the
-        sender may read."""
-        opened = next(iter(self._board.state.reactions_to(sender, trigger).values()), None)
-        head = opened.trigger_head if opened is not None else (await self._board.ledger.heads([trigger])).get(trigger)
-        if head is None or head.thread_id != thread_id or not may_read(self._board.state, sender, head):
+        """Return the message that a signal names. Raises `UnknownMessage` unless it is in the thread and the sender may
+        read it."""
+        state = self._registry.state
+        reaction = next(iter(state.reactions_to(sender, trigger).values()), None)
+        head = reaction.trigger_head if reaction is not None else None
+        if head is None:
+            head = (await self._ledger.heads([trigger])).get(trigger)
+        if head is None or head.thread_id != thread_id or not may_read(self._registry.state, sender, head):
             raise UnknownMessage(
                 f"There is no message {trigger} in {thread_id[:80]!r} that {sender} may read; trigger is the seq of "
                 "one."
             )
         return [head]
 
-    async def _find_judges(self, sender: str, thread_id: str) -> list[MessageHead]:
-        """What a signal may be about that does not say it: the newest message of the thread, the newest one that the
-        sender may read, and whatever it has an open reaction to there. Raises `UnknownMessage` if it may read none,
-        `InvalidArguments` if there is too much."""
-        row = await find_newest(self._board.ledger, thread_id)
+    async def _find_heads(self, sender: str, thread_id: str) -> list[MessageHead]:
+        """Return the messages that a signal without a trigger may be about: the newest of the thread, the newest that
+        the sender may read, and the triggers of its open reactions there.
+
+        Raises `UnknownMessage` if the sender may read none, `InvalidArguments` if there are too many.
+        """
+        row = await find_newest(self._ledger, thread_id)
         newest = row.head if row is not None else None
         page = None
-        if newest is not None and not may_read(self._board.state, sender, newest):
-            page = await self._board.ledger.thread(thread_id, before=newest.seq, limit=MAX_LOOKED_BACK)
-        state = self._board.state
-        begun = min(state.reactions_of(sender), state.reactions_in(thread_id), key=len)
-        if len(begun) > MAX_JUDGES:
+        if newest is not None and not may_read(self._registry.state, sender, newest):
+            page = await self._ledger.thread(thread_id, before=newest.seq, limit=MAX_MESSAGES_BACK)
+        state = self._registry.state
+        reactions = min(state.reactions_of(sender), state.reactions_in(thread_id), key=len)
+        if len(reactions) > MAX_OPEN_REACTIONS:
             raise InvalidArguments(
-                f"{sender} has more than {MAX_JUDGES} reactions open; a signal names the message that it is about as "
-                "its trigger."
+                f"{sender} has more than {MAX_OPEN_REACTIONS} reactions open; a signal names the message that it is "
+                "about as its trigger."
             )
-        mine = [it for it in begun.values() if it.agent_id == sender and it.trigger_head.thread_id == thread_id]
-        known = [newest, *(row.head for row in reversed(page.rows))] if page is not None else [newest]
-        given = next((head for head in known if head is not None and may_read(state, sender, head)), None)
-        judges = [head for head in (given, *(it.trigger_head for it in mine)) if head is not None]
-        if newest is None or not any(may_read(state, sender, head) for head in judges):
+        own = [it for it in reactions.values() if it.agent_id == sender and it.trigger_head.thread_id == thread_id]
+        messages = [newest, *(row.head for row in reversed(page.rows))] if page is not None else [newest]
+        readable = next((head for head in messages if head is not None and may_read(state, sender, head)), None)
+        heads = [head for head in (readable, *(it.trigger_head for it in own)) if head is not None]
+        if newest is None or not any(may_read(state, sender, head) for head in heads):
             raise UnknownMessage(f"There is no thread {thread_id[:80]!r} that {sender} may read.")
-        return [newest, *judges]
+        return [newest, *heads]
 
-    def _pass_signal(self, session: Session, frame: SignalFrame, thread_id: str, readers: list[str]) -> None:
+    def _send(self, session: Session, frame: SignalFrame, thread_id: str, readers: list[str]) -> None:
         sender = session.live_origin().agent_id
-        if session.state is not SessionState.LIVE:  # its participant, or its token, went while its thread was looked up
+        if session.state is not SessionState.LIVE:  # removed or revoked while its thread was looked up
             return
         data = encode(SignalOutFrame(sender_id=sender, thread_id=thread_id, kind=frame.kind, body=frame.body))
-        self._board.signal(readers, session.session_id, data)
+        self._registry.subscriptions.send_signal(readers, session.session_id, data)
 
 
 def _may_address(state: State, origin: Origin, head: MessageHead, reader: str) -> bool:
-    """Whether the page lets somebody send to a reader of a thread, by a message of that: else its signals do not
-    reach it either."""
+    """Return whether the rights let the sender message a reader by an answer to ``head``. If not, its signals do not
+    reach that reader either."""
     kind, name = parse_address(head.to) if head.kind in ("broadcast", "channel") else ("agent", reader)
     try:
         check_right_to_send(state, origin, kind, name)

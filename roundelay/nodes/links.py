@@ -64,7 +64,7 @@ async def make_owners_link(hub: Hub, url: str, agent_id: str) -> str:
         raise ConfigError(f"{agent_id} {what}, so no link was made; another one: roundelay web --as ID")
     code = make_token()
     await hub.add_login(hash_token(code), agent_id, MINUTES * 60_000)
-    return _write_link(url, agent_id, code, hub.public_url)
+    return _write_link(url, agent_id, code, hub.view.public_url)
 
 
 def _write_link(url: str, agent_id: str, code: str, public_url: str | None) -> str:

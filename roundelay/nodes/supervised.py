@@ -273,10 +273,10 @@ class AgentProcess(SupervisedProcess):
 
     def _can_run(self) -> bool:
         # A read replica serves no agents: it would refuse them again and again.
-        return self._hub.opened.is_set()
+        return self._hub.status.opened.is_set()
 
     async def _wait_to_start(self) -> None:
-        await self._hub.opened.wait()
+        await self._hub.status.opened.wait()
 
     def _record_fault(self, reason: str | None) -> None:
         self._has_fault = reason is not None

@@ -111,7 +111,7 @@ async def run_node(
                 AgentProcess(spec, node.hub, url, log_level=log_level, log=log, snapshots=snapshots)
                 for spec in own_agents.specs
             ]
-            node.hub.supervisor = NodeAgents(agent_processes)
+            node.hub.view.supervisor = NodeAgents(agent_processes)
             processes: list[SupervisedProcess] = [*agent_processes]
             gateway = None
             if config.interop.serve:
@@ -119,7 +119,7 @@ async def run_node(
                 processes.append(gateway)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(process.supervise()) for process in processes]
-                tasks.append(group.create_task(node.hub.supervisor.watch_files(write)))
+                tasks.append(group.create_task(node.hub.view.supervisor.watch_files(write)))
 
                 async def announce(line: str) -> None:
                     if gateway is not None and gateway.is_ready:
@@ -132,11 +132,11 @@ async def run_node(
                 settled = _announce_when_settled(node, config, processes, announce, write)
                 tasks.append(group.create_task(settled))
                 input_end = [wait_for_input_end()] if until_input_ends else []
-                await wait_for_first(stopping.wait(), node.hub.failed.wait(), *input_end)
-                _logger.info("the node stops", extra={"url": url, "has_failed": node.hub.failed.is_set()})
+                await wait_for_first(stopping.wait(), node.hub.status.failed.wait(), *input_end)
+                _logger.info("the node stops", extra={"url": url, "has_failed": node.hub.status.failed.is_set()})
                 for task in tasks:
                     task.cancel()
-            if node.hub.failed.is_set():
+            if node.hub.status.failed.is_set():
                 raise InternalError(
                     "The hub failed. The log says why. Nothing acknowledged is lost: start the node again."
                 )
@@ -358,7 +358,7 @@ class _OwnAgents:
         if len(unknown) == len(hashes):
             _check_own(hub, agent_id, self._config)
         if unknown and hub.state.participant(agent_id) is None and not hub.state.has_token(agent_id):
-            confusion = describe_reserved(agent_id, hub.mod_ids) or describe_look_alike(hub.state, agent_id)
+            confusion = describe_reserved(agent_id, hub.view.mod_ids) or describe_look_alike(hub.state, agent_id)
             if confusion is not None:
                 self._write(
                     f"Warning: the agent {agent_id} {confusion}: people and models may take its words for another's."

@@ -39,8 +39,8 @@ async def show_file(path: Path, port: int, person_id: str, announce: Callable[[s
         config = NodeConfig(db=copy, port=port, durability="normal")
         async with serve(config, is_read_only=True) as node:
             announce(await make_owners_link(node.hub, node.url, _choose_person(node.hub.state, person_id)), is_open)
-            await wait_for_first(stopping.wait(), node.hub.failed.wait())
-            if node.hub.failed.is_set():
+            await wait_for_first(stopping.wait(), node.hub.status.failed.wait())
+            if node.hub.status.failed.is_set():
                 raise InternalError("The hub failed. The log says why. The file is unchanged.")
 
 

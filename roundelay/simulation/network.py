@@ -342,13 +342,13 @@ class Simulation:
         hub = self.hub
         if hub is None or self._traffic.under_way or self._traffic.seekers or self.models.under_way:
             return False
-        if hub.pending or hub.commit_lock.locked():
+        if hub.pending or hub.lock.locked():
             return False
         if any(member.runner.is_at_work for member in self.members.values()):
             return False
         for key, _ in hub.state.items("attempt"):
             agent_id, _, seq = key.partition("/")
-            if hub.is_online(agent_id) and hub.is_waiting(agent_id, int(seq)):
+            if hub.view.is_online(agent_id) and hub.view.is_waiting(agent_id, int(seq)):
                 return False
         return True
 

@@ -38,7 +38,7 @@ class _Network:
         return NetworkClient(agent_id, transport=LocalTransport(self.hub), **options)  # type: ignore[arg-type]
 
     async def cut(self) -> int:
-        return await enforce_retention(DAY, self.hub.registry, self.ledger, self.clock, self.hub.commit_lock)
+        return await enforce_retention(DAY, self.hub.registry, self.ledger, self.clock, self.hub.lock)
 
 
 async def _take(client: NetworkClient, count: int) -> list[int]:

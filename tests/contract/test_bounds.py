@@ -28,7 +28,7 @@ from roundelay.network.hub import Hub
 from roundelay.network.hub import connection as connections
 from roundelay.network.hub.connection import HubConnection
 from roundelay.network.hub.local import LocalConnection, LocalTransport
-from roundelay.network.hub.publisher import SessionRegistry
+from roundelay.network.hub.pages import RecentRows
 from roundelay.network.ledger import MAX_PAGE_BYTES, Page
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import SQLiteLedger
@@ -145,16 +145,16 @@ async def test_who_waits_for_a_message_costs_nothing_while_others_talk_and_nothi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked, all_wait = 0, asyncio.Event()
-    may_have_come = SessionRegistry.may_have_new
+    may_have_come = RecentRows.may_have_new
 
-    def count(self: SessionRegistry, agent_id: str, after: int) -> bool:
+    def count(self: RecentRows, agent_id: str, after: int) -> bool:
         nonlocal looked
         looked += 1
         if looked == 20 * 50:
             all_wait.set()
         return may_have_come(self, agent_id, after)
 
-    monkeypatch.setattr(SessionRegistry, "may_have_come", count)
+    monkeypatch.setattr(RecentRows, "may_have_new", count)
     async with running_hub(MemoryLedger(epoch="e1")) as hub, AsyncExitStack() as here:
         clients = [await here.enter_async_context(joined(hub, f"bob{number}", deliver=False)) for number in range(20)]
         waits = [
@@ -235,8 +235,8 @@ async def test_a_defect_in_a_task_of_the_hub_ends_its_sessions_and_is_told(
     async with running_hub(MemoryLedger(epoch="e1")) as hub:
         ann = Peer(hub)
         await ann.join("ann")
-        monkeypatch.setattr(hub.registry.participants, "changed", lambda: 1 / 0)
-        await hub.failed.wait()
+        monkeypatch.setattr(hub.registry.participants, "list_changed", lambda: 1 / 0)
+        await hub.status.failed.wait()
         assert await ann.closed() == 4503
         assert not hub.is_ready
         assert [record.levelname for record in caplog.records] == ["CRITICAL"]

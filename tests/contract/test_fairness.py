@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from roundelay.network.core.entries import Leave, Origin
 from roundelay.network.hub.connection import TURN_FRAMES
-from roundelay.network.hub.intake import BATCH_COST, ENTRY_BYTES, TURN_COST, Pending
+from roundelay.network.hub.pending import BATCH_COST, ENTRY_BYTES, TURN_COST, PendingEntries
 from roundelay.network.ledger.memory import MemoryLedger
 from tests.contract.test_bounds import Peer, masked, node, plain_connection, read_frame, running_hub
 from tests.support.stepped_hub import SteppedHub, StubConnection
@@ -268,13 +268,13 @@ def test_beyond_the_rate_a_wrong_frame_is_not_looked_through(stage: Stage) -> No
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 200, 60_000, 260_000]), st.booleans()), max_size=300))
 def test_whatever_comes_each_owners_order_is_kept_and_nothing_is_lost(comings: list[tuple[int, int, bool]]) -> None:
     pending, sent, taken = (
-        Pending(lambda: None),
+        PendingEntries(),
         defaultdict[str, list[object]](list),
         defaultdict[str, list[object]](list),
     )
 
     def take() -> None:
-        batch = pending.take()
+        batch = pending.take_batch()
         assert batch
         assert len(batch) <= MAX_BATCH
         for entry in batch:
@@ -284,7 +284,7 @@ def test_whatever_comes_each_owners_order_is_kept_and_nothing_is_lost(comings: l
     for owner, size, is_taken in comings:
         entry = Leave(Origin(f"s{size}", f"owner{owner}", "agent"))
         sent[entry.origin.agent_id].append(entry)
-        pending.add(entry, size, work=size // 2)
+        pending.add(entry, size, extra_cost=size // 2)
         if is_taken:
             take()
     while pending:
@@ -296,10 +296,10 @@ def test_whatever_comes_each_owners_order_is_kept_and_nothing_is_lost(comings: l
 
 
 def test_owners_have_equal_parts_of_a_batch_whatever_they_have_sent() -> None:
-    pending = Pending(lambda: None)
+    pending = PendingEntries()
     for owner, count in (("eve", 5000), ("mallory", 4000), ("ann", 100)):
         for _ in range(count):
             pending.add(Leave(Origin("s", owner, "agent")), 0)
-    parts = Counter(entry.origin.agent_id for entry in pending.take() if isinstance(entry, Leave))
+    parts = Counter(entry.origin.agent_id for entry in pending.take_batch() if isinstance(entry, Leave))
     assert parts["ann"] == 100
     assert abs(parts["eve"] - parts["mallory"]) <= TURN_COST // ENTRY_BYTES

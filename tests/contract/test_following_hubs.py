@@ -18,7 +18,7 @@ from roundelay.network.errors import Closed
 from roundelay.network.frames import Follows
 from roundelay.network.hub import Hub
 from roundelay.network.hub.local import LocalConnection
-from roundelay.network.hub.replica import ReplicaReaders
+from roundelay.network.hub.replica import ReplicaHub, ReplicaReaders
 from roundelay.network.ledger import Ledger
 from roundelay.network.ledger.memory import MemoryLedger
 from tests.contract.test_ledger import message
@@ -28,8 +28,10 @@ from tests.support.wire import WireSession
 TIMEOUT_S = 10
 
 
-def make_hub(ledger: Ledger) -> Hub:
-    return Hub(ledger, limits=Limits(), clock=system_clock, new_id=random_id, follows=lambda: Follows("a:8700", 1))
+def make_hub(ledger: Ledger) -> ReplicaHub:
+    return ReplicaHub(
+        ledger, limits=Limits(), clock=system_clock, new_id=random_id, follows=lambda: Follows("a:8700", 1)
+    )
 
 
 async def known(ledger: MemoryLedger, *agent_ids: str) -> None:
@@ -95,7 +97,7 @@ async def test_what_cannot_be_shown_ends_those_who_read_and_not_the_node(monkeyp
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Hub, "take_over", fail)
+        patch.setattr(ReplicaHub, "apply_followed", fail)
         await readers.apply([message(9, "ann", "agent:bob")], [])
     assert (await rest_of(frames))[1] == 4503
     assert not readers.is_serving
@@ -109,17 +111,17 @@ async def test_what_cannot_be_shown_ends_those_who_read_and_not_the_node(monkeyp
 async def test_who_shakes_hands_as_that_hub_ends_comes_again(tmp_path: Path) -> None:
     config = NodeConfig(host="127.0.0.1", port=0, db=tmp_path / "a.db", durability="memory", web=False)
     async with serve(config) as node:
-        node.hub.is_draining = True
+        node.hub.status.draining.set()
         session = await WireSession.open(node.url)
         assert await session.closed() == 4503
-        node.hub.is_draining = False
+        node.hub.status.draining.clear()
 
 
 async def test_a_node_whose_log_goes_away_as_it_begins_to_lead_prepares_again(tmp_path: Path) -> None:
     told: list[str] = []
 
     async def prepare(hub: Hub, url: str) -> None:
-        assert hub.is_open
+        assert hub.status.is_open
         told.append(url)
         if len(told) == 1:
             raise LogUnavailable("It went away.")

@@ -58,7 +58,7 @@ class Team:
 
     async def trim(self, retain: Retain = DAY) -> int:
         async with asyncio.timeout(TIMEOUT_S):
-            return await enforce_retention(retain, self.hub.registry, self.ledger, self.clock, self.hub.commit_lock)
+            return await enforce_retention(retain, self.hub.registry, self.ledger, self.clock, self.hub.lock)
 
     @property
     def first_seq(self) -> int:
@@ -138,7 +138,7 @@ async def test_records_go_apart_from_messages(
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upkeep without the minutes between; and what it waits for at a clock that leaps."""
-    monkeypatch.setattr(retention, "EVERY_S", 0.001)
+    monkeypatch.setattr(retention, "PERIOD_S", 0.001)
     monkeypatch.setattr(retention, "DOUBT_S", 0.2)
 
 
@@ -146,7 +146,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_by_a_clock_that_leaps_nothing_is_dropped_for_an_hour(
     opener: Opener, leaps: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(retention, "EVERY_S", 0.001)
+    monkeypatch.setattr(retention, "PERIOD_S", 0.001)
     is_running = leaps == "while it runs"
     async with team(opener()) as it, it.joined("ann") as ann:
         await ann.broadcast("kept")
@@ -173,7 +173,7 @@ async def test_a_clock_that_was_put_right_takes_nothing(
         rounds.append(retain)
         return dropped
 
-    monkeypatch.setattr(retention, "keep_within", note)
+    monkeypatch.setattr(retention, "enforce_retention", note)
 
     async def is_kept(ann: NetworkClient) -> None:
         rounds.clear()
@@ -197,7 +197,7 @@ async def test_a_clock_that_was_put_right_takes_nothing(
 
 
 async def test_by_a_clock_that_leaps_the_size_is_kept_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "EVERY_S", 0.001)
+    monkeypatch.setattr(retention, "PERIOD_S", 0.001)
 
     def opener() -> SQLiteLedger:
         return SQLiteLedger(tmp_path / "team.db", new_epoch=lambda: "e1")
@@ -383,7 +383,7 @@ async def test_at_a_node_that_follows_who_is_owed_what_the_leader_dropped_is_tol
         assert await take(cid, 1) == ["read"]
         first = (await ann.broadcast("new")).seq
         done = await it.ledger.trim(Trim(messages_before=it.clock() + DAY_MS, pinned=first))  # elsewhere it was decided
-        await it.hub.drop_before(done.first_seq)
+        retention.drop_before(it.hub.registry, done.first_seq)
         with pytest.raises(Closed) as end:
             async with asyncio.timeout(TIMEOUT_S):
                 await anext(frames)

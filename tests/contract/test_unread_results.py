@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roundelay.network.hub import reads as room
+from roundelay.network.hub import read_budget as room
 from tests.chaos.bare import resident_bytes
 from tests.support.node import Node, node_process, running_node
 from tests.support.wire import WireSession

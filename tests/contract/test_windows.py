@@ -20,7 +20,7 @@ from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.core.visibility import VISIBILITIES, readable_spans
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import Follows
-from roundelay.network.hub import Hub
+from roundelay.network.hub.replica import ReplicaHub
 from roundelay.network.operations import head_cache, views
 from roundelay.network.operations.reading import Reading
 from tests.support.counting_ledger import count_reads
@@ -176,7 +176,7 @@ def test_a_window_is_what_reading_every_message_anew_gives(
             rows = network.stepped.ledger._ledger
             for seq in rng.sample(range(20, network.hub.state.head), 12):
                 rows.damage(seq)
-            network.hub.counts["recoveries"] += 1  # as after a start: what is in memory was read before
+            network.hub.registry.counts["recoveries"] += 1  # as after a start: what is in memory was read before
         else:
             network.stepped.run(compare_at_a_reader(network, counts, rng))
         for _ in range(30):
@@ -193,7 +193,7 @@ async def compare_at_a_reader(network: RandomNetwork, counts: Counter[str], rng:
     inner = network.stepped.ledger._ledger
     index = ReadOnlyIndex(inner, epoch="e1", name="lab", describe_leader=describe_leader)
     network.stepped.loop.in_threads += 1
-    hub = Hub(index, limits=Limits(), clock=system_clock, new_id=random_id, follows=describe_leader)
+    hub = ReplicaHub(index, limits=Limits(), clock=system_clock, new_id=random_id, follows=describe_leader)
     await hub.start()
     threads = [it.thread_id for it in await index.all_threads()]
     for _ in range(20):

@@ -326,7 +326,7 @@ async def _survive(folder: Path, decide: Callable[[Event], int], random: Random,
                 await asyncio.gather(*(say_all(client, sayings, random, keep) for client in clients))
                 journal.decide = decide
             journal.decide = None
-            recoveries = network.hub.counts["recoveries"]
+            recoveries = network.hub.registry.counts["recoveries"]
             journal.mark("closing")
     closing = journal.events.index(Mark("closing"))
     points = {*random.sample(range(closing), 5), closing}

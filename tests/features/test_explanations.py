@@ -47,7 +47,7 @@ async def wait_for_ever() -> str:
 async def run(tmp_path: Path) -> AsyncIterator[Run]:
     """A run with all kinds of work, a reaction that waits for a person, and one whose process died in a tool."""
     async with refund(tmp_path / "team.db") as scene:
-        scene.network.hub.run_reader = NodeRunReader(PRICES)
+        scene.network.hub.view.run_reader = NodeRunReader(PRICES)
         payer = make_runner("payer", by_turn(call("pay", to="ann", amount=7)), tools=[pay])
         lost = make_runner("lost", by_turn(call("look", what="it"), call("wait_for_ever")), tools=[look, wait_for_ever])
         ben = await Person.join(scene.network, "ben")
@@ -181,7 +181,7 @@ async def test_work_of_others_is_empty(run: Run) -> None:
 
 async def test_a_hub_without_a_reader_says_so() -> None:
     async with Network.open() as network:
-        network.hub.run_reader = None
+        network.hub.view.run_reader = None
         mia = await Person.join(network, "mia")
         sent = await mia.client.send_text("mia", "note")
         with pytest.raises(UnknownOperation):

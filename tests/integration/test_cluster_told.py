@@ -277,7 +277,7 @@ async def test_a_node_whose_clock_is_a_month_ahead_takes_over_and_drops_nothing(
                 seqs = [(await mia.send("broadcast", f"{number}")).seq for number in range(20)]
                 assert await first.end(signal.SIGTERM) == 0
                 await find_leader([second])
-                await says(second, "30.0 days ahead of what was stored last")  # a round of retention is there
+                await says(second, "30.0 days ahead of the newest stored row")  # a round of retention is there
                 later = await mia.send("broadcast", "later")
                 kept = await mia.history("broadcast", limit=100)
             assert [it.seq for it in kept.messages] == [*seqs, later.seq]

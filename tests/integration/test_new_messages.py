@@ -131,5 +131,5 @@ async def test_a_killed_agent_reads_what_it_had_read_and_answers_once(network: N
     answers = [text for sender, text in await mia.history("direct:bob~mia") if sender == "bob"]
     assert len(answers) == 1
     assert (await network.join("bob", role="reactor")).welcome.open_reactions == []
-    assert network.hub.is_handled("bob", late.seq)
+    assert network.hub.view.is_handled("bob", late.seq)
     assert "more" in (desk.read + again.read)[-1]

@@ -1155,7 +1155,7 @@ async def test_a_leader_that_is_cut_off_from_its_log_is_ready_no_more(tmp_path: 
                 while (answer := await asyncio.to_thread(get_from_hub, node.url, "/readyz")).status == 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 assert (answer.status, answer.body) == (503, "the ledger does not answer\n")
-                assert node.hub.is_open  # before UNREACHED_S, at which the sessions are closed
+                assert node.hub.status.is_open  # before UNREACHED_S, at which the sessions are closed
                 with pytest.raises(InvalidStatus):
                     await people.agent("bob")
                 cable.mend()

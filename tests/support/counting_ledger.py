@@ -56,10 +56,10 @@ class CountingLedger:
 
 def count_reads(network: RandomNetwork, operation: Awaitable[T]) -> tuple[T, Counter[str]]:
     """Run an operation, and give its value and what was read of the ledger for it."""
-    counting = CountingLedger(network.hub.ledger)
-    network.hub.ledger = counting  # type: ignore[assignment]
+    counting = CountingLedger(network.hub.view.ledger)
+    network.hub.view.ledger = counting  # type: ignore[assignment]
     try:
         value = network.stepped.run(operation)
     finally:
-        network.hub.ledger = counting._ledger
+        network.hub.view.ledger = counting._ledger
     return value, counting.counts

@@ -69,7 +69,7 @@ async def play(simulation: Simulation) -> dict[str, Any]:
     await simulation.start_agent(make_finance)
     mia = await simulation.join_person("mia")
     boss = await simulation.join_person("boss")
-    simulation.hub.run_reader = NodeRunReader(PRICES)
+    simulation.hub.view.run_reader = NodeRunReader(PRICES)
     await mia.client.send_text("desk", "Refund order 12")
     await simulation.idle()
     await mia.client.reply(mia.heard[-1], '/edit {"to": "ann", "amount": 4}')

@@ -129,7 +129,7 @@ class RandomNetwork:
 
     def reading(self, agent_id: str, hub: Hub | None = None) -> Reading:
         """What a reading operation of somebody is given."""
-        return Reading(Origin("", agent_id, "human" if agent_id in PEOPLE else "agent"), hub or self.hub)
+        return Reading(Origin("", agent_id, "human" if agent_id in PEOPLE else "agent"), (hub or self.hub).view)
 
     def close(self) -> None:
         self.stepped.close()

@@ -93,7 +93,7 @@ async def test_a_commit_that_failed_is_settled_by_the_senders_repeat(
     last = await place.ann.send_text("bob", "last")
     assert [(await anext(heard)).text for _ in range(3)] == ["first", "second", "last"]
     assert first_seq < stored.seq < last.seq
-    assert place.hub.counts["recoveries"] == 1
+    assert place.hub.registry.counts["recoveries"] == 1
     assert "the ledger failed; reopening it" in caplog.text
 
 
@@ -147,7 +147,7 @@ async def test_a_defect_in_a_commit_is_told_to_its_sender_alone(error: Exception
         heard = bob.__aiter__()
         assert [(await anext(heard)).text for _ in range(3)] == ["one", "two", "three"]
         assert set(hub.registry.sessions) == sessions
-        assert hub.counts["recoveries"] == 0
+        assert hub.registry.counts["recoveries"] == 0
         assert hub.is_ready
         again = await ann.send_text("bob", "and on")
         assert [row.seq for row in await ledger.rows(0, 100)][-1] == again.seq == hub.state.head
@@ -161,7 +161,7 @@ async def test_a_defect_behind_the_commit_is_settled_by_the_senders_repeat() -> 
     ann, bob = (NetworkClient(name, transport=LocalTransport(hub)) for name in ("ann", "bob"))
     async with asyncio.timeout(20), ann, bob:
         stored = await ann.send_text("bob", "poison")
-        assert (ledger.raised, hub.counts["recoveries"]) == (1, 1)
+        assert (ledger.raised, hub.registry.counts["recoveries"]) == (1, 1)
         assert (await anext(bob.__aiter__())).seq == stored.seq
     await hub.close()
 
@@ -282,7 +282,7 @@ async def test_what_cannot_be_stored_is_refused_alone_and_closes_nobodys_session
     await hub.start()
     try:
         ann, eve = await join(hub, "ann"), await join(hub, "eve")
-        async with hub.commit_lock:  # one batch of all that follows
+        async with hub.lock:  # one batch of all that follows
             await asyncio.sleep(0)
             say(ann, type="send", message_id="before", to="agent:eve", content=1)
             say(eve, type="call", call_id="c", op="seen.keep", args={"what": what})
@@ -294,7 +294,7 @@ async def test_what_cannot_be_stored_is_refused_alone_and_closes_nobodys_session
         assert str(vars(record)["quote"]) in str(refused["message"])
         seqs = [(await find_frame(connection, "stored"))["seq"] for connection in (ann, eve, ann)]
         assert seqs == sorted(seqs)
-        assert (hub.counts["recoveries"], ann.is_open, eve.is_open) == (0, True, True)
+        assert (hub.registry.counts["recoveries"], ann.is_open, eve.is_open) == (0, True, True)
         say(eve, type="send", message_id="later", to="agent:ann", content=1)
         assert (await find_frame(eve, "stored"))["message_id"] == "later"
     finally:

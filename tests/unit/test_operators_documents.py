@@ -78,7 +78,7 @@ def test_limits_are_those_of_the_model_with_their_defaults() -> None:
 def test_metrics_are_those_that_are_given_out() -> None:
     async def read() -> dict[str, float]:
         async with Network.open() as network:
-            return network.hub.figures()
+            return network.hub.view.figures()
 
     of_a_log = [it.name for it in list_log_metrics(LogStatus(True, "", 0, 0.0, "lab", "full"))]
     assert list(read_table("Monitoring")) == [f"roundelay_{name}" for name in [*asyncio.run(read()), *of_a_log]]

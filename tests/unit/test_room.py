@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from roundelay.network.config import Limits
-from roundelay.network.hub.reads import ReadBudget, ReadSlot, SessionReads
+from roundelay.network.hub.read_budget import ReadBudget, ReadSlot, SessionReads
 
 LIMITS = Limits(max_result_bytes=1024, session_result_bytes=4096, participant_result_bytes=8192, hub_result_bytes=16384)
 READ = 2048  # what one read counts

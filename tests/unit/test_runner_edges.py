@@ -159,7 +159,7 @@ async def test_a_resumed_trigger_that_a_hub_delivers_again_is_acknowledged(netwo
     assert (await anext(mia.__aiter__())).text == "hi"
     await bob.stop()
     await task
-    assert network.hub.is_handled("bob", seq)
+    assert network.hub.view.is_handled("bob", seq)
 
 
 async def test_a_dead_letter_taken_back_is_not_lost_when_its_second_reaction_is_cut_off(network: Network) -> None:

@@ -504,7 +504,7 @@ class Delivery(RuleBasedStateMachine):
         """One more failure: it comes again when it is due, or is a dead letter at the fifth. What is handled stays so."""
         agent, inbox = visit.agent, self.inboxes[visit.agent]
         visit.held.discard(seq)
-        if seq in inbox.forgotten and self.hub.hub.is_handled(agent, seq):
+        if seq in inbox.forgotten and self.hub.hub.view.is_handled(agent, seq):
             self.handle(agent, [seq])
         if seq in inbox.handled:
             return
@@ -723,7 +723,7 @@ class Delivery(RuleBasedStateMachine):
         frame, visit = sending.frame, sending.visit
         message_id = str(frame["message_id"])
         key = (visit.agent, "m:" + message_id)
-        known = self.hub.run(self.hub.ledger.lookup(LookupRequest({key}, set(), set()))).known.get(key)
+        known = self.hub.run(self.hub.ledger.lookup(LookupRequest({key}, set(), set()))).stored.get(key)
         readers = self.find_readers(sending)
         answer = visit.answers.pop(message_id, None)
         if answer is None:

@@ -152,7 +152,7 @@ class PricesOfTest:
 async def test_cost_adds_up_the_same(run: Run, by: Any) -> None:
     boss = await run.network.join("boss", kind="human")
     prices = Prices({"scripted": Price(input=2, output=4)})  # type: ignore[arg-type]
-    run.network.hub.price_list = PricesOfTest(prices)
+    run.network.hub.view.price_list = PricesOfTest(prices)
     expected = (await read_cost(LiveSource(boss), CallFilter(), by, prices)).to_json()
     told = await run_module(MODULES, "(by, call) => readCost(call, {}, by)", by, boss.call)
     assert told.pop("has_prices") is True

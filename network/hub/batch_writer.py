@@ -1,0 +1,315 @@
+"""Steps 5 to 8 of each batch, and what happens when one of them fails.
+
+One task commits batch after batch: look up, apply, append, publish. Nothing is answered or delivered before the append
+has returned. If an append fails, its outcome is unknown: the writer answers nobody, closes every session with 4503,
+reopens the ledger and starts from its contents. Clients repeat what was not answered, and dedup (the first rule of step
+6) settles what had happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from roundelay.network.backoff import Backoff
+from roundelay.network.clock import NewId, SteadyClock
+from roundelay.network.core.apply import apply, build_lookup
+from roundelay.network.core.change import refuse_after_defect, refuse_unstored
+from roundelay.network.core.entries import Entry, Outcome
+from roundelay.network.core.rights import Rights
+from roundelay.network.core.rows import Row, StoredKey
+from roundelay.network.core.sending import Rules
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import Facts, LookupRequest
+from roundelay.network.errors import LedgerError, Overloaded
+from roundelay.network.frames import format_lost_leadership
+from roundelay.network.ledger import KeyTaken, LeadershipLost, Ledger, LogFull, Unstorable
+
+from .intake import Intake
+from .metrics import CommitStats
+from .publisher import Publisher
+from .repeated_errors import RepeatedErrorLog
+from .retention import ClockWatch
+from .sessions import SessionRegistry
+from .status import HubStatus
+
+log = logging.getLogger(__name__)
+
+MAX_TABLE_WRITES = 20_000
+"""Table values that are loaded without a pause, about 40 ms of work."""
+FULL_RETRY_MS = 5000
+REOPEN_BACKOFF = Backoff(0.1, 1.0)
+"""Delays before the ledger is reopened. docs/operations.md promises a ready hub within 5 s after a fault, and opening takes
+time too."""
+LEDGER_FAILED = "The hub's ledger failed; reconnect and repeat what was not answered."
+
+
+class Batch:
+    """Entries on their way through steps 5 to 8, with what is known of them so far."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self.entries = entries
+        self.lookup = build_lookup(entries)
+        self.is_guessed = not self.lookup.seqs and not self.lookup.cold
+        """Whether the lookup is skipped, on the guess that no entry is a repeat."""
+        self.is_checked = False
+        """Whether step 6 tests that the ledger can store each outcome."""
+        self.is_appending = False
+        """Whether the ledger was asked to store the batch."""
+        self.is_stored = False
+        self.facts = Facts()
+        self.draft: State
+        """Changes of the entries on top of the committed state; made by step 6."""
+        self.outcomes: list[tuple[Entry, Outcome]] = []
+        self.rows: list[Row] = []
+
+
+class BatchWriter:
+    """The hub's only writer of the ledger, and its recovery.
+
+    ``lock`` is held by each commit, and by whatever must not run beside one.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        registry: SessionRegistry,
+        rules: Rules,
+        intake: Intake,
+        publisher: Publisher,
+        status: HubStatus,
+        stats: CommitStats,
+        *,
+        rights: Rights | None,
+        clock: SteadyClock,
+        clock_watch: ClockWatch,
+        new_id: NewId,
+    ) -> None:
+        self.lock = asyncio.Lock()
+        self._ledger = ledger
+        self._registry = registry
+        self._rules = rules
+        self._intake = intake
+        self._pending = intake.pending
+        self._publisher = publisher
+        self._status = status
+        self._stats = stats
+        self._rights = rights
+        self._clock = clock
+        self._clock_watch = clock_watch
+        self._new_id = new_id
+        self._reported_error: LedgerError | None = None
+        """Error that somebody else met; the writer recovers from it before its next batch."""
+        now_s = asyncio.get_running_loop().time
+        self._now_s = now_s
+        self._ledger_errors = RepeatedErrorLog("the ledger failed; reopening it", "the ledger is open again", now_s)
+        self._full_errors = RepeatedErrorLog("nothing is stored", "there is room again", now_s)
+
+    async def run(self) -> None:
+        """Commit what is pending, batch by batch, until the hub drains and nothing is left."""
+        while True:
+            await self._pending.has_work.wait()
+            self._pending.has_work.clear()
+            if self._reported_error is not None:
+                await self._recover(self._reported_error)
+            batch = self._intake.take_batch()
+            if batch:
+                self._status.commit_started_s = self._now_s()
+                try:
+                    async with self.lock:
+                        await self._commit_or_refuse(batch)
+                except LedgerError as error:
+                    await self._recover(error)
+                except Exception as error:  # a defect: what was committed is in the ledger, so start again from there
+                    log.exception("a batch failed; starting again from the ledger")
+                    await self._recover(error)
+                self._status.commit_started_s = None
+            if self._pending.bytes:
+                self._pending.has_work.set()
+                # A ledger in memory never waits. Without this, no session would be read between two batches.
+                await asyncio.sleep(0)
+            elif self._status.draining.is_set():
+                return
+
+    def reopen_ledger(self, error: LedgerError) -> None:
+        """Reopen the ledger because of an error that was met beside the batches. `HubStatus.opened` tells when."""
+        if self._status.is_open:  # otherwise the writer has met the error too, and recovers already
+            self._reported_error = error
+            self._status.opened.clear()
+            self._pending.has_work.set()
+
+    # --- steps 5 to 8
+
+    async def commit(self, entries: list[Entry]) -> None:
+        """Commit one batch; the caller holds ``lock``. Raises `LedgerError`: then its outcome is unknown."""
+        await self._commit(Batch(entries))
+
+    async def _commit(self, batch: Batch) -> None:
+        while not batch.is_stored:
+            await self._look_up(batch)
+            await self._apply(batch)
+            await self._append(batch)
+        self._publisher.publish(batch.draft, batch.outcomes)
+
+    async def _look_up(self, batch: Batch) -> None:
+        """Step 5. Skip the lookup where only repeats are asked for: they are rare, and the ledger's unique key finds
+        them (docs/decisions/guessed-lookups.md)."""
+        batch.facts = Facts() if batch.is_guessed else await self._ledger.lookup(batch.lookup)
+
+    async def _apply(self, batch: Batch) -> None:
+        """Step 6. A refused entry stores nothing, so the unique key cannot reveal that it is a repeat. Look such entries
+        up after all; if one is a repeat, apply the batch again."""
+        self._apply_entries(batch)
+        known: dict[tuple[str, str], StoredKey] = {}
+        looked_up: set[tuple[str, str]] = set()
+        while batch.is_guessed and (doubted := batch.lookup.keys - batch.facts.stored.keys() - looked_up):
+            looked_up |= doubted
+            repeats = (await self._ledger.lookup(LookupRequest(doubted, set(), set()))).stored
+            if repeats:
+                known |= repeats
+                batch.facts = Facts(stored=dict(known))
+                self._apply_entries(batch)
+
+    def _apply_entries(self, batch: Batch) -> None:
+        """Apply the entries in order to a new draft, in which each one sees the outcomes of those before it."""
+        facts = batch.facts
+        draft = batch.draft = self._draft()
+        batch.outcomes = []
+        for entry in batch.entries:
+            try:
+                outcome = apply(self._rules, draft, facts, entry)
+                if batch.is_checked:
+                    self._ledger.check(outcome.rows, outcome.writes)
+            except Exception:  # a defect: refuse this entry alone
+                quote = self._new_id()
+                log.exception("apply failed", extra={"quote": quote, "entry": type(entry).__name__})
+                outcome = refuse_after_defect(entry, quote)
+            batch.outcomes.append((entry, outcome))
+            draft.apply_outcome(outcome)
+            for row in outcome.rows:
+                if row.key:
+                    facts.stored[row.actor, row.key] = row
+                if row.head is not None:
+                    facts.heads[row.seq] = row.head
+
+    def _draft(self) -> State:
+        """Return a draft on the committed state, stamped with a time that never goes back."""
+        state = self._registry.state
+        return state.draft(max(self._clock(), state.stamp))
+
+    async def _append(self, batch: Batch) -> None:
+        """Step 7. If the ledger refuses the batch as it stands, record in the batch how to decide it again."""
+        rows = batch.rows = [row for _, outcome in batch.outcomes for row in outcome.rows]
+        writes = list(batch.draft.durable_writes.values())
+        started_s = time.perf_counter()
+        try:
+            if rows or writes:
+                batch.is_appending = True
+                await self._ledger.append(rows, writes)
+        except KeyTaken:  # the guess was wrong: an entry repeats what is stored
+            if not batch.is_guessed:
+                raise
+            batch.is_guessed = batch.is_appending = False
+        except Unstorable:  # a defect: find out which outcome it is, and store the others
+            if batch.is_checked:
+                raise
+            batch.is_checked, batch.is_appending = True, False
+        else:
+            batch.is_stored = True
+            if rows or writes:
+                self._full_errors.record_success()
+                self._stats.record(len(rows), time.perf_counter() - started_s)
+
+    # --- failures
+
+    async def _commit_or_refuse(self, entries: list[Entry]) -> None:
+        """Commit a batch. If the log is full, or a defect stored nothing, try each entry alone and refuse those that
+        fail again, so that the others go on. Raises `LedgerError`."""
+        batch = Batch(entries)
+        try:
+            return await self._commit(batch)
+        except LogFull as error:
+            self._full_errors.record(error)
+            sentence = "There is no room to store it, as this node's log says to its operator. Send the same again."
+            outcome = refuse_unstored(entries[0], Overloaded(sentence, FULL_RETRY_MS), 4503)
+        except LedgerError:
+            raise
+        except Exception:
+            if not await self._has_stored_nothing(batch):
+                raise  # what is stored has to be published, so the state is loaded again
+            quote = self._new_id()
+            log.exception("a batch failed before anything was stored", extra={"quote": quote, "entries": len(entries)})
+            outcome = refuse_after_defect(entries[0], quote)
+        if len(entries) > 1:
+            for entry in entries:
+                await self._commit_or_refuse([entry])
+            return
+        self._publisher.publish(self._draft(), [(entries[0], outcome)])
+
+    async def _has_stored_nothing(self, batch: Batch) -> bool:
+        """Return whether the ledger certainly holds nothing of a batch. Rows prove it; a batch of table writes alone
+        leaves no trace to look for."""
+        if batch.is_stored:
+            return False
+        if not batch.is_appending:
+            return True
+        return bool(batch.rows) and not await self._ledger.rows(self._registry.state.head, 1)
+
+    async def _recover(self, cause: Exception) -> None:
+        """Answer nobody, close every session, reopen the ledger and start from its contents."""
+        status = self._status
+        status.is_open = False
+        status.opened.clear()
+        status.commit_started_s = None
+        self._reported_error = None
+        has_lost_leadership = isinstance(cause, LeadershipLost)
+        if not has_lost_leadership:  # which is no failure, and was logged by the ledger
+            self._ledger_errors.record(cause)
+        self._registry.counts["recoveries"] += 1
+        self._registry.end_all(
+            format_lost_leadership(cause.leader) if isinstance(cause, LeadershipLost) else LEDGER_FAILED
+        )
+        self._intake.drop_pending()
+        self._registry.reset()
+        failures = 0
+        while not status.is_open and not status.draining.is_set():
+            try:
+                async with self.lock:  # no trim may go on by a plan from before
+                    await self._ledger.close()
+                    await self._load_unless_draining()
+            except Exception as error:  # noqa: BLE001 (whatever a failing storage raises, it is tried again)
+                self._ledger_errors.record(error, is_defect=not isinstance(error, LedgerError))
+                failures += 1
+                await asyncio.sleep(REOPEN_BACKOFF.delay_s(failures))
+            else:
+                if status.is_open:
+                    self._ledger_errors.record_success()
+
+    async def _load_unless_draining(self) -> None:
+        """Load the state. That may wait until this node leads; a hub that drains stops waiting."""
+        loading = asyncio.create_task(self.load())
+        draining = asyncio.create_task(self._status.draining.wait())
+        try:
+            await asyncio.wait((loading, draining), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+            if not loading.done():
+                loading.cancel()
+                await asyncio.wait((loading,))
+        if not loading.cancelled():
+            loading.result()
+
+    async def load(self) -> None:
+        """Open the ledger and load the state. Raises `LedgerError`."""
+        registry = self._registry
+        registry.meta, writes = await self._ledger.open()
+        stamp = registry.meta.stamp
+        registry.participants.state = State(head=registry.meta.head, stamp=stamp, rights=self._rights)
+        self._clock_watch.check(stamp)  # the newest row's time: a clock far ahead of it may be wrong
+        self._clock.not_before(stamp)
+        for start in range(0, len(writes), MAX_TABLE_WRITES):
+            registry.state.apply_writes(writes[start : start + MAX_TABLE_WRITES])
+            await asyncio.sleep(0)  # the leader of a shared log must go on sending heartbeats
+        self._status.is_open = True
+        self._status.opened.set()

@@ -1,0 +1,221 @@
+"""What reading operations see of the running hub: the committed state, the ledger, and who is here.
+
+`reads` passes a `LiveHubView` to each operation (`operations.reading.HubView`). It answers from memory and changes
+nothing stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+
+from roundelay.network.clock import Clock
+from roundelay.network.core.entries import Origin
+from roundelay.network.core.sending import Rules
+from roundelay.network.core.state import State
+from roundelay.network.core.visibility import Visibility
+from roundelay.network.ledger import Ledger
+from roundelay.network.operations.head_cache import RecentHeads
+from roundelay.network.operations.reading import AgentSupervisor, PriceList, RunReader
+
+from .handshakes import HandshakeLimiter
+from .metrics import CommitStats, LogStatusSource, Metric, list_log_metrics, list_metrics
+from .pending import PendingEntries
+from .sessions import SessionRegistry
+from .status import HubStatus
+
+
+class LiveHubView:
+    """The hub as operations read it. Implements `operations.reading.HubView`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        registry: SessionRegistry,
+        rules: Rules,
+        pending: PendingEntries,
+        status: HubStatus,
+        stats: CommitStats,
+        handshakes: HandshakeLimiter,
+        *,
+        server: str,
+        visibility: Visibility,
+        has_owner: bool,
+        public_url: str | None,
+        price_list: PriceList | None,
+        run_reader: RunReader | None,
+        shared_log: LogStatusSource | None,
+        clock: Clock,
+    ) -> None:
+        self.ledger = ledger
+        self.server = server
+        self.limits = rules.limits
+        self.quotas = rules.quotas
+        self.public_url = public_url
+        """Address at which browsers elsewhere reach the page, if the operator sets one."""
+        self.supervisor: AgentSupervisor | None = None
+        """Controls the agent processes of the node that runs this hub; set by a node that has any."""
+        self.price_list = price_list
+        """Prices of models that the node's process knows."""
+        self.run_reader = run_reader
+        """Explains runs for ``network.explain`` and its neighbors, if the node can."""
+        self.network_visibility: Visibility = visibility
+        self._registry = registry
+        self._rules = rules
+        self._pending = pending
+        self._status = status
+        self._stats = stats
+        self._handshakes = handshakes
+        self._has_owner = has_owner
+        self._shared_log = shared_log
+        self._clock = clock
+        self._recent = ("", 0, 0.0), RecentHeads(self._is_person)
+
+    # --- the network
+
+    @property
+    def name(self) -> str:
+        """The network's name."""
+        return self._registry.meta.name
+
+    @property
+    def epoch(self) -> str:
+        """The history's id. It changes exactly when the ledger was lost, replaced or forked."""
+        return self._registry.meta.epoch
+
+    @property
+    def state(self) -> State:
+        """The committed state."""
+        return self._registry.state
+
+    @property
+    def recent(self) -> RecentHeads:
+        """Heads of the newest messages. The cache starts again when old messages were dropped or the ledger was
+        reopened: its heads may be gone from the log."""
+        meta = self._registry.meta
+        key = (meta.epoch, meta.first_seq, self._registry.counts["recoveries"])
+        if self._recent[0] != key:
+            self._recent = key, RecentHeads(self._is_person)
+        return self._recent[1]
+
+    def _is_person(self, agent_id: str) -> bool:
+        return self.state.is_person(agent_id)
+
+    @property
+    def mod_ids(self) -> list[str]:
+        return list(self._rules.mods)
+
+    def as_of(self) -> int | UnsetType:
+        """Return the time (ms) of which a result is true; unset where it is true now."""
+        return UNSET
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether anybody reads an operator's inbox: the owner, or the holder of an operator's token or right."""
+        if self._has_owner or any(token.operator and not token.revoked for _, token in self.state.items("token")):
+            return True
+        rights = self.state.rights
+        if rights is None:
+            return False
+        present = (it for _, it in self.state.items("participant") if it.removed_seq is None)
+        return any(rights.decide("administer", it.agent_id, it.kind).allowed for it in present)
+
+    @property
+    def has_human_operators(self) -> bool:
+        """Whether a person is an operator: only people decide on calls."""
+        # The holder of the owner's token joins as a person. Without that token only the hub's own process joins, where
+        # every person is an operator.
+        return self._has_owner or next(self.state.people_before(None), None) is not None
+
+    # --- participants
+
+    def is_online(self, agent_id: str) -> bool:
+        return bool(self._registry.participants.sessions_of(agent_id))
+
+    def count_sessions(self, agent_id: str, token: str) -> int:
+        """Return the number of a participant's sessions that joined with a token."""
+        sessions = self._registry.participants.sessions_of(agent_id)
+        return sum(it.origin is not None and it.origin.token == token for it in sessions)
+
+    def delivered_up_to(self, agent_id: str) -> int:
+        return self._registry.participants.delivered_up_to(agent_id)
+
+    def is_handled(self, agent_id: str, seq: int) -> bool:
+        return self._registry.participants.is_handled(agent_id, seq)
+
+    def is_waiting(self, agent_id: str, seq: int) -> bool:
+        return self._registry.participants.is_awaiting_retry(agent_id, seq)
+
+    def is_deferred(self, agent_id: str, seq: int) -> bool:
+        """Return whether a failed message is not due again yet."""
+        attempt = self._registry.participants.find_attempt(agent_id, seq)
+        return self.is_waiting(agent_id, seq) and attempt is not None and attempt.due_at > self._clock()
+
+    def find_ack_cursor(self, agent_id: str) -> tuple[int, list[int]]:
+        """Return a participant's ack cursor, and the seqs at or below it that are not handled, ascending."""
+        participant, participants = self.state.participant(agent_id), self._registry.participants
+        if participant is None:
+            return 0, []
+        participants.find_delivery_start(participant, self._registry.meta.first_seq)  # drops what retention dropped
+        mailbox = participants.activate(participant).mailbox
+        return max(mailbox.ack_cursor, participant.registered_seq), sorted(mailbox.open)
+
+    def mark_delivered(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None:
+        """Record that a participant received its messages up to a seq by asking for them. ``given``: every message
+        from its ack cursor on that it has not handled; None where it asked from another cursor."""
+        mailbox = self._registry.participants.find_mailbox(agent_id)
+        if mailbox is not None:
+            mailbox.delivered = max(mailbox.delivered, up_to)
+            mailbox.awaiting_retry.difference_update(given or ())
+            if given is not None:
+                mailbox.compact_to(up_to, given)
+
+    # --- waits and subscriptions
+
+    async def wait_beyond(self, seq: int, timeout_s: float) -> None:
+        """Wait until something newer than ``seq`` is committed, or until the timeout."""
+        await self._registry.participants.wait_beyond(seq, timeout_s)
+
+    async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None:
+        """Wait until the caller may have a message above ``after``, or until the timeout. Raises `CancelledError` when
+        the session is gone."""
+        if self._registry.recent.may_have_new(origin.agent_id, after):
+            return
+        session = self._registry.sessions.get(origin.session_id)
+        if session is None:
+            raise asyncio.CancelledError
+        arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        session.arrivals[arrival] = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                await arrival
+        except TimeoutError:
+            return
+        finally:
+            session.arrivals.pop(arrival, None)
+
+    def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None:
+        """Start or end a session's subscriptions; None leaves one as it is."""
+        session = self._registry.sessions.get(session_id)
+        if session is not None:
+            self._registry.subscriptions.subscribe(session, presence, signals)
+
+    # --- metrics
+
+    def figures(self) -> dict[str, float]:
+        """Return the metrics by name, as ``network.status`` shows them."""
+        return {metric.name: metric.value for metric in self.list_metrics()}
+
+    def list_metrics(self) -> list[Metric]:
+        """Return the metrics of this hub, and of the log that it shares with other nodes."""
+        metrics = list_metrics(
+            self._registry,
+            self.ledger,
+            self._stats,
+            is_ready=self._status.is_ready,
+            pending=len(self._pending),
+            evicted=self._handshakes.evicted,
+        )
+        return metrics if self._shared_log is None else [*metrics, *list_log_metrics(self._shared_log.status)]

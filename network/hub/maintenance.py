@@ -1,0 +1,140 @@
+"""Work of the hub beside its batches: ack cursors, takeovers that end, the ledger's health, retention.
+
+Each kind of work is one task. Changes of the network are entered as entries for the next batch, like everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from roundelay.network.clock import Clock
+from roundelay.network.config import Retain
+from roundelay.network.core.entries import EndTakeover, SaveAckCursors
+from roundelay.network.core.failures import clear_attempts
+from roundelay.network.core.questions import remove_dropped_questions
+from roundelay.network.core.tables import TableWrite
+from roundelay.network.core.takeover_control import list_expired
+from roundelay.network.errors import LedgerError
+from roundelay.network.ledger import Ledger
+
+from .batch_writer import BatchWriter
+from .pending import PendingEntries
+from .retention import ClockWatch, run_retention
+from .sessions import SessionRegistry
+from .status import HubStatus
+
+log = logging.getLogger(__name__)
+
+ACK_FLUSH_S = 0.5
+"""Delay after which acknowledgements are stored. docs/protocol.md allows 1 s."""
+VERIFY_S = 0.5
+"""Period of the checks that the ledger's files are still there. docs/operations.md promises a report within a second."""
+
+
+class Maintenance:
+    """The hub's periodic tasks."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        registry: SessionRegistry,
+        pending: PendingEntries,
+        writer: BatchWriter,
+        status: HubStatus,
+        *,
+        retain: Retain,
+        is_read_only: bool,
+        clock: Clock,
+        wall_clock: Clock,
+        clock_watch: ClockWatch,
+    ) -> None:
+        self._ledger = ledger
+        self._registry = registry
+        self._pending = pending
+        self._writer = writer
+        self._status = status
+        self._retain = retain
+        self._is_read_only = is_read_only
+        self._clock = clock
+        self._wall_clock = wall_clock
+        """Clock for retention. An operator may set it back while the hub runs, which `SteadyClock` would hide."""
+        self._clock_watch = clock_watch
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_slow = False
+        """Whether a ledger that does not answer was logged."""
+        self._questions_from = 0
+        """First seq whose questions are kept."""
+
+    def start(self, on_end: Callable[[asyncio.Task[None]], None]) -> None:
+        """Start the tasks; ``on_end`` is called when one of them ends."""
+        retention = run_retention(
+            self._retain, self._registry, self._ledger, self._wall_clock, self._writer.lock, self._clock_watch
+        )
+        self._tasks = [
+            asyncio.create_task(self._run_periodic(), name="hub-ack-cursors"),
+            asyncio.create_task(retention, name="hub-retention"),
+            asyncio.create_task(self._watch_ledger(), name="hub-ledger-watch"),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(on_end)
+
+    async def stop(self) -> None:
+        """Cancel the tasks and wait for their end. Their errors have been reported by ``on_end``."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def collect_handled(self) -> SaveAckCursors:
+        """Return the ack cursors that changed since the last call, and the end of failures that are handled by now."""
+        registry, state = self._registry, self._registry.state
+        writes: list[TableWrite] = []
+        for mailbox in registry.participants.list_changed():
+            agent_id = mailbox.agent_id
+            if mailbox.handled_failures:
+                open_triggers = registry.participants.open_triggers(agent_id)
+                # `clear_attempts` writes nothing for a dead letter, whose failures are deleted already. A delete here
+                # could hit the attempts of a letter that is just being revived.
+                for seq in mailbox.handled_failures:
+                    if seq not in open_triggers:
+                        writes += clear_attempts(state, agent_id, seq)
+            writes.append(TableWrite("floor", agent_id, mailbox.snapshot()))
+        first_seq = registry.meta.first_seq
+        if first_seq != self._questions_from:
+            self._questions_from = first_seq
+            writes += remove_dropped_questions(state, first_seq)
+        return SaveAckCursors(tuple(writes))
+
+    async def _run_periodic(self) -> None:
+        """Store acknowledgements soon, not at once: a crash may repeat what was just handled, and loses nothing."""
+        while True:
+            await asyncio.sleep(ACK_FLUSH_S)
+            handled = self.collect_handled()
+            if handled.writes:
+                self._pending.add(handled)
+            if self._status.is_open and not self._is_read_only:
+                for thread_id in list_expired(self._registry.state, self._clock()):
+                    self._pending.add(EndTakeover(thread_id))
+            self._registry.participants.drop_idle()
+            self._log_slow_ledger()
+
+    def _log_slow_ledger(self) -> None:
+        """Log when the ledger stops answering, and when it answers again."""
+        if self._status.is_open and not self._status.is_ready and not self._is_slow:
+            log.warning("the ledger does not answer: the hub is not ready until it does")
+            self._is_slow = True
+        elif self._status.is_ready and self._is_slow:
+            log.warning("the ledger answers again")
+            self._is_slow = False
+
+    async def _watch_ledger(self) -> None:
+        """Check the ledger's files while nobody writes; a write checks them itself."""
+        while True:
+            await asyncio.sleep(VERIFY_S)
+            if not self._status.is_open:
+                continue
+            try:
+                await self._ledger.verify()
+            except LedgerError as error:
+                self._writer.reopen_ledger(error)

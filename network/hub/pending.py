@@ -1,0 +1,150 @@
+"""Step 4: entries that wait for the batch writer, and the fair choice of the next batch. In memory; no IO, no clock.
+
+`intake` adds entries, `batch_writer` takes batches. A participant that sends more than a batch holds waits for itself
+alone: owners take turns (docs/decisions/fair-batches.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from roundelay.network.addresses import mod_address
+from roundelay.network.core.entries import (
+    BindCredentials,
+    EndTakeover,
+    Entry,
+    Join,
+    ModEntry,
+    ProcessEnded,
+    SaveAckCursors,
+    Send,
+)
+
+ENTRY_BYTES = 1024
+"""Memory that a pending entry takes beside its frame, as estimated."""
+BATCH_COST = 1 << 19
+"""Maximum cost of a batch, some 400 small messages. Everybody waits while a batch is applied and written, and a larger
+one saves hardly any more fsyncs."""
+TURN_COST = 1 << 14
+"""Cost that one owner may add to a batch before the next owner's turn."""
+
+
+class PendingEntries:
+    """Entries that wait for the writer, each with its size in bytes and its cost.
+
+    Unbounded by itself: `intake` refuses frames beyond ``max_pending_bytes`` and stops reading beyond twice of it.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.has_work = asyncio.Event()
+        """Wakes the batch writer, which clears it."""
+        # Entries since the last batch, in two lists: one tuple per message would be one more object to allocate and to
+        # collect.
+        self._entries: list[Entry] = []
+        self._sizes: list[int] = []
+        self._extra_costs: dict[int, int] = {}
+        """Cost beyond the size, by index in the lists; most entries have none."""
+        self._queues: dict[str, _OwnerQueue] = {}
+        """Entries that did not fit into a batch, by owner."""
+        self._turns: deque[_OwnerQueue] = deque()
+        self._queued = 0
+        """Number of entries in the owners' queues."""
+
+    def __len__(self) -> int:
+        return self._queued + len(self._entries)
+
+    def add(self, entry: Entry, size: int = 0, extra_cost: int = 0) -> None:
+        """Add an entry. ``size`` is the size of its frame; ``extra_cost`` is further work, in bytes that would cost as
+        much."""
+        if not self.bytes:
+            self.has_work.set()
+        size += ENTRY_BYTES
+        self._entries.append(entry)
+        self._sizes.append(size)
+        self.bytes += size
+        if extra_cost:
+            self._extra_costs[len(self._sizes) - 1] = extra_cost
+
+    def take_batch(self) -> list[Entry]:
+        """Remove and return the next batch: everything in order of arrival if it fits, else owners in turns."""
+        if not self._queued and self.bytes + sum(self._extra_costs.values()) <= BATCH_COST:
+            batch = self._entries
+            self.clear()
+            return batch
+        self._sort_by_owner()
+        batch = []
+        batch_cost = 0
+        while self._turns and batch_cost < BATCH_COST:
+            queue = self._turns.popleft()
+            # Deficit round robin: unused credit stays, so an entry that costs more than one turn gets in later.
+            queue.credit += TURN_COST
+            while queue.entries and queue.entries[0][2] <= queue.credit:
+                entry, size, cost = queue.entries.popleft()
+                batch.append(entry)
+                queue.credit -= cost
+                queue.bytes -= size
+                self.bytes -= size
+                batch_cost += cost
+            if queue.entries:
+                self._turns.append(queue)
+            else:
+                del self._queues[queue.owner]
+        self._queued -= len(batch)
+        return batch
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        self._entries, self._sizes, self._extra_costs = [], [], {}
+        self._queues.clear()
+        self._turns.clear()
+        self.bytes = self._queued = 0
+
+    def is_beyond_share(self, owner: str, max_bytes: int) -> bool:
+        """Return whether an owner has more pending than its share: ``max_bytes`` divided by the owners that wait."""
+        self._sort_by_owner()
+        queue = self._queues.get(owner)
+        return queue is not None and queue.bytes * len(self._queues) >= max_bytes
+
+    def _sort_by_owner(self) -> None:
+        """Move new entries into their owners' queues."""
+        extra_costs = self._extra_costs
+        for index, (entry, size) in enumerate(zip(self._entries, self._sizes, strict=True)):
+            owner = owner_of(entry)
+            queue = self._queues.get(owner)
+            if queue is None:
+                queue = self._queues[owner] = _OwnerQueue(owner)
+                self._turns.append(queue)
+            queue.entries.append((entry, size, size + extra_costs.get(index, 0) if extra_costs else size))
+            queue.bytes += size
+        self._queued += len(self._entries)
+        self._entries, self._sizes, self._extra_costs = [], [], {}
+
+
+class _OwnerQueue:
+    """Pending entries of one owner, oldest first: ``(entry, size, cost)``. ``credit`` is the cost it may still spend."""
+
+    __slots__ = ("bytes", "credit", "entries", "owner")
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.entries: deque[tuple[Entry, int, int]] = deque()
+        self.bytes = 0
+        self.credit = 0
+
+
+def owner_of(entry: Entry) -> str:
+    """Return whose turn an entry takes. A ``hello`` belongs to the id that it names, so it stays behind what earlier
+    sessions of that id sent."""
+    if isinstance(entry, Send):  # before the match, whose class patterns cost: nearly every entry is a message
+        return entry.origin.agent_id
+    match entry:
+        case Join():
+            return entry.hello.agent_id
+        case SaveAckCursors() | BindCredentials() | ProcessEnded() | EndTakeover():
+            return ""
+        case ModEntry():
+            return mod_address(entry.mod)
+        case _:
+            return entry.origin.agent_id

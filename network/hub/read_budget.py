@@ -1,0 +1,250 @@
+"""The read budget: who may begin a read and who waits, so that unread results stay bounded.
+
+A read in progress counts as twice ``max_result_bytes`` (its rows, and the frame made of them). A result counts as its
+own size until the connection has taken it. Three bounds hold at once: per session, per participant with all of its
+sessions, and for the hub. Whoever uses nothing may begin one read, however small a bound is. Those who wait take turns:
+first participants, then the sessions of each. Decides in memory, on the hub's loop; its only clock is the loop's timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from roundelay.network.config import Limits
+
+FULL_S = 2.0
+"""Time at the hub's bound after which the session with the most unread results is closed (docs/protocol.md)."""
+LARGE_BYTES = 1 << 19
+REST_S_PER_BYTE = 1 / (1 << 30)
+"""Pause before the next read after a large result, in seconds per byte: about the time that the loop spent to encode and
+write it. Frames of others need several turns of the loop to be delivered, and without a pause each of these turns would
+make another large result."""
+
+
+class ByteBudget:
+    """Bytes in use under one bound. They count under the bounds of the parents too."""
+
+    __slots__ = ("limit", "parent", "ready", "used")
+
+    def __init__(self, limit: int, parent: ByteBudget | None = None) -> None:
+        self.used = 0
+        self.limit = limit
+        self.parent = parent
+        self.ready: dict[ByteBudget, None] = {}
+        """Children that wait and may fit into their own bound, in turn."""
+
+    def fits(self, size: int) -> bool:
+        return not self.used or self.used + size <= self.limit
+
+    def add(self, size: int) -> None:
+        budget: ByteBudget | None = self
+        while budget is not None:
+            budget.used += size
+            budget = budget.parent
+
+
+class ParticipantBudget(ByteBudget):
+    """The bytes of all sessions of one participant."""
+
+    __slots__ = ("agent_id", "sessions")
+
+    def __init__(self, agent_id: str, limit: int, parent: ByteBudget) -> None:
+        super().__init__(limit, parent)
+        self.agent_id = agent_id
+        self.sessions: set[SessionReads] = set()
+
+
+class SessionReads(ByteBudget):
+    """One session's reads, from its first one on: those in progress, those that wait, and results to be written."""
+
+    __slots__ = ("end", "in_progress", "participant", "request_bytes", "results", "unread", "waiting", "written")
+
+    def __init__(self, limit: int, participant: ParticipantBudget, end: Callable[[], None]) -> None:
+        super().__init__(limit, participant)
+        self.participant = participant
+        self.end = end
+        """Ends the session, when its unread results make everybody wait."""
+        self.waiting: list[asyncio.Future[None]] = []
+        """Reads that wait for the budget, oldest first; at most ``max_reads``."""
+        self.unread = 0
+        """Bytes of results that the connection has not taken."""
+        self.in_progress = 0
+        """Number of reads and of signals by thread, waiting ones included."""
+        self.request_bytes = 0
+        """Bytes of the frames that asked for the reads in progress."""
+        self.results: list[bytes] = []
+        """Results to be written, one by one."""
+        self.written = 0
+        """Bytes of the result that was written last, until the connection has taken it."""
+
+
+class ReadBudget:
+    """The budget of the whole hub."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.waiting = 0
+        """Number of reads that wait."""
+        self._limits = limits
+        self._read_bytes = 2 * limits.max_result_bytes
+        self._hub = ByteBudget(limits.hub_result_bytes)
+        self._participants: dict[str, ParticipantBudget] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._holds = 0
+        """Number of reasons why no read may begin now: one began in this turn, or a large result was made."""
+
+    @property
+    def used(self) -> int:
+        """Bytes of all unread results, and of all reads in progress."""
+        return self._hub.used
+
+    def open_session(self, agent_id: str, end: Callable[[], None]) -> SessionReads:
+        """Add a session. `close_session` removes it."""
+        participant = self._participants.get(agent_id)
+        if participant is None:
+            participant = ParticipantBudget(agent_id, self._limits.participant_result_bytes, self._hub)
+            self._participants[agent_id] = participant
+        reads = SessionReads(self._limits.session_result_bytes, participant, end)
+        participant.sessions.add(reads)
+        return reads
+
+    async def acquire(self, reads: SessionReads) -> None:
+        """Reserve the bytes of one read, after a wait if there is no room. Raises `CancelledError` when the session is
+        gone."""
+        if reads not in reads.participant.sessions:  # the session went while its read waited for something else
+            raise asyncio.CancelledError
+        if not self._holds and not reads.waiting and not self._hub.ready and self._fits(reads):
+            self._start(reads)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        reads.waiting.append(turn)
+        self.waiting += 1
+        self._enqueue(reads)
+        self._start_waiting()
+        await turn
+
+    def release(self, reads: SessionReads) -> None:
+        """Free what `acquire` reserved."""
+        self._free(reads, self._read_bytes)
+
+    def add_result(self, reads: SessionReads, size: int) -> None:
+        """Count a result that waits for its connection."""
+        reads.unread += size
+        reads.add(size)
+        if size >= LARGE_BYTES:
+            self._holds += 1
+            asyncio.get_running_loop().call_later(size * REST_S_PER_BYTE, self._end_hold)
+
+    def drop_result(self, reads: SessionReads, size: int) -> None:
+        """Free a result that the connection has taken, or that is given up."""
+        reads.unread -= size
+        self._free(reads, size)
+
+    def close_session(self, reads: SessionReads) -> None:
+        """Remove a session that is gone, with its waiting reads and its results. Reads in progress end by themselves."""
+        for turn in reads.waiting:
+            turn.cancel()
+        self.waiting -= len(reads.waiting)
+        reads.waiting.clear()
+        reads.results.clear()
+        participant = reads.participant
+        participant.ready.pop(reads, None)
+        participant.sessions.discard(reads)
+        self.drop_result(reads, reads.unread)
+
+    def stop(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _free(self, reads: SessionReads, size: int) -> None:
+        reads.add(-size)
+        if not reads.participant.used and not reads.participant.sessions:
+            self._participants.pop(reads.participant.agent_id, None)
+        if reads.waiting or reads.participant.ready:
+            self._enqueue(reads)
+        if self._hub.ready:
+            self._start_waiting()
+
+    def _fits(self, reads: SessionReads) -> bool:
+        size = self._read_bytes
+        return reads.fits(size) and reads.participant.fits(size) and self._hub.fits(size)
+
+    def _enqueue(self, reads: SessionReads) -> None:
+        participant = reads.participant
+        if reads.waiting:
+            participant.ready[reads] = None
+        if participant.ready:
+            self._hub.ready[participant] = None
+
+    def _start_waiting(self) -> None:
+        """Start every waiting read that fits. Whoever is at a bound of its own leaves the queue, and returns to it when
+        it frees something."""
+        hub, size = self._hub, self._read_bytes
+        while hub.ready:
+            participant = next(iter(hub.ready))
+            reads = next(iter(participant.ready), None)
+            if reads is None or not participant.fits(size):
+                del hub.ready[participant]
+                continue
+            assert isinstance(reads, SessionReads)
+            if not reads.waiting or not reads.fits(size):
+                del participant.ready[reads]
+                continue
+            if self._holds:
+                return
+            if not hub.fits(size):
+                if self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(FULL_S, self._evict_largest)
+                return
+            del participant.ready[reads], hub.ready[participant]
+            turn = reads.waiting.pop(0)
+            self.waiting -= 1
+            self._enqueue(reads)
+            if not turn.done():
+                # Wake this read before `_start` schedules the end of the hold: if the read makes a large result at
+                # once, that holds up the next one.
+                turn.set_result(None)
+                self._start(reads)
+
+    def _start(self, reads: SessionReads) -> None:
+        """Count a read, and allow no other in this turn of the loop: some take milliseconds, and frames of others come
+        in between."""
+        reads.add(self._read_bytes)
+        self._holds += 1
+        asyncio.get_running_loop().call_soon(self._end_hold)
+
+    def _end_hold(self) -> None:
+        self._holds -= 1
+        self._start_waiting()
+
+    def _evict_largest(self) -> None:
+        """End the session with the most unread results of the participant with the most: the hub has been at its bound
+        for `FULL_S`."""
+        self._timer = None
+        if not self._hub.ready or self._hub.fits(self._read_bytes):
+            return
+        unread = {it: sum(reads.unread for reads in it.sessions) for it in self._participants.values()}
+        participant = max(unread, key=lambda it: unread[it])
+        if unread[participant]:
+            max(participant.sessions, key=lambda reads: reads.unread).end()
+        self._start_waiting()
+
+
+class ReadSlot:
+    """The budget of one read: acquired, released, and acquired again after a wait."""
+
+    def __init__(self, budget: ReadBudget, reads: SessionReads) -> None:
+        self._budget = budget
+        self._reads = reads
+        self._is_acquired = False
+
+    async def acquire(self) -> None:
+        await self._budget.acquire(self._reads)
+        self._is_acquired = True
+
+    def release(self) -> None:
+        """Idempotent."""
+        if self._is_acquired:
+            self._is_acquired = False
+            self._budget.release(self._reads)

@@ -1,0 +1,61 @@
+"""The head of an HTTP request as it arrives, before the library may parse it. Sans-IO: bytes in, bytes out.
+
+The library accepts GET alone, and keeps no bound of its own on a request that never ends. `RequestHead` finds the end of
+the head, turns HEAD into GET, and reports other methods.
+"""
+
+from __future__ import annotations
+
+MAX_REQUEST_BYTES = 32 * 1024
+"""Maximum size of a request's head. A thousand pending requests hold 32 MiB."""
+MAX_METHOD_CHARS = 16
+
+
+class UnsupportedMethodError(Exception):
+    """A request with a method other than GET and HEAD."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(f"There is no {method} here; use GET or HEAD.")
+
+
+class RequestHead:
+    """Splits the request from what follows it."""
+
+    __slots__ = ("_pending", "_size", "is_complete", "method")
+
+    def __init__(self) -> None:
+        self.method = b""
+        """Method of the request, once it is known."""
+        self.is_complete = False
+        self._pending = b""
+        """Bytes that decide something together with the next ones: the method, or a part of the blank line."""
+        self._size = 0
+
+    @property
+    def is_too_large(self) -> bool:
+        return self._size > MAX_REQUEST_BYTES
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return bytes of the request for the library, and the bytes that follow the request.
+
+        Raises `UnsupportedMethodError`; the request is over then.
+        """
+        given, data = self._pending, self._pending + data
+        if not self.method:
+            method = data[:MAX_METHOD_CHARS].partition(b" ")[0]
+            if len(method) == len(data):  # the method is not complete yet
+                self._pending = data
+                return b"", b""
+            is_method = method.isalpha() and method.isupper() and len(method) < MAX_METHOD_CHARS
+            if method not in (b"GET", b"HEAD") and is_method:
+                raise UnsupportedMethodError(method.decode())
+            given, self.method = b"", method
+            if method == b"HEAD":
+                data = b"GET" + data[len(method) :]
+        head, blank_line, rest = data.partition(b"\r\n\r\n")
+        request = (head + blank_line)[len(given) :]
+        self.is_complete = bool(blank_line)
+        # The library has these bytes already; they are kept to find a blank line that arrives in two parts.
+        self._pending = b"" if blank_line else data[-3:]
+        self._size += len(request)
+        return request, rest

@@ -1,0 +1,38 @@
+"""The lifecycle of a hub, shared by its parts: whether its ledger is open and answers, and whether it drains.
+
+`batch_writer` and `hub` write it; `server`, `hub_view` and `maintenance` read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from roundelay.network.ledger import Ledger
+
+MAX_COMMIT_S = 2.0
+"""Duration of a commit beyond which the hub is not ready. SQLite retries a refused lock for up to 10 s, silently."""
+
+
+class HubStatus:
+    """State of one hub's ledger and of its shutdown."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.is_open = False
+        """Whether the ledger is open and the outcome of every commit is known."""
+        self.opened = asyncio.Event()
+        """Set while the ledger is open and nobody has asked to reopen it."""
+        self.draining = asyncio.Event()
+        """Set from the start of `Hub.close` on: nothing more is taken from sessions."""
+        self.failed = asyncio.Event()
+        """Set when a task of the hub failed: whoever runs the hub has to close it."""
+        self.commit_started_s: float | None = None
+        """Loop time at which the commit in progress began."""
+        self._ledger = ledger
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether sessions are accepted: the ledger is open and answers in time."""
+        started_s = self.commit_started_s
+        is_quick = started_s is None or self._loop.time() - started_s < MAX_COMMIT_S
+        return self.is_open and is_quick and self._ledger.is_answering

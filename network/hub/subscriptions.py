@@ -1,0 +1,74 @@
+"""Events that are sent to whoever asked for them and are never stored: presence, channel members, signals.
+
+`SessionRegistry` owns one `Subscriptions`. Decides who hears of an event; who may see a thread is decided in `signals`
+and in the core. Events are dropped for sessions that are slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from roundelay.network.addresses import channel_address, name_of
+from roundelay.network.core.tables import Participant
+from roundelay.network.frames import PresenceFrame, encode
+
+from .participants import LiveParticipants
+from .session import Session, SessionOutput
+
+
+class Subscriptions:
+    """Sessions that asked for presence notices, for signals, or for both."""
+
+    def __init__(self, output: SessionOutput, participants: LiveParticipants) -> None:
+        self._output = output
+        self._participants = participants
+        self._presence: dict[Session, None] = {}
+        self._signals: dict[Session, None] = {}
+
+    def subscribe(self, session: Session, presence: bool | None, signals: bool | None) -> None:
+        """Start (True), end (False) or leave (None) each of a session's two subscriptions."""
+        for subscribers, is_wanted in ((self._presence, presence), (self._signals, signals)):
+            if is_wanted:
+                subscribers[session] = None
+            elif is_wanted is not None:
+                subscribers.pop(session, None)
+
+    def remove(self, session: Session) -> None:
+        """End both subscriptions of a session. Idempotent."""
+        self._presence.pop(session, None)
+        self._signals.pop(session, None)
+
+    def announce_presence(self, participant: Participant, state: Literal["online", "offline"]) -> None:
+        """Report that a participant came or went."""
+        frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=participant.card))
+        for session in self._presence:
+            if not session.connection.is_paused:
+                self._output.write(session, frame)
+
+    def announce_members(self, channel: str | None, agent_id: str | None) -> None:
+        """Report that the members of a channel, or their rights, changed: to its members, to operators, and to the
+        participant concerned. Without a channel, report to every presence subscriber."""
+        sessions = [it for it in self._presence if channel is None or self._hears_of_members(it, channel, agent_id)]
+        thread_id = channel_address(channel) if channel is not None else None
+        self._output.notice(sessions, "members", thread_id, {"agent_id": agent_id} if agent_id is not None else {})
+
+    def _hears_of_members(self, session: Session, channel: str, agent_id: str | None) -> bool:
+        origin = session.live_origin()
+        is_member = self._participants.state.member(channel, origin.agent_id).is_in
+        return origin.is_operator or origin.agent_id == agent_id or is_member
+
+    def list_signal_readers(self, address: str) -> Iterable[str]:
+        """Return ids that a signal to ``broadcast`` or to a channel may reach: subscribers, or the online members."""
+        if address == "broadcast":
+            return dict.fromkeys(session.live_origin().agent_id for session in self._signals)
+        return [live.agent_id for live in self._participants.online_in(name_of(address))]
+
+    def send_signal(self, readers: Iterable[str], sender_session: str, frame: bytes) -> None:
+        """Send a signal to the subscribed sessions of ``readers``, except to the session that it came from."""
+        for agent_id in readers:
+            for session in self._participants.sessions_of(agent_id):
+                if session.session_id == sender_session or session.connection.is_paused:
+                    continue
+                if session in self._signals:
+                    self._output.write(session, frame)
