@@ -1,10 +1,11 @@
-"""Budgets of tokens and of money: for a turn, a reaction, a root and a day. Reserved before a call of the model,
-settled after it. Where the server counts nothing, the estimate counts.
+"""Budgets of tokens and money per turn, reaction, conversation (root) and day.
 
-What was spent is the hub's sums of the ledger's records (``network.spent``): they outlive restarts, and hold what other
-agents, in whatever process, spent on the same root. Reservations are this process's: calls that are under way elsewhere
-are not seen, so that a budget may be overrun by those. Exceeding one raises `ModelError` with ``budget``: the reaction
-ends as `stopped`, whoever waits is told, and the hub tells the thread's readers.
+Each model call reserves its expected usage first and records its actual usage afterwards. If the server reports no
+usage, the estimate counts. The spent sums come from the hub, which adds up the ledger's records (``network.spent``). So
+they survive restarts, and include other agents on the same conversation in any process. Reservations are local to this
+process: calls in other processes are not visible before they end, so they may overrun a budget. An exceeded budget
+raises `ModelError` with ``budget``. Then the reaction ends as `stopped`, waiting callers get an answer, and the hub
+informs the thread's readers.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ SCOPES: tuple[Scope, ...] = ("turn", "reaction", "root", "day")
 Unit = Literal["tokens", "usd"]
 
 OTHERS_SHARE = Decimal("0.75")
-"""What the claims of one other agent may count of a conversation's budget."""
+"""Maximum share of a conversation's budget that one other agent's records may claim."""
 
 _NAMES = {"turn": "this turn", "reaction": "this reaction", "root": "this conversation", "day": "today"}
 
 _Key = tuple[object, ...]
 _RESERVED: dict[_Key, Decimal] = {}
-"""What calls under way may take, by unit and what they are for: shared by all agents of the process, as a root's budget
-is."""
+"""Reserved amounts of running calls, by unit and scope. Shared by all agents of the process, because they share
+conversations."""
 
 
 class TokenLimits(Strict):
-    """Of prompt and completion together, cached ones included."""
+    """Maximum tokens of prompt and completion together, including cached ones."""
 
     turn: Annotated[int, Field(ge=1)] | None = None
     reaction: Annotated[int, Field(ge=1)] | None = None
@@ -59,7 +60,7 @@ class TokenLimits(Strict):
 
 
 class MoneyLimits(Strict):
-    """In US dollars."""
+    """Maximum cost in US dollars."""
 
     turn: Annotated[Decimal, Field(gt=0)] | None = None
     reaction: Annotated[Decimal, Field(gt=0)] | None = None
@@ -69,7 +70,7 @@ class MoneyLimits(Strict):
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What one call needs of one budget."""
+    """The amount that one call needs from one budget."""
 
     key: _Key
     scope: Scope
@@ -78,30 +79,29 @@ class _Claim:
     spent: Decimal
     needed: Decimal
     by: str = ""
-    """Who claims most of it, if that is another agent."""
+    """Agent that used most of the budget, if it is another agent."""
 
 
 def _check_limits(
     tokens: TokenLimits | None, usd: MoneyLimits | None, reserve: int, prices: Mapping[str, Price] | None
 ) -> None:
     if tokens is None and usd is None:
-        raise ValueError("must have tokens or usd")
+        raise ValueError("must set tokens or usd")
     for name, limits in (("tokens", tokens), ("usd", usd)):
         if limits is not None and all(getattr(limits, scope) is None for scope in SCOPES):
-            raise ValueError(f"{name} limits nothing: say it for one of {', '.join(SCOPES)}")
+            raise ValueError(f"{name} limits nothing: set at least one of {', '.join(SCOPES)}")
     for scope in SCOPES:
         limit = getattr(tokens, scope, None)
         if limit is not None and reserve >= limit:
-            raise ValueError(f"reserve ({reserve}) leaves nothing of the {limit} tokens for a {scope}: lower it")
+            raise ValueError(f"reserve ({reserve}) must be less than the {limit} tokens for a {scope}: lower it")
 
 
 class Budget(Middleware):
-    """Stops an agent whose ``tokens`` or ``usd`` are spent. ``reserve`` is how many tokens a reply is expected to take.
+    """Stops an agent whose ``tokens`` or ``usd`` are spent. ``reserve`` is the expected number of tokens of a reply.
 
-    Raises `ConfigError` for options that a file could not have either.
-
-    A root that was let go on (``network.resume_root``) has its budget once more. An agent that runs as a tool of
-    another one has the middleware of its own; what it used counts in the reaction, the root and the day.
+    A resumed conversation (``network.resume_root``) gets its budget once more. An agent that runs as a tool has
+    middleware of its own, but its usage counts in the caller's reaction, conversation and day. Raises `ConfigError` for
+    invalid options.
     """
 
     @checked(_check_limits)
@@ -115,8 +115,8 @@ class Budget(Middleware):
         count: Annotated[Count, IN_CODE] = estimate_tokens,
     ) -> None:
         self._limits: dict[tuple[Unit, Scope], Decimal] = {}
-        given: tuple[tuple[Unit, object], ...] = (("tokens", tokens), ("usd", usd))
-        for unit, limits in given:
+        limits_by_unit: tuple[tuple[Unit, object], ...] = (("tokens", tokens), ("usd", usd))
+        for unit, limits in limits_by_unit:
             for scope in SCOPES:
                 limit = getattr(limits, scope, None)
                 if limit is not None:
@@ -125,7 +125,7 @@ class Budget(Middleware):
         self._reserve = reserve
         self._prices = Prices(prices or {})
         self._count = count
-        self._turns: dict[tuple[str, str], tuple[int, dict[Unit, Decimal]]] = {}  # of each run, by reaction and path
+        self._turns: dict[tuple[str, str], tuple[int, dict[Unit, Decimal]]] = {}  # usage per turn, by reaction and path
 
     async def around_reaction(self, around: Around, proceed: Callable[[], Awaitable[Finish]]) -> Finish:
         try:
@@ -137,21 +137,21 @@ class Budget(Middleware):
         self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
     ) -> ModelReply:
         spent = await self._ask_hub(around) if self._asks_hub else {}
-        asked = Usage(count_request(request.messages, request.tools, self._count), self._reserve)
-        claims = [self._claim(around, key, spent, asked) for key in self._limits]
-        for claim in claims:  # no await from here to the reservation
-            held = _RESERVED.get(claim.key, Decimal(0))
-            if claim.spent + held + claim.needed > claim.limit:
-                raise ModelError(_refuse(claim, held), reason="budget")
+        expected = Usage(count_request(request.messages, request.tools, self._count), self._reserve)
+        claims = [self._make_claim(around, key, spent, expected) for key in self._limits]
+        for claim in claims:  # no await from here to the reservation: another call could take the same amount
+            reserved = _RESERVED.get(claim.key, Decimal(0))
+            if claim.spent + reserved + claim.needed > claim.limit:
+                raise ModelError(_describe_exceeded(claim, reserved), reason="budget")
         _reserve(claims, 1)
         try:
             reply = await proceed(request)
         finally:
             _reserve(claims, -1)
-        if not reply.usage.prompt_tokens and not reply.usage.completion_tokens:  # a server that counts nothing
-            written = count_message(AssistantMessage(reply.text, reply.tool_calls), self._count)
-            reply = replace(reply, usage=Usage(asked.prompt_tokens, written))
-        self._settle(around, reply)
+        if not reply.usage.prompt_tokens and not reply.usage.completion_tokens:  # the server reports no usage
+            output_tokens = count_message(AssistantMessage(reply.text, reply.tool_calls), self._count)
+            reply = replace(reply, usage=Usage(expected.prompt_tokens, output_tokens))
+        self._record_usage(around, reply)
         return reply
 
     async def _ask_hub(self, around: Around) -> Mapping[str, Any]:
@@ -160,35 +160,37 @@ class Budget(Middleware):
         try:
             value: Mapping[str, Any] = await retry_later(lambda: client.call("network.spent", args))
         except UnknownOperation as error:
-            sentence = "This hub does not add up what is spent, and a budget needs that: upgrade it."
+            sentence = "This hub does not support budgets (it lacks network.spent). Upgrade the hub."
             raise ModelError(sentence, reason="misconfigured") from error
         return value
 
-    def _claim(self, around: Around, key: tuple[Unit, Scope], spent: Mapping[str, Any], asked: Usage) -> _Claim:
+    def _make_claim(self, around: Around, key: tuple[Unit, Scope], spent: Mapping[str, Any], expected: Usage) -> _Claim:
         unit, scope = key
         limit, by = self._limits[key], ""
-        whose: object = around.agent.id
+        owner: object = around.agent.id
         match scope:
             case "turn":
-                whose = (around.reaction, around.path)
+                owner = (around.reaction, around.path)
                 turn, sums = self._turns.get((around.reaction, around.path), (0, {}))
                 used = sums.get(unit, Decimal(0)) if turn == around.state.turn else Decimal(0)
             case "root":
-                whose, limit = spent["root"], limit * (1 + spent["resumed"])
+                owner, limit = spent["root"], limit * (1 + spent["resumed"])
                 used, by = self._add_up_root(around, unit, spent, limit)
             case _:
-                whose = around.reaction if scope == "reaction" else whose
+                owner = around.reaction if scope == "reaction" else owner
                 used = self._add_up(around, unit, spent[f"of_{scope}"])
         epoch = around.context.client.welcome.network.epoch
-        needed = self._value(unit, asked, 1, list_names(around.model), list_names(around.agent.model))
-        needed = round(needed, 9)  # so that sums of them come back to nothing
-        return _Claim((epoch, unit, scope, whose), scope, unit, limit, used, needed, by)
+        needed = self._convert(unit, expected, 1, list_names(around.model), list_names(around.agent.model))
+        needed = round(needed, 9)  # so that adding and removing reservations ends at exactly 0
+        return _Claim((epoch, unit, scope, owner), scope, unit, limit, used, needed, by)
 
     def _add_up_root(self, around: Around, unit: Unit, spent: Mapping[str, Any], limit: Decimal) -> tuple[Decimal, str]:
-        """Give what the conversation has used, and who claims most if that is another agent. What one other
-        agent's records claim counts for at most `OTHERS_SHARE` of the budget: one that lies, or goes astray, stops
-        itself and not everybody."""
-        by_agent: Mapping[str, Any] = spent.get("by_agent", {})  # a hub from before it kept them apart says none
+        """Return the conversation's usage, and the agent that claims most of it if that is another agent.
+
+        The records of one other agent count for at most `OTHERS_SHARE` of the budget: an agent that lies or runs wild
+        stops itself, not everybody.
+        """
+        by_agent: Mapping[str, Any] = spent.get("by_agent", {})  # older hubs do not report this
         claims = {agent_id: self._add_up(around, unit, sums) for agent_id, sums in by_agent.items()}
         rest = max(Decimal(0), self._add_up(around, unit, spent["of_root"]) - sum(claims.values()))
         own = claims.pop(around.context.client.agent_id, Decimal(0))
@@ -202,13 +204,16 @@ class Budget(Middleware):
         total = Decimal(0)
         for model, used in sums.items():
             usage = Usage(*(used[field.name] for field in fields(Usage)))
-            # What reviews and the like used is not told by model.
-            total += self._value(unit, usage, used["calls"], [model] if model else list_names(around.agent.model))
+            # The usage of reviews and summaries has no model name.
+            total += self._convert(unit, usage, used["calls"], [model] if model else list_names(around.agent.model))
         return total
 
-    def _value(self, unit: Unit, usage: Usage, calls: int, *choices: Sequence[str]) -> Decimal:
-        """Give what a usage counts. Money is by the dearest of several models, of the first ``choices`` of them that
-        have a known price. Raises `ModelError` where none has one."""
+    def _convert(self, unit: Unit, usage: Usage, calls: int, *choices: Sequence[str]) -> Decimal:
+        """Convert a usage into the budget's unit.
+
+        Money uses the first of ``choices`` with a known price, and its most expensive model. Raises `ModelError` if no
+        price is known.
+        """
         tokens = usage.prompt_tokens + usage.completion_tokens
         if unit == "tokens" or not tokens:
             return Decimal(tokens)
@@ -217,39 +222,39 @@ class Budget(Middleware):
             if costs:
                 return max(costs)
         sentence = (
-            f'No price is known of the model "{" or ".join(choices[-1])}", and a budget in dollars needs it. Add the '
-            f"price list ({how_to_add('prices')}), or set it under the budget's prices."
+            f'The price of the model "{" or ".join(choices[-1])}" is unknown, and a budget in dollars needs it. '
+            f"Install the price list ({how_to_add('prices')}), or set the price in the budget's prices."
         )
         raise ModelError(sentence, reason="misconfigured")
 
-    def _settle(self, around: Around, reply: ModelReply) -> None:
+    def _record_usage(self, around: Around, reply: ModelReply) -> None:
         turn, sums = self._turns.get((around.reaction, around.path), (0, {}))
         if turn != around.state.turn:
             sums = {}
         for unit, scope in self._limits:
             if scope == "turn":
-                used = self._value(unit, reply.usage, 1, [reply.model], list_names(around.agent.model))
+                used = self._convert(unit, reply.usage, 1, [reply.model], list_names(around.agent.model))
                 sums = {**sums, unit: sums.get(unit, Decimal(0)) + used}
         self._turns[around.reaction, around.path] = (around.state.turn, sums)
 
 
 def _reserve(claims: Iterable[_Claim], sign: Literal[1, -1]) -> None:
     for claim in claims:
-        held = _RESERVED.get(claim.key, Decimal(0)) + sign * claim.needed
-        if held:
-            _RESERVED[claim.key] = held
+        reserved = _RESERVED.get(claim.key, Decimal(0)) + sign * claim.needed
+        if reserved:
+            _RESERVED[claim.key] = reserved
         else:
             _RESERVED.pop(claim.key, None)
 
 
-def _refuse(claim: _Claim, reserved: Decimal) -> str:
-    """Say which budget it is, and how it stands."""
-    spent, limit, needed, held = (
+def _describe_exceeded(claim: _Claim, reserved: Decimal) -> str:
+    """Describe the exceeded budget with its amounts."""
+    spent, limit, needed, reserved_text = (
         write_dollars(amount) if claim.unit == "usd" else f"{int(amount):,} tokens"
         for amount in (claim.spent, claim.limit, claim.needed, reserved)
     )
-    under_way = f", {held} are reserved by calls under way" if reserved else ""
-    by = "another agent" if claim.by.startswith("~") else claim.by  # of whom the hub does not tell the name
-    most_by = f", most of them by {by}" if by else ""
-    used = f"{spent} of {limit} were used{most_by}{under_way}"
-    return f"The budget for {_NAMES[claim.scope]} is spent: {used}, and the next call may take {needed}."
+    in_flight = f", {reserved_text} are reserved by running calls" if reserved else ""
+    by = "another agent" if claim.by.startswith("~") else claim.by  # the hub hides the names of some agents
+    user = f", most of them by {by}" if by else ""
+    used = f"{spent} of {limit} were used{user}{in_flight}"
+    return f"Budget for {_NAMES[claim.scope]} exceeded: {used}, and the next call may need {needed}."

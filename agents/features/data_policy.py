@@ -1,16 +1,15 @@
-"""What of an agent's work is kept in the ledger: its texts, its calls, their results; by tool, and with parts blacked
-out.
+"""Data policy: what the ledger stores of an agent's work (texts, calls, results), per tool, and what is redacted.
 
-Middleware that changes records on their way to the ledger (`Middleware.store`). The live model reads everything as it
-is. A reaction that is resumed has the records alone: where something was left out or changed it is told so, never given
-an empty result; a call whose arguments were not kept is not made, and an answer that was not kept is asked for again.
-Agents that run inside of this one are covered as well.
+Middleware that changes records on their way to the ledger (`Middleware.store`). The live model reads everything
+unchanged. A resumed reaction has only the records. It is informed where something was removed or changed, and never
+gets an empty result. A call whose arguments were not stored is not made. An answer that was not stored is requested
+again. Agents that run inside this one are covered as well.
 
-What other middleware keeps in notes (`Around.keep`) is kept where texts are, and the results of all the tools that it
+Notes of other middleware (`Around.keep`) are stored if texts are stored, and the results of all tools that the note
 names.
 
-Not covered: messages, which are the conversation itself (the answer, what tools send, a request for approval and its
-decision), and events, which are not stored.
+Not covered: messages, which are the conversation itself (the answer, messages sent by tools, approval requests and
+decisions), and events, which are not stored.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ REDACTED = "[redacted]"
 NOT_KEPT = "[not kept]"
 
 Chosen = bool | Collection[str] | Callable[[str], bool]
-"""Of which tools something is kept: of all or none, of those named, or of those that a callable tells by their name."""
+"""Selects tools: all or none, the listed names, or those for whose name a callable returns true."""
 
 Redaction = str | re.Pattern[str] | Callable[[str], str]
-"""What is blacked out: what a regular expression finds, or what a callable makes of a text. It must give the same each
-time."""
+"""What is redacted: the matches of a regular expression, or whatever a callable changes. A callable must be
+deterministic."""
 
-_KEPT_DATA = (DISABLED, NOT_RUN, KEEPER)  # what the loop itself goes by
+_KEPT_DATA = (DISABLED, NOT_RUN, KEEPER)  # data that the loop itself needs
 
 
 def _read_chosen(value: object) -> object:
@@ -51,7 +50,7 @@ def _read_chosen(value: object) -> object:
     if not is_list and not isinstance(value, bool):
         hint = f": write [{value}]" if isinstance(value, str) else ""
         raise ValueError(f"must be true, false or a list of tools{hint}")
-    return tuple(value) if isinstance(value, list) else value  # files are read strictly
+    return tuple(value) if isinstance(value, list) else value  # strict validation refuses a list
 
 
 _Listed = Annotated[bool | tuple[str, ...], BeforeValidator(_read_chosen)]
@@ -59,12 +58,15 @@ _Listed = Annotated[bool | tuple[str, ...], BeforeValidator(_read_chosen)]
 
 def _check_effect(text: bool, calls: Chosen, results: Chosen, redact: Sequence[str], thinking: bool) -> None:
     if text and thinking and calls is True and results is True and not redact:
-        raise ValueError("keeps everything as it is: say what is not kept (text, thinking, calls, results), or redact")
+        raise ValueError("changes nothing: set text, thinking, calls or results to what is kept, or set redact")
 
 
 class DataPolicy(Middleware):
-    """What is kept of an agent's work. ``text`` is what its model writes, ``thinking`` what it thinks; ``calls`` their arguments (names are always
-    kept), ``results`` what tools gave, each of the tools chosen. ``redact`` is applied to whatever is kept."""
+    """What the ledger keeps of an agent's work.
+
+    ``text`` is the model's text, ``thinking`` its reasoning, ``calls`` the arguments of the chosen tools' calls (names
+    are always kept), and ``results`` the results of the chosen tools. ``redact`` applies to everything that is kept.
+    """
 
     def __init__(
         self,
@@ -75,9 +77,9 @@ class DataPolicy(Middleware):
         redact: Sequence[Redaction] = (),
         thinking: bool = True,
     ) -> None:
-        for name, given in (("calls", calls), ("results", results), ("redact", redact)):
-            if isinstance(given, str):  # its letters would be taken for the items
-                raise TypeError(f"DataPolicy: {name} is {given!r} and must be a list: write [{given!r}]")
+        for name, option in (("calls", calls), ("results", results), ("redact", redact)):
+            if isinstance(option, str):  # otherwise each letter would count as an item
+                raise TypeError(f"DataPolicy: {name} is {option!r} and must be a list. Write [{option!r}]")
         self._keeps_text = text
         self._keeps_calls = _as_test(calls)
         self._keeps_results = _as_test(results)
@@ -95,13 +97,16 @@ class DataPolicy(Middleware):
         redact: tuple[str, ...] = (),
         thinking: bool = True,
     ) -> DataPolicy:
-        """Make the policy of an agent's file, where ``calls`` and ``results`` are true, false or the tools of which
-        they are kept, and ``redact`` regular expressions. Raises `ConfigError`."""
+        """Return the policy of an agent's file.
+
+        ``calls`` and ``results`` are true, false or a list of tools. ``redact`` is a list of regular expressions.
+        Raises `ConfigError`.
+        """
         try:
             return cls(text=text, calls=calls, results=results, redact=redact, thinking=thinking)
         except re.error as error:
             raise ConfigError(
-                f"the pattern {error.pattern!r} of the data policy is no regular expression: {error}"
+                f"the pattern {error.pattern!r} of the data policy is not a regular expression: {error}"
             ) from error
         except ValueError as error:
             raise ConfigError(f"{error} (redact of the data policy)") from error
@@ -110,7 +115,7 @@ class DataPolicy(Middleware):
         return self._options
 
     def _store_part(self, part: Mapping[str, Any]) -> Mapping[str, object]:
-        """A message of a prompt: of what others wrote, of replies and results as much as is kept elsewhere."""
+        """Filter a message of a prompt: replies by the rule for texts, results by the rule for their tool."""
         is_kept = self._keeps_results(part["tool"]) if part["role"] == "tool" else self._keeps_text
         calls = [
             [name, self._redact_arguments(arguments) if self._keeps_calls(name) else "{}"]
@@ -133,7 +138,7 @@ class DataPolicy(Middleware):
                 reason = body["reason"] if self._keeps_text or body["status"] != "finished" else NOT_KEPT
                 return {**body, "reason": self._redact(reason)}
             case "model_failed":
-                return {**body, "reason": self._redact(body["reason"])}  # a provider's words may repeat the request's
+                return {**body, "reason": self._redact(body["reason"])}  # a provider's error may quote the request
             case "stopped":
                 return {
                     **body,
@@ -147,7 +152,7 @@ class DataPolicy(Middleware):
                 is_kept = self._keeps_results(body["tool"])
                 return {**body, "steps": [self._redact(step) for step in body["steps"]] if is_kept else [NOT_KEPT]}
             case "note":
-                # A summary holds what the model wrote, too.
+                # A summary contains the model's text as well.
                 is_kept = self._keeps_text and all(self._keeps_results(name) for name in body.get("of", ()))
                 return {**body, "value": self._redact(body["value"]) if is_kept else None}
             case _:
@@ -159,49 +164,57 @@ class DataPolicy(Middleware):
         kept = self._redact(text) if self._keeps_text else NOT_KEPT if text else text
         calls, altered = [], []
         for place, call in enumerate(reply["tool_calls"]):
-            written = call["arguments"]
-            arguments = self._redact_arguments(written) if self._keeps_calls(call["name"]) else "{}"
+            original = call["arguments"]
+            arguments = self._redact_arguments(original) if self._keeps_calls(call["name"]) else "{}"
             calls.append({**call, "arguments": arguments})
-            if arguments != written:
+            if arguments != original:
                 altered.append(place)
-        made = {**body, "reply": {**reply, "text": kept, "tool_calls": calls}}
+        stored = {**body, "reply": {**reply, "text": kept, "tool_calls": calls}}
         if isinstance(reply.get("origin"), Mapping):
-            made["reply"]["origin"] = self._store_origin(reply["origin"])
+            stored["reply"]["origin"] = self._store_origin(reply["origin"])
         changed: dict[str, object] = {"text": True} if kept != text else {}
         changed |= {"calls": altered} if altered else {}
-        return {**made, ALTERED: changed} if changed else made
+        return {**stored, ALTERED: changed} if changed else stored
 
     def _store_origin(self, origin: Mapping[str, Any]) -> Mapping[str, object]:
-        """Keep what the server wants back whole or not at all: it is thinking, or sealed thinking that no redaction can
-        look into, and a server refuses a changed one."""
+        """Keep the fields that the server wants back entirely or not at all.
+
+        They are reasoning, or sealed reasoning that no redaction can search, and a server refuses changed fields.
+        """
         is_kept = self._keeps_thinking and self._redact(origin) == origin
         return (
             origin if is_kept else {name: value for name, value in origin.items() if name not in ("message", "calls")}
         )
 
     def _store_review(self, body: Mapping[str, Any]) -> Mapping[str, object]:
-        answer, made = body["answer"], dict(body)
+        answer, stored = body["answer"], dict(body)
         if not self._keeps_text:
-            made |= {"answer": _say("answer") if answer else answer, "notes": [NOT_KEPT] if body["notes"] else []}
-            made.pop("metadata", None)
-        made |= {
-            name: self._redact(made[name]) for name in ("answer", "correction", "notes", "metadata") if name in made
+            stored |= {
+                "answer": _describe_removed("answer") if answer else answer,
+                "notes": [NOT_KEPT] if body["notes"] else [],
+            }
+            stored.pop("metadata", None)
+        stored |= {
+            name: self._redact(stored[name]) for name in ("answer", "correction", "notes", "metadata") if name in stored
         }
-        is_same = all(made.get(name) == (body.get(name) or made.get(name)) for name in ("answer", "metadata"))
-        return made if is_same else {**made, ALTERED: True}
+        is_same = all(stored.get(name) == (body.get(name) or stored.get(name)) for name in ("answer", "metadata"))
+        return stored if is_same else {**stored, ALTERED: True}
 
     def _store_result(self, body: Mapping[str, Any]) -> Mapping[str, object]:
         name, data = body["tool"], body.get("data", {})
         if self._keeps_results(name):
             content, kept = self._redact(body["content"]), self._redact(data)
         else:
-            content, kept = _say(f"result of {name}"), {key: data[key] for key in _KEPT_DATA if key in data}
+            content, kept = (
+                _describe_removed(f"result of {name}"),
+                {key: data[key] for key in _KEPT_DATA if key in data},
+            )
         if (content, kept) == (body["content"], data):
             return body
         return {**body, "content": content, "data": {**kept, ALTERED: True}}
 
     def _redact(self, value: Any) -> Any:
-        """Black out what is to be, in every text of a JSON value; its names stay."""
+        """Redact every text of a JSON value. Names stay."""
         match value:
             case str():
                 for redaction in self._redactions:
@@ -220,7 +233,7 @@ class DataPolicy(Middleware):
                 return value
 
     def _redact_arguments(self, written: str) -> str:
-        """The same in a call's arguments, which stay JSON; as they were, if nothing is found in them."""
+        """Redact a call's arguments, which stay JSON. Arguments without a match stay unchanged."""
         try:
             arguments = json.loads(written)
         except (ValueError, RecursionError):
@@ -229,9 +242,9 @@ class DataPolicy(Middleware):
         return written if redacted == arguments else json.dumps(redacted)
 
 
-def _say(what: str) -> str:
-    """What a resumed reaction reads instead; it is a result to the model, so it says what to do."""
-    return f"[The {what} was not kept, by this agent's data policy. If it is still needed, get it anew.]"
+def _describe_removed(what: str) -> str:
+    """Return the replacement text for a resumed reaction. The model reads it as a result, so it says what to do."""
+    return f"[This agent's data policy did not keep the {what}. If you still need it, get it again.]"
 
 
 def _as_test(chosen: Chosen) -> Callable[[str], bool]:
@@ -245,19 +258,19 @@ def _as_test(chosen: Chosen) -> Callable[[str], bool]:
             return chosen
 
 
-def _as_redaction(given: Redaction) -> Callable[[str], str]:
-    if callable(given):
-        check_plain("What redacts for DataPolicy", given)
-        return given
-    pattern = BoundedPattern.of(given) if isinstance(given, re.Pattern) else compile_pattern(given)
+def _as_redaction(redaction: Redaction) -> Callable[[str], str]:
+    if callable(redaction):
+        check_plain("What redacts for DataPolicy", redaction)
+        return redaction
+    pattern = BoundedPattern.of(redaction) if isinstance(redaction, re.Pattern) else compile_pattern(redaction)
     if pattern.search(""):
-        raise ValueError(f"the pattern {pattern.source!r} finds nothing, between any two characters: write + for *")
+        raise ValueError(f"the pattern {pattern.source!r} matches the empty text. Replace * by +")
 
     def redact(text: str) -> str:
         try:
             return pattern.replace(text, REDACTED)
-        except PatternTimedOut:  # what could not be searched may hold what is to be kept out
-            _logger.exception("a pattern of the data policy takes too long; the text is not kept")
+        except PatternTimedOut:  # the unsearched text may contain secrets
+            _logger.exception("a pattern of the data policy timed out, so the text is not stored")
             return NOT_KEPT
 
     return redact

@@ -1,10 +1,10 @@
-"""What an MCP server says is a stranger's: `read_offer` bounds and cleans it, `SchemaCheck` holds arguments against its
-schemas in a process of its own.
+"""Limits and sanitizes the tools of MCP servers, which are untrusted, and validates arguments in a separate process.
 
-A server writes the names, descriptions and schemas of its tools. They stand in every request, some models read them as
-lines of the system message, and a schema is a small program: a pattern can run for ever, holding Python's lock, and a
-``$ref`` may name any address. So a tool whose schema refers to something outside of it, or is too large, is left out;
-texts become one escaped line; and a check that takes too long is killed with its process.
+A server chooses the names, descriptions and schemas of its tools. They are part of every request, and some models read
+them as lines of the system message. A schema is a small program: its patterns may run forever while they hold Python's
+global lock, and a ``$ref`` may name any URL. So `read_offer` leaves out a tool whose schema is too large or refers
+outside of itself, and turns texts into one escaped line. `SchemaCheck` kills a check that takes too long, with its
+process.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ if TYPE_CHECKING:
     import mcp_types as types
 
 MAX_TOOLS = 128
-"""Of one server; providers take no more in a request."""
+"""Maximum number of tools of one server. Providers accept no more in a request."""
 
 MAX_NAME_CHARS = 128
 MAX_DESCRIPTION_CHARS = 2000
 MAX_PARAMETER_CHARS = 500
-"""Of what describes one parameter."""
+"""Maximum characters of a parameter's description."""
 
 MAX_SCHEMA_CHARS = 20_000
 MAX_SCHEMA_DEPTH = 32
 MAX_OFFER_CHARS = 200_000
-"""Of the descriptions and schemas of one server's tools together: about 50,000 tokens, in every request."""
+"""Maximum characters of all descriptions and schemas of one server: about 50,000 tokens in every request."""
 
 CHECK_S = 2.0
-"""For one check, once the process is there; an ordinary one takes a millisecond."""
+"""Maximum time of one check, once the process runs, in seconds. An ordinary check takes a millisecond."""
 
 START_S = 30.0
 
 _WORKER = Path(__file__).with_name("schema_worker.py")
-_REFERS = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+_REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _LOCAL = re.compile(r"#[\w/$.%~-]*")
 _TEXTS = frozenset({"description", "title", "$comment", "type"})
 
 
 class Unfit(Exception):
-    """A tool cannot be offered; the text says why."""
+    """A tool cannot be offered. The text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A server's tool, bounded and cleaned: ``name`` as the server knows it."""
+    """A server's tool, limited and sanitized. ``name`` is the server's own."""
 
     name: str
     description: str
@@ -76,39 +76,41 @@ class OfferedTool:
 
 
 def read_offer(offered: Iterable[types.Tool]) -> tuple[list[OfferedTool], dict[str, str]]:
-    """Give the tools that can be offered, and of the others why not, by their names."""
-    fit: list[OfferedTool] = []
-    left_out: dict[str, str] = {}
+    """Return the tools that can be offered, and the reason for each of the others by name."""
+    fitting: list[OfferedTool] = []
+    omitted: dict[str, str] = {}
     chars = 0
     for tool in offered:
         try:
-            made = _read_tool(tool)
-            if len(fit) == MAX_TOOLS:
-                raise Unfit(f"a server may have {MAX_TOOLS} tools; choose with `tools`")
-            if chars + made.chars > MAX_OFFER_CHARS:
-                raise Unfit(f"a server's tools may have {MAX_OFFER_CHARS} characters together; choose with `tools`")
+            offered_tool = _read_tool(tool)
+            if len(fitting) == MAX_TOOLS:
+                raise Unfit(f"a server may have at most {MAX_TOOLS} tools; select some with `tools`")
+            if chars + offered_tool.chars > MAX_OFFER_CHARS:
+                raise Unfit(
+                    f"the tools of a server may have at most {MAX_OFFER_CHARS} characters; select some with `tools`"
+                )
         except Unfit as why:
-            left_out[write_line(tool.name, MAX_NAME_CHARS)] = str(why)
+            omitted[write_line(tool.name, MAX_NAME_CHARS)] = str(why)
             continue
-        chars += made.chars
-        fit.append(made)
-    return fit, left_out
+        chars += offered_tool.chars
+        fitting.append(offered_tool)
+    return fitting, omitted
 
 
 def write_line(text: str, max_chars: int) -> str:
-    """Give a stranger's text as one escaped line."""
+    """Return an untrusted text as one escaped line."""
     return shorten(escape_text(text[: 2 * max_chars]), max_chars)
 
 
 def write_text(text: str, max_chars: int) -> str:
-    """Give a stranger's text without what a reader does not see, and cut where it is too long."""
+    """Return an untrusted text without invisible characters, cut to the maximum length."""
     return sanitize_text(cut(text, max_chars))
 
 
 def _read_tool(tool: types.Tool) -> OfferedTool:
     if not tool.name.isprintable() or not 0 < len(tool.name) <= MAX_NAME_CHARS:
-        raise Unfit(f"its name has to be 1 to {MAX_NAME_CHARS} characters that can be seen")
-    parameters = _clean(tool.input_schema, MAX_SCHEMA_DEPTH)
+        raise Unfit(f"its name must have 1 to {MAX_NAME_CHARS} visible characters")
+    parameters = _sanitize(tool.input_schema, MAX_SCHEMA_DEPTH)
     assert isinstance(parameters, dict)
     if len(json.dumps(parameters)) > MAX_SCHEMA_CHARS:
         raise Unfit(f"its schema has more than {MAX_SCHEMA_CHARS} characters")
@@ -118,51 +120,50 @@ def _read_tool(tool: types.Tool) -> OfferedTool:
     return OfferedTool(tool.name, about, parameters, is_idempotent)
 
 
-def _clean(value: object, levels: int) -> object:
+def _sanitize(value: object, levels: int) -> object:
     if not isinstance(value, dict | list):
         return value
     if levels == 0:
-        raise Unfit(f"its schema is nested deeper than {MAX_SCHEMA_DEPTH}")
+        raise Unfit(f"its schema is nested deeper than {MAX_SCHEMA_DEPTH} levels")
     if isinstance(value, list):
-        return [_clean(item, levels - 1) for item in value]
-    return {_check_key(key): _clean_entry(key, item, levels) for key, item in value.items()}
+        return [_sanitize(item, levels - 1) for item in value]
+    return {_check_key(key): _sanitize_entry(key, item, levels) for key, item in value.items()}
 
 
 def _check_key(key: str) -> str:
     if not key.isprintable() or len(key) > MAX_NAME_CHARS:
-        raise Unfit("its schema has a name that is too long or cannot be seen")
+        raise Unfit("its schema has a name that is too long or has invisible characters")
     return key
 
 
-def _clean_entry(key: str, value: object, levels: int) -> object:
+def _sanitize_entry(key: str, value: object, levels: int) -> object:
     if not isinstance(value, str):
-        return _clean(value, levels - 1)
-    if key in _REFERS and not _LOCAL.fullmatch(value):
+        return _sanitize(value, levels - 1)
+    if key in _REFERENCES and not _LOCAL.fullmatch(value):
         raise Unfit(f"its schema refers to {write_line(value, MAX_NAME_CHARS)}, which is not fetched")
     return write_line(value, MAX_PARAMETER_CHARS) if key in _TEXTS else value
 
 
-# --- schemas as providers take them
+# --- schemas that providers accept
 
 
 def tidy_parameters(parameters: JsonSchema) -> dict[str, object]:
-    """Return a server's schema as a model is shown it: like those of our own functions, and without what one provider
-    or another refuses.
+    """Return a server's schema in the form of our own functions' schemas, without parts that some provider refuses.
 
     A refused schema fails every request of the agent. OpenAI refuses arrays without ``items`` and ``anyOf`` at the top
-    (https://platform.openai.com/docs/guides/structured-outputs#supported-schemas), Gemini refuses ``$schema`` and names
-    in ``required`` that are no property (https://ai.google.dev/api/caching#Schema). The server's own schema still holds
-    for the arguments (`SchemaCheck`).
+    (https://platform.openai.com/docs/guides/structured-outputs#supported-schemas). Gemini refuses ``$schema`` and names
+    in ``required`` without a property (https://ai.google.dev/api/caching#Schema). The server's own schema still applies
+    to the arguments (`SchemaCheck`).
     """
     merged = _merge_alternatives(parameters, parameters, {})
     return tidy_schema(_repair(merged, parameters))
 
 
 def _merge_alternatives(schema: JsonSchema, root: JsonSchema, known: dict[str, JsonSchema]) -> dict[str, object]:
-    """Return an object schema without alternatives at its top: with the properties of all of them, of which those are
-    required that each alternative requires.
+    """Return an object schema without alternatives at its top.
 
-    ``known`` holds what each ``$ref`` led to, so that one which is named often, or names itself, is merged once.
+    It has the properties of all alternatives, and requires those that each alternative requires. ``known`` caches the
+    target of each ``$ref``, so that a repeated or recursive one is merged once.
     """
     merged = dict(schema)
     properties = _read_mapping(merged.pop("properties", None))
@@ -175,8 +176,10 @@ def _merge_alternatives(schema: JsonSchema, root: JsonSchema, known: dict[str, J
             known[reference] = _merge_alternatives(target, root, known)
         parts.append(known[reference])
     for keyword in ("allOf", "anyOf", "oneOf"):
-        found = merged.pop(keyword, None)
-        branches = [branch for branch in (found if isinstance(found, list) else []) if isinstance(branch, dict)]
+        alternatives = merged.pop(keyword, None)
+        branches = [
+            branch for branch in (alternatives if isinstance(alternatives, list) else []) if isinstance(branch, dict)
+        ]
         made = [_merge_alternatives(branch, root, known) for branch in branches]
         if keyword != "allOf" and made:
             common = set.intersection(*(set(_read_names(branch["required"])) for branch in made))
@@ -195,14 +198,14 @@ def _merge_alternatives(schema: JsonSchema, root: JsonSchema, known: dict[str, J
 
 
 def _repair(schema: JsonSchema, root: JsonSchema) -> dict[str, object]:
-    """Return a schema, and all in it, in a form that each provider reads."""
+    """Return a schema, recursively, in a form that every provider reads."""
     repaired: dict[str, object] = {}
     for key, value in schema.items():
         match key, value:
             case (("$schema" | "$id" | "$comment" | "$dynamicRef" | "$recursiveRef"), _):
                 continue
             case "$ref", _ if not isinstance(_find(root, value), dict | bool):
-                continue  # it leads nowhere, and providers look
+                continue  # providers refuse a reference without a target
             case (("default" | "const" | "examples"), _):
                 repaired[key] = value
             case _, None:
@@ -211,10 +214,10 @@ def _repair(schema: JsonSchema, root: JsonSchema) -> dict[str, object]:
                 if value:
                     repaired[key] = value
             case "required", _ if not isinstance(value, list):
-                continue  # draft 3 wrote true beside a property
+                continue  # draft 3 has a boolean beside a property
             case (("properties" | "$defs" | "definitions" | "patternProperties" | "dependentSchemas"), _):
                 repaired[key] = {name: _repair_any(item, root) for name, item in _read_mapping(value).items()}
-            case "items", list():  # draft 7: one schema for each place
+            case "items", list():  # draft 7: one schema per position
                 branches = [_repair_any(item, root) for item in value]
                 repaired[key] = {"anyOf": branches} if branches else {}
             case (("items" | "not" | "contains"), _):
@@ -233,23 +236,23 @@ def _repair(schema: JsonSchema, root: JsonSchema) -> dict[str, object]:
 
 
 def _repair_any(value: object, root: JsonSchema) -> dict[str, object]:
-    return _repair(value, root) if isinstance(value, dict) else {}  # true: anything
+    return _repair(value, root) if isinstance(value, dict) else {}  # the schema `true` accepts anything
 
 
 def _find(root: JsonSchema, reference: object) -> object:
-    """Return what a local ``$ref`` names, or None."""
+    """Return the target of a local ``$ref``, or None."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
-    found: object = root
+    target: object = root
     for part in filter(None, unquote(reference[1:]).split("/")):
         key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        elif isinstance(found, dict):
-            found = found.get(key)
+        if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            target = target[int(key)]
+        elif isinstance(target, dict):
+            target = target.get(key)
         else:
             return None
-    return found
+    return target
 
 
 def _read_mapping(value: object) -> dict[str, object]:
@@ -264,13 +267,13 @@ def _read_names(value: object) -> list[str]:
 
 
 def name_offered(wanted: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the names under which a model is offered tools, given by server and by the server's own name.
+    """Return the names for the model of tools, given as pairs of server and original name.
 
-    Providers take few kinds of characters and 64 of them, so names may become equal. Such names end with a hash of the
-    original. No name depends on the order in which tools are listed.
+    Providers accept at most 64 characters from a small set, so names may collide. Colliding names end with a hash of
+    the original. No name depends on the order of the tools.
     """
     plain = [tool_name(f"{server}_{name}") for server, name in wanted]
-    holders: dict[str, tuple[str, str]] = {}  # who keeps a plain name: the first whose own name it is
+    holders: dict[str, tuple[str, str]] = {}  # tools that keep a colliding name because it is their original one
     for name, original in sorted(zip(plain, wanted, strict=True)):
         if name == "_".join(original):
             holders.setdefault(name, original)
@@ -288,29 +291,33 @@ def _hash(names: tuple[str, str]) -> str:
 
 
 class SchemaCheck:
-    """The process that holds arguments against the schemas of one server: `open` starts it, so that no call waits for
-    that, `close` ends it. One that was ended because of a check is started anew by the next."""
+    """A process that validates arguments against the schemas of one server.
+
+    `open` starts it, so that no call waits for the start. `close` ends it. If a check ended it, the next check starts
+    it again.
+    """
 
     def __init__(self, server: str) -> None:
         self._server = server
         self._process: asyncio.subprocess.Process | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._check_lock = asyncio.Lock()
 
     async def open(self) -> None:
-        """Start the process, unless it is there. Raises `OSError`, `TimeoutError` among them, if it does not start."""
-        async with self._one_at_a_time:
+        """Start the process if it does not run. Raises `OSError` (or its subclass `TimeoutError`) if it does not
+        start."""
+        async with self._check_lock:
             if self._process is None:
                 await self._start()
 
     async def check(self, name: str, schema: JsonSchema, arguments: Mapping[str, object]) -> None:
-        """Raises `ToolError` with a sentence for the model: the arguments are wrong, or they could not be checked."""
+        """Raise `ToolError` with a sentence for the model if the arguments are invalid or could not be checked."""
         problems = await self._ask(name, schema, arguments)
         if isinstance(problems, str):
-            told = write_line(problems, MAX_PARAMETER_CHARS)
-            raise ToolError(f"Not run: the schema of {name}, by the MCP server {self._server}, is wrong: {told}.")
-        if problems:  # they quote the schema
-            told = "; ".join(write_line(problem, MAX_PARAMETER_CHARS) for problem in problems)
-            raise ToolError(f"Not run: Wrong arguments for {name}: {told}.")
+            listed = write_line(problems, MAX_PARAMETER_CHARS)
+            raise ToolError(f"Not run: the schema of {name} from the MCP server {self._server} is invalid: {listed}.")
+        if problems:  # they quote the schema, so they are untrusted as well
+            listed = "; ".join(write_line(problem, MAX_PARAMETER_CHARS) for problem in problems)
+            raise ToolError(f"Not run: Wrong arguments for {name}: {listed}.")
 
     async def close(self) -> None:
         """End the process. Idempotent."""
@@ -321,7 +328,7 @@ class SchemaCheck:
             await process.wait()
 
     async def _ask(self, name: str, schema: JsonSchema, arguments: Mapping[str, object]) -> list[str] | str:
-        async with self._one_at_a_time:
+        async with self._check_lock:
             answer = b""
             try:
                 process = self._process or await self._start()
@@ -333,25 +340,26 @@ class SchemaCheck:
                     answer = await process.stdout.readline()
             except TimeoutError as error:
                 raise ToolError(
-                    f"Not run: holding the arguments of {name} against the schema of the MCP server {self._server} "
-                    "took too long and was stopped. Go on without this tool, or with other arguments."
+                    f"Not run: checking the arguments of {name} by the schema of the MCP server {self._server} timed "
+                    "out. Continue without this tool, or with different arguments."
                 ) from error
             except OSError:
-                pass  # it is gone: there is no answer
+                pass  # the process has ended: there is no answer
             finally:
                 if not answer:
-                    await self.close()  # else a later check would read this one's answer
+                    await self.close()  # otherwise a later check would read the answer of this one
             if not answer:
-                raise ToolError(f"Not run: the arguments of {name} could not be held against its schema.")
+                raise ToolError(f"Not run: the arguments of {name} could not be checked by its schema.")
         problems: list[str] | str = json.loads(answer)
         return problems
 
     async def _start(self) -> asyncio.subprocess.Process:
-        pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        # -P: a module of the working directory is not taken for jsonschema. A session of its own: Ctrl-C is for others.
+        pipe, devnull = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        # -P: do not import a module of the working directory instead of jsonschema. A session of its own: Ctrl-C must
+        # not end the process.
         command = (sys.executable, "-P", str(_WORKER))
         self._process = process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True
+            *command, stdin=pipe, stdout=pipe, stderr=devnull, start_new_session=True
         )
         assert process.stdout is not None
         async with asyncio.timeout(START_S):

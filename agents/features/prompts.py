@@ -1,11 +1,11 @@
-"""System and user prompt as jinja templates, rendered for each turn.
+"""System and user prompts as jinja templates, rendered for each turn.
 
-`Prompts` adds to what the loop says already (the instruction, the agent's id, the conversation, the turn's number):
-``system`` to the system message, ``user`` after the conversation, ``turn`` to the trailing message, which is not kept.
-The first two stand before the history, so providers' caches hold as long as they render to the same text: the templates
-that ship change only when a tool is used for the first time that has something to say about the form of its results,
-or when a server says something else. What servers say (`CallModel.parts`) stands where the templates put it, once, as
-their words; what they leave out stands where it would without them. Time is the incoming message's, so that a resumed
+`Prompts` adds to the loop's own texts (the instruction, the agent's id, the conversation, the turn's number):
+``system`` to the system message, ``user`` after the conversation, and ``turn`` to the last message, which the history
+does not keep. The first two precede the history, so providers' caches stay valid as long as they render to the same
+text. The included templates change only when a tool is used for the first time that has a note about the format of its
+results, or when a server changes its instructions. Instructions of servers (`CallModel.parts`) appear once, where the
+templates place them, else where they would without templates. The time is that of the incoming message, so a resumed
 reaction reads the same. Pure.
 """
 
@@ -35,14 +35,17 @@ from roundelay.agents.values import PromptPart, TurnState
 from roundelay.network.errors import ConfigError
 from roundelay.templates import SYSTEM, USER, read_template
 
-_SHOWN = "prompts.tools"  # in the state's values: the names of the tools that the last turn with any had
+_SHOWN = "prompts.tools"  # key in the state's values: tool names of the last turn that had tools
 
 
 @dataclass(frozen=True, slots=True)
 class ToolNotes:
-    """What a prompt says of a tool beside its description: how people call it, how to use it (in the system message),
-    what to keep in mind about the message at hand (after the conversation), and how to show its results, once it has
-    been used."""
+    """A prompt's notes about a tool beside its description.
+
+    ``display_name`` is its name for people, ``system_prompt`` the instructions for its use (in the system message),
+    ``user_prompt`` a reminder about the current message (after the conversation), and ``format`` how to show its
+    results, once it was used.
+    """
 
     display_name: str = ""
     system_prompt: str = ""
@@ -52,9 +55,12 @@ class ToolNotes:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What templates read beside the turn: see docs/agents.md. ``server_prompts`` and ``server_user_prompts`` are the
-    author's words; the latter come before what the agent's servers say, which never joins the former, since those stand
-    in the system message. They are read for each turn, so a list may be filled later."""
+    """Facts for the templates beside the turn: see docs/agents.md.
+
+    ``server_prompts`` and ``server_user_prompts`` are the author's words. The latter precede the servers' instructions,
+    which never join the former, because those are part of the system message. Both are read in each turn, so a list may
+    be filled later.
+    """
 
     custom_instructions: str = ""
     project_name: str = ""
@@ -66,10 +72,11 @@ class PromptFacts:
 
 
 class Prompts(Middleware):
-    """Templates around the conversation: a path is read, a text is the template itself; None for nothing.
+    """Templates around the conversation. A `Path` is read; a text is the template itself; None uses the included
+    template, or none for ``turn``.
 
-    Stands behind middleware that changes which tools a turn has. Raises `ConfigError` for a template that cannot be
-    read, parsed or rendered.
+    Place it after middleware that changes a turn's tools. Raises `ConfigError` for a template that cannot be read,
+    parsed or rendered.
     """
 
     def __init__(
@@ -90,7 +97,7 @@ class Prompts(Middleware):
         self._by_server = {
             name for name in ("system", "user") if any({"servers", name} <= source.words for source in sources)
         }
-        """What of each server the templates place by ``servers``: the list of texts leaves that out."""
+        """Parts of each server's instructions that the templates place by ``servers``. The list of texts omits them."""
 
         is_listed = any({"server_user_prompts", "mcp_server_user_prompts"} & source.words for source in sources)
         self._placed = {"system", "user"} if is_listed else self._by_server
@@ -111,8 +118,8 @@ class Prompts(Middleware):
         metadata: Mapping[str, JsonValue] = MappingProxyType({}),
         model_info: Mapping[str, JsonValue] = MappingProxyType({}),
     ) -> Prompts:
-        """Make those of an agent's file, which stands in ``folder``: a template that ends in ``.jinja`` is a file
-        there, any other the template itself. Raises `ConfigError`."""
+        """Return the prompts of an agent's file in ``folder``. A template ending in ``.jinja`` is a file there; any
+        other text is the template itself. Raises `ConfigError`."""
 
         def find(given: str | None) -> str | Path | None:
             return folder / given if given is not None and given.endswith(".jinja") else given
@@ -132,15 +139,15 @@ class Prompts(Middleware):
             step = step.add_to_prompt(user)
         if turn:
             step = step.tell(turn)
-        return replace(step, parts=tuple(map(self._leave, step.parts)))
+        return replace(step, parts=tuple(map(self._drop_placed, step.parts)))
 
-    def _leave(self, part: PromptPart) -> PromptPart:
-        """Give what of a part no template places."""
+    def _drop_placed(self, part: PromptPart) -> PromptPart:
+        """Return a server's part without the texts that a template places."""
         system, user = ("" if name in self._placed else getattr(part, name) for name in ("system", "user"))
         return replace(part, system=system, user=user)
 
     def _collect(self, state: TurnState, step: CallModel) -> dict[str, Any]:
-        """Give the templates' variables."""
+        """Return the templates' variables."""
         if step.tools:
             state.values[_SHOWN] = [spec.name for spec in step.tools]
         shown = state.values.get(_SHOWN)
@@ -149,11 +156,11 @@ class Prompts(Middleware):
         day = datetime.fromtimestamp(state.sent_at / 1000, UTC)
         tools = [_describe_tool(spec, self._notes.get(spec.name, ToolNotes())) for spec in specs]
         by_server = self._by_server
-        said = [
+        server_texts = [
             ("" if "system" in by_server else part.fenced, "" if "user" in by_server else part.user)
             for part in step.parts
         ]
-        known = {
+        variables = {
             "agent": {"id": agent.id, "description": agent.description, "instruction": agent.instruct(state)},
             "model_info": {"name": model.name, **(facts.model_info or {})},
             "date": day.date().isoformat(),
@@ -166,16 +173,18 @@ class Prompts(Middleware):
             "metadata": dict(facts.metadata or {}),
             "servers": [_describe_server(part, tools) for part in step.parts],
             "server_prompts": list(facts.server_prompts),
-            "server_user_prompts": [text for text in (*facts.server_user_prompts, *chain.from_iterable(said)) if text],
+            "server_user_prompts": [
+                text for text in (*facts.server_user_prompts, *chain.from_iterable(server_texts)) if text
+            ],
             "max_tool_calls_per_turn": agent.policy.max_tool_calls_per_turn,
             "turn": state.turn,
             "max_turns": state.turn if step.is_last else state.max_turns,
             "query": escape_text(state.trigger.text) if state.trigger is not None else "",
         }
-        return known | _name_otherwise(known)
+        return variables | _add_aliases(variables)
 
     def _check(self) -> None:
-        """Render once, so that a name that does not exist is found when the agent is made, not at its first message."""
+        """Render once, so that an unknown name fails when the agent is created, not at its first message."""
         model: Model = ScriptedModel(lambda request: answer("sample"), name="sample")
         state = TurnState("sample", 1, 2, history=(SystemMessage(""), UserMessage("")), calls={"finish": 1})
         sample = Agent("sample", "sample", model, communication_tools())
@@ -184,53 +193,52 @@ class Prompts(Middleware):
 
 
 class _Source:
-    """A template, and where it comes from. ``words`` are the names in its expressions: of variables and of what is read
-    of them."""
+    """A template and its origin. ``words`` are the names in its expressions: variables and their attributes."""
 
-    def __init__(self, given: str | Path) -> None:
-        self._path = given if isinstance(given, Path) else None
+    def __init__(self, template: str | Path) -> None:
+        self._path = template if isinstance(template, Path) else None
         try:
-            self.text = given.read_text(encoding="utf-8") if isinstance(given, Path) else given
+            self.text = template.read_text(encoding="utf-8") if isinstance(template, Path) else template
             self._template = _ENVIRONMENT.from_string(self.text)
-            self.words = _find_words(_ENVIRONMENT.parse(self.text))
+            self.words = _find_names(_ENVIRONMENT.parse(self.text))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the prompt's template cannot be read: {error}", path=self._path) from error
+            raise ConfigError(f"the prompt template cannot be read: {error}", path=self._path) from error
         except TemplateError as error:
-            raise ConfigError(f"the prompt's template is wrong: {error}", path=self._path) from error
+            raise ConfigError(f"the prompt template is invalid: {error}", path=self._path) from error
 
     def render(self, facts: Mapping[str, object]) -> str:
         try:
             return self._template.render(facts).strip()
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise ConfigError(f"the prompt's template cannot be rendered: {error}", path=self._path) from error
+            raise ConfigError(f"the prompt template cannot be rendered: {error}", path=self._path) from error
 
 
-def _name_otherwise(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the same by the names that templates of orchestrators for one person have."""
+def _add_aliases(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables under the names that templates of single-user orchestrators use."""
     described = [
         {
             **{name: tool[name] for name in ("name", "display_name")},
             **{f"tool_{name}": tool[name] for name in ("description", "system_prompt", "user_prompt")},
             "tool_format_information_for_system_prompt": tool["format"],
         }
-        for tool in known["tools"]
+        for tool in variables["tools"]
     ]
     return {
         "tool_descriptions": described,
         "tool_descriptions_with_user_prompts": [
             description for description in described if description["tool_user_prompt"]
         ],
-        "mcp_server_system_prompts": known["server_prompts"],
-        "mcp_server_user_prompts": known["server_user_prompts"],
-        "max_tools_per_iteration": known["max_tool_calls_per_turn"],
-        "max_loop_iterations": known["max_turns"],
-        "current_iteration": known["turn"],
+        "mcp_server_system_prompts": variables["server_prompts"],
+        "mcp_server_user_prompts": variables["server_user_prompts"],
+        "max_tools_per_iteration": variables["max_tool_calls_per_turn"],
+        "max_loop_iterations": variables["max_turns"],
+        "current_iteration": variables["turn"],
     }
 
 
 def _describe_tool(spec: ToolSpec, notes: ToolNotes) -> dict[str, str]:
-    told = {**asdict(notes), "display_name": notes.display_name or spec.name}
-    return {"name": spec.name, "description": spec.description, **told}
+    fields = {**asdict(notes), "display_name": notes.display_name or spec.name}
+    return {"name": spec.name, "description": spec.description, **fields}
 
 
 def _describe_server(part: PromptPart, tools: Sequence[Mapping[str, str]]) -> dict[str, object]:
@@ -238,12 +246,12 @@ def _describe_server(part: PromptPart, tools: Sequence[Mapping[str, str]]) -> di
     return {"name": part.name, "tools": own, "system": part.fenced, "user": part.user}
 
 
-def _find_words(template: nodes.Template) -> frozenset[str]:
+def _find_names(template: nodes.Template) -> frozenset[str]:
     names = {node.name for node in template.find_all(nodes.Name)}
     read = {node.attr for node in template.find_all(nodes.Getattr)}
     constants = {
         node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)
-    }  # of [...], and of map
+    }  # keys in [...] and in the filter map
     return frozenset(names | read | constants)
 
 

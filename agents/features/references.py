@@ -1,14 +1,14 @@
-"""References: what tools found, numbered for citation across tools and turns, and the sources that an answer cites. All
-that is known of citing stands here.
+"""References: sources from tools, numbered for citation across tools and turns, and the sources that an answer cites.
+All code about citations is here.
 
-A tool gives ``Output(content, {"references": [{"id", "title", "url", "text"}, ...]})``. `References` is middleware: the
-model reads them with their numbers behind the result, a number that stands for nothing is taken out of the answer, and
-what the answer cites goes into the metadata of its message (``sources``). Numbers follow the order of the calls, so a
-resumed reaction gives them again. What an agent inside of a call cited is numbered anew in its caller's order.
+A tool returns ``Output(content, {"references": [{"id", "title", "url", "text"}, ...]})``. `References` is middleware.
+The model reads the numbered sources behind the result. A number without a source is removed from the answer. The cited
+sources become metadata of the answer's message (``sources``). Numbers follow the order of the calls, so a resumed
+reaction assigns them again. Citations of an agent inside a call are renumbered in the order of its caller.
 
-A number stays what it was in a thread, as far as the prompt shows that: what its messages of agents cite is known at
-the beginning (`find_numbers`), and what is found later gets other numbers. Where two agents gave one number to two
-sources, the prompt has another one in the later message. Messages of other threads are shown without their citations.
+A number keeps its source within a thread, as far as the prompt shows it. The citations in its messages are known at the
+start (`find_numbers`), and later sources get other numbers. If two agents gave one number to two sources, the prompt
+renumbers the later message. Messages of other threads appear without citations.
 """
 
 from __future__ import annotations
@@ -33,31 +33,32 @@ from roundelay.network.text import cut
 from .structured import is_structured
 
 REFERENCES, FRAGMENTS = "references", "fragments"
-"""In the data of a tool's result: what may be cited."""
+"""Keys in a tool result's data: sources that may be cited."""
 
 SOURCES = "sources"
-"""In the metadata of an answer: what it cites."""
+"""Key in an answer's metadata: the cited sources."""
 
 MAX_SOURCES_CHARS = 40_000
-"""As JSON: what a call gives beside its result has a quarter of a record."""
+"""Maximum JSON characters of sources: a quarter of a record is reserved for data beside a result."""
 
 _CITATION = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|(?P<citation> ?\[\d{1,3}(?:\s*[,;]\s*\d{1,3})*\](?!\())", re.DOTALL)
 
 _logger = logging.getLogger(__name__)
-_NUMBERED = "references.numbered"  # in the state's values: the `Numbers`
+_NUMBERED = "references.numbered"  # key in the state's values: the `Numbers`
 
 MAX_REFERENCES = 999
-"""In one reaction: a citation has three digits at most. Another agent's answer may name as many as go into a frame."""
+"""Maximum number of sources in one reaction, because a citation has at most three digits. Another agent's answer may
+list as many as fit into a frame."""
 
 MAX_SOURCES = 50
-"""In the metadata of one answer."""
+"""Maximum number of sources in one answer's metadata."""
 
 MAX_FIELD_CHARS = 500
-"""Of a title, an address or an id there."""
+"""Maximum characters of a title, URL or id in the metadata."""
 
 
 class Reference(BaseModel):
-    """Something that may be cited. Two are the same if they have one ``url``, or, without any, one ``id``."""
+    """A source that may be cited. Two are equal if they have the same ``url`` or, without one, the same ``id``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
@@ -66,7 +67,7 @@ class Reference(BaseModel):
     url: str = ""
     text: str = ""
     n: int | None = None
-    """The number under which the result's own text cites it."""
+    """Number by which the result's own text cites the source."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -74,12 +75,12 @@ class Reference(BaseModel):
 
     @property
     def name(self) -> str:
-        """How a reader knows it."""
+        """Name of the source for readers."""
         title = self.title or self.id
         return f"{title} ({self.url})" if title and self.url else title or self.url or cut(self.text, 80)
 
     def write(self, number: int) -> str:
-        """Give it as a model reads it."""
+        """Return the source as text for a model."""
         return f"[{number}] {self.name}\n{self.text}".strip()
 
 
@@ -88,17 +89,19 @@ MessageT = TypeVar("MessageT", bound=BaseMessage)
 
 
 class Numbers:
-    """Which source each number of a thread stands for. A number that is written there and stands for none is not given
-    out: it may be one of a message that is not shown."""
+    """The source of each number in a thread.
+
+    A number that the thread uses without a known source is not assigned: it may belong to a message that is not shown.
+    """
 
     def __init__(self) -> None:
         self.sources: dict[int, Reference] = {}
         self._by_key: dict[tuple[str, ...], int] = {}
-        self._written: set[int] = set()
+        self._reserved: set[int] = set()
 
     def find(self, reference: Reference, wanted: int | None = None) -> int | None:
-        """Give the number of a source: that of the same one, the one that is ``wanted`` if it is free, or the next;
-        None when all are given out."""
+        """Return the number of a source: its existing one, ``wanted`` if that is free, or the next free one. None if
+        all are used."""
         number = self._by_key.get(reference.key)
         if number is None:
             number = wanted if wanted is not None and wanted not in self.sources else self._find_free()
@@ -109,27 +112,31 @@ class Numbers:
             self.sources[number] = reference.model_copy(update={"n": None})
         return number
 
-    def note_written(self, numbers: Iterable[int]) -> None:
-        self._written.update(numbers)
+    def reserve(self, numbers: Iterable[int]) -> None:
+        """Do not assign these numbers to new sources."""
+        self._reserved.update(numbers)
 
     def _find_free(self) -> int | None:
         first = max(self.sources, default=0) + 1
         candidates = (*range(first, MAX_REFERENCES + 1), *range(1, min(first, MAX_REFERENCES + 1)))
         return next(
-            (candidate for candidate in candidates if candidate not in self.sources and candidate not in self._written),
+            (
+                candidate
+                for candidate in candidates
+                if candidate not in self.sources and candidate not in self._reserved
+            ),
             None,
         )
 
 
 class References(Middleware):
-    """Numbers, shows and checks what may be cited. Stands before evaluations, which then see the answer as it
-    goes out.
+    """Numbers, shows and checks sources. Place it before evaluations, so that they see the answer as it is sent.
 
-    ``max_chars`` bounds what one result shows of its references. ``in_text`` lists the sources under the answer instead
-    of in its metadata, for readers that show no metadata.
+    ``max_chars`` limits the sources shown with one result. ``in_text`` lists the sources below the answer instead of in
+    its metadata, for readers that do not show metadata.
     """
 
-    withholds = False  # a citation of nothing may be seen while it is written
+    withholds = False  # a citation without a source may be visible while the answer streams
 
     @checked()
     def __init__(
@@ -155,29 +162,31 @@ class References(Middleware):
         return shown, _renumber(trigger, numbers)
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
-        given = read_found(Reference, result.data.get(REFERENCES), call.name)
-        found = [
-            (number, reference) for reference in given if (number := find_numbers(state).find(reference)) is not None
+        references = read_found(Reference, result.data.get(REFERENCES), call.name)
+        numbered = [
+            (number, reference)
+            for reference in references
+            if (number := find_numbers(state).find(reference)) is not None
         ]
-        if not found:
+        if not numbered:
             return None
-        numbers = {reference.n: number for number, reference in found if reference.n is not None}
+        numbers = {reference.n: number for number, reference in numbered if reference.n is not None}
         content = map_citations(result.content, numbers.get) if numbers else result.content
         if not result.is_answer:
-            shown = "\n\n".join(reference.write(number) for number, reference in found)
+            shown = "\n\n".join(reference.write(number) for number, reference in numbered)
             content = f"{content}\n\n{HOW_TO_CITE}\n{cut(shown, self._max_chars)}".strip()
         return AfterTool(content)
 
     def read_answers(
         self, answers: Sequence[tuple[str, Mapping[str, JsonValue]]]
     ) -> tuple[Sequence[str], Mapping[str, JsonValue]]:
-        """Several answers, each with numbers of its own, get one numbering; what they cite can be cited here."""
-        given = [(text, metadata.get(SOURCES)) for text, metadata in answers]
-        match given:
-            case [(text, list(sources))]:  # its numbers are changed when the result is read
+        """Renumber the sources of several answers together, so that this agent can cite them."""
+        pairs = [(text, metadata.get(SOURCES)) for text, metadata in answers]
+        match pairs:
+            case [(text, list(sources))]:  # a single answer is renumbered when its result is read
                 texts, merged = [text], fit_sources(sources)
             case _:
-                texts, merged = merge_sources(given)
+                texts, merged = merge_sources(pairs)
         return texts, {REFERENCES: merged} if merged else {}
 
     async def around_tool(
@@ -192,10 +201,9 @@ class References(Middleware):
         if wrong:
             answer = map_citations(answer, lambda number: number if number in sources else None, is_json=is_json)
             listed = ", ".join(f"[{number}]" for number in wrong)
-            notes = [f"references: {listed} taken out, for there is no such source"]
-        if not any(
-            isinstance(hook, References) for hook in around.agent.chain.middleware
-        ):  # nobody else lists them then
+            notes = [f"references: {listed} removed, because there is no such source"]
+        # Without `References` of its own, an agent that took over would not list the sources.
+        if not any(isinstance(hook, References) for hook in around.agent.chain.middleware):
             cited = [_describe(number, source, with_text=False) for number, source in _find_cited(around, answer)]
             return Answer(answer, {SOURCES: [*cited]} if cited else {}, notes)
         return Answer(answer, notes=notes) if notes else answer
@@ -206,63 +214,63 @@ class References(Middleware):
             return answer
         if self._in_text and not around.path and not is_structured(around.agent):
             return f"{answer}\n\nSources:\n" + "\n".join(f"[{number}] {source.name}" for number, source in cited)
-        # Whoever called this agent may have to prove its own answer by them.
+        # Include the texts for a calling agent: it may need them to support its own answer.
         sources: list[JsonValue] = [_describe(number, source, with_text=bool(around.path)) for number, source in cited]
         return Answer(answer, {SOURCES: sources})
 
 
-HOW_TO_CITE = "Sources, to be cited by their numbers in brackets, like [1] or [1, 2], right after what they show:"
+HOW_TO_CITE = "Sources. Cite them by number in brackets, like [1] or [1, 2], right after the statement they support:"
 
 
 def fit_found(result: ToolResult, name: str) -> ToolResult:
-    """Give a result with what it found as it goes into a record: shortened rather than left out, or the result would
-    cite somebody else's."""
-    listed = result.data.get(name)
-    return replace(result, data={**result.data, name: fit_sources(listed)}) if isinstance(listed, list) else result
+    """Fit a result's sources into a record. They are shortened instead of dropped: otherwise the result would cite the
+    wrong sources."""
+    sources = result.data.get(name)
+    return replace(result, data={**result.data, name: fit_sources(sources)}) if isinstance(sources, list) else result
 
 
 def read_found(kind: type[R], given: JsonValue, tool: str) -> list[R]:
-    """Read what a tool, or another agent, found; what is of another shape is left out, and logged."""
+    """Parse the sources from a tool or another agent. Invalid ones are skipped and logged."""
     if given is None:
         return []
     if isinstance(given, list) and len(given) > MAX_REFERENCES:
         _logger.warning("references beyond the limit left out", extra={"tool": tool, "limit": MAX_REFERENCES})
         given = given[:MAX_REFERENCES]
-    found: list[R] = []
+    sources: list[R] = []
     problems: list[str] = []
     for item in given if isinstance(given, list) else [given]:
-        told = {name: value for name, value in item.items() if value is not None} if isinstance(item, dict) else item
+        fields = {name: value for name, value in item.items() if value is not None} if isinstance(item, dict) else item
         try:
-            found.append(kind.model_validate(told))
+            sources.append(kind.model_validate(fields))
         except ValidationError as error:
             problems.append(str(error.errors()[0]["msg"]))
     if problems:
         _logger.warning("references left out", extra={"tool": tool, "count": len(problems), "error": problems[0]})
-    return found
+    return sources
 
 
 def find_numbers(state: TurnState) -> Numbers:
-    """Give the numbers of this reaction: at first those of what the prompt shows of the thread (`select_messages`)."""
-    known = state.values.get(_NUMBERED)
-    if not isinstance(known, Numbers):
-        known = state.values[_NUMBERED] = Numbers()
+    """Return the numbers of this reaction, initialized from the thread's messages in the prompt (`select_messages`)."""
+    numbers = state.values.get(_NUMBERED)
+    if not isinstance(numbers, Numbers):
+        numbers = state.values[_NUMBERED] = Numbers()
         for message in state.conversation:
             for reference in _read_sources(message):
-                known.find(reference, reference.n)
+                numbers.find(reference, reference.n)
             if message.thread_id == state.conversation[-1].thread_id:
-                known.note_written(find_citations(message.text))
-    return known
+                numbers.reserve(find_citations(message.text))
+    return numbers
 
 
 def _read_sources(message: BaseMessage) -> list[Reference]:
-    """Give what a message of an agent says that it cites."""
-    given = (message.metadata or {}).get(SOURCES) if message.sender_kind == "agent" else None
-    found = read_found(Reference, given, "a message") if isinstance(given, list) else []
-    return [source for source in found if source.n is not None and 0 < source.n <= MAX_REFERENCES]
+    """Return the sources that an agent's message cites."""
+    value = (message.metadata or {}).get(SOURCES) if message.sender_kind == "agent" else None
+    sources = read_found(Reference, value, "a message") if isinstance(value, list) else []
+    return [source for source in sources if source.n is not None and 0 < source.n <= MAX_REFERENCES]
 
 
 def _renumber(message: MessageT, numbers: Numbers | None) -> MessageT:
-    """Give a message as it cites by these numbers; by None without its citations."""
+    """Return a message with its citations in these numbers; without citations if ``numbers`` is None."""
     sources = _read_sources(message)
     if not sources:
         return message
@@ -274,18 +282,18 @@ def _renumber(message: MessageT, numbers: Numbers | None) -> MessageT:
     if all(n == number for n, number in new.items()):
         return message
     text = map_citations(message.text, lambda n: new.get(n, n))
-    kept: list[JsonValue] = [
+    renumbered: list[JsonValue] = [
         source.model_dump(exclude_defaults=True) | {"n": number}
         for source in sources
         if (number := new[source.n or 0]) is not None
     ]
     return message.model_copy(
-        update={"text_representation": text, "metadata": {**(message.metadata or {}), SOURCES: kept}}
+        update={"text_representation": text, "metadata": {**(message.metadata or {}), SOURCES: renumbered}}
     )
 
 
 def _find_cited(around: Around, answer: str) -> list[tuple[int, Reference]]:
-    """Give what an answer cites, in the order of its text."""
+    """Return the sources that an answer cites, in the order of its text."""
     sources = find_numbers(around.state).sources
     numbers = find_citations(answer, is_json=is_structured(around.agent))
     return [(number, sources[number]) for number in numbers if number in sources][:MAX_SOURCES]
@@ -297,25 +305,25 @@ def _describe(number: int, reference: Reference, *, with_text: bool) -> dict[str
     return {"n": number, **dict(shown), **({"text": reference.text} if with_text and reference.text else {})}
 
 
-# --- citations in a text. Code and links of Markdown are left alone (`values[1]`, [1](https://...)). In a text that is
-# JSON, a structured answer for example, only its strings cite: {"amounts": [10, 20]} cites nothing.
+# --- citations in a text. Markdown code and links are not citations (`values[1]`, [1](https://...)). In a JSON text, such
+# as a structured answer, only strings contain citations: {"amounts": [10, 20]} has none.
 
 
 def find_citations(text: str, *, is_json: bool = False) -> list[int]:
-    """Give the numbers that a text cites, each once, in the order in which they stand there. ``is_json``: it is known
-    to be JSON, be it a list of numbers."""
+    """Return the numbers that a text cites, each once, in order. ``is_json`` says that the text is JSON, even a list of
+    numbers."""
     value = _read_json(text, is_json)
     texts = [text] if value is None else _list_strings(value)
-    found = (match["citation"] for one in texts for match in _CITATION.finditer(one))
+    matches = (match["citation"] for part in texts for match in _CITATION.finditer(part))
     return list(
         dict.fromkeys(
-            int(number) for citation in found if citation is not None for number in re.findall(r"\d+", citation)
+            int(number) for citation in matches if citation is not None for number in re.findall(r"\d+", citation)
         )
     )
 
 
 def map_citations(text: str, change: Callable[[int], int | None], *, is_json: bool = False) -> str:
-    """Give the text with other numbers; one without a number is taken out."""
+    """Replace the numbers in a text. ``change`` returns None to remove a citation."""
     value = _read_json(text, is_json)
     if value is None:
         return _map(text, change)
@@ -324,32 +332,29 @@ def map_citations(text: str, change: Callable[[int], int | None], *, is_json: bo
 
 
 def merge_sources(answers: Sequence[tuple[str, JsonValue]]) -> tuple[list[str], list[JsonValue]]:
-    """Give the texts of several answers, each with its own sources (objects with their number ``n``), as they cite the
-    sources of all of them, in one numbering.
+    """Renumber several answers, each with its own numbered sources, into one list of sources.
 
-    What is no source is left out, and so is a number that stands for none. Where there are no sources at all, the texts
-    stay as they are.
+    Invalid sources and citations without a source are removed. Without any sources, the texts stay unchanged.
     """
     numbers: list[dict[int, int]] = []
     merged: list[JsonValue] = []
-    for _, given in answers:
+    for _, sources in answers:
         own: dict[int, int] = {}
-        for source in given if isinstance(given, list) else ():
+        for source in sources if isinstance(sources, list) else ():
             if isinstance(source, dict) and type(n := source.get("n")) is int and n not in own:
                 own[n] = len(merged) + 1
                 merged.append({**source, "n": own[n]})
         numbers.append(own)
     if not merged:
         return [text for text, _ in answers], []
-    kept = fit_sources(merged)
-    there = {source["n"] for source in kept if isinstance(source, dict)}
-    left = [{n: new for n, new in own.items() if new in there} for own in numbers]
-    return [map_citations(text, own.get) for (text, _), own in zip(answers, left, strict=True)], kept
+    fitting = fit_sources(merged)
+    available = {source["n"] for source in fitting if isinstance(source, dict)}
+    maps = [{n: new for n, new in own.items() if new in available} for own in numbers]
+    return [map_citations(text, own.get) for (text, _), own in zip(answers, maps, strict=True)], fitting
 
 
 def fit_sources(sources: list[JsonValue]) -> list[JsonValue]:
-    """Give sources as they go into a record beside a result: if need be with shorter texts, without any, or the first
-    ones."""
+    """Fit sources into a record: shorten their texts, drop the texts, or drop the last sources."""
     fitting = sources
     for share in (4000, 1000, 0):
         if len(json.dumps(fitting)) <= MAX_SOURCES_CHARS:
@@ -368,18 +373,18 @@ def _shorten(source: JsonValue, max_chars: int) -> JsonValue:
 
 
 def _map(text: str, change: Callable[[int], int | None]) -> str:
-    def rewrite(found: re.Match[str]) -> str:
-        if found["citation"] is None:
-            return found[0]
-        numbers = [change(int(number)) for number in re.findall(r"\d+", found[0])]
+    def rewrite(match: re.Match[str]) -> str:
+        if match["citation"] is None:
+            return match[0]
+        numbers = [change(int(number)) for number in re.findall(r"\d+", match[0])]
         kept = ", ".join(str(number) for number in dict.fromkeys(numbers) if number is not None)
-        return f"{' ' if found[0].startswith(' ') else ''}[{kept}]" if kept else ""
+        return f"{' ' if match[0].startswith(' ') else ''}[{kept}]" if kept else ""
 
     return _CITATION.sub(rewrite, text)
 
 
 def _read_json(text: str, is_known: bool) -> object | None:
-    """Give what a text says that is a JSON object, or a list with anything but numbers in it (which is a citation)."""
+    """Parse a text that is a JSON object or a list. A list of integers is a citation, unless ``is_known``."""
     if not is_known and not text.lstrip().startswith(("{", "[")):
         return None
     try:

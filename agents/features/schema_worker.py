@@ -1,7 +1,7 @@
-"""Holds values against JSON Schemas, one a line: the process that `mcp_schemas` starts, watches and ends.
+"""Validates values by JSON Schemas, one per line, as the process that `mcp_schemas` starts, watches and ends.
 
-Run as a script, so that it loads nothing of this package. A line ``[schema, value]`` is answered by the list of what is
-wrong, or by a text if the schema itself is. Nothing that a schema refers to is fetched.
+Runs as a script, so that it loads nothing of this package. The answer to a line ``[schema, value]`` is a list of
+problems, or a text if the schema itself is invalid. References are never fetched.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from referencing.exceptions import Unresolvable
 MAX_PROBLEMS = 5
 MAX_PROBLEM_CHARS = 300
 ORPHAN_S = 60
-MAX_BYTES = 1 << 30  # of memory, where the system can hold a process to it
+MAX_BYTES = 1 << 30  # maximum memory, where the system can limit a process
 
 
 def find_problems(schema: dict[str, Any], value: Any) -> list[str] | str:
-    """Give what is wrong with a value, each with its place; a text for a schema that cannot be used."""
+    """Return the problems of a value with their places, or a text for an unusable schema."""
     try:
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
-        # An empty registry: by default a `$ref` to an address would be fetched.
-        found = kind(schema, registry=Registry()).iter_errors(value)
+        # An empty registry, because by default a `$ref` to a URL would be fetched.
+        errors = kind(schema, registry=Registry()).iter_errors(value)
         return [
             f"{'.'.join(map(str, problem.absolute_path)) or 'the arguments'}: {problem.message}"[:MAX_PROBLEM_CHARS]
-            for problem in islice(found, MAX_PROBLEMS)
+            for problem in islice(errors, MAX_PROBLEMS)
         ]
     except jsonschema.SchemaError as error:
         return error.message[:MAX_PROBLEM_CHARS]
     except Unresolvable as error:
-        return f"it refers to {str(error.ref)[:MAX_PROBLEM_CHARS]}, which is not in it"
+        return f"it refers to {str(error.ref)[:MAX_PROBLEM_CHARS]}, which it does not define"
     except RecursionError:
-        return "it is nested without end"
+        return "it is nested too deeply"
 
 
 def main() -> None:
@@ -48,15 +48,16 @@ def main() -> None:
         pass
     else:
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
-    print("ready", flush=True)  # noqa: T201 (what its parent reads)
+    print("ready", flush=True)  # noqa: T201 (the parent reads it)
     for line in sys.stdin:
         _end_after(ORPHAN_S)
-        print(json.dumps(find_problems(*json.loads(line))), flush=True)  # noqa: T201 (likewise)
+        print(json.dumps(find_problems(*json.loads(line))), flush=True)  # noqa: T201 (the parent reads it)
         _end_after(0)
 
 
 def _end_after(seconds: int) -> None:
-    """End this process unless that is taken back by 0: a parent that was killed in a check ends no process."""
+    """End this process after a time unless 0 resets it. Otherwise it would outlive a parent that was killed during a
+    check."""
     if hasattr(signal, "alarm"):  # not on Windows
         signal.alarm(seconds)
 

@@ -17,14 +17,12 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx2
 import openai
 from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
-from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionToolChoiceOptionParam
-from openai.types.shared_params import ResponseFormatJSONSchema
 
 from roundelay.agents.isolation import describe_error, redact_error
 from roundelay.agents.loop_local import LoopLocal
@@ -33,7 +31,6 @@ from roundelay.network.credentials import describe_variable, hide_url_secrets, r
 from roundelay.network.errors import ConfigError
 from roundelay.network.home import is_loopback
 
-from .chat_messages import find_note, write_messages
 from .chat_replies import (
     Draft,
     ErrorInside,
@@ -42,7 +39,7 @@ from .chat_replies import (
     finish_calls,
     read_completion,
 )
-from .endpoint_rules import EndpointRules, RuleChanges, find_rules, learn, name_endpoint, recall
+from .endpoint_rules import RuleChanges, find_rules, learn, name_endpoint, recall
 from .event_stream import DONE, EventReader
 from .json_schema import StepRequest, decode_step, encode_steps
 from .model import (
@@ -51,12 +48,10 @@ from .model import (
     ModelError,
     ModelReply,
     ModelRequest,
-    NamedTool,
     OnDelta,
-    ToolChoice,
-    ToolSpec,
 )
 from .provider_errors import ProviderFailure, read_failure
+from .request_body import encode_request
 
 _logger = logging.getLogger(__name__)
 
@@ -461,94 +456,6 @@ def describe_tls_mistake(error: Exception) -> str:
             return " It does not speak TLS on this port: use http:// instead of https://, or another port."
         cause = cause.__cause__ or cause.__context__
     return ""
-
-
-# --- writing a request
-
-
-def encode_request(
-    request: ModelRequest,
-    step: StepRequest | None,
-    *,
-    cache_control: bool = False,
-    rules: EndpointRules | None = None,
-    endpoint: str = "",
-) -> dict[str, object]:
-    """Return the fields of the body that describe the request. ``step`` is the request as plain text, instead of
-    tools."""
-    rules = rules or EndpointRules()
-    messages = write_messages(request.messages if step is None else step.messages, rules, endpoint)
-    if cache_control:
-        _mark_caches(messages, request.prompt)
-    body: dict[str, object] = {"messages": messages}
-    if step is None and request.tools:
-        body["tools"] = [_encode_tool(tool) for tool in request.tools]
-        if request.tool_choice != "auto":  # "auto" is the default
-            body["tool_choice"] = _encode_choice(request.tool_choice)
-    elif step is None and rules.declares_used_tools:
-        used_tools = dict.fromkeys(
-            call.name for message in request.messages for call in getattr(message, "tool_calls", ())
-        )
-        if used_tools:
-            body["tools"] = [
-                _encode_tool(ToolSpec(name, "Not available any more.", _NO_PARAMETERS)) for name in used_tools
-            ]
-    if step is not None and step.schema is not None:
-        body["response_format"] = _encode_schema(step)
-    return body
-
-
-_NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
-
-
-def _mark_caches(messages: Sequence[Any], prompt: str) -> None:
-    """Mark the ends of the parts that the next turn repeats. Anthropic's models cache only up to such a mark.
-
-    Three of at most four marks are used (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
-    """
-    system = (message for message in messages if message["role"] == "system")
-    conversation = (
-        message for message in messages if message["role"] == "user" and _read_first_text(message).startswith(prompt)
-    )
-    results = (message for message in reversed(messages) if message["role"] == "tool")
-    for candidates, end in ((system, None), (conversation, len(prompt)), (results, None)):
-        message = next(candidates, None)
-        if message is not None:
-            # Mark before the notes behind a result: they belong to this turn, and the next one has others.
-            _mark(message, find_note(message["content"]) if message["role"] == "tool" else end)
-
-
-def _mark(message: Any, end: int | None) -> None:
-    """Mark a message behind the first ``end`` characters of its text, or behind the whole text."""
-    text, content = _read_first_text(message), message["content"]
-    stable = text[:end]
-    if not stable:  # servers refuse a mark on an empty text
-        return
-    parts: list[dict[str, object]] = [{"type": "text", "text": stable, "cache_control": {"type": "ephemeral"}}]
-    if len(text) > len(stable):
-        parts.append({"type": "text", "text": text[len(stable) :]})
-    message["content"] = [*parts, *(content[1:] if isinstance(content, list) else ())]
-
-
-def _read_first_text(message: Any) -> str:
-    content = message["content"]
-    return str(content[0]["text"] if isinstance(content, list) else content or "")
-
-
-def _encode_tool(tool: ToolSpec) -> ChatCompletionFunctionToolParam:
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
-    }
-
-
-def _encode_choice(choice: ToolChoice | NamedTool) -> ChatCompletionToolChoiceOptionParam:
-    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
-
-
-def _encode_schema(step: StepRequest) -> ResponseFormatJSONSchema:
-    schema = dict(step.schema or {})
-    return {"type": "json_schema", "json_schema": {"name": "step", "schema": schema, "strict": step.is_strict}}
 
 
 # --- reading a reply

@@ -71,7 +71,7 @@ async def test_a_reaction_stops_before_the_call_that_would_exceed_it(network: Ne
         assert len(provider.requests) == 3  # 3300 are used, and 3400 and more would be
     assert answer.text == SPENT
     assert (end.status, end.turns) == ("stopped", 4)
-    assert "The budget for this reaction is spent: 3,300 tokens of 3,500 tokens were used" in end.reason
+    assert "Budget for this reaction exceeded: 3,300 tokens of 3,500 tokens were used" in end.reason
     records = await mia.records(end.reaction)
     [failed] = [it["body"] for it in records if it["kind"] == "model_failed"]
     assert failed["failure"] == "budget"
@@ -195,7 +195,7 @@ async def test_money_is_counted_by_prices_of_ones_own(network: Network) -> None:
             assert (await mia.ask("ann", "hello")).text == SPENT
             [end] = await heard.finished()
         assert len(provider.requests) == 3
-    assert "The budget for this reaction is spent: $0.3600 of $0.3700 were used" in end.reason
+    assert "Budget for this reaction exceeded: $0.3600 of $0.3700 were used" in end.reason
 
 
 async def test_the_price_is_that_of_the_model_that_is_asked(network: Network) -> None:
@@ -238,7 +238,7 @@ async def test_money_without_a_price_spends_nothing(network: Network) -> None:
             assert (await mia.ask("ann", "hello")).text == "I could not answer: my model is not set up right."
             [end] = await heard.finished()
         assert provider.requests == []
-    assert 'No price is known of the model "m"' in end.reason
+    assert 'The price of the model "m" is unknown' in end.reason
 
 
 async def test_what_an_agent_inside_of_a_call_used_counts(network: Network) -> None:
@@ -310,4 +310,4 @@ async def test_two_agents_that_talk_for_ever_stop_by_their_token_budget_visibly(
         assert 18_000 < used_up <= 20_000
         said = len((await mia.client.history("direct:ann~bob")).messages)
         assert 5 <= said <= 20
-    assert "The budget for this conversation is spent" in ends[0].reason
+    assert "Budget for this conversation exceeded" in ends[0].reason

@@ -101,7 +101,7 @@ async def test_examples_are_never_summed_up_as_turns_even_if_a_hook_left_an_empt
             return AfterTool(messages=kept) if state.turn == 1 else None
 
     def script(body: Body) -> Reply:
-        if "sum up the earlier turns" in system_of(body):
+        if "Summarize the earlier turns" in system_of(body):
             return text("A summary.")
         return use(("look", {})) if turn_of(body) < 4 else text("Done.")
 
@@ -115,7 +115,7 @@ async def test_examples_are_never_summed_up_as_turns_even_if_a_hook_left_an_empt
         agent = Agent("bob", "", provider.model(), [gives("look", "word " * 300)], middleware=middleware)
         end = await Loop(agent).drive()
     assert end.answer == "Done."
-    own = [body for body in provider.requests if "sum up the earlier turns" not in system_of(body)]
+    own = [body for body in provider.requests if "Summarize the earlier turns" not in system_of(body)]
     summed = [body for body in provider.requests if body not in own]
     assert summed
     assert all("example" not in str(body["messages"]) for body in summed)
@@ -193,7 +193,9 @@ async def test_an_answer_that_was_not_kept_is_reviewed_again_and_never_replaced_
         model = provider.model()
         first = Loop(make(model))
         whole = await first.drive()
-        assert first.records.bodies("review")[0]["answer"].startswith("[The answer was not kept")
+        assert first.records.bodies("review")[0]["answer"].startswith(
+            "[This agent's data policy did not keep the answer"
+        )
         for last in range(1, first.records.writes + 1):
             loop = Loop(make(model), Records(kill_after=last))
             with pytest.raises(Killed):
@@ -225,7 +227,7 @@ def archive() -> Output:
 
 def work(body: Body) -> Reply:
     system = system_of(body)
-    if "sum up the earlier turns" in system:
+    if "Summarize the earlier turns" in system:
         return text("Rivers were found.", usage=(50, 5))
     if "You check an answer" in system:
         return use(("verdict", {"is_grounded": True}), usage=(30, 3))
@@ -283,7 +285,7 @@ async def test_all_features_together_go_on_after_any_kill_as_if_there_had_been_n
         assert all(it.status == 200 for it in provider.received)
     assert whole.answer == "good [2] [3] (checked)"
     assert [(it["n"], it["title"]) for it in whole.metadata["sources"]] == [(2, "Elbe"), (3, "Notes")]  # type: ignore[union-attr, index, call-overload]
-    summed = sum("sum up the earlier turns" in system_of(body) for body in requests)
+    summed = sum("Summarize the earlier turns" in system_of(body) for body in requests)
     assert summed == 1
 
 

@@ -46,7 +46,7 @@ def look_at(page: int, name: str = "look", **arguments: int) -> Reply:
 
 
 def is_summing(body: dict[str, Any]) -> bool:
-    return str(body["messages"][0]["content"]).startswith("You sum up")
+    return str(body["messages"][0]["content"]).startswith("Summarize the earlier turns")
 
 
 class Script:

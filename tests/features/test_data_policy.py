@@ -75,7 +75,7 @@ async def test_what_is_not_kept_is_in_no_record_and_the_live_model_reads_it_all(
     assert results_of(requests[1]) == [f"saw {SECRET} {SECRET}"]
     assert SECRET in str(requests[1]["messages"][2])  # its own text and call
     [result] = records.bodies("tool_result")
-    assert "result of look was not kept" in result["content"]
+    assert "did not keep the result of look" in result["content"]
     assert records.bodies("tool_started")[0]["args"] == "{}"
     first, last = records.bodies("model_reply")
     assert (first["reply"]["tool_calls"][0]["name"], first["altered"]) == ("look", {"text": True, "calls": [0]})
@@ -173,7 +173,7 @@ async def test_a_resumed_reaction_is_told_what_was_not_kept() -> None:
     """Killed after the result (started, reply, intent, result): the second turn reads a sentence, not nothing."""
     _, requests, answer = await resume(SCRIPT, 4, **NOTHING)
     [told] = results_of(requests[0])
-    assert told == "[The result of look was not kept, by this agent's data policy. If it is still needed, get it anew.]"
+    assert told == "[This agent's data policy did not keep the result of look. If you still need it, get it again.]"
     assert [it["content"] for it in requests[0]["messages"] if it["role"] == "assistant"] == ["[not kept]"]
     assert answer == f"It is {SECRET}."
 
@@ -216,7 +216,7 @@ async def test_an_answer_beside_finish_is_asked_for_again_too() -> None:
 async def test_a_tools_answer_that_was_not_kept_is_not_sent_in_its_place() -> None:
     answering = replace(look, answers=True)
     _, requests, answer = await resume(SCRIPT, 4, answering, results=False)
-    assert "was not kept" in results_of(requests[0])[0]
+    assert "did not keep" in results_of(requests[0])[0]
     assert answer == f"It is {SECRET}."
 
 
@@ -287,7 +287,7 @@ async def test_a_policy_that_raises_keeps_nothing_and_the_agent_lives() -> None:
 
 def test_a_pattern_that_is_none_is_refused() -> None:
     choice = MiddlewareChoice.model_validate({"data_policy": {"redact": ["("]}})
-    with pytest.raises(ConfigError, match="no regular expression"):
+    with pytest.raises(ConfigError, match="not a regular expression"):
         build_middleware(choice, Path())
 
 

@@ -176,7 +176,7 @@ async def test_progress_is_told(network: Network, tmp_path: Path) -> None:
 
 async def test_a_server_that_dies_in_a_call_is_an_answer_and_is_there_again(network: Network, tmp_path: Path) -> None:
     _, requests = await ask(network, shop(tmp_path), use(("shop_die", {})), use(("shop_price", {"article": "pear"})))
-    assert "was lost in the middle of the call" in results(requests[1])[0]
+    assert "broke during the call" in results(requests[1])[0]
     assert results(requests[2])[1] == "1 pear: 3 EUR"
 
 
@@ -255,7 +255,7 @@ async def test_what_a_server_says_otherwise_while_it_runs_shows_soon(network: Ne
 async def test_a_server_that_comes_later_shows_in_the_reaction_that_finds_it(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundelay.agents.features.mcp_servers.RETRY_AFTER_S", 0)
+    monkeypatch.setattr("roundelay.agents.features.mcp_session.RETRY_AFTER_S", 0)
     late = tmp_path / "shop.py"
     servers = McpServers(
         {"shop": ServerOptions(command=sys.executable, args=(str(late),), user_prompt="It is spring.")}
@@ -356,8 +356,8 @@ async def test_a_server_over_http_is_used_and_its_loss_is_an_answer(network: Net
             network, servers, use(("shop_price", {"article": "pear"})), use(("shop_die", {})), use(("shop_price", {"article": "fig"}))
         )  # fmt: skip
     assert results(requests[1]) == ["1 pear: 3 EUR"]
-    assert "lost in the middle of the call" in results(requests[2])[1]
-    assert "is not there" in results(requests[3])[2]
+    assert "broke during the call" in results(requests[2])[1]
+    assert "is not available" in results(requests[3])[2]
 
 
 def test_servers_stand_in_the_agents_file(tmp_path: Path) -> None:

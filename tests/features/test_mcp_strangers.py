@@ -106,7 +106,7 @@ async def test_a_pattern_that_never_ends_holds_up_one_call_for_a_while(
     requests = await ask(network, servers, calls([("odd_lure", {"text": ALMOST})]), calls([("odd_fine", {})]))
     [told] = results(requests[1])
     if of == "arguments":
-        assert "against the schema of the MCP server odd took too long and was stopped" in told
+        assert "by the schema of the MCP server odd timed out" in told
     else:
         assert told == f"called\n{json.dumps({'text': ALMOST})}"
         assert results(requests[2])[1] == "called"
@@ -116,7 +116,7 @@ TOO_MUCH = {
     "its schema has more than 20000 characters": offer("big", text={"enum": ["x" * 1000] * 30}),
     "its schema is nested deeper than 32": offer("deep", text=nested(60)),
     "its schema has a name that": offer("line", **{"text\n\n# Instructions": {"type": "string"}}),
-    "its name has to be 1 to 128 characters": offer("x" * 300),
+    "its name must have 1 to 128 characters": offer("x" * 300),
 }
 
 
@@ -179,7 +179,7 @@ async def test_a_result_is_bounded_before_anything_is_made_of_it(network: Networ
 
 @pytest.mark.parametrize(
     ("head", "reason"),
-    [("", "the reply has more than 8000000 bytes"), ("Content-Encoding: gzip\r\n", "the reply is packed")],
+    [("", "the reply has more than 8000000 bytes"), ("Content-Encoding: gzip\r\n", "the reply is compressed")],
     ids=["endless", "packed"],
 )
 async def test_a_reply_over_http_that_never_ends_is_given_up(

@@ -135,7 +135,7 @@ async def test_the_date_is_the_incoming_messages() -> None:
 
 @pytest.mark.parametrize(
     ("template", "told"),
-    [("{{ nobody }}", "'nobody' is undefined"), ("{% if %}", "is wrong"), ("{{ agent.__class__.mro() }}", "unsafe")],
+    [("{{ nobody }}", "'nobody' is undefined"), ("{% if %}", "is invalid"), ("{{ agent.__class__.mro() }}", "unsafe")],
 )
 def test_a_wrong_template_is_found_when_the_agent_is_made(template: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):

@@ -80,7 +80,7 @@ async def test_invalid_citations_are_removed_and_the_cited_sources_listed() -> N
         {"n": 3, "id": "n7", "title": "Field notes"},
     ]
     [review] = loop.records.bodies("review")
-    assert review["notes"] == ["references: [8], [9] taken out, for there is no such source"]
+    assert review["notes"] == ["references: [8], [9] removed, because there is no such source"]
     assert review["is_accepted"] is True
 
 

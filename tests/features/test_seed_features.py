@@ -288,7 +288,7 @@ async def test_a_summary_stays_in_its_reaction() -> None:
         return "y" * 1500
 
     def script(body: Body) -> Reply:
-        if system_of(body).startswith("You sum up"):
+        if system_of(body).startswith("Summarize the earlier turns"):
             return text("The code is 4711.")
         if "and now?" in str(body["messages"][1]["content"]):
             return text("Nothing new.")

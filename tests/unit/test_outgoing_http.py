@@ -203,7 +203,7 @@ async def test_a_server_that_speaks_no_tls_is_said_so_and_not_asked_again() -> N
     async with server:
         port = server.sockets[0].getsockname()[1]
         async with OpenAIModel("m", base_url=f"https://127.0.0.1:{port}/v1") as model:
-            with pytest.raises(ModelError, match="does not speak TLS there: write http://") as caught:
+            with pytest.raises(ModelError, match="does not speak TLS on this port: use http://") as caught:
                 await model.complete(ASK)
     assert not caught.value.retryable
 

@@ -35,11 +35,9 @@ LARGE_FILES = {
     "network/core/tables.py",
     "interop/a2a_server.py",
     "network/ledger/sqlite.py",
-    "agents/models/chat_replies.py",
     "agents/team.py",
     "network/ledger/queries.py",
     "network/core/reactions.py",
-    "agents/features/mcp_servers.py",
     "agents/tools.py",
 }
 
