@@ -1,7 +1,7 @@
-"""Rules that say who has to approve a call: of a tool, or of an agent for all its tools.
+"""Rules that say who approves a call: of one tool, or of an agent for all its tools.
 
-`ApprovalRule` is what a tool says; a part that the tool leaves out is the agent's (`AgentPolicy`). `policy.find_rule`
-puts both together. Pure.
+`ApprovalRule` is the rule of a tool. Parts that it leaves out come from the agent's `AgentPolicy`; `policy.find_rule`
+combines both. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_APPROVERS = 32
 
 
 def check_approver(name: str) -> str:
-    """Give the name of an approver as it is. Raises `ValueError` for what is neither an id nor a role."""
+    """Return the name of an approver. Raises `ValueError` for a name that is neither an id nor a role."""
     role = name.removeprefix("role:")
     if not (role if role != name else is_id(name)):
         raise ValueError(f"must be the id of a person, or role:NAME for a role of the page `rights`, not {name!r}")
@@ -44,7 +44,7 @@ class ApprovalRule:
     approval_timeout_s: Seconds | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no call could ever be approved by. Raises `ValueError`."""
+        """Refuse a rule that could never be fulfilled. Raises `ValueError`."""
         check_fields(self)
         check_enough(self.approvers, self.approvals_needed or 1, self.escalate_to)
 

@@ -1,8 +1,7 @@
-"""A person's approval of a call: who can give it, how it is asked for, and what was approved for more than one call.
+"""Texts and records of approvals: how people are asked, who can decide, and what they approved for more than one call.
 
-`call_approval` asks and waits, `inbox` reads a decision. What was approved for a thread, or for every call that its person may
-decide, is a record of the agent's own (``standing``): it holds over restarts, until the person who gave it takes it
-back.
+`call_approval` asks and waits; `inbox` reads a decision. An approval for a thread, or for every call that its person
+may decide, is a record of the agent (``standing``): it holds over restarts until the person withdraws it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from roundelay.network.text import cut
 from roundelay.network.units import format_duration
 
 from .approval_rule import EffectiveRule
-from .inbox import Decision, find_decider, find_request, is_told_by_network, read_decision
+from .inbox import Decision, find_decider, find_request, is_reported_by_network, read_decision
 from .isolation import retry_later
 from .journal import Approval, RecordClient, digest, fetch_fates, fetch_records, open_journal
 from .values import Scope, Vote
@@ -41,21 +40,22 @@ from .values import Scope, Vote
 _logger = logging.getLogger(__name__)
 
 MAX_SHOWN_CHARS, MAX_WHY_CHARS = 32_000, 1000
-"""Of the arguments that a person is asked to approve, and of what the model says beside its call. A call with longer
-arguments is not made: nobody approves what is not shown."""
+"""Maximum characters of the arguments that people are asked to approve, and of the model's text beside its call. A call
+with longer arguments does not run: nobody can approve what is not shown."""
+
 MAX_CALL_CHARS = 200
 """Maximum characters of the arguments in a sentence about a call."""
 
 
 class Standing(BaseModel):
-    """What a person approved for more than one call: of a tool, in a thread, or wherever that person may decide."""
+    """An approval for more than one call of a tool: in a thread, or wherever its person may decide."""
 
     tool: str
     scope: Scope
     thread_id: str
     by: str
     seq: int
-    """Of the decision."""
+    """Seq of the decision."""
 
     at: int
     is_withdrawn: bool = False
@@ -65,20 +65,20 @@ class Standing(BaseModel):
 
     @property
     def people(self) -> set[str]:
-        """Who approved."""
+        """The people who approved."""
         return {self.by, *self.with_others}
 
 
 STILL_WAITS = "still_waits"
-"""In a message's metadata: the decision that it answers did not fit, and this request (a seq) waits on."""
+"""Metadata of an answer to a decision that does not count: the seq of the request that still waits."""
 
 
 class NobodyDecides(Exception):
-    """No person reads the thread in which a call would be asked for, and nobody else could decide."""
+    """No person reads the thread of the request, and nobody else could decide."""
 
 
 class Replier(Protocol):
-    """The part of `NetworkClient` that answers."""
+    """The part of `NetworkClient` that answers messages."""
 
     @property
     def agent_id(self) -> str: ...
@@ -102,46 +102,46 @@ class RequestedCall(NamedTuple):
 
 
 def describe_request(
-    asked: RequestedCall, trigger: BaseMessage, *, is_copy: bool = False, is_for_operators: bool = False
+    call: RequestedCall, trigger: BaseMessage, *, is_copy: bool = False, is_for_operators: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Give the text that asks people to approve a call, and what its metadata say of it for programs. ``is_copy``: for
-    an approver who does not read the thread of the ``trigger``, whose words are quoted. ``is_for_operators``: a copy
-    that no person can reply to."""
-    shown, reason, rule = asked.arguments, cut(asked.reason.strip(), MAX_WHY_CHARS), asked.rule
-    # The model's lines are quoted as others' words are, so that none of them passes for one of these.
+    """Return the text that asks people to approve a call, and its metadata for programs. ``is_copy``: for an approver
+    who does not read the thread of the ``trigger``, whose words are quoted. ``is_for_operators``: a copy that no person
+    can reply to."""
+    shown, reason, rule = call.arguments, cut(call.reason.strip(), MAX_WHY_CHARS), call.rule
+    # Quote the model's lines, so that none of them passes for a line of the request.
     why = [f"Why: {reason}"] if len(reason.splitlines()) == 1 else ["Why:", *(f"> {it}" for it in reason.splitlines())]
-    lines = [f"May I call {asked.tool} with {shown}?", *(why if reason else [])]
+    lines = [f"May I call {call.tool} with {shown}?", *(why if reason else [])]
     total_s = rule.timeout_s * (2 if rule.escalate_to else 1)
-    told: dict[str, Any] = {"tool": asked.tool, "arguments": shown, "reason": reason, "timeout_s": total_s}
+    metadata: dict[str, Any] = {"tool": call.tool, "arguments": shown, "reason": reason, "timeout_s": total_s}
     if is_copy or is_for_operators:
         words = cut(trigger.text, MAX_WHY_CHARS)
         lines.append(f"It follows from #{trigger.seq} in {trigger.thread_id}, where {trigger.sender_id} wrote:")
         lines += [f"> {line}" for line in words.splitlines()]
         place = {"seq": trigger.seq, "thread_id": trigger.thread_id, "sender_id": trigger.sender_id}
-        told["led_by"] = {**place, "text": words}
+        metadata["led_by"] = {**place, "text": words}
     wait = f"I wait for {format_duration(rule.timeout_s)}."
     if rule.escalate_to:
         wait = f"{wait[:-1]}, then I ask {join_names(rule.escalate_to)} too, and wait as long again."
     if rule.needed > 1:
         wait = f"{rule.needed} different people have to approve it. {wait}"
-        told["needed"] = rule.needed
+        metadata["needed"] = rule.needed
     how = (
         f"Reply to this message with /approve, this once; with /approve thread "
-        f"or /approve always, from now on: {asked.tool} in this thread, or wherever you may decide; with /deny REASON; "
+        f"or /approve always, from now on: {call.tool} in this thread, or wherever you may decide; with /deny REASON; "
         "or with /edit ARGUMENTS."
     )
     if is_for_operators:
         how = "No person reads that thread, so an operator decides: in the inbox, or with roundelay approvals."
     if rule.approvers:
-        told |= {"approvers": list(rule.approvers), "deciders": list(asked.deciders or ())}
+        metadata |= {"approvers": list(rule.approvers), "deciders": list(call.deciders or ())}
         if not is_copy:
-            how = f"Only {join_names(asked.deciders or ())} may decide. To them: {how[0].lower()}{how[1:]}"
+            how = f"Only {join_names(call.deciders or ())} may decide. To them: {how[0].lower()}{how[1:]}"
     lines.append(f"{wait} {how}")
-    return "\n".join(lines), told
+    return "\n".join(lines), metadata
 
 
 def describe_call(tool: str, arguments: str) -> str:
-    """Give a call as people read it: ``refund(order=17)``."""
+    """Return a call as people read it: ``refund(order=17)``."""
     try:
         read = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -156,24 +156,24 @@ _PLAIN_VALUE = re.compile(r"[\w .@:/+#-]+")
 
 
 def _write_value(value: object) -> str:
-    """Write an argument; in quotation marks where its characters could end the call and begin another sentence."""
+    """Return an argument's text, in quotation marks if its characters could end the call and begin another sentence."""
     if isinstance(value, str) and _PLAIN_VALUE.fullmatch(value):
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
 def describe_decision(approval: Approval, tool: str, arguments: str) -> str:
-    """Say who decided what: ``mia approved refund(order=17).``"""
+    """Return who decided what, as a sentence: ``mia approved refund(order=17).``"""
     if approval.is_approved:
         decision = Decision(is_approved=True, arguments=approval.arguments, scope=approval.scope)
     else:
         decision = Decision(is_approved=False, reason=approval.reason)
-    told = write_decision(decision, approval.people, tool, arguments)
-    return told if decision.reason else f"{told}."
+    text = write_decision(decision, approval.people, tool, arguments)
+    return text if decision.reason else f"{text}."
 
 
 def write_decision(decision: Decision, people: Iterable[str], tool: str, arguments: str) -> str:
-    """Say who decided what, as a line: ``mia approved refund(order=17)``."""
+    """Return who decided what, as a line: ``mia approved refund(order=17)``."""
     call = describe_call(tool, arguments if decision.arguments is None else decision.arguments)
     how = ", with other arguments" if decision.arguments is not None else ""
     what = "approved" if decision.is_approved else "denied"
@@ -183,13 +183,13 @@ def write_decision(decision: Decision, people: Iterable[str], tool: str, argumen
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Give names as a sentence has them: ``mia, zoe and ann``."""
+    """Return names as a sentence has them: ``mia, zoe and ann``."""
     *before, last = list(names) or ["nobody"]
     return f"{', '.join(before)} and {last}" if before else last
 
 
 async def has_operators(client: RecordClient) -> bool:
-    """Whether a person is an operator, who may decide on every call. An older hub does not tell."""
+    """Return whether any operator is a person, who may decide on every call. An older hub does not say."""
     try:
         return (await _ask(client, "network.info", {})).get("has_human_operators") is True
     except RequestError:  # the rights of the node forbid the question
@@ -197,7 +197,7 @@ async def has_operators(client: RecordClient) -> bool:
 
 
 async def find_people(client: RecordClient, trigger: AnyMessage) -> set[str] | None:
-    """Give the people who read a message's thread: one of them can decide. None if the hub does not tell."""
+    """Return the people who read a message's thread, any of whom can decide; None if the hub does not say."""
     readers = {trigger.sender_id}
     people: set[str] = set()
     try:
@@ -213,14 +213,14 @@ async def _ask(client: RecordClient, op: str, args: Mapping[str, object]) -> Any
     return await retry_later(lambda: client.call(op, args))
 
 
-# --- what was approved for more than one call
+# --- approvals for more than one call
 
 
 async def find_standing(
     client: RecordClient, tool: str, thread_id: str, people: Collection[str], needed: int = 1
 ) -> Approval | None:
-    """Give the approval of a call that people have given before, if one holds for it: in this thread, or always, by as
-    many as are ``needed`` of those who could decide on it now."""
+    """Return an earlier approval that covers this call: for this thread or always, by at least ``needed`` of the people
+    who may decide now."""
     for it in await _load_standing(client):
         is_here = len(it.people.intersection(people)) >= needed and (it.scope == "always" or it.thread_id == thread_id)
         if it.tool == tool and is_here and not it.is_withdrawn:
@@ -231,14 +231,14 @@ async def find_standing(
 
 
 async def keep_standing(client: RecordClient, standing: Standing) -> None:
-    """Record it, or that it is withdrawn: once each."""
+    """Record a standing approval, or its withdrawal, once each."""
     key = digest("standing", standing.seq, standing.is_withdrawn)
     record = partial(client.record, _place(client), "standing", standing.model_dump(), record_id=key)
     await retry_later(record)
 
 
 async def _load_standing(client: RecordClient) -> list[Standing]:
-    """All that hold or did, the newest word on each, the oldest decision first."""
+    """Return all standing approvals, withdrawn ones included, the oldest decision first."""
     found: dict[int, Standing] = {}
     for record in await fetch_records(partial(_ask, client), _place(client), client.agent_id):
         try:
@@ -250,17 +250,19 @@ async def _load_standing(client: RecordClient) -> list[Standing]:
 
 
 def _place(client: RecordClient) -> str:
-    """Under which id an agent's records of them stand: no reaction's."""
+    """Return the id under which an agent's standing approvals are recorded; it is no reaction's."""
     return digest("standing approvals", client.agent_id)
 
 
-# --- decisions that decide nothing
+# --- decisions that have no effect
 
 
 async def answer_late_decision(client: NetworkClient, decision: AnyMessage) -> None:
-    """Tell a person whose decision decides nothing who has decided, or that nothing waits any more. A denial takes back
-    what its sender approved for longer. Nothing is said of a decision that counts, or of what is no request of ours.
-    What the hub refuses of it (the thread is held, the quota spent) is logged: it is nobody's reaction that could fail.
+    """Tell a person whose decision has no effect who has decided, or that nothing waits any more. A denial withdraws
+    the sender's standing approval.
+
+    Say nothing of a decision that counts, or of a message that is no request of this agent. If the hub refuses the
+    answer, because the thread is taken over or a quota is spent, log it: no reaction could fail because of it.
     """
     try:
         await _answer_late(client, decision)
@@ -294,10 +296,10 @@ async def _answer_late(client: NetworkClient, decision: AnyMessage) -> None:
 async def reply_to_decider(
     client: Replier, decision: AnyMessage, text: str, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Answer a decision: once, however often it is delivered, and wherever that has got to."""
-    with suppress(IdConflict, LoopStopped):  # an earlier run said it otherwise, or nothing more may be said there
+    """Answer a decision once, however often it is delivered, and where its sender can read the answer."""
+    with suppress(IdConflict, LoopStopped):  # answered before a restart, or the conversation is stopped
         key = digest("told", client.agent_id, decision.seq)
-        if is_told_by_network(decision):  # whoever decided does not read that message
+        if is_reported_by_network(decision):  # whoever decided does not read that message
             send = partial(client.send_text, find_decider(decision), text, cause=decision.seq)
         else:
             send = partial(client.reply, decision, text)
@@ -305,11 +307,11 @@ async def reply_to_decider(
 
 
 async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Approval | None, bool] | None:
-    """What was decided on the request that a decision answers, and whether its reaction has ended; None if it answers
-    no request of this agent."""
+    """Return the approval of the request that a decision answers, and whether its reaction has ended; None if it
+    answers no request of this agent."""
     seq = find_request(decision)
     try:
-        if is_told_by_network(decision):
+        if is_reported_by_network(decision):
             chain = (await retry_later(partial(client.call, "network.why", {"seq": seq})))["chain"]
             before = [message_from_wire(chain[0])]
         else:
@@ -330,14 +332,14 @@ async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Ap
 
 
 def read_deciders(request: BaseMessage) -> list[str] | None:
-    """The people who alone may decide on a request; None where its author names none."""
+    """Return the only people who may decide on a request; None if its author names none."""
     approval = (request.metadata or {}).get("approval")
     deciders = approval.get("deciders") if isinstance(approval, dict) else None
     return [it for it in deciders if isinstance(it, str)] if isinstance(deciders, list) else None
 
 
 def read_decided(message: BaseMessage) -> Mapping[str, Any] | None:
-    """What an agent says of a decision that people gave elsewhere (``decided``); None for any other message."""
+    """Return what an agent reports of a decision that people gave elsewhere (``decided``); None for any other message."""
     told = (message.metadata or {}).get("decided")
     if message.sender_kind != "agent" or not isinstance(told, dict):
         return None
@@ -349,7 +351,7 @@ def read_decided(message: BaseMessage) -> Mapping[str, Any] | None:
 
 
 def read_request(message: BaseMessage) -> str | None:
-    """The reaction that waits for a person's decision on this message; None if it asks for none."""
+    """Return the reaction that waits for a person's decision on this message; None if it asks for none."""
     approval = (message.metadata or {}).get("approval")
     reaction = approval.get("reaction") if isinstance(approval, dict) else None
     return reaction if isinstance(reaction, str) else None

@@ -1,8 +1,8 @@
 """Approval of one call: asks people, counts their decisions, and reports who decided.
 
-Stands between `driver`, which runs the call, and the people: `approvals` has the words, `waiting` the wait. Everything
-that a decision rests on is recorded before it is used: who was asked (a note), the requests and the votes (the wait),
-the outcome (``approval``). A resumed reaction continues from these records, and a replay reads them.
+The first layer around a tool (`tool_call`). `approvals` has the texts, `replies` the wait. Everything that a decision
+rests on is recorded before it is used: the people asked (a note), the requests and votes (the wait), the outcome
+(``approval``). A resumed reaction continues from these records, and a replay reads them.
 
 If the author names approvers, only they decide, and never a person whose message led to the call. An approver who does
 not read the thread gets a copy of the request in the direct thread with the agent.
@@ -47,7 +47,7 @@ from .approvals import (
     keep_standing,
     reply_to_decider,
 )
-from .inbox import Decision, find_decider, find_request, is_told_by_network, read_decision, read_decision_text
+from .inbox import Decision, find_decider, find_request, is_reported_by_network, read_decision, read_decision_text
 from .isolation import retry_later
 from .journal import Approval, Journal, Recorded
 from .replies import Waiter
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 PERSON = "a person"
-"""Under which name a wait has the request in the thread of the incoming message."""
+"""Recipient under which a wait has the request in the thread of the incoming message."""
 OPERATOR = "an operator"
-"""Under which name it has the request that only operators read, in the agent's thread with itself."""
+"""Recipient under which a wait has the request that only operators read, in the agent's thread with itself."""
 
 
 class Approvers(BaseModel):
@@ -72,17 +72,17 @@ class Approvers(BaseModel):
     """People who may decide."""
 
     told_apart: list[str] = []
-    """People who may decide and do not read the thread: each gets a copy."""
+    """People who may decide but do not read the thread. Each gets a copy of the request."""
 
     requesters: list[str] = []
     """Named people who led to the call, and so may not decide."""
 
     unknown: list[str] = []
-    """Names of nobody, or of no role."""
+    """Names that mean no person and no role."""
 
 
 class NotApproved(Exception):
-    """The call is not made; the text says why, to the model."""
+    """The call must not run. The model reads the text."""
 
 
 @dataclass(slots=True)
@@ -92,23 +92,23 @@ class CallApproval:
     turn: int
     planned: PlannedCall
     rule: EffectiveRule
-    why: str
+    reply_text: str
     """The model's text beside the call; empty if that text is reviewed before people read it."""
 
     journal: Journal
     recorded: Recorded
     context: ToolContext
-    """By it messages are sent, under ids derived from the call's."""
+    """Sends messages under ids derived from the call's."""
 
-    led_by: tuple[int, ...]
-    """The seqs of the messages that led to the call, the trigger first."""
+    causes: tuple[int, ...]
+    """Seqs of the messages that led to the call, the trigger first."""
 
     waiter: Waiter | None
     find_replayed: Callable[[str], JsonValue]
-    """Gives a note of the recorded run, in a replay."""
+    """Returns a note of the recorded run, in a replay."""
 
     async def obtain(self) -> PlannedCall:
-        """Give the call as people let it be made. Raises `NotApproved`."""
+        """Return the call as people approved it, perhaps with other arguments. Raises `NotApproved`."""
         try:
             approval = await self._find_approval()
         except NobodyDecides:
@@ -119,7 +119,7 @@ class CallApproval:
             raise NotApproved(f"nobody could be asked to approve it ({error.code}: {error})") from error
         if approval is None:
             raise NotApproved("nobody approved it in time." if self.rule.needed == 1 else await self._explain_missing())
-        await self._tell_outcome(approval)
+        await self._report_outcome(approval)
         if not approval.is_approved:
             reason = f": {approval.reason}" if approval.reason else "."
             raise NotApproved(f"{approval.by} denied it{reason}")
@@ -127,7 +127,7 @@ class CallApproval:
             return self.planned
         try:
             arguments = self.planned.tool.parse(approval.arguments)
-        except ToolArgumentsError as error:  # it is another tool since that was decided
+        except ToolArgumentsError as error:  # the tool has changed since the decision
             raise NotApproved(f"{approval.by} changed the arguments, and they do not fit. {error}") from error
         written = json.dumps(json.loads(approval.arguments), ensure_ascii=False)
         return replace(self.planned, arguments=arguments, call=replace(self.planned.call, arguments=written))
@@ -155,7 +155,7 @@ class CallApproval:
         given = f"{join_names(it.by for it in votes)} approved it" if votes else "nobody approved it"
         return f"{self.rule.needed} people have to approve it, and in time {given}."
 
-    # --- what is known, or was approved before
+    # --- recorded and standing approvals
 
     async def _find_approval(self) -> Approval | None:
         known = self.recorded.approvals.get(self._place)
@@ -175,7 +175,7 @@ class CallApproval:
                 await self.journal.record_approval(*self._place, standing)
                 return standing
             wait = await self._ask(approvers, readers)
-        elif wait.deciders is None and self.rule.approvers:  # approvers were named since it was asked
+        elif wait.deciders is None and self.rule.approvers:  # approvers were named after the request
             stricter = wait.model_copy(update={"needed": max(wait.needed, self.rule.needed)})
             approvers = await self._find_approvers(0)
             self._check_enough(approvers)
@@ -191,7 +191,7 @@ class CallApproval:
             return None
         return await find_standing(self.journal.client, self._tool, self._trigger.thread_id, people, self.rule.needed)
 
-    # --- who is asked
+    # --- asking people
 
     async def _find_approvers(self, stage: int) -> Approvers | None:
         """Return the people named for a stage of the request; None if the rule names nobody."""
@@ -204,22 +204,23 @@ class CallApproval:
         except ValidationError:
             pass  # nobody was asked yet
         try:
-            found = Approvers.model_validate(self.find_replayed(note))
+            approvers = Approvers.model_validate(self.find_replayed(note))
         except ValidationError:
-            found = await self._resolve(names)
-        await self.journal.record_note(self.turn, note, found.model_dump())
-        return found
+            approvers = await self._resolve(names)
+        # Before anybody is asked: a resumed reaction must count the same people, even if a role has changed.
+        await self.journal.record_note(self.turn, note, approvers.model_dump())
+        return approvers
 
     async def _resolve(self, names: tuple[str, ...]) -> Approvers:
-        """Ask the hub whom names mean now."""
-        args = {"names": list(names), "seqs": list(self.led_by)}
-        told = await retry_later(partial(self.journal.client.call, "network.approvers", args))
-        people = [it for it in told["people"] if self.rule.requester_may_approve or not it["is_requester"]]
+        """Ask the hub which people the names mean now."""
+        args = {"names": list(names), "seqs": list(self.causes)}
+        answer = await retry_later(partial(self.journal.client.call, "network.approvers", args))
+        people = [it for it in answer["people"] if self.rule.requester_may_approve or not it["is_requester"]]
         return Approvers(
-            people=[it["agent_id"] for it in people],
-            told_apart=[it["agent_id"] for it in people if not it["reads"]],
-            requesters=[it["agent_id"] for it in told["people"] if it not in people],
-            unknown=told["unknown"],
+            people=[person["agent_id"] for person in people],
+            told_apart=[person["agent_id"] for person in people if not person["reads"]],
+            requesters=[person["agent_id"] for person in answer["people"] if person not in people],
+            unknown=answer["unknown"],
         )
 
     def _check_enough(self, approvers: Approvers | None) -> None:
@@ -228,7 +229,7 @@ class CallApproval:
             raise NotApproved(self._explain_nobody(approvers))
 
     def _explain_nobody(self, approvers: Approvers) -> str:
-        """Say why nobody, or not enough people, can be asked."""
+        """Explain why nobody, or not enough people, can be asked."""
         reasons = [f"{join_names(approvers.people)} alone may approve it"] if approvers.people else []
         if approvers.requesters:
             reasons.append(f"{join_names(approvers.requesters)} led to the call and so may not approve it")
@@ -239,23 +240,23 @@ class CallApproval:
         return f"it needs {needs} of {named}, and there are not enough: {'; '.join(reasons) or 'nobody is there'}."
 
     async def _ask(self, approvers: Approvers | None, readers: set[str] | None) -> Wait:
-        """Send the requests, and give the wait for what people decide. ``readers``: the people who read the thread of
-        the trigger; None if the hub does not tell."""
+        """Send the requests, and return the wait for decisions. ``readers``: the people who read the trigger's thread;
+        None if the hub does not say."""
         assert self.waiter is not None
         told_apart = approvers.told_apart if approvers is not None else []
         deciders = None if approvers is None else approvers.people
         questions: dict[str, Stored] = {}
         self._check_enough(approvers)
-        asked = self._describe(deciders)
+        call = self._describe(deciders)
         if readers or (approvers is None and readers is None):
-            text, told = describe_request(asked, self._trigger)
-            questions[PERSON] = await self._send(None, text, told, self.context.call_id)
+            text, metadata = describe_request(call, self._trigger)
+            questions[PERSON] = await self._send(None, text, metadata, self.context.call_id)
         elif approvers is None and await has_operators(self.journal.client):
-            text, told = describe_request(asked, self._trigger, is_for_operators=True)
-            questions[OPERATOR] = await self._send(self.context.agent_id, text, told, self._derive("operator"))
+            text, metadata = describe_request(call, self._trigger, is_for_operators=True)
+            questions[OPERATOR] = await self._send(self.context.agent_id, text, metadata, self._derive("operator"))
         elif approvers is None:
             deciders = []  # only an escalation is left
-        questions |= await self._send_copies(asked, told_apart, 0)
+        questions |= await self._send_copies(call, told_apart, 0)
         wait = Wait(
             questions={to: it.seq for to, it in questions.items()},
             threads={to: it.thread_id for to, it in questions.items()},
@@ -274,8 +275,8 @@ class CallApproval:
             self.waiter.expect(question, is_approval=True)
         return wait
 
-    async def _ask_more(self, wait: Wait, approvers: Approvers | None, *, stage: int, is_open: bool = False) -> Wait:
-        """Ask further people, who may decide from now on. ``is_open``: beside whoever reads a request."""
+    async def _ask_more(self, wait: Wait, approvers: Approvers | None, *, stage: int) -> Wait:
+        """Ask further people, who may decide from now on."""
         assert self.waiter is not None
         if approvers is None:
             return wait
@@ -297,7 +298,7 @@ class CallApproval:
 
     def _describe(self, deciders: list[str] | None) -> RequestedCall:
         return RequestedCall(
-            self._tool, self._arguments, self.why, self.rule, None if deciders is None else tuple(deciders)
+            self._tool, self._arguments, self.reply_text, self.rule, None if deciders is None else tuple(deciders)
         )
 
     @staticmethod
@@ -307,31 +308,31 @@ class CallApproval:
         """Leave out people who could not be asked: they do not read the thread, and no copy reached them."""
         return people if people is None else [it for it in people if it not in told_apart or it in questions]
 
-    async def _send_copies(self, asked: RequestedCall, people: list[str], stage: int) -> dict[str, Stored]:
-        text, told = describe_request(asked, self._trigger, is_copy=True)
+    async def _send_copies(self, call: RequestedCall, people: list[str], stage: int) -> dict[str, Stored]:
+        text, metadata = describe_request(call, self._trigger, is_copy=True)
         sent: dict[str, Stored] = {}
         for agent_id in people:
             try:
-                sent[agent_id] = await self._send(agent_id, text, told, self._derive(f"{stage}-{agent_id}"))
+                sent[agent_id] = await self._send(agent_id, text, metadata, self._derive(f"{stage}-{agent_id}"))
             except (Forbidden, UnknownRecipient) as error:
                 place = {"agent_id": self.context.agent_id, "approver": agent_id, "code": error.code}
                 _logger.warning("an approver is not asked", extra=place)
         return sent
 
     def _derive(self, name: str) -> str:
-        """Give the id of a message about this approval."""
+        """Return the id of a message about this approval."""
         return f"{self.context.call_id.removesuffix('-approval')}-{name}-approval"
 
-    async def _send(self, agent_id: str | None, text: str, told: dict[str, Any], message_id: str) -> Stored:
-        """Ask in the thread of the trigger, or one approver apart."""
+    async def _send(self, agent_id: str | None, text: str, request: dict[str, Any], message_id: str) -> Stored:
+        """Send a request to the trigger's thread, or a copy to one approver."""
         client: ToolClient = self.context.client
-        metadata = {"approval": {"reaction": self.context.reaction, **told}}
+        metadata = {"approval": {"reaction": self.context.reaction, **request}}
         options: dict[str, Any] = {"message_id": message_id, "metadata": metadata}
         if agent_id is None:
             return await retry_later(partial(client.reply, self._trigger, text, **options))
         return await retry_later(partial(client.send_text, agent_id, text, **options))
 
-    # --- what is decided
+    # --- decisions
 
     async def _await_approval(self, wait: Wait) -> Approval | None:
         """Wait until people have decided, and record the outcome; None if the time is over."""
@@ -345,7 +346,7 @@ class CallApproval:
                     await self.journal.record_approval(*self._place, outcome)
                     for late in decisions[place:]:
                         decided = f"This was decided by {join_names(outcome.people)} in #{outcome.seq}"
-                        await self._tell(late, f"{decided}; what you said changes nothing.", {})
+                        await self._answer(late, f"{decided}; what you said changes nothing.", {})
                     return outcome
                 wait = outcome
             if not decisions:
@@ -368,11 +369,11 @@ class CallApproval:
         decision, by = read_decision(message), find_decider(message)
         if decision is None or any(it.seq == message.seq for it in wait.votes):
             return wait
-        problem = self._find_problem(wait, decision, by, is_checked=is_told_by_network(message))
+        problem = self._find_problem(wait, decision, by, is_checked=is_reported_by_network(message))
         if problem:
-            await self._tell(message, problem, {STILL_WAITS: find_request(message)})
+            await self._answer(message, problem, {STILL_WAITS: find_request(message)})
             return wait
-        request = 0 if is_told_by_network(message) else message.reply_to or 0
+        request = 0 if is_reported_by_network(message) else message.reply_to or 0
         if decision.is_approved and wait.votes:
             wait = await self._drop_votes_of_removed(wait)
         at, said = message.sent_at, read_decision_text(message)
@@ -385,7 +386,7 @@ class CallApproval:
             await self.waiter.keep(counted)
             call = describe_call(self._tool, self._arguments)
             text = f"{by} approved {call}: {len(votes)} of {wait.needed} approvals. It waits for somebody else's."
-            await self._tell(message, text, {STILL_WAITS: find_request(message)})
+            await self._answer(message, text, {STILL_WAITS: find_request(message)})
             return counted
         return Approval(
             is_approved=decision.is_approved,
@@ -400,18 +401,18 @@ class CallApproval:
         )
 
     async def _drop_votes_of_removed(self, wait: Wait) -> Wait:
-        """Leave out approvals of people who were removed from the network since: whoever removed them trusts none."""
+        """Leave out approvals of people who were removed from the network: whoever removed them does not trust them."""
         args = {"names": sorted({it.by for it in wait.votes}), "seqs": [self._trigger.seq]}
         try:
-            told = await retry_later(partial(self.journal.client.call, "network.approvers", args))
+            answer = await retry_later(partial(self.journal.client.call, "network.approvers", args))
         except RequestError:
-            return wait  # an older hub, or the trigger is not kept any more
-        votes = [it for it in wait.votes if it.by not in told["unknown"]]
+            return wait  # an older hub, or a deleted trigger
+        votes = [vote for vote in wait.votes if vote.by not in answer["unknown"]]
         return wait if len(votes) == len(wait.votes) else wait.model_copy(update={"votes": votes})
 
     def _find_problem(self, wait: Wait, decision: Decision, by: str, *, is_checked: bool) -> str:
-        """Say why a decision does not count; empty if it does. ``is_checked``: the hub has checked who decides."""
-        # Trust the hub for operators alone: it may not know yet that approvers were named since.
+        """Return why a decision does not count; empty if it does. ``is_checked``: the hub has checked who decides."""
+        # Trust the hub's check for operators only: it does not know approvers that were named later.
         is_operator = is_checked and wait.with_operators
         if wait.deciders is not None and by not in wait.deciders and not is_operator:
             names = join_names(wait.deciders)
@@ -452,13 +453,13 @@ class CallApproval:
 
     # --- reports
 
-    async def _tell(self, message: BaseMessage, text: str, metadata: dict[str, Any]) -> None:
-        """Answer whoever decided by a message."""
+    async def _answer(self, message: BaseMessage, text: str, metadata: dict[str, Any]) -> None:
+        """Answer the person who decided by a message."""
         assert isinstance(message, AnyMessage)
         await reply_to_decider(self.context.client, message, text, metadata)
 
-    async def _tell_outcome(self, approval: Approval) -> None:
-        """Report the decision to every request that it is no reply to. Repeats store nothing."""
+    async def _report_outcome(self, approval: Approval) -> None:
+        """Report the decision below every request that it is no reply to. Repeats store nothing."""
         wait = self.waiter.known if self.waiter is not None else None
         wait = wait or self.recorded.approval_waits.get(self._place)
         if wait is None or self._place in self.recorded.begun_calls or self._place in self.recorded.results:
@@ -466,7 +467,7 @@ class CallApproval:
         if not approval.votes:
             return  # the decision is a reply to the only request
         text = describe_decision(approval, self._tool, self._arguments)
-        told = {
+        decision = {
             "is_approved": approval.is_approved,
             "by": approval.people,
             "scope": approval.scope,
@@ -479,24 +480,24 @@ class CallApproval:
         for to, question in wait.questions.items():
             if all(it.request == question for it in approval.votes):
                 continue
-            metadata = {"decided": {"request": question, **told}}
+            metadata = {"decided": {"request": question, **decision}}
             options = {"message_id": self._derive(f"decided-{question}"), "reply_to": question, "metadata": metadata}
             if to == PERSON:
-                await self._say(partial(self.context.client.reply, self._trigger, text, **options))
+                await self._send_notice(partial(self.context.client.reply, self._trigger, text, **options))
             else:
                 recipient = self.context.agent_id if to == OPERATOR else to
-                await self._say(partial(self.context.client.send_text, recipient, text, **options))
+                await self._send_notice(partial(self.context.client.send_text, recipient, text, **options))
 
-    async def _say(self, send: Callable[[], Any]) -> None:
-        """Send what only informs: that it cannot be sent is logged, and changes nothing."""
+    async def _send_notice(self, send: Callable[[], Any]) -> None:
+        """Send a message that only informs. A refusal is only logged."""
         try:
             await retry_later(send)
         except (RequestError, LoopStopped, BudgetExhausted, ThreadHeld) as error:
             place = {"agent_id": self.context.agent_id, "reaction": self.context.reaction, "code": error.code}
-            _logger.warning("who decided is not told", extra=place)
+            _logger.warning("a decision is not reported", extra=place)
 
 
 def _find_narrowest(votes: list[Vote]) -> Any:
-    """Give the scope that all of them approved."""
+    """Return the scope that all votes approve."""
     scopes = {it.scope for it in votes}
     return "once" if "once" in scopes else "thread" if "thread" in scopes else "always"

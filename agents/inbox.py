@@ -1,33 +1,33 @@
-"""What wakes an agent, and in which order it reacts: one reaction at a time per thread, threads in parallel, bounded.
+"""What wakes an agent, and in which order it reacts: one reaction at a time per thread, threads in parallel, with
+limits.
 
-Stands between the client's deliveries and the runner. Pure: no IO, no clock, no tasks; the runner asks `next_message`
-and starts a reaction. Memory is bounded by what the hub leaves unacknowledged (`max_unacked`) and by `REMEMBERED`.
-How a message goes through::
+Stands between the deliveries and `reaction_scheduler`, which starts a reaction for each `next_message`. Pure: no IO, no
+clock, no tasks. Memory is limited by what the hub leaves unacknowledged (`max_unacked`) and by `REMEMBERED`. The path
+of a message::
 
     offer -- wakes nobody --------------------------------------------> CONTEXT
       |---- came before, its reaction has ended ----------------------> HANDLED
-      |---- came before, waits or is in work -------------------------> PENDING
+      |---- came before, waits or has a running reaction -------------> PENDING
       v
     idle thread:    _waiting[thread]          the longest waiting thread is next, if at_work < max_parallel (of one
                         |                     pair's conversations one less)
                         | next_message
                         v
-    thread at work: _working[thread] = _Line  reactions: 1; what comes meanwhile waits in the line
-                        | pause: every reaction of the line only waits for others (paused == reactions)
+    busy thread:    _working[thread]          reactions: 1; later messages wait in the thread's queue
+                        | pause: every reaction of the thread only waits for others (paused == reactions)
                         v
-                    _asked                    a question of `ask` in the line may pass the others: next_message
-                        | finish, release     gives it out, and reactions grows, to MAX_IN_THREAD at most
+                    _askable                  a question of `ask` in the queue may pass the other messages:
+                        | finish, release     next_message returns it, and reactions grows, to MAX_IN_THREAD at most
                         v
-                    the line's rest goes back to _waiting, behind the other threads
+                    the rest of the queue returns to _waiting, behind the other threads
 
-    thread held:    _held[thread]             hold: all of it that waits, and what comes; of messages that are no
-                        | give                questions the newest alone, the others are passed over
+    taken over:     _taken_over[thread]       start_takeover: all waiting and new messages; of messages that are no
+                        | end_takeover        questions only the newest, which supersedes the others
                         v
                     _waiting
 
-A question goes ahead because one of the reactions that wait may be waiting for whoever asks, directly or through
-others, and both would wait for ever. A reaction that only waits counts in its line (``reactions``) and not in
-``at_work``.
+A question may pass because one of the waiting reactions may wait for its sender, directly or through others; then both
+would wait forever. A reaction that only waits counts in its thread (``reactions``) and not in ``at_work``.
 """
 
 from __future__ import annotations
@@ -51,35 +51,37 @@ ReactTo = Literal["mentions", "mentions_only", "all"]
 Visibility = Literal["people", "strict", "all", "current"]
 
 MAX_IN_THREAD = 8
-"""Reactions that may wait in one thread at a time, and be passed by a question: whoever asks again and again waits."""
+"""Maximum number of reactions that wait in one thread at a time and let a question pass. Further questions wait."""
 
 REMEMBERED = 1024
-"""Messages already reacted to that are still recognised when a hub delivers them again (an ack may be lost with it)."""
+"""Number of handled messages that are recognized if a hub delivers them again. An acknowledgement may be lost with a
+hub."""
 
 
 def requires_response_from(message: BaseMessage, agent_id: str) -> bool:
-    """Tell whether the sender asked this agent for a response, by name or with everybody else."""
+    """Return whether the sender asked this agent for a response, by name or together with everybody else."""
     asked = message.requires_response
     return agent_id in asked if isinstance(asked, list) else asked is True
 
 
 def is_question(message: BaseMessage, agent_id: str) -> bool:
-    """Tell whether the message is a question of `ask` to this agent: somebody waits for the reply to it."""
+    """Return whether the message is a question of `ask` to this agent: somebody waits for the reply."""
     return bool(read_waiting(message)) and requires_response_from(message, agent_id)
 
 
 def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -> bool:
-    """Tell whether the message starts a reaction; one that does not is context for later ones.
+    """Return whether the message starts a reaction. Other messages are context for later reactions.
 
-    A direct message does, and a mod's that is addressed to the agent. In channels and broadcasts an @mention and a
-    required response do, and a person's message unless it names who has to respond: then it is for these alone. With
-    ``react_to="all"`` every message does, with ``"mentions_only"`` none but an @mention and a required response. The
-    agent's own never do, nor that somebody declines to answer, nor what a person decides on a call, nor what the
-    network itself tells (that it has to stop).
+    A direct message wakes its recipient, and so does a mod's message to the agent. In channels and broadcasts, an
+    @mention and a required response wake the agent; a person's message does too, unless it names who has to respond.
+    With ``react_to="all"`` every message wakes it, with ``"mentions_only"`` only an @mention and a required response.
+
+    These never wake it: its own messages, declined answers, a person's decision on a call, and what the network itself
+    reports.
     """
     if is_declined(message) or (message.reply_to is not None and read_decision(message) is not None):
         return False
-    if message.kind == "mod":  # a mod may have the agent's name, so only the address tells who wrote it
+    if message.kind == "mod":  # a mod may have the agent's name, so only the address shows who wrote the message
         return message.to == agent_address(agent_id) and message.sender_id != "network"
     if message.sender_id == agent_id:
         return False
@@ -90,7 +92,7 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
 
 
 def is_addressed(message: BaseMessage, agent_id: str) -> bool:
-    """Return whether the message asks this agent for a response, or mentions it."""
+    """Return whether the message requires a response of this agent or mentions it."""
     return requires_response_from(message, agent_id) or mentions(message.text, agent_id)
 
 
@@ -98,22 +100,22 @@ class Arrival(Enum):
     """What becomes of a delivered message."""
 
     QUEUED = "queued"
-    """It gets a reaction, when `next_message` gives it out."""
+    """It gets a reaction when `next_message` returns it."""
 
     CONTEXT = "context"
-    """It is read later, as part of a thread; there is nothing to do now."""
+    """It is read later, as part of a thread. Nothing to do now."""
 
     PENDING = "pending"
-    """It came before and waits, or is in work."""
+    """It came before, and waits or has a running reaction."""
 
     HANDLED = "handled"
-    """It came before and its reaction has ended."""
+    """It came before, and its reaction has ended."""
 
 
 @dataclass(slots=True)
 class _BusyThread:
-    """A thread in work: its reactions, those of them that only wait for others, and what waits behind them. ``seq`` is
-    that of the message that it began with."""
+    """A thread with running reactions: their number, how many of them only wait for others, and the queue behind them.
+    ``seq`` is the seq of its first message."""
 
     seq: int
     waiting: deque[BaseMessage]
@@ -122,10 +124,10 @@ class _BusyThread:
 
 
 class Inbox:
-    """The messages that wait for a reaction, by thread.
+    """Messages that wait for a reaction, by thread.
 
-    ``offer`` each delivery; start a reaction for each ``next_message`` until it gives none; tell ``finish`` when one
-    has ended. After ``release`` a message may come again (it was handed back to the hub).
+    ``offer`` each delivery; start a reaction for each ``next_message`` until it returns None; call ``finish`` when a
+    reaction has ended. After ``release`` the hub may deliver the message again.
     """
 
     def __init__(
@@ -140,31 +142,33 @@ class Inbox:
         self.react_to: ReactTo = react_to
         self._ignored = tuple(ignored_sender_ids)
         self.max_parallel = max_parallel
-        self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # idle threads, the longest waiting first
+        self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # of idle threads, longest waiting first
         self._working: dict[str, _BusyThread] = {}
         self._askable: OrderedDict[str, None] = (
             OrderedDict()
         )  # of these, where all only wait, and a question behind them
         self.at_work = 0
-        """How many reactions run; not those that only wait for others."""
-        self._waits: Counter[str] = Counter()  # of reactions that wait for others: in how many of their calls
-        self._paused: dict[str, tuple[str, _BusyThread]] = {}  # the thread of each
-        self._taken_over: dict[str, list[BaseMessage]] = {}  # threads that a person holds
+        """Number of reactions that run; those that only wait for others do not count."""
+
+        self._waits: Counter[str] = Counter()  # waiting calls of each reaction
+        self._paused: dict[str, tuple[str, _BusyThread]] = {}  # thread of each waiting reaction
+        self._taken_over: dict[str, list[BaseMessage]] = {}  # by thread
         self.superseded: list[BaseMessage] = []
-        """Of these: a later message has come."""
-        self._known: set[int] = set()  # seqs that wait or are in work
+        """Messages of taken-over threads that a later message has made context."""
+
+        self._known: set[int] = set()  # seqs that wait or have a running reaction
         self._handled: OrderedDict[int, None] = OrderedDict()  # the last REMEMBERED seqs, oldest first
 
     def __len__(self) -> int:
-        """How many messages wait or are in work."""
+        """Return how many messages wait or have a running reaction."""
         return len(self._known)
 
     def __contains__(self, seq: int) -> bool:
-        """Whether a message waits or is in work."""
+        """Return whether a message waits or has a running reaction."""
         return seq in self._known
 
     def offer(self, message: BaseMessage) -> Arrival:
-        """Take a delivered message in."""
+        """Take in a delivered message."""
         if message.seq in self._known:
             return Arrival.PENDING
         if message.seq in self._handled:
@@ -176,57 +180,57 @@ class Inbox:
         return Arrival.QUEUED
 
     def admit(self, message: BaseMessage) -> None:
-        """Queue a message that gets a reaction whatever the wake rule says: one that was begun before a restart."""
+        """Queue a message that gets a reaction whatever the wake rule says, for example one from before a restart."""
         self._known.add(message.seq)
         places = answer_threads(message.kind, message.thread_id, message.seq)
         held = next((it for it in places if it in self._taken_over), None)
         if held is not None:
             self._hold_back(held, [message])
             return
-        line = self._working.get(message.thread_id)
-        queue = self._waiting.setdefault(message.thread_id, deque()) if line is None else line.waiting
+        busy = self._working.get(message.thread_id)
+        queue = self._waiting.setdefault(message.thread_id, deque()) if busy is None else busy.waiting
         queue.append(message)
         self._update_askable(message.thread_id)
 
     def has_later(self, thread_id: str, seq: int) -> bool:
-        """Whether a later message of a thread is in work, or waits and may be given out, and is no question."""
-        line = self._working.get(thread_id)
-        if line is not None and line.seq > seq:
+        """Return whether a later message of a thread has a running reaction, or waits and is no question."""
+        busy = self._working.get(thread_id)
+        if busy is not None and busy.seq > seq:
             return True
-        waiting = [*self._waiting.get(thread_id, ()), *(line.waiting if line is not None else ())]
+        waiting = [*self._waiting.get(thread_id, ()), *(busy.waiting if busy is not None else ())]
         return any(it.seq > seq and not is_question(it, self.agent_id) for it in waiting)
 
     @property
     def taken_over_threads(self) -> list[str]:
-        """The threads that are held."""
+        """Threads that are taken over."""
         return list(self._taken_over)
 
     def start_takeover(self, thread_id: str) -> None:
-        """Give out nothing more of a thread until it is given back. What is in work there is left alone."""
+        """Give out no message of a thread until the takeover ends. Running reactions there are not affected."""
         self._taken_over.setdefault(thread_id, [])
-        line = self._working.get(thread_id)
-        waiting = [*self._waiting.pop(thread_id, ()), *(line.waiting if line is not None else ())]
-        if line is not None:
-            line.waiting.clear()
+        busy = self._working.get(thread_id)
+        waiting = [*self._waiting.pop(thread_id, ()), *(busy.waiting if busy is not None else ())]
+        if busy is not None:
+            busy.waiting.clear()
         self._hold_back(thread_id, waiting)
         self._update_askable(thread_id)
 
     def end_takeover(self, thread_id: str) -> list[BaseMessage]:
-        """Let a held thread go on, with what is left of it, which is given."""
+        """Release the messages of a thread, and return them."""
         messages = self._taken_over.pop(thread_id, [])
         for message in messages:
             self.admit(message)
         return messages
 
     def pop_superseded(self) -> list[BaseMessage]:
-        """Take out what needs no reaction of its own any more, since a later message of its held thread has come."""
+        """Remove and return the superseded messages, which need no reaction of their own."""
         passed, self.superseded = self.superseded, []
         for message in passed:
             self.note_handled(message.seq)
         return passed
 
     def _hold_back(self, thread_id: str, messages: Collection[BaseMessage]) -> None:
-        """Keep messages of a held thread: of those that are no questions the newest alone."""
+        """Add messages to a taken-over thread. Of messages that are no questions keep only the newest."""
         kept = sorted((*self._taken_over[thread_id], *messages), key=lambda it: it.seq)
         newest = max((it.seq for it in kept if not is_question(it, self.agent_id)), default=0)
         held = self._taken_over[thread_id] = [it for it in kept if it.seq == newest or is_question(it, self.agent_id)]
@@ -234,7 +238,7 @@ class Inbox:
         self.superseded += [it for it in kept if it.seq not in seqs]
 
     def next_message(self) -> BaseMessage | None:
-        """Give the next message to react to and mark its thread as in work; None when none can start now."""
+        """Return the next message to react to and mark its thread as busy; None if none can start now."""
         if self.at_work >= self.max_parallel:
             return None
         if self._askable:
@@ -250,95 +254,95 @@ class Inbox:
         return message
 
     def _find_next_thread(self) -> str | None:
-        """The thread that waits the longest. A pair may have any number of conversations: one place is left for others,
-        so that nobody keeps an agent to itself by beginning many."""
-        at_work = Counter(_pair_of(it) for it, line in self._working.items() if line.paused < line.reactions)
+        """Return the thread that waits longest. A pair may have any number of conversations, so one place is left for
+        others: nobody can keep an agent busy by starting many."""
+        at_work = Counter(_pair_of(it) for it, busy in self._working.items() if busy.paused < busy.reactions)
         most = max(1, self.max_parallel - 1)
         return next((it for it in self._waiting if (pair := _pair_of(it)) is None or at_work[pair] < most), None)
 
     def withdraw(self, message: BaseMessage) -> list[BaseMessage]:
-        """Take out what waits behind this message, which is in work; `note_handled` follows for each. A question
-        stays: who asked waits for the reply to it, and for no other."""
-        line = self._working.get(message.thread_id)
-        waiting = list(line.waiting) if line is not None else []
-        if line is not None:
-            line.waiting = deque(it for it in waiting if is_question(it, self.agent_id))
+        """Remove and return the messages behind this one, whose reaction is running. `note_handled` follows for each. A
+        question stays: its sender waits for the reply to that message alone."""
+        busy = self._working.get(message.thread_id)
+        waiting = list(busy.waiting) if busy is not None else []
+        if busy is not None:
+            busy.waiting = deque(it for it in waiting if is_question(it, self.agent_id))
         return [it for it in waiting if not is_question(it, self.agent_id)]
 
     def put_back(self, messages: Collection[BaseMessage]) -> None:
-        """Take in again what was withdrawn of a thread: where it was, before what came later."""
+        """Return withdrawn messages to their place, before later ones."""
         for message in messages:
             self.admit(message)
         for thread_id in {it.thread_id for it in messages}:
-            line = self._working[thread_id]
-            line.waiting = deque(sorted(line.waiting, key=lambda it: it.seq))
+            busy = self._working[thread_id]
+            busy.waiting = deque(sorted(busy.waiting, key=lambda it: it.seq))
 
     def note_handled(self, seq: int) -> None:
-        """A message needs no reaction of its own."""
+        """Mark a message as handled: it needs no reaction of its own."""
         self._known.discard(seq)
         self._handled[seq] = None
         if len(self._handled) > REMEMBERED:
             self._handled.popitem(last=False)
 
     def pause(self, reaction: str, thread_id: str) -> None:
-        """A reaction waits for others in one of its calls: it holds its thread, and nobody else's place."""
+        """Note that a reaction waits for others in one of its calls: it occupies its thread, but no place of others."""
         self._waits[reaction] += 1
         if self._waits[reaction] > 1:
             return
         self.at_work -= 1
-        line = self._working.get(thread_id)
-        if line is not None:
-            self._paused[reaction] = (thread_id, line)
-            line.paused += 1
+        busy = self._working.get(thread_id)
+        if busy is not None:
+            self._paused[reaction] = (thread_id, busy)
+            busy.paused += 1
             self._update_askable(thread_id)
 
     def resume(self, reaction: str) -> None:
-        """It goes on, at once: for a while there may be more at work than ``max_parallel``."""
+        """Note that the reaction goes on. For a while more reactions than ``max_parallel`` may run."""
         self._waits[reaction] -= 1
         if self._waits[reaction]:
             return
         del self._waits[reaction]
         self.at_work += 1
-        thread_id, line = self._paused.pop(reaction, ("", None))
-        if line is not None:
-            line.paused -= 1
+        thread_id, busy = self._paused.pop(reaction, ("", None))
+        if busy is not None:
+            busy.paused -= 1
             self._update_askable(thread_id)
 
     def finish(self, message: BaseMessage) -> None:
-        """The reaction to this message has ended, well or not; its thread goes on with the next one."""
+        """Note that the reaction to this message has ended, well or not. Its thread goes on with the next message."""
         self.note_handled(message.seq)
         self._leave(message)
 
     def release(self, message: BaseMessage) -> None:
-        """The reaction did not begin and the message went back to the hub, which will deliver it again."""
+        """Note that the reaction did not start, and the hub will deliver the message again."""
         self._leave(message)
 
     def _leave(self, message: BaseMessage) -> None:
-        line = self._working[message.thread_id]
+        busy = self._working[message.thread_id]
         self._known.discard(message.seq)
         self.at_work -= 1
-        line.reactions -= 1
-        if not line.reactions:
+        busy.reactions -= 1
+        if not busy.reactions:
             del self._working[message.thread_id]
-            if line.waiting:
-                # To the end of the line: a busy thread starves no other.
-                self._waiting[message.thread_id] = line.waiting
+            if busy.waiting:
+                # Behind the other threads: a busy thread must not starve them.
+                self._waiting[message.thread_id] = busy.waiting
         self._update_askable(message.thread_id)
 
-    def _take_question(self, line: _BusyThread) -> BaseMessage:
-        place = next(place for place, it in enumerate(line.waiting) if is_question(it, self.agent_id))
-        question = line.waiting[place]
-        del line.waiting[place]
-        line.reactions += 1
+    def _take_question(self, busy: _BusyThread) -> BaseMessage:
+        place = next(place for place, it in enumerate(busy.waiting) if is_question(it, self.agent_id))
+        question = busy.waiting[place]
+        del busy.waiting[place]
+        busy.reactions += 1
         return question
 
     def _update_askable(self, thread_id: str) -> None:
-        """Note whether a question can be taken out of a thread in work."""
-        line = self._working.get(thread_id)
+        """Note whether a question of a busy thread may pass."""
+        busy = self._working.get(thread_id)
         is_asked = (
-            line is not None
-            and line.paused == line.reactions < MAX_IN_THREAD
-            and any(is_question(it, self.agent_id) for it in line.waiting)
+            busy is not None
+            and busy.paused == busy.reactions < MAX_IN_THREAD
+            and any(is_question(it, self.agent_id) for it in busy.waiting)
         )
         if is_asked:
             self._askable.setdefault(thread_id)
@@ -347,24 +351,24 @@ class Inbox:
 
 
 def _pair_of(thread_id: str) -> tuple[str, str] | None:
-    """Whose a named conversation is; None for other threads."""
+    """Return the two parties of a named conversation; None for other threads."""
     return thread_parties(thread_id) if conversation_of(thread_id) else None
 
 
 ASK = "ask"
-"""In a message's metadata: it is a question of `ask`. ``waiting`` names who waits for the answer, and for its asker's;
-``watched`` says that a person watches them."""
+"""Metadata of a question of `ask`. ``waiting``: the ids of those who wait for the answer, directly or through others;
+``watched``: a person watches them."""
 
 
 STOPPED = "stopped"
 """Metadata of the message that a stopped reaction leaves: {"by": who stopped it}."""
 
 DECLINED = "declined"
-"""In a message's metadata: there is no answer."""
+"""Metadata of a reply that says that there is no answer."""
 
 
 class Decision(NamedTuple):
-    """What a person decided on a call: that it is made, perhaps with other ``arguments``, or denied and why."""
+    """A person's decision on a call: approved, perhaps with other ``arguments``, or denied for a ``reason``."""
 
     is_approved: bool
     arguments: str | None = None
@@ -373,38 +377,38 @@ class Decision(NamedTuple):
 
 
 def read_decision(message: BaseMessage) -> Decision | None:
-    """Give a person's ``/approve``, ``/approve thread``, ``/approve always``, ``/deny REASON`` or ``/edit ARGUMENTS``,
-    said by the person or told by the network; None for anything else, and for anybody else."""
+    """Return a person's decision (``/approve``, ``/approve thread``, ``/approve always``, ``/deny REASON``, ``/edit
+    ARGUMENTS``), sent by the person or reported by the network; None for any other message."""
     if message.sender_kind != "human":
-        return parse_decision(told["decision"]) if (told := _read_told(message)) is not None else None
+        return parse_decision(report["decision"]) if (report := _read_report(message)) is not None else None
     return parse_decision(message.said)
 
 
 def find_request(message: BaseMessage) -> int | None:
-    """Give the seq of the message that this one answers: as a reply, or as the network tells of a decision."""
-    told = _read_told(message)
-    return message.reply_to if told is None else told["request"]
+    """Return the seq of the message that this one answers, as a reply or as a decision that the network reports."""
+    report = _read_report(message)
+    return message.reply_to if report is None else report["request"]
 
 
 def find_decider(message: BaseMessage) -> str:
     """Return who decided by a message: its sender, or the person that the network names."""
-    told = _read_told(message)
-    return message.sender_id if told is None else told["by"]
+    report = _read_report(message)
+    return message.sender_id if report is None else report["by"]
 
 
 def read_decision_text(message: BaseMessage) -> str:
-    """Give the words of a decision."""
-    told = _read_told(message)
-    return (message.said if told is None else told["decision"]).strip()
+    """Return the words of a decision."""
+    report = _read_report(message)
+    return (message.said if report is None else report["decision"]).strip()
 
 
-def is_told_by_network(message: BaseMessage) -> bool:
-    """Whether the network tells of a decision (``network.decide``): it has checked who decides."""
-    return _read_told(message) is not None
+def is_reported_by_network(message: BaseMessage) -> bool:
+    """Return whether the network reports a decision (``network.decide``): it has checked who decides."""
+    return _read_report(message) is not None
 
 
-def _read_told(message: BaseMessage) -> dict[str, Any] | None:
-    """What the network tells of a decision; None for any other message. Nobody else sends under its name."""
+def _read_report(message: BaseMessage) -> dict[str, Any] | None:
+    """Return the network's report of a decision; None for any other message. Nobody else can send under its name."""
     if message.kind != "mod" or message.sender_id != "network":
         return None
     match message.content:
@@ -415,7 +419,7 @@ def _read_told(message: BaseMessage) -> dict[str, Any] | None:
 
 
 def parse_decision(text: str) -> Decision | None:
-    """Give what the words of a person decide; None for any other text."""
+    """Return the decision in a person's words; None for any other text."""
     word, *said = text.strip().split(maxsplit=1) or [""]
     rest = said[0] if said else ""
     match word.lower():
@@ -431,18 +435,18 @@ def parse_decision(text: str) -> Decision | None:
 
 
 def read_waiting(message: BaseMessage) -> list[str]:
-    """Give who waits for the answer to a message, directly or through others; nobody if it is no question of `ask`."""
+    """Return who waits for the answer to a message, directly or through others; nobody if it is no question of `ask`."""
     question = (message.metadata or {}).get(ASK)
     waiting = question.get("waiting") if isinstance(question, dict) else None
     return [it for it in waiting if isinstance(it, str)] if isinstance(waiting, list) else []
 
 
 def is_watched(message: BaseMessage) -> bool:
-    """Whether a person watches how a message is answered: one that wrote it, or for whom an agent asks."""
+    """Return whether a person watches how a message is answered: its sender, or the person for whom an agent asks."""
     question = (message.metadata or {}).get(ASK)
     return message.sender_kind == "human" or (isinstance(question, dict) and question.get("watched") is True)
 
 
 def is_declined(message: BaseMessage) -> bool:
-    """Whether a reply says that there is no answer; it wakes nobody."""
+    """Return whether a reply says that there is no answer. Such a reply wakes nobody."""
     return (message.metadata or {}).get(DECLINED) is True
