@@ -34,7 +34,9 @@ from roundelay.network.units import format_duration
 from .approval_rule import EffectiveRule
 from .inbox import Decision, find_decider, find_request, is_reported_by_network, read_decision
 from .isolation import retry_later
-from .journal import Approval, RecordClient, digest, fetch_fates, fetch_records, open_journal
+from .journal import RecordClient, open_journal
+from .reaction_ids import digest
+from .recorded import Approval, fetch_fates, fetch_records
 from .values import Scope, Vote
 
 _logger = logging.getLogger(__name__)

@@ -49,7 +49,8 @@ from .approvals import (
 )
 from .inbox import Decision, find_decider, find_request, is_reported_by_network, read_decision, read_decision_text
 from .isolation import retry_later
-from .journal import Approval, Journal, Recorded
+from .journal import Journal
+from .recorded import Approval, Recorded
 from .replies import Waiter
 from .tools import PlannedCall, ToolContext
 from .values import ToolArgumentsError, Vote, Wait

@@ -21,12 +21,13 @@ from roundelay.network.errors import RoundelayError
 from .agent import Agent
 from .events import Finished, HandedOver, OnEvent, Resumed, ToolRequests, TurnEnd, TurnStart
 from .isolation import CallCrashed, first_error
-from .journal import Journal, Recorded, find_reporter
+from .journal import Journal, find_reporter
 from .middleware import AgentView, CallModel
 from .model_call import ModelCaller
 from .models.model import OF_ONE_CONVERSATION, ModelReply, ModelUse
 from .models.tape import fingerprint_request
 from .reaction import CallTools, LoopState, Reaction, ReactionSetup, Step
+from .recorded import Recorded
 from .replies import Replies
 from .review import Reviewer
 from .run_context import MakeContext, Playback, RunContext, add_usage

@@ -1,9 +1,9 @@
-"""Code that is not ours, a tool's, a model's or a hook's: whatever it does ends its own call and nothing else.
+"""Isolated calls of user code (tools, models, hooks): whatever the code does ends its own call and nothing else.
 
-`run_isolated` gives each call a task of its own and lets go of it after a grace: one that exits, panics, is cancelled
-by itself or swallows its cancellation reaches neither the reaction nor the runner. `run_in_thread` gives a sync tool a
-thread, of a bounded number. `run_hook` bounds the time that a hook of middleware takes by itself; what it awaits of the
-run (``proceed``, `Around.complete`, the hub: `pause_hook_timer`) has limits of its own and is not counted. `retry_later`
+`run_isolated` runs each call in a task of its own and abandons it after a grace period. Code that exits, crashes,
+cancels itself or ignores its cancellation reaches neither the reaction nor the runner. `run_in_thread` runs a sync tool
+in one of a limited number of threads. `run_hook` limits the time of a hook; what the hook awaits of the run
+(``proceed``, `Around.complete`, the hub: `pause_hook_timer`) has limits of its own and does not count. `retry_later`
 repeats what a busy hub puts off.
 """
 
@@ -32,8 +32,8 @@ class HookTimedOut(TimeoutError):
     """A hook took longer than ``hook_timeout_s`` by itself, and was stopped."""
 
 
-class _Meter:
-    """The time of one hook. It stands still as long as something that is not counted is awaited."""
+class _HookTimer:
+    """Time limit of one hook. The timer stands still while the hook awaits something that does not count."""
 
     def __init__(self, limit_s: float, timeout: asyncio.Timeout) -> None:
         self._left_s = limit_s
@@ -43,7 +43,7 @@ class _Meter:
         self._pauses = 0
 
     async def skip(self, work: Awaitable[T]) -> T:
-        """Await what is not counted; a hook may await several such things at once."""
+        """Await something that does not count. A hook may await several such things at once."""
         self._pauses += 1
         if self._pauses == 1:
             self._left_s -= self._loop.time() - self._since
@@ -60,14 +60,14 @@ class _Meter:
         try:
             self._timeout.reschedule(when)
         except RuntimeError:
-            return  # the hook is over: what it left running has no time of its own
+            return  # the hook has ended; its leftover tasks have no limit
 
 
-_METER: ContextVar[_Meter | None] = ContextVar("roundelay_hook_time", default=None)
+_hook_timer: ContextVar[_HookTimer | None] = ContextVar("roundelay_hook_time", default=None)
 
 
 PLAIN_HOOKS = ("list_tools", "list_parts", "store", "describe_turn")
-"""Hooks that are asked where nothing can be awaited."""
+"""Hooks that are called where nothing can be awaited."""
 
 
 def check_hook(name: str, hook: object) -> None:
@@ -81,8 +81,8 @@ def check_hook(name: str, hook: object) -> None:
 
 
 def check_plain(what: str, function: object) -> None:
-    """Raise `TypeError` for a coroutine or generator function where only a plain one is run: nobody would await it, and
-    what it gives would pass for true."""
+    """Raise `TypeError` for a coroutine or generator function where only a plain function works. Nobody would await it,
+    and its return value would pass for true."""
     call = _find_code(function)
     for is_kind, kind in (
         (inspect.iscoroutinefunction, "a coroutine"),
@@ -94,7 +94,7 @@ def check_plain(what: str, function: object) -> None:
 
 
 def _find_code(function: object) -> object:
-    """Return what holds a function's code: inside of `partial`, or of an object that is called."""
+    """Return what holds a function's code: inside `partial`, or inside a callable object."""
     while isinstance(function, partial):
         function = function.func
     return function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
@@ -103,59 +103,59 @@ def _find_code(function: object) -> object:
 async def run_hook(
     limit_s: float,
     hook: Callable[..., T | Awaitable[T]],
-    *given: object,
+    *args: object,
     proceed: Callable[..., Awaitable[Any]] | None = None,
     named: object = None,
 ) -> T:
-    """Await a hook, whose last argument is ``proceed`` if there is one; one that is a plain function is called.
-    ``named`` stands for it in what is told. Raises `HookTimedOut` when its time is over."""
+    """Call a hook, whose last argument is ``proceed`` if there is one, and await its result if necessary. ``named``
+    replaces the hook's name in the error. Raises `HookTimedOut`."""
     try:
         async with asyncio.timeout(None if math.isinf(limit_s) else limit_s) as timeout:
-            meter = _Meter(limit_s, timeout)
-            token = _METER.set(meter)
+            timer = _HookTimer(limit_s, timeout)
+            token = _hook_timer.set(timer)
             try:
-                more = () if proceed is None else (partial(_skip, meter, proceed),)
-                made = hook(*given, *more)
-                return await made if inspect.isawaitable(made) else made
+                last = () if proceed is None else (partial(_skip, timer, proceed),)
+                result = hook(*args, *last)
+                return await result if inspect.isawaitable(result) else result
             finally:
-                _METER.reset(token)
+                _hook_timer.reset(token)
     except TimeoutError as error:
         if not timeout.expired():
-            raise  # the hook's own
-        shown = named or hook
-        name = getattr(shown, "__qualname__", type(shown).__qualname__)
+            raise  # the hook raised it
+        named = named or hook
+        name = getattr(named, "__qualname__", type(named).__qualname__)
         raise HookTimedOut(f"{name} took longer than {limit_s:g} s by itself (hook_timeout_s).") from error
 
 
-def _skip(meter: _Meter, proceed: Callable[..., Awaitable[T]], *changed: object) -> Awaitable[T]:
-    return meter.skip(proceed(*changed))
+def _skip(timer: _HookTimer, proceed: Callable[..., Awaitable[T]], *args: object) -> Awaitable[T]:
+    return timer.skip(proceed(*args))
 
 
-async def await_result(given: object) -> None:
-    """Await what a function of a user gave, if it is to be awaited: it may be a plain one."""
-    if inspect.isawaitable(given):
-        await given
+async def await_result(result: object) -> None:
+    """Await the result of a user's function, unless the function is a plain one."""
+    if inspect.isawaitable(result):
+        await result
 
 
 async def pause_hook_timer(work: Awaitable[T]) -> T:
-    """Await what takes no time of the hook that asks for it, if one does."""
-    meter = _METER.get()
-    return await (work if meter is None else meter.skip(work))
+    """Await something that does not count as the time of the current hook, if there is one."""
+    timer = _hook_timer.get()
+    return await (work if timer is None else timer.skip(work))
 
 
 _logger = logging.getLogger(__name__)
 
 GRACE_S = 2.0
-"""How long code that was cancelled may take to end; then it is left alone, and goes on unheard if it must."""
+"""Seconds that cancelled code may take to end. After that it is abandoned, and may run on without any effect."""
 
 
 class CallTimedOut(Exception):
-    """The code had no end within its time."""
+    """The isolated code did not end in time."""
 
 
 class CallCrashed(Exception):
-    """The code ended with what is no `Exception`: it exited, was cancelled by itself, or panicked. ``error`` is
-    that."""
+    """The isolated code ended with something that is no `Exception` (``error``): it exited, cancelled itself, or
+    crashed."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(describe_error(error))
@@ -163,12 +163,12 @@ class CallCrashed(Exception):
 
 
 async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s: float = math.inf) -> T:
-    """Await ``work()`` apart. Raises its `Exception` as it is, `CallCrashed` for anything else, `CallTimedOut` when its time is
-    over.
+    """Await ``work()`` in a task of its own. Raises its `Exception` as it is, `CallCrashed` for anything else,
+    `CallTimedOut` after ``timeout_s``.
 
-    Cancelling the caller cancels the work and waits for it, for `GRACE_S` at most.
+    Cancelling the caller cancels the work and waits for its end, `GRACE_S` at most.
     """
-    task = asyncio.create_task(_contain(work), name=name)
+    task = asyncio.create_task(_catch(work), name=name)
     try:
         await asyncio.wait({task}, timeout=None if math.isinf(timeout_s) else timeout_s)
     except asyncio.CancelledError:
@@ -186,7 +186,7 @@ async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s
 
 
 async def abandon(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, wait `GRACE_S` for its end, and let go of it if it has none."""
+    """Cancel a task, wait `GRACE_S` for its end, and abandon it if it goes on."""
     task.cancel()
     try:
         await asyncio.wait({task}, timeout=GRACE_S)
@@ -200,7 +200,7 @@ async def abandon(task: asyncio.Task[Any]) -> None:
 
 
 def is_cancelled_by_caller(error: BaseException) -> bool:
-    """Whether an error ends this task because somebody wants that, rather than because of the code in it."""
+    """Return whether an error ends this task because somebody cancelled it, rather than because of the code in it."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
         return task is None or task.cancelling() > 0
@@ -208,7 +208,7 @@ def is_cancelled_by_caller(error: BaseException) -> bool:
 
 
 def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Give the first single error of a group: the tasks beside it were cancelled because of it."""
+    """Return the first single error of a group. The other tasks were cancelled because of it."""
     error: BaseException = failures
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -216,25 +216,25 @@ def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def describe_error(error: BaseException) -> str:
-    """Give kind and words of an error, without a traceback and without secrets."""
+    """Return type and text of an error, without traceback and secrets."""
     if isinstance(error, CallCrashed):
         error = error.error
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 (it is not ours, and all that is wanted are words)
+    except Exception:  # noqa: BLE001 (user code, which must not break the report of its error)
         text = ""
     return f"{type(error).__name__}: {hide_secrets(text)}" if text else type(error).__name__
 
 
 def redact_error(error: BaseException, causes: int = 8) -> BaseException:
-    """Give an error of the same name, raised at the same places, that says nothing, with so many of its causes: for a
-    log, since what such code raises may quote what was said."""
+    """Return an error of the same name, raised at the same places, without its text, and with up to ``causes`` causes.
+    For logs: errors of user code may quote the conversation."""
     kind = type(error)
     named = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
-    told: BaseException = named().with_traceback(error.__traceback__)
+    redacted: BaseException = named().with_traceback(error.__traceback__)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    told.__cause__ = redact_error(cause, causes - 1) if cause is not None and causes else None
-    return told
+    redacted.__cause__ = redact_error(cause, causes - 1) if cause is not None and causes else None
+    return redacted
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,22 +242,22 @@ class _Failure:
     error: Exception
 
 
-async def _contain(work: Callable[[], Awaitable[T]]) -> T | _Failure:
-    """Await, and give an error rather than raise it: some (SystemExit) would end the event loop from inside a task."""
+async def _catch(work: Callable[[], Awaitable[T]]) -> T | _Failure:
+    """Return an error instead of raising it: some (SystemExit) would end the event loop from inside a task."""
     try:
         return await work()
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise
-    except Exception as error:  # noqa: BLE001 (the boundary: it is raised again in the caller's task)
+    except Exception as error:  # noqa: BLE001 (raised again in the caller's task)
         return _Failure(error)
-    except BaseException as error:  # noqa: BLE001 (likewise)
+    except BaseException as error:  # noqa: BLE001 (raised again in the caller's task)
         return _Failure(CallCrashed(error))
 
 
 def _forget(task: asyncio.Task[object]) -> None:
     _abandoned.discard(task)
     if not task.cancelled():
-        task.exception()  # retrieved: nobody waits for it
+        task.exception()  # mark it as retrieved: nobody waits for it
 
 
 _abandoned: set[asyncio.Task[object]] = set()  # the event loop itself holds tasks by weak references only
@@ -268,20 +268,21 @@ run_inline: contextvars.ContextVar[bool] = contextvars.ContextVar("run_inline", 
 run repeats."""
 
 MAX_THREADS = 128
-"""Calls of sync tools that run at once in this process; further ones wait, within their own time."""
+"""Maximum number of sync tool calls that run at once in this process. Further ones wait, within their own time limit.
+"""
 
 
 async def run_in_thread(function: Callable[[], object], name: str) -> object:
-    """Run a blocking function. Cancelling stops the waiting; the thread goes on to its end unheard, and holds its place
-    until then."""
+    """Run a blocking function in a thread. Cancelling ends the waiting; the thread runs on to its end and occupies its
+    slot until then."""
     if run_inline.get():
         return function()
     loop = asyncio.get_running_loop()
-    await _places.take(loop)
+    await _slots.acquire(loop)
     outcome: asyncio.Future[object] = loop.create_future()
     context = contextvars.copy_context()
 
-    def settle(result: object, failure: BaseException | None) -> None:
+    def set_outcome(result: object, failure: BaseException | None) -> None:
         if outcome.done():
             return  # cancelled meanwhile
         if failure is None:
@@ -294,83 +295,84 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
         failure: BaseException | None = None
         try:
             result = context.run(function)
-        except StopIteration as error:  # a future does not take this one
+        except StopIteration as error:  # a future refuses this type
             failure = RuntimeError(f"StopIteration: {error}")
-        except KeyboardInterrupt as error:  # its own: one of a person's reaches the main thread only
+        except KeyboardInterrupt as error:  # raised by the tool: a person's reaches the main thread only
             failure = CallCrashed(error)
-        except BaseException as error:  # noqa: BLE001 (the thread's boundary: whatever it is goes to the awaiting task)
+        except BaseException as error:  # noqa: BLE001 (the thread's boundary: the awaiting task gets it)
             failure = error
-        _places.give_back()
+        _slots.release()
         try:
-            loop.call_soon_threadsafe(settle, result, failure)
+            loop.call_soon_threadsafe(set_outcome, result, failure)
         except RuntimeError:
             pass  # the loop is closed: nobody waits any more
 
     try:
         threading.Thread(target=work, name=f"tool-{name}", daemon=True).start()
     except RuntimeError:  # the system has no more threads
-        _places.give_back()
+        _slots.release()
         raise
     return await outcome
 
 
-class _Places:
-    """Places for threads, handed on in the order in which they are asked for. Waiters may be of several event loops."""
+class _ThreadSlots:
+    """Slots for threads, given in the order of the requests. Waiters may belong to several event loops, so no asyncio
+    semaphore can do this."""
 
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
         self._free = count
         self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
 
-    async def take(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def acquire(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             if self._free:
                 self._free -= 1
                 return
-            place: asyncio.Future[None] = loop.create_future()
-            self._waiting.append((loop, place))
+            slot: asyncio.Future[None] = loop.create_future()
+            self._waiting.append((loop, slot))
         try:
-            await place
+            await slot
         except asyncio.CancelledError:
             with self._lock:
-                is_waiting = (loop, place) in self._waiting
+                is_waiting = (loop, slot) in self._waiting
                 if is_waiting:
-                    self._waiting.remove((loop, place))
-            if not is_waiting and place.done() and not place.cancelled():
-                self.give_back()  # it came at the same moment
+                    self._waiting.remove((loop, slot))
+            if not is_waiting and slot.done() and not slot.cancelled():
+                self.release()  # the slot was given at the same moment: pass it on, or it is lost
             raise
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         with self._lock:
             while self._waiting:
-                loop, place = self._waiting.popleft()
+                loop, slot = self._waiting.popleft()
                 try:
-                    loop.call_soon_threadsafe(self._hand_over, place)
+                    loop.call_soon_threadsafe(self._give, slot)
                     return
                 except RuntimeError:
                     continue  # its loop is closed
             self._free += 1
 
-    def _hand_over(self, place: asyncio.Future[None]) -> None:
-        if place.done():
-            self.give_back()
+    def _give(self, slot: asyncio.Future[None]) -> None:
+        if slot.done():
+            self.release()
         else:
-            place.set_result(None)
+            slot.set_result(None)
 
 
-_places = _Places(MAX_THREADS)
+_slots = _ThreadSlots(MAX_THREADS)
 
 
 async def retry_later(attempt: Callable[[], Awaitable[T]], *, attempts: int | None = None) -> T:
-    """Await ``attempt()``, again while the hub says "later", up to ``attempts`` times or without bound. It must be safe
-    to repeat (derived ids are)."""
-    made = 0
+    """Await ``attempt()``, and repeat it while the hub answers "later": up to ``attempts`` times, or without limit. The
+    attempt must be safe to repeat (derived ids are)."""
+    count = 0
     while True:
-        made += 1
+        count += 1
         try:
             return await attempt()
         except RetryLater as error:
-            if made == attempts:
+            if count == attempts:
                 raise
             busy = error
         await wait_retry_delay(busy)

@@ -42,7 +42,7 @@ from .events import (
     Waiting,
 )
 from .isolation import redact_error
-from .journal import MAX_PATH_CHARS, is_inside, is_path, path_of_call, reaction_id
+from .reaction_ids import MAX_PATH_CHARS, is_inside, is_path, path_of_call, reaction_id
 from .text import replace_surrogates
 
 _logger = logging.getLogger(__name__)

@@ -209,9 +209,9 @@ async def put_question(
             context.waiter.expect(stored.seq)
             questions[agent_id] = stored
         replies = await context.waiter.wait(questions, timeout_s, is_watched=is_seen)
-        hopeless = {agent_id: f"will not answer: {why}" for agent_id, why in context.waiter.hopeless.items()}
-        return replies, problems | hopeless
-    except BaseException:  # stopped before it waited: a reply is for nobody here
+        unanswerable = {agent_id: f"will not answer: {why}" for agent_id, why in context.waiter.unanswerable.items()}
+        return replies, problems | unanswerable
+    except BaseException:  # stopped before the wait: nobody takes a reply any more
         context.waiter.forget(stored.seq for stored in questions.values())
         raise
 

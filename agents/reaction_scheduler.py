@@ -19,10 +19,12 @@ from roundelay.network.messages import BaseMessage, MessageThread
 from .approvals import answer_late_decision
 from .inbox import Arrival, Inbox, ReactTo, Visibility, find_request, is_watched, read_decision
 from .isolation import is_cancelled_by_caller
-from .journal import Recorded, open_journal, reaction_id
+from .journal import open_journal
 from .live_activity import ActivityReporter, ActivitySender
 from .policy import AgentPolicy
 from .prompt import build_context
+from .reaction_ids import reaction_id
+from .recorded import Recorded
 from .replies import Replies
 from .running_reaction import (
     InboxMessages,

@@ -14,11 +14,12 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from .events import OnEvent
-from .journal import Journal, Recorded
+from .journal import Journal
 from .middleware import Guard
 from .models.model import Model, ModelReply, ModelRequest, ModelUse, Usage
 from .policy import AgentPolicy
 from .reaction import Reaction
+from .recorded import Recorded
 from .replies import Replies
 from .tools import PlannedCall, ToolContext
 from .values import ModelFailed, Reviewed, StopTrace, ToolResult

@@ -37,12 +37,14 @@ from .driver import Driver, NewMessagesSource
 from .events import Finished
 from .inbox import ASK, DECLINED, STOPPED, Inbox, Visibility, is_addressed, is_question
 from .isolation import CallCrashed, abandon, describe_error, redact_error, retry_later
-from .journal import Journal, Recorded, Started, derived_id, find_reporter, open_journal, reaction_id
+from .journal import Journal, find_reporter, open_journal
 from .live_activity import ActivityReporter
 from .loop_texts import REPORTED
 from .models.model import Usage
 from .prompt import render_new_messages
 from .reaction import LoopState, Reaction
+from .reaction_ids import derived_id, reaction_id
+from .recorded import Recorded, Started
 from .replies import Replies
 from .text import replace_surrogates, write_stopped
 from .values import FAILURE, Finish, NewMessages, Status, StopTrace

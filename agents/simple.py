@@ -21,13 +21,13 @@ from .agent_tools import relay
 from .config_hash import describe_middleware, hash_config, hash_text
 from .driver import Driver
 from .inbox import read_waiting
-from .journal import Started
 from .middleware import Instruction, Middleware
 from .models.endpoint_rules import RuleChanges
 from .models.model import Model
 from .network_tools import check_wanted, choose_tools, communication_tools, mod_tools
 from .prompt import ConversationPrompt, drop_empty, keep_recorded, list_manifest, render_system_prompt, select_threads
 from .reaction import Reaction, ReactionSetup
+from .recorded import Started
 from .runner import AgentRunner, RunnerOptions
 from .running_reaction import ReactionResult, RunningReaction
 from .tool_client import ToolClient

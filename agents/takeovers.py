@@ -25,8 +25,9 @@ from roundelay.network.messages import BaseMessage, message_from_wire
 from .driver import NewMessagesSource
 from .inbox import Inbox, wakes
 from .isolation import retry_later
-from .journal import digest, open_journal
+from .journal import open_journal
 from .prompt import render_new_messages
+from .reaction_ids import digest
 from .running_reaction import RunningReaction
 from .values import Finish, NewMessages
 

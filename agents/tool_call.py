@@ -33,11 +33,13 @@ from .isolation import (
     retry_later,
     run_isolated,
 )
-from .journal import Recorded, drop_largest, path_of_call
+from .journal import drop_largest
 from .live_activity import WaitingCall
 from .model_call import ModelCaller
 from .models.model import ModelUse, ToolCall, Usage
 from .policy import find_rule
+from .reaction_ids import path_of_call
+from .recorded import Recorded
 from .replies import Waiter
 from .review import Reviewer
 from .run_context import RunContext, add_usage

@@ -21,7 +21,7 @@ from roundelay.network.errors import Forbidden
 from roundelay.network.messages import message_from_wire
 
 from .isolation import pause_hook_timer
-from .journal import reaction_id
+from .reaction_ids import reaction_id
 
 if TYPE_CHECKING:
     from roundelay.network.client import AnyMessage, History, NetworkClient, Stored, Welcome, Window

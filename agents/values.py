@@ -1,7 +1,6 @@
-"""What the loop is told and tells: the incoming message as it sees it, its state at a turn, the outcomes of its steps.
+"""Values of the loop: the trigger, the state of a turn, the outcomes of steps, tool results.
 
-Plain values on the ground floor of `agents`: they know no agent, no tool and no middleware. The steps, which name an
-agent and tools, stand in `reaction`.
+Plain data that knows no agent, tool or middleware. The steps, which name an agent and tools, stand in `reaction`.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
     from roundelay.network.messages import BaseMessage
 
 Status = Literal["finished", "stopped", "cancelled", "failed"]
-"""How a reaction ended: by the model, at a limit, by a person, or by an error."""
+"""How a reaction ended: the model finished, a limit or a person stopped it, or an error occurred."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What a run is to react to: the incoming message or, of an agent inside of a call, what the caller gave it to do.
+    """What a run reacts to: the incoming message; for an agent inside a call, the task that the caller gave it.
 
-    ``seq`` is that of the incoming message in both cases; ``sender_id`` is whoever wrote it, or the caller.
+    ``seq`` is that of the incoming message in both cases. ``sender_id`` is its sender, or the caller.
     """
 
     seq: int
@@ -36,18 +35,18 @@ class Trigger:
     text: str
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     cut_off: Mapping[str, int] = field(default_factory=dict)
-    """Of each thread that the prompt does not show from its beginning, the first message that it shows."""
+    """For each thread that the prompt does not show from its beginning: the seq of the first message shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnState:
-    """What a reaction knows at a turn: for instructions and hooks. ``path`` is empty but for an agent that another one
-    calls as a tool.
+    """What a reaction knows at a turn, for instructions and hooks. ``path`` is empty except for an agent inside a tool
+    call.
 
-    ``calls`` counts the tool calls that were run so far, by the tool's name. ``values`` is for the hooks: one
-    dictionary for the whole reaction, made anew when that is resumed. ``history`` is the run's own, system message and
-    prompt first: to be read only. ``sent_at`` is the time of the incoming message, in milliseconds since the Unix
-    epoch: the only one that a resumed reaction finds again. ``trigger`` is what is reacted to; None outside of a run.
+    ``calls`` counts the tool calls that ran so far, by the tool's name. ``values`` belongs to the hooks: one dictionary
+    for the whole reaction, created anew when the reaction resumes. ``history`` is read-only, with system message and
+    prompt first. ``sent_at`` is the time of the incoming message in milliseconds since the Unix epoch, the only time
+    that a resumed reaction finds again. ``trigger`` is None outside a run.
     """
 
     agent_id: str
@@ -61,24 +60,24 @@ class TurnState:
     sent_at: int = 0
     trigger: Trigger | None = None
     own_turn: int = 1
-    """The turn, counted from where this agent came to have the conversation."""
+    """The turn, counted from when this agent got the conversation."""
 
     conversation: Sequence[BaseMessage] = ()
-    """The messages of the prompt, as it shows them, the incoming one last; none for an agent inside of a call."""
+    """Messages that the prompt shows, the incoming one last; none for an agent inside a call."""
 
 
 FAILURE = "failure"
-"""In the metadata of a message that says that there is no answer: why. A `ModelFailure`; ``error`` (a fault in the
-agent's code), ``blocked`` (by a check), ``limit`` (of the agent), ``stopped`` (by a budget of the hub)."""
+"""Metadata of a message that says that there is no answer: the cause. A `ModelFailure`; ``error`` (fault in the agent's
+code), ``blocked`` (by a check), ``limit`` (of the agent), ``stopped`` (by a budget of the hub)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The reaction has ended. ``answer`` is the text to send to the incoming thread, None when there is nothing to
-    send; the record of the end does not hold it.
+    """The end of a reaction. ``answer`` is the text to send to the incoming thread, or None; the record of the end does
+    not hold it.
 
-    ``reason`` is for records and logs and may hold a provider's own words; ``answer`` never does. ``keeper``: the agent
-    that the thread stays with; ``read_meanwhile`` the messages that arrived while it ran and were read in it.
+    ``reason`` is for records and logs and may quote a provider; ``answer`` never does. ``keeper``: the agent that the
+    thread stays with. ``read_meanwhile``: seqs of messages that arrived and were read while it ran.
     """
 
     status: Status
@@ -90,19 +89,19 @@ class Finish:
     keeper: str | None = None
     read_meanwhile: tuple[int, ...] = ()
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
-    """Of the answer's message."""
+    """Metadata of the answer's message."""
 
     used: tuple[ModelUse, ...] = ()
-    """What of ``usage`` no other record tells: of middleware around turns and the reaction."""
+    """The part of ``usage`` that no other record reports: of middleware around turns and the reaction."""
 
     failure: str = ""
-    """Why a reaction failed, where the model or the answer did: a `ModelFailure`, or ``answer_refused``."""
+    """Why a reaction failed, if the model or the answer did: a `ModelFailure`, or ``answer_refused``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopTrace:
-    """A person's stop. ``text`` is what the model had written of its answer by then, empty where nobody was shown it;
-    ``used`` is what the model calls that it broke off had used, as the provider told or as estimated."""
+    """What a person's stop left. ``text``: what the model had written of its answer, empty if nobody was shown it.
+    ``used``: use of the interrupted model calls, as the provider reported or as estimated."""
 
     by: str
     turn: int = 0
@@ -112,8 +111,8 @@ class StopTrace:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """Look at the answer before it is given: `Reviewed` says what becomes of it. ``can_correct``: the model can be
-    asked once more."""
+    """Review the answer before it is sent, and answer with `Reviewed`. ``can_correct``: the model may write another
+    answer."""
 
     turn: int
     proposed: Finish
@@ -124,16 +123,16 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first thing that a reaction is given."""
+    """The first outcome: the reaction starts."""
 
 
 ALTERED = "altered"
-"""In a record, or in the data of a result: it was not kept as it was."""
+"""In a record, or in the data of a result: it is not kept as it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """What of a recorded reply is not as the model wrote it: its text; the arguments of these calls."""
+    """Parts of a recorded reply that are not as the model wrote them: its text, and the arguments of some calls."""
 
     text: bool = False
     calls: frozenset[int] = frozenset()
@@ -141,13 +140,11 @@ class Altered:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A reply that was recorded, with what the records hold of its turn; they are trusted, whatever the configuration
-    is now.
+    """A recorded reply, with the records of its turn. They are trusted, whatever the configuration is now.
 
-    ``begun`` are the calls that were begun, with a result or without, ``once`` those of them that must not be made
-    again; ``is_last`` that the turn had no tools,
-    ``goes_on`` that another one followed, ``is_corrected`` that it did because of a review; ``altered`` what of the
-    reply was not kept as it was.
+    ``begun``: calls that started, with or without a result; ``once``: those of them that must not run again.
+    ``is_last``: the turn had no tools. ``goes_on``: another turn followed; ``is_corrected``: because of a review.
+    ``altered``: what of the reply was not kept.
     """
 
     reply: ModelReply
@@ -162,10 +159,8 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class NewMessages:
-    """Messages that arrived in the thread while it waits to ask its model, as the text in which that reads them.
-
-    ``answers``: somebody who wrote one waits for an answer.
-    """
+    """Messages that arrived in the thread before a model call, as the text that the model reads. ``answers``: somebody
+    who wrote one waits for an answer."""
 
     text: str
     seqs: tuple[int, ...]
@@ -174,20 +169,20 @@ class NewMessages:
 
 @dataclass(frozen=True, slots=True)
 class ModelFailed:
-    """The model gave no reply. ``reason`` is a sentence for the record; ``is_recorded`` that it was the end once and is
-    so again."""
+    """The model gave no reply. ``reason`` is a sentence for the record. ``is_recorded``: this failure ended the
+    reaction before a restart, and ends it again."""
 
     reason: str
     failure: ModelFailure = "server"
     is_recorded: bool = False
     reported_by: str = ""
-    """The participant whose operators are notified; empty where nobody is."""
+    """Id of the agent whose operators are notified; empty if none are."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptMessage:
-    """One message of a prompt as it is kept: ``tool`` names the tool whose result it is, ``calls`` are the names and
-    arguments of those that a reply asked for."""
+    """One message of a recorded prompt. ``tool``: name of the tool whose result it is; ``calls``: names and arguments
+    of the calls of a reply."""
 
     role: str
     text: str
@@ -197,7 +192,8 @@ class KeptMessage:
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompt:
-    """What a model was asked in a turn; ``is_cut`` where parts were too long for a record. ``tools`` are their names."""
+    """What a model was asked in a turn. ``is_cut``: some parts were too long for a record. ``tools``: names of the
+    tools."""
 
     parts: tuple[KeptMessage, ...]
     tools: tuple[str, ...] = ()
@@ -213,11 +209,11 @@ class ToolsDone:
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """What the reviewers made of an answer, or of a message to who asked: the one to give, or a correction for the
-    model to write another. ``usage`` is their own.
+    """The result of a review of an answer, or of a message to the requester: the text to send, or a correction for the
+    model. ``usage`` is that of the reviewers.
 
-    ``is_accepted``: nothing was found wrong; without it, and without a correction, the answer is given for want of a
-    better one.
+    ``is_accepted``: no reviewer found a problem. If that is False and there is no correction, the text goes out because
+    there is no better one.
     """
 
     answer: str
@@ -230,15 +226,15 @@ class Reviewed:
     """The record does not hold the answer, or its metadata, as it was."""
 
     is_blocked: bool = False
-    """It must not go out, and the model is not asked for another one."""
+    """The text must not go out, and the model is not asked for another one."""
 
     used: tuple[ModelUse, ...] = ()
-    """What ``usage`` is the sum of."""
+    """The requests that ``usage`` adds up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Somebody stopped the reaction, before it began or while a step was under way."""
+    """Somebody stopped the reaction, before it started or during a step."""
 
     reason: str
 
@@ -247,20 +243,19 @@ Outcome = Begin | NewMessages | ModelReply | Replayed | ModelFailed | ToolsDone 
 
 
 DISABLED = "disabled"
-"""In a result's data: the tool may not be used here and now."""
+"""Data of a result: the tool may not be used here."""
 
 SAVE = "save"
-"""In the data of a tool's result: False for one that is to be read once; later turns hold only its summary, or its
-beginning."""
+"""Data of a result: False if it is to be read once. Later turns hold only its summary, or its beginning."""
 
 CORRECTED = "corrected"
-"""In a result's data: reviewers kept back what the call was to say, and the model has to say it in another way."""
+"""Data of a result: reviewers kept back what the call wanted to send, and the model has to write it again."""
 
 NOT_RUN = "not_run"
-"""In a result's data: the call was planned, and then not begun."""
+"""Data of a result: the call was planned, but did not start."""
 
 TOO_LARGE = "too_large"
-"""The ``finish_reason`` of the empty reply that stands for one too large to be recorded."""
+"""``finish_reason`` of the empty reply that replaces one too large to record."""
 
 
 class ToolError(RoundelayError):
@@ -270,15 +265,15 @@ class ToolError(RoundelayError):
 
 
 class ToolArgumentsError(ToolError):
-    """The model's arguments do not fit; the sentence says where, and which parameters there are."""
+    """The model's arguments do not fit. The text names the place and the parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """What the model reads as the result of a call.
 
-    ``threads`` are those that its messages went to, ``usage`` and ``tool_calls`` what agents used that ran inside of
-    it. ``is_answer``: it is the reaction's own answer, which ends with it.
+    ``threads``: ids of the threads that its messages went to. ``usage`` and ``tool_calls``: what agents inside it used.
+    ``is_answer``: it is the reaction's answer, and ends it.
     """
 
     content: str
@@ -288,28 +283,29 @@ class ToolResult:
     tool_calls: int = 0
     is_answer: bool = False
     data: Mapping[str, JsonValue] = field(default_factory=dict)
-    """What is for hooks and readers of the records rather than for the model, by the name of what it is for."""
+    """Values for hooks and readers of the records rather than for the model, by purpose."""
 
     sent: Mapping[str, int] = field(default_factory=dict)
-    """How many messages it sent, by their address, as far as they count in ``max_messages_per_recipient``."""
+    """Number of messages it sent, by address, as far as ``max_messages_per_recipient`` counts them."""
 
     whole: str | None = None
-    """All of it, where ``content`` is cut; not recorded."""
+    """The whole result if ``content`` is cut; not recorded."""
 
     used: tuple[ModelUse, ...] = ()
-    """What of ``usage`` is no agent's inside of it; has a record of its own."""
+    """The part of ``usage`` that is not from agents inside it; recorded separately."""
 
     steps: tuple[str, ...] = ()
-    """What it reported of its progress, where that is kept; likewise."""
+    """Progress that it reported, if the policy keeps it; recorded separately."""
 
 
 Scope = Literal["once", "thread", "always"]
-"""For how long a person approves the calls of a tool: this call, those in this thread, or wherever that person may
-decide."""
+"""How long a person approves the calls of a tool: this call, those in this thread, or wherever that person may decide.
+"""
 
 
 class Vote(BaseModel):
-    """What one person said to a request for approval, in which message, and when (ms)."""
+    """What one person said to a request for approval: the message's seq, and its time in milliseconds since the Unix
+    epoch."""
 
     by: str
     seq: int
@@ -318,11 +314,12 @@ class Vote(BaseModel):
     scope: Scope = "once"
 
     request: int = 0
-    """The seq of the request that the message is a reply to; 0 where the network told of the decision."""
+    """Seq of the request that the message replies to; 0 if the network reported the decision."""
 
 
 class Wait(BaseModel):
-    """For what a call waits, until a time: the messages that it sent, by whom they are to, and their threads."""
+    """What a call waits for: questions (seqs) and their threads, by recipient, until a time in milliseconds since the
+    Unix epoch."""
 
     questions: dict[str, int]
     threads: dict[str, str] = {}
@@ -330,22 +327,22 @@ class Wait(BaseModel):
     is_approval: bool = False
 
     deciders: list[str] | None = None
-    """The people who may approve; None: everybody who reads the request, and operators."""
+    """People who may approve; None: everybody who reads the request, and operators."""
 
     with_operators: bool = False
-    """Whether operators may approve beside those."""
+    """Whether operators may approve too."""
 
     needed: int = 1
-    """How many different people have to approve."""
+    """Number of different people who have to approve."""
 
     votes: list[Vote] = []
-    """Approvals so far, where one is not enough."""
+    """Approvals so far, if one is not enough."""
 
     stage: int = 0
-    """How often further people were asked because nobody had decided in time."""
+    """Number of times that further people were asked because nobody decided in time."""
 
     def to_record(self) -> dict[str, Any]:
-        """The body of its record; what only some approvals have is left out where it says nothing."""
+        """Return the body of its record. Fields that only some approvals have are left out if they hold the default."""
         body = self.model_dump()
         defaults: dict[str, object] = {"deciders": None, "with_operators": False, "needed": 1, "votes": [], "stage": 0}
         return {name: value for name, value in body.items() if name not in defaults or value != defaults[name]}
@@ -353,9 +350,8 @@ class Wait(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What the prompt says of a source of tools, a server for example: ``system`` are its own words, which are a
-    stranger's, escaped by whoever brings them, ``user`` the author's. The names of its ``tools`` begin with
-    ``name``."""
+    """What the prompt says of a source of tools, for example a server. ``system`` are the source's own words: a
+    stranger's, already escaped. ``user`` are the author's words. The names of its ``tools`` begin with ``name``."""
 
     name: str
     tools: tuple[str, ...] = ()
@@ -364,7 +360,7 @@ class PromptPart:
 
     @property
     def fenced(self) -> str:
-        """Its own words in an element, below a sentence that says whose they are; empty if there are none."""
+        """The source's own words in an element, below a sentence that says whose they are; empty if there are none."""
         if not self.system:
             return ""
         return (
@@ -381,7 +377,7 @@ tool."""
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What a hook gives to end the reaction, with this answer; None for none."""
+    """A hook's result that ends the reaction, with this answer or with none."""
 
     answer: str | None
     reason: str = "ended by a hook"
@@ -389,8 +385,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class AfterTool:
-    """What becomes of a result: the ``content`` that the model reads instead, ``messages`` in place of the history
-    before this turn, the tool that the next turn must call."""
+    """A hook's changes after a tool call: ``content`` that the model reads instead, ``messages`` that replace the
+    history before this turn, and the tool that the next turn must call."""
 
     content: str | None = None
     messages: Sequence[ChatMessage] | None = None

@@ -20,10 +20,12 @@ from wire import LoadError, make_token
 from roundelay import NetworkClient
 from roundelay.agents.agent import Agent
 from roundelay.agents.driver import Driver
-from roundelay.agents.journal import Journal, Started, reaction_id
+from roundelay.agents.journal import Journal
 from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.prompt import ConversationPrompt, render_system_prompt
 from roundelay.agents.reaction import Reaction
+from roundelay.agents.reaction_ids import reaction_id
+from roundelay.agents.recorded import Started
 from roundelay.agents.tool_client import ToolClient
 from roundelay.agents.tools import Tool, ToolContext, tool
 from roundelay.agents.values import Finish

@@ -21,8 +21,8 @@ from typing import Any, Literal
 from roundelay.agents.approvals import STILL_WAITS, read_decided, read_deciders, read_request
 from roundelay.agents.events import PieceKind
 from roundelay.agents.inbox import read_decision
-from roundelay.agents.journal import is_inside, outer_paths, path_of_call
 from roundelay.agents.live_activity import CallSignal, PieceSignal, read_call, read_pieces
+from roundelay.agents.reaction_ids import is_inside, outer_paths, path_of_call
 from roundelay.network.client import Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage
 

@@ -23,12 +23,12 @@ from pydantic import Field, JsonValue
 
 from roundelay.agents.history import add_to_prompt
 from roundelay.agents.isolation import retry_later
-from roundelay.agents.journal import digest
 from roundelay.agents.lookback import read_history, search_history
 from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import Model, ModelError, ModelReply, ModelRequest, SystemMessage, UserMessage
 from roundelay.agents.options import IN_CODE, checked
 from roundelay.agents.prompt import render_element
+from roundelay.agents.reaction_ids import digest
 from roundelay.agents.text import replace_surrogates
 from roundelay.agents.tools import Tool
 from roundelay.agents.values import TurnState

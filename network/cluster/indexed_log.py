@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from roundelay.network.clock import Clock
 from roundelay.network.core.rows import Row
-from roundelay.network.core.tables import Followed, TableWrite
+from roundelay.network.core.tables import IndexPosition, TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Cut
 from roundelay.network.ledger.sqlite import SQLiteLedger
@@ -92,7 +92,7 @@ class IndexedLog:
 
     async def restore_cursor(self) -> None:
         """Continue where the index is. Raises `LedgerError` for an index of another log."""
-        cursor: Followed | None = await self.index.lookup_cold("followed", "log")
+        cursor: IndexPosition | None = await self.index.lookup_cold("followed", "log")
         if cursor is None:
             if await self.index.rows(0, 1):
                 raise UnusableLog(
@@ -134,7 +134,7 @@ class IndexedLog:
 
     def cursor_write_at(self, position: int, last_digest: str, token: str) -> TableWrite:
         reader = self.reader
-        cursor = Followed(
+        cursor = IndexPosition(
             position, last_digest, token, reader.epoch, reader.name, reader.is_filling, reader.snapshot,
             reader.snapshot_head, reader.open_snapshot, reader.open_snapshot_head,
         )  # fmt: skip

@@ -22,7 +22,7 @@ from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import (
     COLD_TABLES,
     VOLATILE_TABLES,
-    Followed,
+    IndexPosition,
     Table,
     TableWrite,
     decode_value,
@@ -151,7 +151,7 @@ async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress
 async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress: Progress) -> CopyResult:
     values = {(table, key): value for table, key, value in database.values()}
     stored_cursor = values.pop(CURSOR, None)
-    cursor = msgspec.json.decode(stored_cursor, type=Followed) if stored_cursor is not None else None
+    cursor = msgspec.json.decode(stored_cursor, type=IndexPosition) if stored_cursor is not None else None
     end = await shared.end()
     if cursor is not None and cursor.position > end:
         return CopyResult(end, 0, 0, f"{db} has followed {cursor.position} records, and the log has {end}")

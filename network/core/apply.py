@@ -1,9 +1,9 @@
-"""Step 6: what one entry comes to.
+"""Step 6: decide what one entry causes.
 
-`apply` is pure: from the state (the batch's draft), the ledger's facts and one entry it makes rows, puts and effects.
-No IO, no clock: time is the stamp of the batch. The rules of each kind of entry stand in a module: of a message in
-`sending`, of an operation in `calls`, of a ``hello`` in `joining`, of records and failed deliveries in `reactions`.
-What they refuse, they raise, and it is answered here.
+`apply` is pure: from the state (the batch's draft), the ledger's facts and one entry it returns rows, table writes and
+effects. No IO, no clock: time is the stamp of the batch. Each kind of entry has its rules in a module: messages in
+`sending`, operations in `calls`, ``hello`` in `joining`, records in `reactions`, failed deliveries in `failures`.
+Rules raise their refusals, and this module answers them.
 """
 
 from __future__ import annotations
@@ -50,48 +50,48 @@ from .takeover_control import apply_end_takeover
 
 
 def build_lookup(entries: list[Entry]) -> LookupRequest:
-    """Step 5's question: what `apply` will need to know from the ledger."""
-    want = LookupRequest(set(), set(), set())
+    """Step 5: list what `apply` will need to know from the ledger."""
+    lookup = LookupRequest(set(), set(), set())
     for entry in entries:
-        if isinstance(entry, Send):  # before the match, whose class patterns cost: nearly every entry is one
+        if isinstance(entry, Send):  # before the match, whose class patterns are slow: nearly every entry is a Send
             frame = entry.frame
-            want.keys.add(entry.key)
+            lookup.keys.add(entry.key)
             if frame.reply_to is not UNSET:
-                want.seqs.add(frame.reply_to)
+                lookup.seqs.add(frame.reply_to)
             if frame.cause is not UNSET:
-                want.seqs.add(frame.cause)
+                lookup.seqs.add(frame.cause)
             continue
         match entry:
             case Record():
-                want.keys.add((entry.origin.agent_id, "r:" + entry.frame.record_id))
+                lookup.keys.add((entry.origin.agent_id, "r:" + entry.frame.record_id))
                 if entry.trigger is not None:
-                    want.seqs.add(entry.trigger)
+                    lookup.seqs.add(entry.trigger)
                 if entry.frame.kind == "started":
-                    want.cold.add(("triggered", f"{entry.origin.agent_id}/{entry.trigger}"))
+                    lookup.cold.add(("triggered", f"{entry.origin.agent_id}/{entry.trigger}"))
                 if entry.may_withdraw:
-                    want.cold.add(("given_up", f"{entry.origin.agent_id}/{entry.frame.reaction}"))
+                    lookup.cold.add(("given_up", f"{entry.origin.agent_id}/{entry.frame.reaction}"))
             case Operate():
-                want.cold.add(("call", f"{entry.origin.agent_id}/{entry.call_id}"))
-                want.keys.update(call_keys(entry))
+                lookup.cold.add(("call", f"{entry.origin.agent_id}/{entry.call_id}"))
+                lookup.keys.update(call_keys(entry))
                 if entry.op in ("network.retry_dead_letter", "network.drop_dead_letter"):
                     owner = entry.args.agent_id or entry.origin.agent_id
-                    want.cold.add(("dead", f"{owner}/{entry.args.seq:016d}"))
-                want.seqs.update(list_named_seqs(entry.args))
+                    lookup.cold.add(("dead", f"{owner}/{entry.args.seq:016d}"))
+                lookup.seqs.update(list_named_seqs(entry.args))
                 if entry.op in ("network.take", "network.give", "network.mark") and (
                     start := thread_start(entry.args.thread_id)
                 ):
-                    want.seqs.add(start)
+                    lookup.seqs.add(start)
             case ModEntry():
-                want.seqs.add(entry.cause)
+                lookup.seqs.add(entry.cause)
             case Nack():
-                want.seqs.add(entry.seq)  # whose it is: who sent it is told of a dead letter
+                lookup.seqs.add(entry.seq)  # a dead letter is reported to the sender of the message
             case _:
                 pass
-    return want
+    return lookup
 
 
 def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
-    """Turn the next entry into rows, deltas and effects. Changes none of its arguments."""
+    """Return what the next entry causes. Changes none of its arguments."""
     outcome = _apply(rules, state, facts, entry)
     if rules.follows is None or not outcome.stores:
         return outcome
@@ -102,9 +102,9 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
 
 
 def describe_follower(follows: Follows) -> str:
-    """Why a node that follows refuses something, and where it is done."""
+    """Return why a read replica refuses something, and which node does it."""
     leader = f", {follows.leader}" if follows.leader else ""
-    return f"This node follows, and stores nothing: the one that leads does{leader}."
+    return f"This node follows and stores nothing. Send it to the node that leads{leader}."
 
 
 def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
@@ -112,7 +112,7 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
         if rules.is_read_only and isinstance(entry, Send | Record | Operate):
             if rules.follows is not None:
                 raise Forbidden(describe_follower(rules.follows()))
-            raise Forbidden("This hub is only looked at: it takes no messages, no records and no changes.")
+            raise Forbidden("This hub is read-only: it accepts no messages, no records and no changes.")
         if isinstance(entry, Send):
             sent = apply_send(rules, state, facts, entry)
             return _run_hooks(rules, state, facts, entry, sent) if rules.apply_hooks and sent.rows else sent
@@ -149,12 +149,12 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
         return refuse_over_budget(rules, state, facts, entry, error)
     except RoundelayError as error:
         if isinstance(entry, ModEntry) or not isinstance(entry, AnsweredEntry):
-            raise  # a defect of the mod's, or ours: nobody is there who could mend it by another frame
+            raise  # a defect of the mod or the hub: no client can fix it with another frame
         return refuse_entry(rules, state, entry, error)
 
 
 def _run_hooks(rules: Rules, state: State, facts: Facts, entry: Send, sent: Outcome) -> Outcome:
-    """Let the mods change what they want in the commit of a message."""
+    """Run the mods' ``apply`` hooks within the commit of a message."""
     change = ChangeSet(rules, state, facts, entry.origin)
     [row] = sent.rows
     change.add_row(row, sent.writes)

@@ -1,9 +1,9 @@
-"""A change in the making, of an operation, a mod's hook, a record or a ``hello``; and what is said where one is
-refused.
+"""The change that one entry makes, while it is being built; and the answers to refusals.
 
-`ChangeSet` gathers rows, puts and effects on a draft of its own, so that one refusal throws all of it away, and each
-step sees what those before it changed. It implements `mod.Change`, which is what mods know of it. `refuse_entry` and
-`refuse_over_budget` are what `apply` makes of a refusal: it leaves nothing under its id, but counts in its sender's rate. Pure.
+A `ChangeSet` gathers rows, table writes and effects on a draft of its own. One refusal drops all of it, and each step
+sees the changes of earlier steps. It implements `mod.Change`, the interface that mods know. `refuse_entry` and
+`refuse_over_budget` turn a refusal into an outcome: it stores nothing under the entry's id but counts against the
+sender's rate. Pure.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ from .visibility import parties, thread_readers
 log = logging.getLogger(__name__)
 
 
-def _answered(cause: MessageHead) -> str:
-    """For whom a mod answers: who sent the cause, or whom that mod wrote to in it."""
+def _find_payer(cause: MessageHead) -> str:
+    """Return for whom a mod answers: the sender of the cause, or the participant to whom the mod wrote in it."""
     return parties(cause)[0] if cause.kind == "mod" else cause.sender_id
 
 
 class ChangeSet:
-    """One entry's change in the making: rows, puts and effects, seen by its own later steps through ``state``."""
+    """Rows, table writes and effects of one entry. Later steps see earlier ones through ``state``."""
 
     def __init__(
         self, rules: Rules, state: State, facts: Facts, origin: Origin, *, mod_id: str = "", call_id: str = ""
@@ -90,42 +90,42 @@ class ChangeSet:
         self.origin = origin
         self.mod_id = mod_id
         self.effects: list[Effect] = []
-        # what this change writes itself is known to its later steps: as a cause, or to be replied to
+        # messages written by this change, so that later steps can name them as a cause or parent
         self._heads: dict[int, MessageHead] = {}
         self.facts = Facts(facts.stored, ChainMap(self._heads, facts.heads), facts.cold, facts.damaged)
         self.payer = origin.agent_id
-        """For whom it is stored, as `limits.count_stored` counts."""
+        """Participant whose quota pays for the stored bytes (`limits.count_stored`)."""
         self._unpaid_bytes = self._unpaid_messages = 0
         self._deferred_refusal: RoundelayError | None = None
-        """What ends this change when all else would have let it be stored: it tells what nobody may find out for
-        nothing."""
+        """Refusal that applies only after everything else was accepted and paid for: it reveals something, such as the
+        name of a closed channel, that nobody should find out for free."""
         self._call_id = call_id
         self._posts = 0
         self._rows: list[Row] = []
         self._writes: list[TableWrite] = []
 
     def outcome(self, *effects: Effect) -> Outcome:
-        """Everything gathered; ``effects`` come before those that its steps added."""
+        """Return everything gathered. ``effects`` come before those that the steps added."""
         return Outcome(self._rows, self._writes, (*effects, *self.effects))
 
     # --- for apply
 
-    def add_row(self, row: Row, puts: Sequence[TableWrite]) -> None:
-        """Add a row made elsewhere, with its puts."""
+    def add_row(self, row: Row, writes: Sequence[TableWrite]) -> None:
+        """Add a row made elsewhere, with its table writes."""
         self._rows.append(row)
         if row.head is not None:
             self._heads[row.seq] = row.head
         self.state.head = row.seq
-        self.add_writes(puts)
+        self.add_writes(writes)
 
-    def add_writes(self, puts: Sequence[TableWrite]) -> None:
-        """Change tables of the network's."""
-        self._writes += puts
-        self.state.apply_writes(puts)
+    def add_writes(self, writes: Sequence[TableWrite]) -> None:
+        """Add writes to the network's tables."""
+        self._writes += writes
+        self.state.apply_writes(writes)
 
     def set_call_key(self, keys: Sequence[tuple[str, str]], digest: str) -> None:
-        """Let the first row whose actor has one of these keys stand for the whole call: by it a late repeat is
-        recognised."""
+        """Store the key of the call in the first row whose actor has one of these keys. A late repeat is recognized by
+        it."""
         for actor, key in keys:
             for number, row in enumerate(self._rows):
                 if row.actor == actor and not row.key:
@@ -133,11 +133,11 @@ class ChangeSet:
                     return
 
     def messages(self) -> list[Row]:
-        """The messages among the rows so far."""
+        """Return the messages among the rows so far."""
         return [row for row in self._rows if row.type == "message"]
 
     def run_apply_hooks(self, messages: Sequence[Row]) -> None:
-        """Let every mod's ``apply`` see these messages; what hooks send themselves is not shown to hooks again."""
+        """Run every mod's ``apply`` hook for these messages. Messages that hooks send are not passed to hooks again."""
         own = self.mod_id
         for row in messages:
             for mod in self.rules.apply_hooks:
@@ -146,22 +146,22 @@ class ChangeSet:
         self.mod_id = own
 
     def run_ended_hooks(self, reaction: OpenReaction) -> None:
-        """Let every mod see the end of a reaction. Each has a change of its own: of one that raises nothing is kept,
-        and what ends has ended all the same."""
+        """Run every mod's ``ended`` hook. Each mod has a change of its own, so a hook that raises stores nothing and
+        the reaction still ends."""
         for mod in self.rules.ended_hooks:
-            own = ChangeSet(self.rules, self.state, self.facts, self.origin, mod_id=mod.id)
+            change = ChangeSet(self.rules, self.state, self.facts, self.origin, mod_id=mod.id)
             try:
-                mod.ended(own, reaction)
-                if own._deferred_refusal is not None:
-                    raise own._deferred_refusal
+                mod.ended(change, reaction)
+                if change._deferred_refusal is not None:
+                    raise change._deferred_refusal
             except Exception:
                 log.exception("a mod's ended hook failed", extra={"mod": mod.id})
             else:
-                self._merge(own)
-        self.count_stored(is_bounded=False)  # what ends has to end
+                self._merge(change)
+        self.count_stored(is_bounded=False)  # never refuse here: the reaction must be able to end
 
     def _merge(self, other: ChangeSet) -> None:
-        """Add all that a change on top of this one has gathered."""
+        """Add everything that a change on top of this one gathered."""
         for row in other._rows:
             self.add_row(row, ())
         self.add_writes(other._writes)
@@ -172,7 +172,7 @@ class ChangeSet:
     def write_row(
         self, type_: RowType, *, key: str = "", stream: str = "", label: str = "", digest: str = "", data: bytes = b"{}"
     ) -> Row:
-        """Add a row that is no message."""
+        """Add a row that is not a message."""
         row = Row(
             seq=self.state.head + 1,
             at=self.stamp,
@@ -189,23 +189,22 @@ class ChangeSet:
         return row
 
     def set_value(self, table: Table, key: str, value: Any) -> None:
-        """Change a table of the network's."""
+        """Set a value in a table of the network."""
         self.add_writes((TableWrite(table, key, value),))
 
     def lookup_cold(self, table: Table, key: str) -> Any:
-        """A value of a table that is not loaded; `apply.wanted` must have asked for it."""
-        found = self.state.get(table, key, absent := object())
-        return self.facts.cold.get((table, key)) if found is absent else found
+        """Return a value of a cold table. `apply.build_lookup` must have asked for it."""
+        value = self.state.get(table, key, absent := object())
+        return self.facts.cold.get((table, key)) if value is absent else value
 
     def count_send(self) -> None:
         """Count this entry against the sender's rate. Raises `RateLimited`."""
         self.add_writes((count_entry(self.rules.limits, self.state, self.origin.agent_id),))
 
     def count_stored(self, more_bytes: int = 0, *, is_bounded: bool = True) -> None:
-        """Count all that this change stores, and ``more_bytes``, against the day of whoever asked for it: what it has
-        not counted yet.
+        """Count what this change stores, plus ``more_bytes``, against the payer's daily quota. Counts each byte once.
 
-        Raises `BudgetExhausted` when it is more than that one may, then what was to be refused last.
+        Raises `BudgetExhausted` if the quota is exceeded, then any deferred refusal.
         """
         size, messages = self._unpaid_bytes + more_bytes, self._unpaid_messages
         if not size:
@@ -239,22 +238,24 @@ class ChangeSet:
     ) -> None:
         if not is_id(name):
             raise InvalidArguments(
-                f"{name!r} is no channel name; use lower case letters, digits, '.', '_', '-', at most 64."
+                f"{name!r} is not a channel name. Use lower-case letters, digits, '.', '_' and '-', at most 64."
             )
         creator = self.origin.agent_id
         check_right(self.state, self.origin, "create", name)
         created, most = len(self.state.channels_by(creator)), self.rules.quotas.of(creator).max_created_channels
         if created >= most:
             raise Forbidden(
-                f"{creator} has created {created} channels, and max_created_channels allows it {most}; use one of "
-                f"those that there are, or let an operator allow more: quotas.{creator}.max_created_channels in the "
-                "node's file."
+                f"{creator} has created {created} channels. max_created_channels allows {most}. Use an existing channel, or "
+                f"ask an operator to raise quotas.{creator}.max_created_channels in the node's file."
             )
-        # after the quota, so that nobody tries more names than it may create: of a closed one this is all that shows
-        known = self.state.channel(name)
-        if known is not None:
-            taken = InvalidArguments(f"The name {name!r} is taken; choose another, or join the channel if you may.")
-            if is_found(self.state, self.origin, known):
+        # Check the name after the quota: nobody may probe more names than it may create. A closed channel shows itself
+        # only here.
+        existing = self.state.channel(name)
+        if existing is not None:
+            taken = InvalidArguments(
+                f"The name {name!r} is taken. Choose another name, or join the channel if you may."
+            )
+            if is_found(self.state, self.origin, existing):
                 raise taken
             self._deferred_refusal = taken
         body = {"channel": name, "event": "created", "topic": topic, "history": history, "access": access}
@@ -271,10 +272,12 @@ class ChangeSet:
         owner: str | None = None,
         title: str | None = None,
     ) -> None:
-        """Set what is given of a channel. Raises `UnknownRecipient` for one that there is not."""
+        """Set the given fields of a channel. Raises `UnknownRecipient` if it does not exist."""
         channel = self._channel(name)
-        given = {"topic": topic, "history": history, "access": access, "owner": owner, "title": title}
-        changed = msgspec.structs.replace(channel, **{field: it for field, it in given.items() if it is not None})
+        fields = {"topic": topic, "history": history, "access": access, "owner": owner, "title": title}
+        changed = msgspec.structs.replace(
+            channel, **{name: value for name, value in fields.items() if value is not None}
+        )
         body = {"channel": name, "event": "set", "topic": changed.topic, "history": changed.history}
         if channel.title or changed.title:
             body["title"] = changed.title
@@ -284,13 +287,13 @@ class ChangeSet:
             self.effects.append(NotifyMembership(name, None))
 
     def invite_to_channel(self, name: str, agent_id: str) -> None:
-        """Let a participant join. Nothing changes for a member, or who is invited. Raises `UnknownRecipient`."""
+        """Invite a participant. Does nothing for members and invited participants. Raises `UnknownRecipient`."""
         self._channel(name)
         member = self.state.member(name, agent_id)
         if member.is_in or member.standing == "invited":
             return
         if self.state.present(agent_id) is None:
-            raise UnknownRecipient(f"Nobody is registered as {agent_id!r}; network.list_agents lists who is.")
+            raise UnknownRecipient(f"Nobody is registered as {agent_id!r}. network.list_agents lists who is.")
         self.write_row("channel", data=encode({"channel": name, "event": "invited", "agent_id": agent_id}))
         self.set_value("member", f"{name}/{agent_id}", Member(member.spans, "invited"))
 
@@ -298,7 +301,9 @@ class ChangeSet:
         channel = self._channel(name)
         member = self.state.member(name, agent_id)
         if not member.is_in and member.standing != "invited":
-            raise InvalidArguments(f"{agent_id!r} is neither in the channel {name!r} nor invited to it.")
+            raise InvalidArguments(
+                f"{agent_id!r} is neither in the channel {name!r} nor invited to it, so it cannot be removed."
+            )
         row = self.write_row(
             "left" if member.is_in else "channel",
             data=encode({"channel": name, "agent_id": agent_id, "event": "removed"}),
@@ -307,10 +312,11 @@ class ChangeSet:
         spans = member.left(row.seq).spans if member.is_in else member.spans
         self.set_value("member", f"{name}/{agent_id}", Member(spans, "removed"))
         if agent_id == (channel.created_by if channel.owner is None else channel.owner):
-            self.set_value("channel", name, msgspec.structs.replace(channel, owner=""))  # not None: nobody's any more
+            # empty, not None: the owner was removed
+            self.set_value("channel", name, msgspec.structs.replace(channel, owner=""))
 
     def join_channel(self, name: str, agent_id: str) -> None:
-        is_own = agent_id == self.origin.agent_id  # a mod that brings in somebody else has decided so
+        is_own = agent_id == self.origin.agent_id  # a mod may bring in others without these checks
         if is_own:
             check_right(self.state, self.origin, "join", name)
         channel = self._channel(name)
@@ -322,15 +328,15 @@ class ChangeSet:
         joined = member.joined(self.state.head + 1)
         if len(joined.spans) > MAX_SPANS:
             raise Forbidden(
-                f"{agent_id} has come to the channel {name!r} {MAX_SPANS} times, with messages in between, and no more "
-                "is kept; talk in another channel, and stay in it."
+                f"{agent_id} has joined the channel {name!r} {MAX_SPANS} times, which is the maximum. Use another channel "
+                "and stay in it."
             )
         self.write_row("joined", data=encode({"channel": name, "agent_id": agent_id}))
         self.set_value("member", f"{name}/{agent_id}", joined)
         self.effects.append(NotifyMembership(name, agent_id))
 
     def leave_channel(self, name: str, agent_id: str) -> None:
-        """End a membership; of nobody's nothing changes."""
+        """End a membership. Does nothing for others."""
         self._channel(name)
         member = self.state.member(name, agent_id)
         if not member.is_in:
@@ -355,9 +361,9 @@ class ChangeSet:
         refusal = run_before_hooks(self.rules.before_hooks, Incoming(self.origin, frame))
         if refusal is not None:
             raise refusal
-        # the call's own id makes it idempotent (`sign`): the message needs no key, and cannot meet a client's
-        row, puts = write_message(self.rules, self.state, self.facts, self.origin, frame, "")
-        self.add_row(row, puts)
+        # no key: the call's own id makes it idempotent (`set_call_key`), and a key could collide with a client's
+        row, writes = write_message(self.rules, self.state, self.facts, self.origin, frame, "")
+        self.add_row(row, writes)
         if not self.origin.session_id:
             self._count_message(row)
         return row
@@ -372,13 +378,15 @@ class ChangeSet:
         seq = self.state.head + 1
         origin = self.facts.heads.get(cause) if cause is not None else None
         if cause is not None and origin is None:
-            raise UnknownMessage(f"There is no message {cause} here; docs/mods.md says which may be a cause.")
+            raise UnknownMessage(
+                f"This change does not know message {cause}. docs/mods.md says which messages may be a cause."
+            )
         row = mod_message(self.mod_id, agent_id, content, seq=seq, stamp=self.stamp, cause=origin)
-        puts = []
-        if origin is not None and row.head is not None:  # counted for whoever it is an answer to
-            limits, payer = self.rules.limits, _answered(origin)
-            puts.append(charge_message(limits, self.state, self.facts, row.head, origin, payer, ()))
-        self.add_row(row, puts)
+        writes = []
+        if origin is not None and row.head is not None:  # charged to the participant that is answered
+            limits, payer = self.rules.limits, _find_payer(origin)
+            writes.append(charge_message(limits, self.state, self.facts, row.head, origin, payer, ()))
+        self.add_row(row, writes)
         self._count_message(row)
         return row
 
@@ -387,94 +395,110 @@ class ChangeSet:
 
 
 def refuse_entry(rules: Rules, state: State, entry: AnsweredEntry, error: RoundelayError) -> Outcome:
-    """Tell the sender. A refusal changes nothing but its sender's rate: what is wrong costs the hub as much as what is
-    right.
+    """Return the outcome of a refusal: an error to the sender, and one count of its rate. A wrong request costs the
+    hub as much as a right one.
 
-    Beyond the rate the answer is `RateLimited`, whatever else is wrong.
+    Beyond the rate the error is `RateLimited`, whatever else is wrong.
     """
     origin = entry.origin
-    puts: list[TableWrite] = []
+    writes: list[TableWrite] = []
     if not isinstance(error, RetryLater):
         try:
-            puts = [count_entry(rules.limits, state, origin.agent_id)]
+            writes = [count_entry(rules.limits, state, origin.agent_id)]
         except RateLimited as limited:
             error = limited
-    return Outcome(writes=puts, effects=(SessionReply(origin.session_id, error_bytes(error, entry.keys)),))
+    return Outcome(writes=writes, effects=(SessionReply(origin.session_id, error_bytes(error, entry.keys)),))
 
 
 def refuse_over_budget(
     rules: Rules, state: State, facts: Facts, entry: AnsweredEntry, error: BudgetExceeded
 ) -> Outcome:
-    """The sender gets the error, which is counted. Once for each bound who began the conversation gets a message,
-    and operators a notice; once for each thread its readers get one."""
+    """Return the outcome of a message beyond a budget. The sender gets the error, which is counted.
+
+    Once for each limit, the sender of the root gets a message and operators a notice. Once for each thread, its
+    readers get a notice.
+    """
     refused = refuse_entry(rules, state, entry, error)
     if error.bound == "uncaused":
         return _stop_agent(state, entry.origin, error, refused)
     head = error.head
-    if head.root > state.head:  # a root of its own, thrown away too
+    if head.root > state.head:  # the refused message would have been the root itself: nothing to notify about
         return refused
-    # as it was: what this change counted is thrown away with it
+    # the budget as stored: the refused change counted on a draft that is dropped
     budget = find_budget(state, facts, head.root, facts.heads.get(head.root))
     is_news = error.bound not in budget.told
-    # of the further ones none is told: its members are in the conversation's own threads, and those came first
+    # Beyond the maximum no thread is notified: earlier threads have the conversation's own members.
     is_new_here = head.thread_id not in budget.stopped_in and len(budget.stopped_in) < MAX_NOTIFIED_THREADS
     if not (is_news or is_new_here):
         return refused
-    rows, puts, effects = list(refused.rows), list(refused.writes), list(refused.effects)
-    body: dict[str, Any] = {"root": head.root, "seq": budget.last_seq, **_why(error), "began_by": budget.began_by}
+    rows, writes, effects = list(refused.rows), list(refused.writes), list(refused.effects)
+    body: dict[str, Any] = {
+        "root": head.root,
+        "seq": budget.last_seq,
+        **_describe_stop(error),
+        "began_by": budget.began_by,
+    }
     if is_news:
-        puts.append(TableWrite("stopped", stopped_key(head.root), StoppedConversation(at=state.stamp, **body)))
+        writes.append(TableWrite("stopped", stopped_key(head.root), StoppedConversation(at=state.stamp, **body)))
         if state.present(budget.began_by) is not None:
-            rows.append(_tell(state, state.head + 1, budget.began_by, body, error.notice, root=head.root))
+            rows.append(_write_notice(state, state.head + 1, budget.began_by, body, error.notice, root=head.root))
     readers = thread_readers(state, head) if is_new_here else set()
     effects.append(SendNotice(frozenset(readers), "loop_stopped", head.thread_id, body, to_operators=is_news))
-    told = (*budget.told, error.bound) if is_news else budget.told
+    reported = (*budget.told, error.bound) if is_news else budget.told
     stopped_in = (*budget.stopped_in, head.thread_id) if is_new_here else budget.stopped_in
-    puts.append(TableWrite("root", str(head.root), msgspec.structs.replace(budget, told=told, stopped_in=stopped_in)))
-    return Outcome(rows, puts, effects)
+    writes.append(
+        TableWrite("root", str(head.root), msgspec.structs.replace(budget, told=reported, stopped_in=stopped_in))
+    )
+    return Outcome(rows, writes, effects)
 
 
 def stopped_key(root: int) -> str:
-    """Where a conversation stands among those that have stopped: the newest first."""
+    """Return the key of a stopped conversation. Newer conversations sort first."""
     return descending_key(root)
 
 
 def _stop_agent(state: State, origin: Origin, error: BudgetExceeded, refused: Outcome) -> Outcome:
-    """An agent has to stop that answers without causes: it gets a message, and so does the person who wrote to it
-    last."""
+    """Return the outcome for an agent that answers without causes: a message to the agent and to the person who wrote
+    to it last."""
     head = error.head
     bucket: Bucket = refused.writes[0].value if refused.writes else state.bucket(origin.agent_id)
     if bucket.answer_count.is_reported:
         return refused
-    told = msgspec.structs.replace(bucket, answer_count=msgspec.structs.replace(bucket.answer_count, is_reported=True))
-    body = {"agent_id": origin.agent_id, **_why(error)}
+    stopped = msgspec.structs.replace(
+        bucket, answer_count=msgspec.structs.replace(bucket.answer_count, is_reported=True)
+    )
+    body = {"agent_id": origin.agent_id, **_describe_stop(error)}
     person = state.recent_messages.from_people.get(agent_address(origin.agent_id), (0, ""))[1]
     names = [name for name in dict.fromkeys((origin.agent_id, person)) if state.present(name) is not None]
-    rows = [_tell(state, state.head + 1 + place, name, body, error.notice) for place, name in enumerate(names)]
+    rows = [
+        _write_notice(state, state.head + 1 + offset, name, body, error.notice) for offset, name in enumerate(names)
+    ]
     notice = SendNotice(frozenset(thread_readers(state, head)), "loop_stopped", head.thread_id, body, to_operators=True)
-    return Outcome(rows, (TableWrite("bucket", origin.agent_id, told),), (*refused.effects, notice))
+    return Outcome(rows, (TableWrite("bucket", origin.agent_id, stopped),), (*refused.effects, notice))
 
 
-def _why(error: BudgetExceeded) -> dict[str, Any]:
-    """What everybody is told who hears of it."""
+def _describe_stop(error: BudgetExceeded) -> dict[str, Any]:
+    """Return the part of a stop that everybody may know."""
     return {"reason": str(error), "limit": f"limits.{error.limit}", "used_by": error.used_by, "used": error.used}
 
 
-def _tell(state: State, seq: int, agent_id: str, body: dict[str, Any], text: str, *, root: int | None = None) -> Row:
-    """A message of the network itself to one participant. Of a conversation that has stopped it is a part, and not
-    counted: an answer to it is refused as any other, so that no loop comes of it."""
+def _write_notice(
+    state: State, seq: int, agent_id: str, body: dict[str, Any], text: str, *, root: int | None = None
+) -> Row:
+    """Return a message of the network to one participant. It belongs to the stopped conversation but is not charged to
+    its budget. Replies to it are refused, so that no loop starts from it."""
     content = {"kind": "loop_stopped", **body}
     return mod_message(NETWORK, agent_id, content, seq=seq, stamp=state.stamp, about=root, text=text)
 
 
 def refuse_after_defect(entry: Entry, quote: str) -> Outcome:
-    """What becomes of an entry that a defect of the hub met: nothing, and its sender is told what to quote."""
-    error = InternalError(f"The hub failed on this frame and changed nothing; quote {quote} to its operator.")
+    """Return the outcome of an entry on which the hub failed: the sender gets an id to quote."""
+    error = InternalError(f"The hub failed on this frame and changed nothing. Quote {quote} to its operator.")
     return refuse_unstored(entry, error, 1011)
 
 
 def refuse_unstored(entry: Entry, error: RoundelayError, code: int) -> Outcome:
-    """What becomes of an entry of which nothing is stored: its sender is told why, and who joins is closed with this
+    """Return the outcome of an entry of which nothing is stored: an error to the sender. A join is closed with this
     code."""
     match entry:
         case Send() | Record() | Operate():

@@ -1,6 +1,6 @@
-"""What goes into `apply` and what comes out of it: entries, and outcomes of rows, puts and effects.
+"""Entries that go into `apply`, and the outcome that comes out: rows, table writes and effects.
 
-Plain data. An entry names its session by id; only the hub knows sessions.
+Plain data. An entry names its session by id, because only the hub knows sessions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from .tables import VOLATILE_TABLES, CallWait, Login, Participant, TableWrite, T
 
 
 class Origin(Struct, frozen=True):
-    """Who an entry comes from: one welcomed session, or a mod (``session_id`` empty). ``fence`` is set for reactor
-    sessions, ``joined_at`` is the newest seq when the session joined."""
+    """Source of an entry: a welcomed session, or a mod (then ``session_id`` is empty).
+
+    ``fencing_token`` is set for reactor sessions. ``joined_at`` is the newest seq at the time of the join.
+    """
 
     session_id: str
     agent_id: str
@@ -29,15 +31,15 @@ class Origin(Struct, frozen=True):
     fencing_token: int | None = None
     joined_at: int = 0
     token: str = ""
-    """The hash of the token that the session joined with; empty for the owner, and within the node's process."""
+    """Hash of the token that the session joined with; empty for the owner and inside the node's process."""
 
 
 class Peer(Struct, frozen=True):
-    """What the transport knows of the other end.
+    """Facts about the other end of a connection, from the transport.
 
-    ``is_local``: it is on this machine, and nothing tells of a proxy between. ``is_page``: a page in a browser opened
-    the connection. ``is_trusted``: it runs in the hub's own process and needs no token;
-    ``administers``: what such a one joins as a person or a service is an operator.
+    ``is_local``: it runs on this machine and no proxy stands between. ``is_page``: a page in a browser opened the
+    connection. ``is_trusted``: it runs in the hub's own process and needs no token. ``administers``: a trusted peer
+    that joins as a person or a service is an operator.
     """
 
     is_local: bool = False
@@ -50,8 +52,8 @@ class Peer(Struct, frozen=True):
 
 
 class Join(Struct, frozen=True):
-    """A ``hello``; ``token_hash`` is None without a token, ``new_hash`` without a new one, ``is_held`` says whether a
-    session of the agent holds a fence now."""
+    """A ``hello`` frame. ``token_hash`` is None without a token, ``new_hash`` without a new token.
+    ``has_live_reactor``: a live session of the agent holds a fencing token."""
 
     session_id: str
     hello: HelloFrame
@@ -63,7 +65,7 @@ class Join(Struct, frozen=True):
 
 
 class Send(Struct, frozen=True, gc=False):
-    """A ``send``; ``refusal`` is what a mod's ``before`` said, which a repeat does not hear."""
+    """A ``send`` frame. ``refusal`` is the refusal of a mod's ``before`` hook; a repeat does not see it."""
 
     origin: Origin
     key: tuple[str, str]
@@ -72,15 +74,15 @@ class Send(Struct, frozen=True, gc=False):
 
     @property
     def keys(self) -> dict[str, str]:
-        """The ids that its answer repeats."""
+        """Ids that the answer repeats."""
         return {"message_id": self.frame.message_id}
 
 
 class Record(Struct, frozen=True):
-    """A ``record``; ``trigger`` is the body's, for kind ``started``, and ``oldest`` the smallest seq of its manifest;
-    with ``spent`` it is that of the open reaction.
+    """A ``record`` frame. For kind ``started``, ``trigger`` comes from the body, and ``oldest`` is the smallest seq of
+    the prompt. With ``usage``, ``trigger`` is that of the open reaction.
 
-    ``refusal`` says what is wrong with that body, which a repeat does not hear.
+    ``refusal`` is the error in the body; a repeat does not see it.
     """
 
     origin: Origin
@@ -90,22 +92,22 @@ class Record(Struct, frozen=True):
     oldest: int | None = None
     refusal: RoundelayError | None = None
     usage: Mapping[str, TokenUsage] | None = None
-    """The model and the tokens that the body tells of."""
+    """Tokens that the body reports, by model."""
     call: str = ""
-    """Which call it is about (`reactions.follow`)."""
+    """Place of the call that the record belongs to (`call_progress.track_calls`)."""
     wait: CallWait | None = None
-    """What that waits for, by a ``waiting`` record."""
+    """The wait that a ``waiting`` record reports."""
     may_withdraw: bool = False
-    """It ends a reaction that is not open: perhaps one that was given up."""
+    """Whether it ends a reaction that is not open. That reaction may belong to a dead letter."""
 
     @property
     def keys(self) -> dict[str, str]:
-        """The ids that its answer repeats."""
+        """Ids that the answer repeats."""
         return {"record_id": self.frame.record_id}
 
 
 class Operate(Struct, frozen=True):
-    """A ``call`` of an operation that changes something, its arguments decoded."""
+    """A ``call`` of an operation that changes something, with decoded arguments."""
 
     origin: Origin
     call_id: str
@@ -115,7 +117,7 @@ class Operate(Struct, frozen=True):
 
     @property
     def keys(self) -> dict[str, str]:
-        """The ids that its answer repeats."""
+        """Ids that the answer repeats."""
         return {"call_id": self.call_id}
 
 
@@ -127,42 +129,41 @@ class Nack(Struct, frozen=True):
 
 
 class SessionLost(Struct, frozen=True):
-    """A reactor session ended without a goodbye: its process may be gone, or come back. The next ``hello`` tells
+    """A reactor session ended without a ``bye``. Its process may be gone or may reconnect; its next ``hello`` shows
     which."""
 
     origin: Origin
 
 
 class ProcessEnded(Struct, frozen=True):
-    """The process of an agent that the node runs has ended by itself. ``reason`` is None where it works again."""
+    """The process of an agent that the node runs has ended. ``reason`` is None when it runs again."""
 
     agent_id: str
     reason: str | None
 
 
 class SaveAckCursors(Struct, frozen=True):
-    """Floors to be kept; changes nothing but them."""
+    """Ack cursors to store; nothing else changes."""
 
     writes: tuple[TableWrite, ...]
 
 
 class BindCredentials(Struct, frozen=True):
-    """What the node itself lets in: tokens of agents, their hashes by id, that are bound before anybody could use the
-    ids first, and logins by the hashes of their codes."""
+    """Tokens and logins that the node itself binds: hashes of agents' tokens by id, and logins by the hashes of their
+    codes. Agents of the node's own file are bound before anybody else could use their ids first."""
 
     tokens: dict[str, str] = {}
     logins: dict[str, Login] = {}
 
 
 class EndTakeover(Struct, frozen=True):
-    """The time of a takeover is over, by the hub's clock."""
+    """A takeover has expired, by the hub's clock."""
 
     thread_id: str
 
 
 class ModEntry(Struct, frozen=True):
-    """The outcome of a mod's IO, returning as an entry of its own; ``cause`` is the seq of the message that it did it
-    for."""
+    """Result of a mod's IO, which returns as an entry of its own. ``cause`` is the seq of the message that started it."""
 
     mod: str
     payload: Any
@@ -178,9 +179,9 @@ class ModEntry(Struct, frozen=True):
 
 
 class RefusedFrame(Struct, frozen=True):
-    """A frame that was refused before the batch; it stands here to be answered in its order, and counted.
+    """A frame that was refused before the batch. It is queued so that it is answered in order and counted.
 
-    It may wait long, so it forgets how its error came about: a traceback holds the frame's own bytes, which nothing
+    It may wait for a long time, so it drops the error's traceback: that would hold the frame's bytes, which no limit
     counts (`Pending.bytes`).
     """
 
@@ -193,13 +194,13 @@ class RefusedFrame(Struct, frozen=True):
 
 
 class Leave(Struct, frozen=True):
-    """A session said ``bye``; it stands here so that what it sent before is answered first."""
+    """A session said ``bye``. The entry is queued so that what the session sent before is answered first."""
 
     origin: Origin
 
 
 AnsweredEntry: TypeAlias = Send | Record | Operate | ModEntry | RefusedFrame
-"""What is answered with an error where it is refused; nobody hears what a mod's own entry is answered."""
+"""Entries whose refusal is answered with an error. Nobody receives the answer to a mod's own entry."""
 Entry: TypeAlias = (
     Join | AnsweredEntry | Nack | SessionLost | Leave | ProcessEnded | SaveAckCursors | BindCredentials | EndTakeover
 )
@@ -208,14 +209,14 @@ Entry: TypeAlias = (
 
 
 class SessionReply(Struct, frozen=True, gc=False):
-    """A frame for one session, encoded."""
+    """An encoded frame for one session."""
 
     session_id: str
     data: bytes
 
 
 class AcceptSession(Struct, frozen=True):
-    """A session is accepted: it lives from this point of the log on."""
+    """A session is accepted. It receives messages from this point of the log on."""
 
     origin: Origin
     hello: HelloFrame
@@ -225,7 +226,7 @@ class AcceptSession(Struct, frozen=True):
 
 
 class RefuseSession(Struct, frozen=True):
-    """A session is not accepted: ``error`` first, if there is one, then the close code."""
+    """A session is refused: send ``error`` first, if there is one, then close with the code."""
 
     session_id: str
     code: int
@@ -233,8 +234,8 @@ class RefuseSession(Struct, frozen=True):
 
 
 class SendNotice(Struct, frozen=True):
-    """A notice for every session of these participants; operators' sessions too, if asked. ``asker`` is told all
-    but the reason; the session ``but`` is told nothing: it knows."""
+    """A notice for all sessions of these participants, and for operators with ``to_operators``. ``sender_id`` gets it
+    without the reason. ``except_session`` gets nothing, because it caused the notice."""
 
     agent_ids: frozenset[str]
     kind: Literal[
@@ -248,22 +249,23 @@ class SendNotice(Struct, frozen=True):
 
 
 class NotifyMembership(Struct, frozen=True):
-    """Notice `members` to those who watch presence: who is in a channel, or what its members may read, has changed;
-    or, without a channel, somebody was removed from the network. ``agent_id``: whom it is about, if one is."""
+    """Notice `members` for those who watch presence: the members of a channel, or what they may read, have changed.
+    Without a channel: somebody was removed from the network. ``agent_id`` is the participant concerned, if it is one.
+    """
 
     channel: str | None
     agent_id: str | None
 
 
 class MarkHandled(Struct, frozen=True):
-    """One message is handled by one participant."""
+    """One participant has handled one message."""
 
     agent_id: str
     seq: int
 
 
 class ScheduleRetry(Struct, frozen=True):
-    """One message goes to one participant again, not before ``due_at``."""
+    """Deliver one message to one participant again, at ``due_at`` (ms) at the earliest."""
 
     agent_id: str
     seq: int
@@ -272,7 +274,7 @@ class ScheduleRetry(Struct, frozen=True):
 
 
 class DisconnectParticipant(Struct, frozen=True):
-    """Close a participant's sessions with 4403: all, or those of one token (its hash)."""
+    """Close a participant's sessions with 4403: all of them, or those of one token (by its hash)."""
 
     agent_id: str
     reason: str
@@ -280,7 +282,7 @@ class DisconnectParticipant(Struct, frozen=True):
 
 
 class RequestCancel(Struct, frozen=True):
-    """Tell an agent's reactor session to cancel a reaction."""
+    """Ask an agent's reactor session to cancel a reaction."""
 
     agent_id: str
     reaction: str
@@ -302,7 +304,7 @@ Effect: TypeAlias = SessionReply | OtherEffect
 
 
 class Outcome(Struct, frozen=True, gc=False):
-    """What one entry comes to. Nothing of it happens before the commit."""
+    """Everything that one entry causes. Nothing of it happens before the commit."""
 
     rows: Sequence[Row] = ()
     writes: Sequence[TableWrite] = ()
@@ -310,7 +312,7 @@ class Outcome(Struct, frozen=True, gc=False):
 
     @property
     def stores(self) -> bool:
-        """Whether anything of it is for the ledger."""
+        """Whether the ledger has to store any of it."""
         return bool(self.rows) or any(put.table not in VOLATILE_TABLES for put in self.writes)
 
 
@@ -318,12 +320,12 @@ NOTHING = Outcome()
 
 
 def error_bytes(error: RoundelayError, keys: dict[str, str] | None = None) -> bytes:
-    """Encode the ``error`` frame of an exception; ``keys`` are the ids that it repeats."""
+    """Encode the ``error`` frame of an exception. ``keys`` are ids of the request that the frame repeats."""
     retry_after_ms: int | None = getattr(error, "retry_after_ms", None)
-    again = UNSET if retry_after_ms is None else retry_after_ms
-    return encode(ErrorFrame(code=error.code, message=str(error), retry_after_ms=again, **(keys or {})))
+    retry_after = UNSET if retry_after_ms is None else retry_after_ms
+    return encode(ErrorFrame(code=error.code, message=str(error), retry_after_ms=retry_after, **(keys or {})))
 
 
 def body_digest(*parts: bytes) -> str:
-    """What makes two records, or two calls, the same."""
+    """Return the digest by which two records, or two calls, are the same."""
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()

@@ -1,4 +1,8 @@
-"""Rows of the log, and the facts about a message that rules need. No IO, no clock."""
+"""Rows of the log, and the facts about a message that rules need.
+
+Rules decide by a `MessageHead` and never see content. The ledger stores a `Row` and returns it unchanged. No IO, no
+clock.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from msgspec import Struct
 
 
 class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
-    """What rules need to know of a stored message; never its content.
+    """The facts about a stored message that rules may use; never its content.
 
-    ``label`` is the seq of the message whose people are this one's audience (its own, or that of a cause that had
-    people). ``excluded`` are those whom a broadcast, or the message that a reply thread began with, left out.
+    ``label`` is the seq of the message whose people are the audience of this one: its own seq, or the label of its
+    cause where no person reads the thread. ``excluded`` are the ids that the broadcast, or the first message of its
+    reply thread, left out.
     """
 
     seq: int
@@ -28,7 +33,7 @@ class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredKey(Struct, frozen=True, gc=False):
-    """What is stored under an idempotency key: of a row, what tells whether a repeat is the same. A `Row` is one."""
+    """What is stored under an idempotency key: enough to tell a repeat from a conflict. `Row` adds the rest."""
 
     seq: int
     stream: str = ""
@@ -37,7 +42,7 @@ class StoredKey(Struct, frozen=True, gc=False):
 
     @property
     def is_damaged(self) -> bool:
-        """Whether it stands in for a row that is not what was stored: of that nothing is known but the seq."""
+        """Whether the stored row failed its checksum. Only its seq is known then."""
         return not self.data
 
 
@@ -60,10 +65,10 @@ RowType: TypeAlias = Literal[
 class Row(StoredKey, frozen=True, kw_only=True, gc=False):
     """One entry of the log.
 
-    ``actor`` and ``key`` are its idempotency key (``m:``, ``r:`` or ``c:`` and the client's id; empty when it has
-    none). ``target`` is the address whose readers it is delivered to, ``stream`` the thread of a message or the
-    reaction of a record; both are empty for other rows. ``data`` is JSON: a message as it is delivered, a record with
-    its body. Of type ``damaged`` none is stored: it is a stand-in (`damaged_row`).
+    ``actor`` and ``key`` form the idempotency key (``m:``, ``r:`` or ``c:`` and the client's id); ``key`` is empty for
+    rows without one. ``target`` is the address whose readers receive the row. ``stream`` is the thread of a message or
+    the reaction of a record. Both are empty for other rows. ``data`` is JSON: a message as it is delivered, or a
+    record's body. A row of type ``damaged`` is never stored (`damaged_row`).
     """
 
     at: int
@@ -77,7 +82,7 @@ class Row(StoredKey, frozen=True, kw_only=True, gc=False):
 
 
 def damaged_row(seq: int) -> Row:
-    """What is read in the place of a row that is not what was stored: its seq, and nothing else that was in it."""
+    """Return the stand-in for a stored row that failed its checksum."""
     return Row(seq=seq, at=0, type="damaged", actor="", data=b"")
 
 
@@ -88,4 +93,4 @@ class Span(Struct, frozen=True, gc=False):
     after: int
     before: int | None = None
     has_open_threads: bool = False
-    """Whether replies in the range may be read even if the message that began their thread lies outside of it."""
+    """Whether replies in the range are readable even if their thread began outside of the range."""

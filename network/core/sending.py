@@ -1,8 +1,8 @@
-"""The rule of one message: whether it is a repeat, whether its sender may send it, where it goes, whose budget pays.
+"""The rules for one message: repeat or new, allowed or refused, its destination, and whose budget pays.
 
-`apply_send` decides about a ``send``; `write_message` accepts the message, also one that a mod's operation posts. The
-order of the questions is that of docs/protocol.md: a repeat, the session, the rate, what is named, rights, recipients,
-the conversation's budget, the day's quota. Pure: a refusal is raised, and leaves nothing under its id.
+`apply_send` decides about a ``send``. `write_message` accepts a message, including one that a mod's operation posts.
+Checks run in the order of docs/protocol.md: repeat, session, rate, named messages, rights, recipients, the
+conversation's budget, the day's quota. Pure: a refusal is raised and stores nothing under the message's id.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from .visibility import has_people, may_read
 
 
 class Rules(Struct, frozen=True):
-    """What `apply` is told once: the limits, who may store how much, the operations that change something, the
-    mods, and which have hooks, from where an id may be bound by first use, whether all is only looked at."""
+    """Fixed inputs of `apply`: limits, quotas, changing operations, mods and their hooks, the registration policy, and
+    whether the hub is read-only."""
 
     limits: Limits
     quotas: Quotas
@@ -66,17 +66,17 @@ class Rules(Struct, frozen=True):
     registration: Registration = "local"
     is_read_only: bool = False
     follows: Callable[[], Follows] | None = None
-    """Of a hub that shows what another node of its network decides: that node's name. Nothing is stored by it."""
+    """Returns the node that a read replica follows. A read replica stores nothing itself."""
 
 
 def apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcome:
-    """What a ``send`` comes to. Raises the `RoundelayError` that refuses it."""
+    """Return what a ``send`` causes. Raises the `RoundelayError` that refuses it."""
     origin, frame = entry.origin, entry.frame
-    known = facts.stored.get(entry.key)
-    if known is not None:
-        if known.is_damaged or not is_same_send(known, frame):
-            raise repeat_error("message", frame.message_id, known.seq, is_damaged=known.is_damaged)
-        return Outcome(effects=(_stored_reply(origin, frame, known, duplicate=True),))
+    stored = facts.stored.get(entry.key)
+    if stored is not None:
+        if stored.is_damaged or not is_same_send(stored, frame):
+            raise repeat_error("message", frame.message_id, stored.seq, is_damaged=stored.is_damaged)
+        return Outcome(effects=(_stored_reply(origin, frame, stored, duplicate=True),))
     if entry.refusal is not None:
         raise entry.refusal
     check_session(state, origin)
@@ -89,21 +89,21 @@ def _stored_reply(origin: Origin, frame: SendFrame, row: StoredKey, *, duplicate
     return SessionReply(origin.session_id, encode(stored))
 
 
-# --- repeats, and who may still speak
+# --- repeats, and sessions that may still send
 
 
-def is_same_send(known: StoredKey, frame: SendFrame) -> bool:
-    """Whether a stored message is this one: every field but ``message_id`` and ``metadata``, ``content`` byte by byte
-    as sent."""
-    stored = _stored_message.decode(known.data)
+def is_same_send(stored: StoredKey, frame: SendFrame) -> bool:
+    """Return whether a stored message equals this frame: every field but ``message_id`` and ``metadata``, and
+    ``content`` byte by byte."""
+    message = _stored_message.decode(stored.data)
     return (
-        stored.content == frame.content
-        and stored.to == frame.to
-        and (stored.text_representation, stored.reply_to, stored.cause, stored.requires_response)
+        message.content == frame.content
+        and message.to == frame.to
+        and (message.text_representation, message.reply_to, message.cause, message.requires_response)
         == (frame.text_representation, frame.reply_to, frame.cause, frame.requires_response)
-        and known.digest == excluded_digest(frame)
-        and (frame.conversation is UNSET or frame.conversation == conversation_of(stored.thread_id))
-        and (frame.conversation is not UNSET or frame.reply_to is not UNSET or not conversation_of(stored.thread_id))
+        and stored.digest == excluded_digest(frame)
+        and (frame.conversation is UNSET or frame.conversation == conversation_of(message.thread_id))
+        and (frame.conversation is not UNSET or frame.reply_to is not UNSET or not conversation_of(message.thread_id))
     )
 
 
@@ -111,41 +111,42 @@ _stored_message = msgspec.json.Decoder(WireMessage)
 
 
 def excluded_digest(frame: SendFrame) -> str:
-    """What the stored message does not say of its ``send``: whom it left out itself."""
+    """Return the digest of the ids that a ``send`` excludes. The stored message does not hold them."""
     return "" if frame.exclude_agent_ids is UNSET else body_digest(encode(frame.exclude_agent_ids))
 
 
 def repeat_error(
     noun: Literal["message", "record", "call"], key: str, seq: int | None, *, is_damaged: bool
 ) -> RoundelayError:
-    """For a repeat that is not answered as the first was: another body came under its id, or what was stored under it
-    is damaged in the ledger's file, so that it cannot be compared."""
+    """Return the error for a repeat that cannot be answered like the first: its body differs, or the stored row is
+    damaged, so that the two cannot be compared."""
     if not is_damaged:
-        place = f" (seq {seq})" if seq is not None else ""
-        return IdConflict(f"{noun}_id {key!r} was used for another {noun}{place}; choose a new one.")
-    place = f"under seq {seq}, " if seq is not None else ""
+        position = f" (seq {seq})" if seq is not None else ""
+        return IdConflict(f"{noun}_id {key!r} was used for another {noun}{position}. Choose a new id.")
+    position = f"under seq {seq}, " if seq is not None else ""
     return InternalError(
-        f"{noun}_id {key!r} was stored, {place}but is damaged in the hub's ledger: whether this is the same, and what "
-        "came of it, is unknown. Tell the hub's operator; what has to arrive is to be sent under a new id."
+        f"{noun}_id {key!r} was stored, {position}but its row is damaged in the hub's ledger, so the two cannot be "
+        "compared. Tell the hub's operator. If this must arrive, send it under a new id."
     )
 
 
 def check_session(state: State, origin: Origin) -> None:
-    """The sender is still here, its token was not revoked since it joined, and, for a reactor, no newer one has taken
-    over. Raises `Forbidden`.
+    """Raise `Forbidden` unless the session may still write: the participant is present, its token was not revoked
+    since the join, and, for a reactor, no newer session has taken over.
 
-    What waited for its batch meanwhile is asked too: nothing of a session is stored once it is answered that the
-    session is over.
+    Entries that wait for their batch are checked too. Once a session was told that it is over, nothing more of it is
+    stored.
     """
-    # The fence of one agent; each reactor session that joins is given the next number, in `apply_join`:
+    # Fencing tokens of one agent; each reactor session that joins gets the next number, in `apply_join`:
     #
     #   session     s1      s2                           s3
-    #   fence        1       2                            3
+    #   token        1       2                            3
     #   entries      a   b       c   d        e               f
     #   of           s1  s1      s2  s1: no   s2              s2: no
     #
-    # d waited in the batch, or came by a connection that did not know yet, while s2 took over; so what counts is the
-    # participant's fence at the entry's own place in the log, not whether its session is connected.
+    # Entry d waited in the batch, or arrived before its connection knew that s2 had taken over. So compare with the
+    # participant's token at the entry's own place in the log. Whether a session is connected says nothing: with that
+    # check alone, two processes could act for one agent at the same time.
     participant = state.everyone.get(origin.agent_id)
     if participant is None or participant.removed_seq is not None:
         raise Forbidden(f"{origin.agent_id} was removed from this network.")
@@ -155,7 +156,8 @@ def check_session(state: State, origin: Origin) -> None:
         raise Forbidden(f"This token of {origin.agent_id} was revoked.")
     if origin.fencing_token is not None and participant.fence != origin.fencing_token:
         raise Forbidden(
-            f"A newer reactor of {origin.agent_id} holds fence {participant.fence}; this session's is {origin.fencing_token}."
+            f"A newer reactor of {origin.agent_id} holds the fencing token {participant.fence}. This session's token is "
+            f"{origin.fencing_token}, so it stores nothing more."
         )
 
 
@@ -165,20 +167,19 @@ def check_session(state: State, origin: Origin) -> None:
 def write_message(
     rules: Rules, state: State, facts: Facts, origin: Origin, frame: SendFrame, key: str
 ) -> tuple[Row, list[TableWrite]]:
-    """Accept one message from a participant: its row, and what else it changes. Raises the `RoundelayError` that
-    refuses it."""
+    """Accept one message: return its row and its other writes. Raises the `RoundelayError` that refuses it."""
     limits, stamp, sender = rules.limits, state.stamp, origin.agent_id
     address_kind, name = parse_address(frame.to)
     bucket = state.bucket(sender)
     sends, roots = next_rates(limits, bucket, stamp, is_root=frame.cause is UNSET and origin.kind == "agent")
-    puts: list[TableWrite] = []
+    writes: list[TableWrite] = []
     parent = find_readable(state, facts, sender, frame.reply_to, "reply_to") if frame.reply_to is not UNSET else None
     cause = find_readable(state, facts, sender, frame.cause, "cause") if frame.cause is not UNSET else None
     if state.rights is not None:
         check_right_to_send(state, origin, address_kind, name)
-    place = _find_destination(rules, state, origin, address_kind, name, parent, frame)
+    destination = _find_destination(rules, state, origin, address_kind, name, parent, frame)
     if origin.kind == "agent" and state.takeovers:
-        for thread_id in {place.thread_id, parent.thread_id} if parent is not None else (place.thread_id,):
+        for thread_id in {destination.thread_id, parent.thread_id} if parent is not None else (destination.thread_id,):
             check_may_answer(state, origin, thread_id, None if cause is None else cause.seq)
     seq = state.head + 1
     root, hops = (seq, 0) if cause is None else (cause.root, cause.hops + 1)
@@ -186,18 +187,18 @@ def write_message(
         seq=seq,
         sender_id=sender,
         sender_kind=origin.kind,
-        kind=place.kind,
+        kind=destination.kind,
         to=frame.to,
-        thread_id=place.thread_id,
+        thread_id=destination.thread_id,
         root=root,
         hops=hops,
         label=seq,
         cause=None if cause is None else cause.seq,
-        excluded=place.excluded,
+        excluded=destination.excluded,
     )
     if cause is not None:
         addressed = (*_named(state, frame), *((name,) if address_kind == "agent" else ()))
-        puts.append(charge_message(limits, state, facts, head, cause, sender, addressed))
+        writes.append(charge_message(limits, state, facts, head, cause, sender, addressed))
         if not has_people(state, head):
             head = msgspec.structs.replace(head, label=cause.label)
     else:
@@ -208,27 +209,28 @@ def write_message(
             ):
                 bucket = count_answer(limits, state, bucket, head)
         if frame.requires_response is not UNSET and (named := _named(state, frame)):
-            puts.append(TableWrite("root", str(root), start_budget(head, named)))
+            writes.append(TableWrite("root", str(root), start_budget(head, named)))
     if frame.requires_response is not UNSET:
-        puts += add_questions(limits, state, head, frame.requires_response)
+        writes += add_questions(limits, state, head, frame.requires_response)
     if origin.kind == "human":
-        puts += remove_answered(state, head, parent)
+        writes += remove_answered(state, head, parent)
     row = message_row(head, frame, stamp, sender, key)
     size, day = len(row.data) + ROW_BYTES, stamp // DAY_MS
     size_now, messages_now = bucket.bytes + size, bucket.messages + 1
     upto, upto_messages = bucket.next_bytes, bucket.next_messages
-    if not origin.session_id:  # a mod's own: whose message it follows from is told by its `ChangeSet`
-        puts.append(TableWrite("bucket", sender, bucket.at_rates((sends, roots))))
-    elif size_now < upto and messages_now < upto_messages and day == bucket.day:  # nearly always: no bound is near
+    if not origin.session_id:  # a mod's own message: its `ChangeSet` knows who pays for it
+        writes.append(TableWrite("bucket", sender, bucket.at_rates((sends, roots))))
+    # almost always: neither the quota nor the next stored sum is near
+    elif size_now < upto and messages_now < upto_messages and day == bucket.day:
         now = Bucket(sends, roots, day, size_now, messages_now, upto, upto_messages, bucket.answer_count)
-        puts.append(TableWrite("bucket", sender, now))
+        writes.append(TableWrite("bucket", sender, now))
     else:
-        puts += count_stored(rules.quotas, sender, bucket, (sends, roots), stamp, size, 1)
-    return row, puts
+        writes += count_stored(rules.quotas, sender, bucket, (sends, roots), stamp, size, 1)
+    return row, writes
 
 
 def message_row(head: MessageHead, frame: SendFrame, stamp: int, actor: str, key: str = "") -> Row:
-    """The row of a message: what its frame says, at the place that its head gives it."""
+    """Return the row of a message: the fields of its frame, at the position that its head gives."""
     thread_id = head.thread_id
     message = WireMessage(
         seq=head.seq,
@@ -247,7 +249,8 @@ def message_row(head: MessageHead, frame: SendFrame, stamp: int, actor: str, key
         text_representation=frame.text_representation,
         requires_response=frame.requires_response,
     )
-    # apart: CPython makes a dict for a call with more than 15 keywords, which costs more than the rest of this message
+    # Set metadata separately: with more than 15 keywords CPython builds a dict for the call, which costs more than the
+    # rest of this message.
     if frame.metadata is not UNSET:
         message = msgspec.structs.replace(message, metadata=frame.metadata)
     return Row(
@@ -277,8 +280,11 @@ def mod_message(
     about: int | None = None,
     text: str | UnsetType = UNSET,
 ) -> Row:
-    """A message from a mod, or from the network itself, to one participant. It follows from its ``cause``, or is told
-    ``about`` a conversation, which it is a part of; else it begins one."""
+    """Return a message from a mod, or from the network itself, to one participant.
+
+    It follows from its ``cause``. With ``about`` it belongs to that conversation without being counted in it. Else it
+    starts a conversation.
+    """
     to = agent_address(agent_id)
     root, hops, label, caused_by = (seq, 0, seq, None) if about is None else (about, 1, seq, about)
     if cause is not None:
@@ -306,9 +312,9 @@ def mod_message(
 
 
 def _named(state: State, frame: SendFrame) -> tuple[str, ...]:
-    """The participants of whom a message requires a response by name."""
-    asked = frame.requires_response
-    return tuple(name for name in asked if state.participant(name) is not None) if isinstance(asked, list) else ()
+    """Return the participants from whom a message requires a response by name."""
+    required = frame.requires_response
+    return tuple(name for name in required if state.participant(name) is not None) if isinstance(required, list) else ()
 
 
 def charge_message(
@@ -320,31 +326,36 @@ def charge_message(
     spender: str,
     addressed: Sequence[str],
 ) -> TableWrite:
-    """Count a message against its root's budget. Raises `BudgetExceeded`."""
+    """Charge a message to the budget of its conversation. Raises `BudgetExceeded`."""
     budget = find_budget(state, facts, head.root, cause)
     return TableWrite("root", str(head.root), charge_budget(limits, budget, head, spender, addressed))
 
 
-def find_budget(state: State, facts: Facts, root: int, known: MessageHead | None = None) -> ConversationBudget:
-    """What the conversation from a root has used; ``known`` is one of its messages. Where nothing is counted yet,
-    that is its root, unless the ledger has damaged what was: then nobody knows whose it is."""
+def find_budget(state: State, facts: Facts, root: int, message: MessageHead | None = None) -> ConversationBudget:
+    """Return the budget of the conversation from a root. ``known`` is one of its messages.
+
+    If nothing is counted yet, ``known`` is the root itself. Otherwise the stored budget was damaged, and its owner is
+    unknown.
+    """
     key = str(root)
     budget: ConversationBudget | None = state.get("root", key) or facts.cold.get(("root", key))
     if budget is None:
-        budget = start_budget(known) if known is not None and known.seq == root else ConversationBudget(1, root)
+        budget = start_budget(message) if message is not None and message.seq == root else ConversationBudget(1, root)
     return budget
 
 
 def find_readable(state: State, facts: Facts, agent_id: str, seq: int, field: str) -> MessageHead:
-    """The message that a ``field`` names. Raises `UnknownMessage` where there is none that this participant may
-    read."""
+    """Return the message that ``field`` names. Raises `UnknownMessage` if the participant may not read it, or it does
+    not exist."""
     head = facts.heads.get(seq)
     if head is None or not may_read(state, agent_id, head):
-        raise UnknownMessage(f"There is no message {seq} that {agent_id} may read; {field} is the seq of one.")
+        raise UnknownMessage(
+            f"There is no message {seq} that {agent_id} may read. {field} must be the seq of a message."
+        )
     return head
 
 
-# --- where it goes
+# --- destination
 
 
 class _Destination(Struct, frozen=True, gc=False):
@@ -356,50 +367,51 @@ class _Destination(Struct, frozen=True, gc=False):
 def _find_destination(
     rules: Rules, state: State, origin: Origin, kind: str, name: str, parent: MessageHead | None, frame: SendFrame
 ) -> _Destination:
-    """Where the message goes: recipients exist, the sender may write there, and a reply stays where its parent is."""
+    """Return the destination of a message: the recipient exists, the sender may write there, and a reply stays where
+    its parent is."""
     sender = origin.agent_id
     match kind:
         case "agent":
             recipient = state.everyone.get(name)
             if recipient is None or recipient.removed_seq is not None:
-                raise UnknownRecipient(f"Nobody is registered as {name!r}; network.list_agents lists who is.")
-            place = _Destination("direct", _find_direct_thread(sender, name, parent, frame))
+                raise UnknownRecipient(f"Nobody is registered as {name!r}. network.list_agents lists who is.")
+            destination = _Destination("direct", _find_direct_thread(sender, name, parent, frame))
         case "channel":
             find_channel(state, origin, name)
             if not state.member(name, sender).is_in:
-                raise Forbidden(f"{sender} is not a member of the channel {name!r}; join it first.")
-            place = _Destination("channel", channel_address(name))
+                raise Forbidden(f"{sender} is not a member of the channel {name!r}. Join it first.")
+            destination = _Destination("channel", channel_address(name))
         case "mod":
             if name not in rules.mods:
-                raise UnknownRecipient(f"This hub has no mod {name!r}; network.info lists its mods.")
-            place = _Destination("mod", mod_thread(name, sender))
+                raise UnknownRecipient(f"This hub has no mod {name!r}. network.info lists its mods.")
+            destination = _Destination("mod", mod_thread(name, sender))
         case _:
-            place = _Destination("broadcast", "broadcast", _list_excluded(state, frame))
+            destination = _Destination("broadcast", "broadcast", _list_excluded(state, frame))
     if parent is None:
-        return place
-    is_private = place.kind in ("direct", "mod")
-    is_there = place.thread_id == parent.thread_id if is_private else frame.to == parent.to
-    if place.kind != parent.kind or not is_there:
+        return destination
+    is_private = destination.kind in ("direct", "mod")
+    is_there = destination.thread_id == parent.thread_id if is_private else frame.to == parent.to
+    if destination.kind != parent.kind or not is_there:
         raise InvalidArguments(
-            f"reply_to {parent.seq} is in {parent.thread_id}, and {frame.to} is not; reply to where it is."
+            f"reply_to {parent.seq} is in {parent.thread_id}, but the reply goes to {frame.to}. Reply in the same place."
         )
     if is_private:
-        return place
+        return destination
     start = thread_start(parent.thread_id)
-    excluded = tuple(dict.fromkeys((*parent.excluded, *place.excluded)))
-    return _Destination(place.kind, reply_thread(parent.seq if start is None else start), excluded)
+    excluded = tuple(dict.fromkeys((*parent.excluded, *destination.excluded)))
+    return _Destination(destination.kind, reply_thread(parent.seq if start is None else start), excluded)
 
 
 def _find_direct_thread(sender: str, name: str, parent: MessageHead | None, frame: SendFrame) -> str:
-    """The thread of two that a direct message is in: of the conversation that it names, or that it replies in."""
+    """Return the thread of a direct message: in the conversation that it names, or in that of its parent."""
     if frame.conversation is not UNSET:
         return direct_thread(sender, name, frame.conversation)
     return direct_thread(sender, name, "" if parent is None else conversation_of(parent.thread_id))
 
 
 def _list_excluded(state: State, frame: SendFrame) -> tuple[str, ...]:
-    """Whom a broadcast leaves out. Others than participants would not hear it anyway, and their names would be kept by
-    every reply too."""
+    """Return the participants that a broadcast excludes. Other ids are dropped: they receive nothing anyway, and every
+    reply would have to store them."""
     if frame.exclude_agent_ids is UNSET:
         return ()
     return tuple(name for name in dict.fromkeys(frame.exclude_agent_ids) if state.participant(name) is not None)

@@ -1,12 +1,13 @@
-"""The network's state: what `apply` reads and what a commit changes, in the tables of `tables`.
+"""The state of a network: all loaded tables, with indexes over them.
 
-A `State` answers from its own tables, then from its parent's: the hub's state is the bottom, and each batch works on a
-draft on top of it that is merged after the commit or thrown away. Changes are `TableWrite`s; the ledger stores the same puts
-in the transaction of the rows that caused them, so that a start loads tables and replays nothing. No IO, no clock.
+A `State` answers from its own tables, then from its parent's. The hub's committed state is the bottom. Each batch
+works on a draft on top, which is merged after the commit or dropped. Changes are `TableWrite`s. The ledger stores the
+same writes in the transaction of the rows that caused them, so a start loads tables and replays nothing. No IO, no
+clock.
 
-Beside its tables each level keeps what it changed in indexes over them: *groups* (the values that share an owner, as
-the members of a channel) and *orders* (ids by a number, as participants by their registration). A change of either
-costs what changed, however many are there; a question about one owner costs what that owner has.
+Each level also records its changes to two kinds of indexes. A *group* holds the values of one owner, such as the
+members of a channel. An *order* holds ids sorted by a number, such as participants by registration. An update costs as
+much as it changes, whatever the size of the index; a query for one owner costs as much as that owner has.
 """
 
 from __future__ import annotations
@@ -43,40 +44,41 @@ from .tables import (
 )
 
 Group: TypeAlias = tuple[str, str]
-"""What the values of a group share: the group's name and the owner."""
+"""Name and owner of a group."""
 
 
 class State:
-    """Tables over an optional parent; see the module. Reads of tables never copy, `change` writes to this level
+    """Tables over an optional parent (see the module). Reads never copy a table; `apply_writes` changes this level
     only."""
 
     def __init__(
         self, parent: State | None = None, *, head: int = 0, stamp: int = 0, rights: Rights | None = None
     ) -> None:
         self.rights: Rights | None = parent.rights if parent is not None else rights
-        """The node's page of rights, which no entry changes; None without one."""
+        """The node's page of rights. No entry changes it. None without a page."""
         self._parent = parent
         self.tables: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        """What this level holds, by table and key: all of the committed state, of a draft what it changed (None:
-        deleted)."""
+        """Values of this level, by table and key. The committed state has all of them; a draft has those that it
+        changed (None: deleted)."""
         self.durable_writes: dict[tuple[Table, str], TableWrite] = {}
-        """What a draft changed that the ledger keeps, the last value of each key."""
+        """A draft's writes for the ledger: the last value of each key."""
         self.everyone: Mapping[str, Participant] = self.tables["participant"] if parent is None else parent.everyone
-        """All who were ever registered, by id: the committed table itself, as long as a draft changes nobody."""
+        """All participants ever registered, by id. It is the committed table itself until a draft changes a
+        participant."""
         self.takeovers: Mapping[str, Takeover] = self.tables["hold"] if parent is None else parent.takeovers
-        """The last time that a person took each thread over, given back or not: nearly always there is none."""
+        """The newest takeover of each thread, active or ended. Almost always empty."""
         self._groups: dict[Group, dict[Any, Any]] = {}
-        """By key; None for one that this level took out."""
+        """By key; None for a value that this level removed."""
         self._orders: dict[str, _Order] = {}
         self._ascending: dict[str, list[str]] = {}
-        """The keys of tables that were listed, in order: made at the first asking, kept up by `change` and `merge`."""
+        """Sorted keys of tables that were listed. Built by the first listing, then updated by each write."""
         self.recent_messages: RecentMessages = parent.recent_messages if parent is not None else RecentMessages()
-        """The same in all drafts: it tells of what is stored."""
+        """Shared by all drafts, because it describes stored messages only."""
         self.head: int = parent.head if parent is not None else head
         self.stamp: int = parent.stamp if parent is not None else stamp
 
     def draft(self, stamp: int | None = None) -> State:
-        """Give an empty state on top of this one, at the same time or a later one."""
+        """Return an empty state on top of this one, at the same time or a later one."""
         draft = State(self)
         if stamp is not None:
             draft.stamp = stamp
@@ -85,15 +87,15 @@ class State:
     # --- reading
 
     def get(self, table: Table, key: str, absent: Any = None) -> Any:
-        """The value under a key of a table (its type is in `VALUE_TYPES`), None if it was deleted, ``absent`` if
-        nothing is known."""
+        """Return the value under a key (`VALUE_TYPES` has its type), None if it was deleted, ``absent`` if the key is
+        unknown."""
         values = self.tables[table]
         if key in values:
             return values[key]
         return absent if self._parent is None else self._parent.get(table, key, absent)
 
     def items(self, table: Table) -> Iterator[tuple[str, Any]]:
-        """Every key and value of a loaded table, newer levels over older ones."""
+        """Yield every key and value of a loaded table. Newer levels hide older ones."""
         seen: set[str] = set()
         for level in self._levels():
             for key, value in level.tables[table].items():
@@ -103,17 +105,17 @@ class State:
                         yield key, value
 
     def ascending(self, table: Table, after: str = "") -> Iterator[tuple[str, Any]]:
-        """Keys above ``after`` and their values, ascending by key, of the committed state. To be used up before
+        """Yield the keys above ``after`` with their values, in ascending order. Committed state only; finish before
         anything changes."""
         values = self.tables[table]
         keys = self._ascending.get(table)
         if keys is None:
             keys = self._ascending[table] = sorted(values)
-        for place in range(bisect_right(keys, after), len(keys)):
-            yield keys[place], values[keys[place]]
+        for index in range(bisect_right(keys, after), len(keys)):
+            yield keys[index], values[keys[index]]
 
     def count(self, table: Table) -> int:
-        """How many values a loaded table has; of a draft they are counted one by one."""
+        """Return the number of values in a loaded table. A draft counts them one by one."""
         return len(self.tables[table]) if self._parent is None else sum(1 for _ in self.items(table))
 
     # --- reading: participants
@@ -122,144 +124,144 @@ class State:
         return self.everyone.get(agent_id)
 
     def present(self, agent_id: str) -> Participant | None:
-        """The participant, unless it is unknown or removed."""
-        found = self.everyone.get(agent_id)
-        return found if found is not None and found.removed_seq is None else None
+        """Return the participant, unless it is unknown or removed."""
+        participant = self.everyone.get(agent_id)
+        return participant if participant is not None and participant.removed_seq is None else None
 
     def participants(self) -> Iterator[Participant]:
-        """Those present, as they were registered."""
+        """Yield the participants that are not removed, in the order of registration."""
         return self.registered_before(None)
 
     def registered_before(self, seq: int | None) -> Iterator[Participant]:
-        """Those present that were registered before a seq (None: all), as they were registered."""
+        """Yield the participants registered before a seq (None: all) and not removed, in the order of registration."""
         for agent_id in self._below("present", seq):
             yield self.everyone[agent_id]
 
     def count_participants(self) -> int:
-        """How many are present."""
+        """Return the number of participants that are not removed."""
         orders = [level._orders["present"] for level in self._levels() if "present" in level._orders]
         return sum(len(order.added) - len(order.gone) for order in orders)
 
     def is_person(self, agent_id: str) -> bool:
-        """Whether this is a participant of kind ``human``, removed or not."""
-        found = self.participant(agent_id)
-        return found is not None and found.kind == "human"
+        """Return whether this is a participant of kind ``human``, removed or not."""
+        participant = self.participant(agent_id)
+        return participant is not None and participant.kind == "human"
 
     def people_before(self, seq: int | None) -> Iterator[str]:
-        """The people present that were registered before a seq (None: all), as they were registered."""
+        """Yield the people registered before a seq (None: all) and not removed, in the order of registration."""
         return self._below("people", seq)
 
     def has_token(self, agent_id: str) -> bool:
-        """Whether any token, revoked ones included, or login is this participant's."""
+        """Return whether the participant has any token, revoked ones included, or login."""
         return bool(self.tokens(agent_id)) or bool(self.logins(agent_id))
 
     def look_alikes(self, agent_id: str) -> Iterable[str]:
-        """The ids that look like this one, itself among them: those that were ever registered, and those that have
-        or had a token."""
+        """Return the ids that look like this one, itself included: all that were ever registered, or had a token."""
         return self._group("looks", skeleton(agent_id))
 
     def tokens(self, agent_id: str) -> Mapping[str, Token]:
-        """A participant's tokens, revoked ones included, by hash."""
+        """Return a participant's tokens by hash, revoked ones included."""
         return self._group("tokens", agent_id)
 
     def logins(self, agent_id: str) -> Mapping[str, Login]:
-        """The logins to an id that are kept, used ones and those whose time is over among them, by hash."""
+        """Return the logins to an id by hash, used and expired ones included."""
         return self._group("logins", agent_id)
 
     def near_quota(self) -> Mapping[str, DayStored]:
-        """Those who have, on some day, stored nearly all that they may, by id."""
+        """Return the participants that on some day used nearly all of their quota, by id."""
         return self._group("near a quota", "")
 
     def faults(self) -> Mapping[str, Participant]:
-        """The agents that have a fault, or whose process was lost in the middle of a reaction, by id."""
+        """Return the agents that have a fault, or that lost their process during a reaction, by id."""
         return self._group("faults", "")
 
     def bucket(self, agent_id: str) -> Bucket:
-        """What a participant does just now; after a start, with what was kept of its day."""
+        """Return a participant's counters. After a start they hold what was stored of its day."""
         bucket: Bucket | None = self.get("bucket", agent_id)
         if bucket is not None:
             return bucket
-        kept: DayStored | None = self.get("stored", agent_id)
-        return Bucket(0.0, 0.0, kept.day, kept.bytes, kept.messages) if kept is not None else _IDLE
+        stored: DayStored | None = self.get("stored", agent_id)
+        return Bucket(0.0, 0.0, stored.day, stored.bytes, stored.messages) if stored is not None else _IDLE
 
     def ack_cursor(self, agent_id: str) -> AckCursor:
-        found: AckCursor = self.get("floor", agent_id) or _UNTOUCHED
-        return found
+        cursor: AckCursor = self.get("floor", agent_id) or _NOTHING_HANDLED
+        return cursor
 
     def attempts(self, agent_id: str) -> Mapping[int, Attempt]:
-        """The failures of a participant's messages that are not settled, by seq."""
+        """Return the failures of a participant's messages that are not settled, by seq."""
         return self._group("attempts", agent_id)
 
     # --- reading: channels
 
     def channel(self, name: str) -> Channel | None:
-        found: Channel | None = self.get("channel", name)
-        return found
+        channel: Channel | None = self.get("channel", name)
+        return channel
 
     def member(self, channel: str, agent_id: str) -> Member:
-        found: Member = self.get("member", f"{channel}/{agent_id}") or _NEVER
-        return found
+        member: Member = self.get("member", f"{channel}/{agent_id}") or _NO_MEMBER
+        return member
 
     def members(self, channel: str) -> Mapping[str, Member]:
-        """Everyone who is or was in a channel, by id."""
+        """Return everyone who is or was in a channel, by id."""
         return self._group("members", channel)
 
     def memberships(self, agent_id: str) -> Mapping[str, Member]:
-        """The channels that a participant is or was in, by name."""
+        """Return the channels that a participant is or was in, by name."""
         return self._group("memberships", agent_id)
 
     def people_of(self, channel: str) -> Mapping[str, Member]:
-        """The people among those who are or were in a channel, by id."""
+        """Return the people who are or were in a channel, by id."""
         return self._group("people", channel)
 
     def people_in_before(self, channel: str, seq: int | None) -> Iterator[str]:
-        """The people who are in a channel now and first came to it before a seq (None: all), as they came."""
+        """Yield the people who are in a channel now and first joined it before a seq (None: all), in that order."""
         return self._below(f"people in {channel}", seq)
 
     def channels_by(self, agent_id: str) -> Mapping[str, Channel]:
-        """The channels that a participant created, by name."""
+        """Return the channels that a participant created, by name."""
         return self._group("channels by", agent_id)
 
     # --- reading: reactions
 
     def reactions_of(self, agent_id: str) -> Mapping[str, OpenReaction]:
-        """The open reactions of an agent, by their key."""
+        """Return the open reactions of an agent, by key."""
         return self._group("reactions of", agent_id)
 
     def reactions_named(self, reaction: str) -> Mapping[str, OpenReaction]:
-        """The open reactions with an id, which every agent may use, by their key."""
+        """Return the open reactions with an id, by key. Several agents may use the same id."""
         return self._group("reactions named", reaction)
 
     def reactions_in(self, thread_id: str) -> Mapping[str, OpenReaction]:
-        """The open reactions to messages of a thread, by their key."""
+        """Return the open reactions to messages of a thread, by key."""
         return self._group("reactions in", thread_id)
 
     def reactions_to(self, agent_id: str, trigger: int) -> Mapping[str, OpenReaction]:
-        """The open reactions of an agent to one message, by their key."""
+        """Return the open reactions of an agent to one message, by key."""
         return self._group("reactions to", f"{agent_id}/{trigger}")
 
     def reactions_asked_by(self, agent_id: str, cause: int) -> Mapping[str, OpenReaction]:
-        """The open reactions to what an agent wrote to others directly because of a message, by their key."""
+        """Return the open reactions to direct messages that an agent sent because of a message, by key."""
         return self._group("reactions asked by", f"{agent_id}/{cause}")
 
     def reactions_by_oldest(self) -> Iterator[OpenReaction]:
-        """The open reactions by the oldest seq of their prompts."""
+        """Yield the open reactions by the oldest seq of their prompts."""
         for key in self._below("oldest", None):
-            found: OpenReaction = self.get("reaction", key)
-            yield found
+            reaction: OpenReaction = self.get("reaction", key)
+            yield reaction
 
-    # --- reading: what people keep for themselves
+    # --- reading: read state and questions
 
     def read_states_of(self, agent_id: str) -> Mapping[str, ReadState]:
-        """What a participant keeps of threads, by thread; under an empty id of all others."""
+        """Return a participant's read states by thread. The one under an empty id applies to all other threads."""
         return self._group("marks of", agent_id)
 
     def questions_of(self, agent_id: str) -> Mapping[int, Question]:
-        """What a person has been asked and not answered, by seq."""
+        """Return the unanswered questions to a person, by seq."""
         return self._group("questions of", agent_id)
 
     def may_have_questions(self, agent_id: str) -> bool:
-        """Whether there may be any: for who asks with each message."""
+        """Return False if a person certainly has no questions. Cheaper than `questions_of`, for a check at each
+        message."""
         group, level = ("questions of", agent_id), self
         while group not in level._groups:
             if level._parent is None:
@@ -268,24 +270,24 @@ class State:
         return True
 
     def questions_in(self, agent_id: str, thread_id: str) -> Mapping[int, Question]:
-        """Of these, those of one thread."""
+        """Return the unanswered questions to a person in one thread, by seq."""
         return self._group("questions in", f"{agent_id}/{thread_id}")
 
     # --- writing
 
-    def apply_writes(self, puts: Iterable[TableWrite]) -> None:
-        """Apply puts to this level."""
-        for put in puts:
-            name, value = put.table, put.value
+    def apply_writes(self, writes: Iterable[TableWrite]) -> None:
+        """Apply writes to this level."""
+        for write in writes:
+            name, value = write.table, write.value
             if name not in VOLATILE_TABLES:
-                self._note(put)
+                self._update_indexes(write)
             if value is None and self._parent is None:
-                self.tables[name].pop(put.key, None)
+                self.tables[name].pop(write.key, None)
             else:
-                self.tables[name][put.key] = value
+                self.tables[name][write.key] = value
 
     def apply_outcome(self, outcome: Outcome) -> None:
-        """Let the next entries of the batch see what one came to."""
+        """Show the outcome of an entry to the next entries of the batch."""
         if outcome.rows:
             self.head = outcome.rows[-1].seq
         if outcome.writes:
@@ -293,17 +295,17 @@ class State:
 
     def merge(self, draft: State) -> None:
         """Take over a draft of this state: step 8, after the commit. Cold tables stay in the ledger alone."""
-        self.apply_writes(put for put in draft.durable_writes.values() if put.table not in COLD_TABLES)
+        self.apply_writes(write for write in draft.durable_writes.values() if write.table not in COLD_TABLES)
         for name in VOLATILE_TABLES:
             self.tables[name].update(draft.tables[name])
         self.head = draft.head
         self.stamp = draft.stamp
 
-    def _note(self, put: TableWrite) -> None:
-        """Let all that is kept beside the tables follow a put that is about to be made."""
-        name, key, value = put.table, put.key, put.value
+    def _update_indexes(self, write: TableWrite) -> None:
+        """Update everything that is derived from the tables, for a write that is about to be made."""
+        name, key, value = write.table, write.key, write.value
         if name in _INDEXED:
-            self._index(put)
+            self._index(write)
         if name in self._ascending:
             keys, is_there = self._ascending[name], key in self.tables[name]
             if value is None and is_there:
@@ -311,14 +313,14 @@ class State:
             elif value is not None and not is_there:
                 insort(keys, key)
         if self._parent is not None:
-            self.durable_writes[name, key] = put
+            self.durable_writes[name, key] = write
             if name == "participant" and self.everyone is self._parent.everyone:
                 self.everyone = ChainMap(self.tables[name], self.everyone)  # type: ignore[arg-type]
             elif name == "hold" and self.takeovers is self._parent.takeovers:
                 self.takeovers = ChainMap(self.tables[name], self.takeovers)  # type: ignore[arg-type]
 
     def _levels(self) -> Iterator[State]:
-        """This one and those below it, down to the committed state."""
+        """Yield this level and those below it, down to the committed state."""
         level: State | None = self
         while level is not None:
             yield level
@@ -326,16 +328,16 @@ class State:
 
     # --- indexes
 
-    def _index(self, put: TableWrite) -> None:
-        """Let the indexes follow a put that is about to be made."""
-        table, key, value = put.table, put.key, put.value
+    def _index(self, write: TableWrite) -> None:
+        """Update groups and orders for a write that is about to be made."""
+        table, key, value = write.table, write.key, write.value
         before = self.get(table, key)
-        places = _groups_of(table, key, value) if value is not None else ()
+        entries = _groups_of(table, key, value) if value is not None else ()
         if before is not None:
             for group, name in _groups_of(table, key, before):
-                if (group, name) not in places:
+                if (group, name) not in entries:
                     self._set(group, name, None)
-        for group, name in places:
+        for group, name in entries:
             self._set(group, name, value)
         if table == "participant":
             self._index_participant(key, before, value)
@@ -353,31 +355,31 @@ class State:
         self._reorder(
             "people", _registration(before) if was_person else None, _registration(now) if is_person else None
         )
-        if is_person is not was_person:  # a ledger gives its tables in any order
+        if is_person is not was_person:  # members may be loaded before their participants
             for channel, member in self.memberships(agent_id).items():
-                known, wanted = (member if was_person else None), (member if is_person else None)
-                self._index_person_in(channel, agent_id, known, wanted)
+                previous, current = (member if was_person else None), (member if is_person else None)
+                self._index_person_in(channel, agent_id, previous, current)
 
     def _index_person_in(self, channel: str, agent_id: str, before: Member | None, now: Member | None) -> None:
         self._set(("people", channel), agent_id, now)
         self._reorder(f"people in {channel}", _arrival(agent_id, before), _arrival(agent_id, now))
 
     def _group(self, name: str, owner: str) -> Mapping[Any, Any]:
-        """Everything in a group. Copied only where a draft changed it."""
+        """Return everything in a group. Copies only what a draft changed."""
         group = (name, owner)
         levels: list[dict[Any, Any]] = []
         level: State | None = self
         while level is not None:
-            found = level._groups.get(group)
-            if found is not None:
-                levels.append(found)
+            values = level._groups.get(group)
+            if values is not None:
+                levels.append(values)
                 if level._parent is None and len(levels) == 1:
-                    return found
+                    return values
             level = level._parent
-        together: dict[Any, Any] = {}
-        for found in reversed(levels):
-            together.update(found)
-        return {key: value for key, value in together.items() if value is not None}
+        merged: dict[Any, Any] = {}
+        for values in reversed(levels):
+            merged.update(values)
+        return {key: value for key, value in merged.items() if value is not None}
 
     def _set(self, group: Group, key: Any, value: Any) -> None:
         values = self._groups.get(group)
@@ -387,7 +389,7 @@ class State:
             values[key] = value
         elif values is not None:
             values.pop(key, None)
-            if not values:  # owners come and go: of one that has nothing nothing is kept
+            if not values:  # drop the group of an owner that has nothing left
                 del self._groups[group]
 
     def _reorder(self, name: str, before: tuple[int, str] | None, now: tuple[int, str] | None) -> None:
@@ -404,7 +406,7 @@ class State:
             del self._orders[name]
 
     def _below(self, name: str, number: int | None) -> Iterator[str]:
-        """The ids of an order whose number is below one (None: all), ascending by it."""
+        """Yield the ids of an order below a number (None: all), ascending by number."""
         orders = [level._orders[name] for level in self._levels() if name in level._orders]
         if not orders:
             return
@@ -418,8 +420,7 @@ class State:
 
 
 class _Order:
-    """What one level changed of ids that stand by a number: pairs that it added, ascending, and pairs of its parent
-    that it took out."""
+    """One level's changes to an order: added pairs in ascending order, and removed pairs of the levels below."""
 
     __slots__ = ("added", "gone")
 
@@ -428,11 +429,11 @@ class _Order:
         self.gone: set[tuple[int, str]] = set()
 
     def add(self, entry: tuple[int, str]) -> None:
-        """Add a pair that is not there."""
+        """Add a pair that is not in the order."""
         insort(self.added, entry)
 
     def remove(self, entry: tuple[int, str]) -> None:
-        """Take out a pair that is there."""
+        """Remove a pair that is in the order."""
         at = bisect_left(self.added, entry)
         if at < len(self.added) and self.added[at] == entry:
             del self.added[at]
@@ -440,13 +441,13 @@ class _Order:
             self.gone.add(entry)
 
     def over(self, older: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
-        """The pairs of the levels below, as this level leaves them, ascending."""
+        """Return the pairs of the levels below with this level's changes, ascending."""
         kept = (entry for entry in older if entry not in self.gone) if self.gone else older
         return heapq.merge(kept, self.added) if self.added else kept
 
 
 def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...]:
-    """The groups that a value belongs to, and its key in each."""
+    """Return the groups that a value belongs to, and its key in each."""
     match table:
         case "member":
             channel, _, agent_id = key.partition("/")
@@ -468,46 +469,46 @@ def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...
             return (("tokens", value.agent_id), key), (("looks", skeleton(value.agent_id)), value.agent_id)
         case "login":
             return ((("logins", value.agent_id), key),)
-        case "participant":  # neither its row nor a token's is ever deleted, so that what is in "looks" stays there
+        case "participant":  # participants and tokens are never deleted, so nothing has to leave "looks"
             looks = (("looks", skeleton(key)), key)
             faulty = value.fault is not UNSET or value.is_lost
             return (looks, (("faults", ""), key)) if faulty else (looks,)
         case "reaction":
             head = value.trigger_head
-            found: tuple[tuple[Group, Any], ...] = (
+            groups: tuple[tuple[Group, Any], ...] = (
                 (("reactions of", value.agent_id), key),
                 (("reactions named", value.reaction), key),
                 (("reactions in", head.thread_id), key),
                 (("reactions to", f"{value.agent_id}/{value.trigger}"), key),
             )
             if head.kind == "direct" and head.cause is not None:
-                found += ((("reactions asked by", f"{head.sender_id}/{head.cause}"), key),)
-            return found
+                groups += ((("reactions asked by", f"{head.sender_id}/{head.cause}"), key),)
+            return groups
         case _:
             return ()
 
 
 def _registration(participant: Participant | None) -> tuple[int, str] | None:
-    """Where a participant stands among those present, if it is."""
+    """Return a participant's entry in the order of registration, if it is present."""
     if participant is None or participant.removed_seq is not None:
         return None
     return participant.registered_seq, participant.agent_id
 
 
 def _arrival(agent_id: str, member: Member | None) -> tuple[int, str] | None:
-    """Where somebody stands among those who are in a channel, if it is."""
+    """Return a member's entry in the order of joining, if it is in the channel."""
     return (member.spans[0][0], agent_id) if member is not None and member.is_in else None
 
 
 def _beginning(key: str, reaction: OpenReaction | None) -> tuple[int, str] | None:
-    """Where a reaction stands by the oldest seq of its prompt."""
+    """Return a reaction's entry in the order of the oldest seqs of prompts."""
     return (reaction.oldest, key) if reaction is not None else None
 
 
 _INDEXED = frozenset(
     {"member", "token", "participant", "channel", "reaction", "attempt", "stored", "mark", "question", "login"}
 )
-"""Tables of which more is kept than their values."""
-_NEVER = Member()
-_UNTOUCHED = AckCursor(0)
+"""Tables with groups or orders."""
+_NO_MEMBER = Member()
+_NOTHING_HANDLED = AckCursor(0)
 _IDLE = Bucket()

@@ -1,5 +1,9 @@
-"""What the network's tables hold: the value of each, frozen and replaced whole, a change of one (`TableWrite`), and what the
-ledger knows of a batch beside the loaded tables (`Facts`). No IO, no clock.
+"""Values of the state tables, and what a batch looks up in the ledger.
+
+Each value is frozen and replaced as a whole. A change is a `TableWrite`, stored in the transaction of the rows that
+caused it. Table names and fields are stored as they are: older databases hold them, so they keep their names even
+where the code uses another word (table ``floor`` holds ack cursors, ``hold`` takeovers, ``mark`` read states). No IO,
+no clock.
 """
 
 from __future__ import annotations
@@ -32,13 +36,13 @@ LoadedTable: TypeAlias = Literal[
     "question",
     "dismissed",
 ]
-"""Loaded at the start, and held in memory."""
+"""Tables that are loaded at start and held in memory."""
 ColdTable: TypeAlias = Literal[
     "root", "call", "dead", "tried", "triggered", "given_up", "stopped", "undelivered", "spent_out", "followed"
 ]
-"""In the ledger alone: looked up as facts of a batch."""
+"""Tables that stay in the ledger. A batch looks their values up (`LookupRequest`)."""
 Table: TypeAlias = LoadedTable | ColdTable | Literal["bucket"]
-"""``bucket`` is in memory alone."""
+"""``bucket`` lives in memory only."""
 
 LOADED_TABLES: tuple[Table, ...] = get_args(LoadedTable)
 COLD_TABLES: frozenset[str] = frozenset(get_args(ColdTable))
@@ -46,15 +50,15 @@ VOLATILE_TABLES: frozenset[str] = frozenset({"bucket"})
 
 
 FaultCause: TypeAlias = Literal["model", "error", "dead_letter", "ended"]
-"""Why an agent cannot do its work: its model gives no reply, its own code raises, its deliveries fail until they are
-given up, or its process ended."""
+"""Why an agent cannot work: its model does not reply, its code raises, its deliveries fail too often, or its process
+ended."""
 
 
 class AgentFault(Struct, frozen=True, omit_defaults=True):
-    """What keeps an agent from its work, until the agent works again (`faults`). ``since`` is when it first happened,
-    ``at`` when it last did, ``count`` how often; ``seq`` and ``reaction`` name the newest occurrence.
+    """A problem that keeps an agent from its work, until it works again (`faults`).
 
-    One of each agent is kept, so that repeats take no further room.
+    ``since`` and ``at`` are the times in ms of the first and the newest occurrence, ``count`` is their number. ``seq``
+    and ``reaction`` name the newest one. Each agent has at most one fault, so repeats take no more room.
     """
 
     cause: FaultCause
@@ -62,25 +66,25 @@ class AgentFault(Struct, frozen=True, omit_defaults=True):
     at: int
     count: int = 1
     failure: str = ""
-    """Of a model: which kind of failure (`unauthorized`, `quota`, ...)."""
+    """Kind of a model failure (`unauthorized`, `quota`, ...); empty for other causes."""
     reason: str = ""
     seq: int = 0
     reaction: str = ""
 
 
 class Participant(Struct, frozen=True):
-    """A registered id. ``fence`` is the newest one given to a reactor session, ``fence_shown`` what that session had
-    shown, if any.
+    """A registered id.
 
-    Sessions that joined before ``cut_seq`` are over: its tokens were revoked there. ``instance`` is what its
-    reactor's process calls itself (empty: it does not say), ``life`` the first fence that this process was given.
-    ``is_lost``: its session has ended without a goodbye, with reactions open, and no reactor has come since.
+    ``fence`` is the newest fencing token given to a reactor session, ``fence_shown`` the token that this session had
+    presented. Sessions that joined before ``cut_seq`` are over, because the tokens were revoked there. ``instance`` is
+    the name that the reactor's process gave itself, or empty. ``life`` is the first fencing token of that process.
+    ``is_lost``: its session ended without a ``bye`` while reactions were open, and no reactor has joined since.
     """
 
     agent_id: str
     kind: Kind
     registered_seq: int
-    card: Raw | UnsetType = UNSET  # of `Raw | None` msgspec reads back only the null
+    card: Raw | UnsetType = UNSET  # msgspec decodes `Raw | None` to None for any value
     fence: int = 0
     removed_seq: int | None = None
     fence_shown: int | None = None
@@ -92,7 +96,7 @@ class Participant(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True):
-    """What a token's hash (the key) allows. A revoked one stays, so that it is never bound again."""
+    """The permission that a token gives; the key is its hash. A revoked token stays, so that it is never bound again."""
 
     agent_id: str
     kind: Kind
@@ -102,8 +106,8 @@ class Token(Struct, frozen=True):
 
 
 class Login(Struct, frozen=True):
-    """What the code with a hash (the key) allows once, until it ``expires_at``: to tie a token to an id. ``used_by`` is
-    the hash of that token, empty until then."""
+    """A one-time code that binds a token to an id until ``expires_at`` (ms). The key is the code's hash; ``used_by``
+    is the hash of the bound token, or empty."""
 
     agent_id: str
     kind: Kind
@@ -113,13 +117,17 @@ class Login(Struct, frozen=True):
 
 
 Access: TypeAlias = Literal["open", "invite", "closed"]
-"""Who may come into a channel: everybody, or those whom it invites; a closed one is hidden from others (`channels`)."""
+"""Who may join a channel: everybody (open) or invited participants (invite). A closed channel is hidden from others
+too."""
 History: TypeAlias = Literal["since_join", "members"]
 
 
 class Channel(Struct, frozen=True):
-    """A channel; ``history`` says what late joiners may read. Those from before there was ``access`` are open,
-    without an owner (None); where the owner was taken out of the channel, ``owner`` is empty."""
+    """A channel. ``history`` says what late joiners may read.
+
+    ``owner`` is None for channels created before there were owners, and empty if the owner was removed from the
+    channel.
+    """
 
     name: str
     created_seq: int
@@ -129,20 +137,21 @@ class Channel(Struct, frozen=True):
     access: Access = "open"
     owner: str | None = None
     title: str = ""
-    """What people call it; empty: its name."""
+    """Display name; empty: the channel's name."""
 
 
 MAX_NOTIFIED_THREADS = 256
-"""In how many threads of one conversation its readers are told that its budget is spent."""
+"""Maximum number of threads of one conversation whose readers are notified that its budget is exceeded."""
 MAX_SPANS = 4096
-"""How often a participant may come to a channel again after messages that it missed: each time is kept, for what it may
-read depends on it."""
+"""Maximum number of times a participant may rejoin a channel after missing messages. Each membership is stored,
+because it decides what the participant may read."""
 
 
 class Member(Struct, frozen=True):
-    """When one participant was in one channel: spans of seqs (from, until), both exclusive; until None while it is in.
+    """When one participant was in one channel: spans of seqs (from, until), both exclusive. ``until`` is None while
+    the participant is in.
 
-    ``standing`` is that of one who is not in: invited, removed by the owner, or neither. Who comes uses its
+    ``standing`` applies to participants who are not in: invited, removed by the owner, or neither. Joining uses an
     invitation up.
     """
 
@@ -154,21 +163,22 @@ class Member(Struct, frozen=True):
         return bool(self.spans) and self.spans[-1][1] is None
 
     def joined(self, seq: int) -> Member:
-        """In from here on. Where nothing at all was stored since it left, nothing was missed: it goes on as if it had
-        stayed."""
+        """Return the membership after a join at ``seq``. If nothing was stored since the participant left, the last
+        span continues."""
         if self.spans and self.spans[-1][1] == seq - 1:
             return Member((*self.spans[:-1], (self.spans[-1][0], None)))
         return Member((*self.spans, (seq, None)))
 
     def left(self, seq: int) -> Member:
-        """Out from here on. A span within which nothing was stored is not kept, unless it is the only one."""
+        """Return the membership after a leave at ``seq``. A span without any stored row is dropped, unless it is the
+        only one."""
         start = self.spans[-1][0]
         if start == seq - 1 and len(self.spans) > 1:
             return Member(self.spans[:-1])
         return Member((*self.spans[:-1], (start, seq)))
 
     def was_in(self, seq: int) -> bool:
-        at = bisect_left(self.spans, seq, key=_start) - 1  # of the last that began before
+        at = bisect_left(self.spans, seq, key=_start) - 1  # the last span that began before seq
         if at < 0:
             return False
         until = self.spans[at][1]
@@ -180,34 +190,37 @@ def _start(span: tuple[int, int | None]) -> int:
 
 
 class AckCursor(Struct, frozen=True):
-    """Everything up to ``seq`` is handled but ``open``, and ``above`` it those acknowledged one by one; both ascending.
-    It only ever grows."""
+    """Acknowledged position of a participant: everything up to ``seq`` is handled except ``open``, and ``above`` it
+    the seqs that were acknowledged one by one, both in ascending order.
+
+    A cursor never moves back: a restart must not deliver a handled message again.
+    """
 
     seq: int
     above: tuple[int, ...] = ()
     open: tuple[int, ...] = ()
 
     def with_handled(self, seqs: Iterable[int]) -> AckCursor:
-        """This floor, and these handled too."""
-        more = set(seqs)
-        above = {*self.above, *(seq for seq in more if seq > self.seq)}
-        return AckCursor(self.seq, tuple(sorted(above)), tuple(seq for seq in self.open if seq not in more))
+        """Return this cursor with more seqs handled."""
+        handled = set(seqs)
+        above = {*self.above, *(seq for seq in handled if seq > self.seq)}
+        return AckCursor(self.seq, tuple(sorted(above)), tuple(seq for seq in self.open if seq not in handled))
 
     def is_handled(self, seq: int) -> bool:
         if seq <= self.seq:
-            return not _holds(self.open, seq)
-        return _holds(self.above, seq)
+            return not _contains(self.open, seq)
+        return _contains(self.above, seq)
 
 
-def _holds(ascending: tuple[int, ...], seq: int) -> bool:
+def _contains(ascending: tuple[int, ...], seq: int) -> bool:
     at = bisect_left(ascending, seq)
     return at < len(ascending) and ascending[at] == seq
 
 
 class Attempt(Struct, frozen=True):
-    """Failures of one message at one recipient; ``due_at`` is when it may be delivered again.
+    """Failures of one message at one recipient; ``due_at`` (ms) is when it may be delivered again.
 
-    ``is_revived``: it was a dead letter, so its floor no longer waits for it.
+    ``is_revived``: the message was a dead letter, so the ack cursor already counts it as handled.
     """
 
     failures: int
@@ -217,7 +230,7 @@ class Attempt(Struct, frozen=True):
 
 
 class TokenUsage(Struct, frozen=True, omit_defaults=True):
-    """Tokens of model calls, added up. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of
+    """Sum of the tokens of model calls. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of
     ``completion_tokens``."""
 
     calls: int = 0
@@ -228,49 +241,48 @@ class TokenUsage(Struct, frozen=True, omit_defaults=True):
 
 
 class DayUsage(Struct, frozen=True):
-    """What one agent (the key) has spent on the newest day, counted from the Unix epoch in UTC, on which it spent
-    anything; by model."""
+    """Tokens of one agent (the key) by model, on the newest day (UTC, since the epoch) with any usage."""
 
     day: int
     spent: dict[str, TokenUsage]
 
 
 class DayStored(Struct, frozen=True):
-    """What one participant (the key) has stored on a day, counted from the Unix epoch in UTC: what `limits` keeps over
-    a restart."""
+    """Amount that one participant (the key) stored on a day (UTC, since the epoch). `limits` restores it after a
+    restart."""
 
     day: int
     bytes: int
     messages: int
     is_near: bool = False
-    """Whether little of its quota is left."""
+    """Whether the participant has nearly used up its quota."""
 
 
 class CallWait(Struct, frozen=True, omit_defaults=True):
-    """What a call waits for: the answers of these participants, or a person's decision on its ``request`` (a seq),
-    ``until`` then (ms)."""
+    """The answers (from ``to``) or the decision (on ``request``, a seq) that a tool call waits for, until ``until``
+    (ms)."""
 
     to: tuple[str, ...] = ()
     request: int | None = None
     until: int = 0
     copies: tuple[tuple[str, int], ...] = ()
-    """The messages that ask one approver each, by id."""
+    """Messages that each ask one approver, by the approver's id."""
 
     deciders: tuple[str, ...] | None = None
-    """The people who may decide, by id; None: everybody who reads the request, and operators."""
+    """Ids of the people who may decide; None: every reader of the request, and operators."""
 
     with_operators: bool = False
-    """Whether operators may decide beside those."""
+    """Whether operators may decide beside ``deciders``."""
 
     voters: tuple[str, ...] = ()
-    """The people who have approved where one approval is not enough."""
+    """People who have approved, where one approval is not enough."""
 
     def find_request(self, agent_id: str) -> int | None:
-        """The message that asks somebody: one's own copy, or the request."""
+        """Return the seq of the message that asks this person: the person's own copy, or the request."""
         return next((seq for name, seq in self.copies if name == agent_id), self.request)
 
     def may_decide(self, agent_id: str, *, is_reader: bool, is_operator: bool) -> bool:
-        """Whether a person may decide now. ``is_reader``: the person reads the request."""
+        """Return whether a person may decide now. ``is_reader``: the person reads the request."""
         if agent_id in self.voters:
             return False
         if self.deciders is None:
@@ -279,7 +291,8 @@ class CallWait(Struct, frozen=True, omit_defaults=True):
 
 
 class OpenReaction(Struct, frozen=True):
-    """A reaction begun and not finished, under ``AGENT/REACTION``; ``seq`` is that of its ``started`` record."""
+    """A reaction that has started and not finished (key ``AGENT/REACTION``); ``seq`` is that of its ``started``
+    record."""
 
     reaction: str
     agent_id: str
@@ -287,27 +300,30 @@ class OpenReaction(Struct, frozen=True):
     seq: int
     trigger_head: MessageHead
     oldest: int
-    """The oldest seq of its prompt: retention keeps everything from here on."""
+    """Oldest seq of its prompt. Retention keeps everything from here on."""
     is_cancelled: bool = False
     spent: dict[str, TokenUsage] = {}
-    """What its records say so far, by model."""
+    """Tokens reported by its records so far, by model."""
 
     life: int = 0
-    """Of the process that wrote the newest of its records (`Participant.life`)."""
+    """`Participant.life` of the process that wrote its newest record."""
 
     calls: dict[str, bool] = {}
-    """The calls that were begun and have no result (`reactions.follow`), and whether each waits for somebody else."""
+    """Calls that have started and have no result, and whether each one waits for somebody (`call_progress`)."""
 
     awaits: dict[str, CallWait] = {}
-    """For whom, of those that do."""
+    """The wait of each waiting call."""
 
     at: int = 0
-    """When it was begun; 0 where that was not kept."""
+    """Start time in ms; 0 in databases of older releases."""
 
 
 class Takeover(Struct, frozen=True):
-    """A thread (the key) that a person took, ``by`` whom (empty: it was given back), the seqs of its last ``taken``
-    and ``given`` rows, and when it was taken. ``head`` says where a message of it would go (`holds`)."""
+    """A person's control of a thread (the key). ``by`` is empty once the takeover has ended.
+
+    ``taken`` and ``given`` are the seqs of the newest start and end, ``at`` is the time of the start in ms. ``head``
+    says where a message of the thread would go.
+    """
 
     by: str
     taken: int
@@ -315,14 +331,14 @@ class Takeover(Struct, frozen=True):
     head: MessageHead
     given: int = 0
     until: int = 0
-    """When it ends by itself (ms); 0: it does not."""
+    """Time (ms) at which the takeover expires; 0: never."""
 
 
 class ReadState(Struct, frozen=True, omit_defaults=True):
-    """What a participant keeps for itself of a thread, under ``ID/THREAD`` (`marks`): everything up to ``read_upto`` is
-    read.
+    """Read state and preferences of a participant for one thread, under ``ID/THREAD`` (`read_state`): everything up to
+    ``read_upto`` is read.
 
-    Under ``ID/`` alone: of all threads without a mark, since theirs made room for others.
+    The value under ``ID/`` applies to all threads that have no entry, because old entries are evicted.
     """
 
     read_upto: int = 0
@@ -333,21 +349,20 @@ class ReadState(Struct, frozen=True, omit_defaults=True):
 
 
 class Question(Struct, frozen=True):
-    """A message that requires a response of a person, who has not answered it, under ``ID/SEQ`` (`questions`)."""
+    """A message that requires a response from a person and has none yet, under ``ID/SEQ`` (`questions`)."""
 
     sender_id: str
     thread_id: str
 
 
 class DismissedItems(Struct, frozen=True):
-    """What somebody (the key) does not want to be told of any more: kind and seq of each, and when that was; the newest
-    last."""
+    """Inbox items that a participant (the key) dismissed: kind, seq and time (ms) of each, newest last."""
 
     items: tuple[tuple[str, int, int], ...] = ()
 
 
 class UndeliveredMessage(Struct, frozen=True):
-    """Of a dead letter, for its sender, under ``SENDER/NEWEST_FIRST/RECIPIENT``."""
+    """A dead letter as its sender sees it, under ``SENDER/NEWEST_FIRST/RECIPIENT``."""
 
     agent_id: str
     seq: int
@@ -356,8 +371,11 @@ class UndeliveredMessage(Struct, frozen=True):
 
 
 class BudgetStop(Struct, frozen=True):
-    """A reaction that its agent's own budget of tokens or money has ended, under ``NEWEST_FIRST/AGENT``: ``seq`` is its
-    trigger's. It is over when the conversation was let go on since, or another reaction to the same was begun."""
+    """A reaction that ended at its agent's own token or money budget, under ``NEWEST_FIRST/AGENT``. ``seq`` is that of
+    its trigger.
+
+    It no longer counts once the conversation is resumed, or the agent starts another reaction to the same trigger.
+    """
 
     agent_id: str
     reaction: str
@@ -368,11 +386,15 @@ class BudgetStop(Struct, frozen=True):
     reason: str
 
 
-class Followed(Struct, frozen=True):
-    """How far the log that several nodes share is in this ledger: up to the record at ``position`` with this
-    ``digest``, who led there, and whether what is here is a part of what was there then. ``base`` is the record from
-    which the log could begin, 0 for none, once all that it holds of rows up to ``base_head`` is dropped; ``begun`` and
-    ``begun_head`` are those of one that is being written; None: an older release did not say."""
+class IndexPosition(Struct, frozen=True):
+    """Position in the shared log up to which this database is complete: the record at ``position``, which has this
+    ``digest``.
+
+    ``leader`` and ``epoch`` are those of that record. ``is_filling``: the database holds only part of the rows up to
+    there. ``base`` is the record from which the log could begin (0: none) once it drops rows up to ``base_head``.
+    ``begun`` and ``begun_head`` are those of a snapshot that is being written. ``begun`` is None in databases of older
+    releases.
+    """
 
     position: int
     digest: str
@@ -387,43 +409,43 @@ class Followed(Struct, frozen=True):
 
 
 class ConversationBudget(Struct, frozen=True, omit_defaults=True):
-    """How much of its budget the conversation that a root message began has used, and who has (`shares`)."""
+    """Use of a conversation's budget, in total and by participant (`conversation_budgets`). The key is the root's seq."""
 
     messages: int
     last_seq: int
     extra_messages: int = 0
     extra_hops: int = 0
     stopped_in: tuple[str, ...] = ()
-    """Threads whose readers were told that it is spent."""
+    """Threads whose readers were notified that the budget is exceeded."""
 
     spent: dict[str, TokenUsage] = {}
-    """What the records of its reactions say, by model."""
+    """Tokens reported by its reactions, by model."""
 
     resumed: int = 0
-    """How often it was let go on."""
+    """Number of times the conversation was resumed."""
 
     began_by: str = ""
-    """Who began it; empty where that is not known, since what was counted before is lost."""
+    """Sender of the root; empty if unknown because an earlier budget was damaged."""
 
     first: tuple[str, ...] = ()
-    """Those between whom it began: its root's sender, and whom that names."""
+    """First parties: the root's sender, and the participants that the root names."""
 
     parties: dict[str, int] = {}
-    """How many messages each of them has sent in it, and of those whom parties addressed."""
+    """Messages sent by each party: a first party, or a participant whom a party addressed."""
 
     others: dict[str, int] = {}
-    """How many each of the rest has."""
+    """Messages sent by each participant who is no party."""
 
     claims: dict[str, dict[str, TokenUsage]] = {}
-    """What their records say that each agent spent in it, by model."""
+    """Tokens that each agent's records report for this conversation, by model."""
 
     told: tuple[str, ...] = ()
-    """By which bounds it has stopped since it was let go on: each was told to who began it."""
+    """Limits that stopped it since it was last resumed. The sender of the root was notified once for each."""
 
 
 class StoppedConversation(Struct, frozen=True):
-    """A conversation that has stopped and was not let go on: the last message stored in it, and when, by which
-    limit, who used it up, and how many of its messages that one sent."""
+    """A conversation that exceeded a limit and was not resumed: its newest message and time, the limit, the
+    participant who used most of it, and that participant's number of messages."""
 
     root: int
     seq: int
@@ -436,7 +458,7 @@ class StoppedConversation(Struct, frozen=True):
 
 
 class CallResult(Struct, frozen=True):
-    """The first result of a call that changed something, repeated for its ``call_id`` for 24 hours."""
+    """First result of a changing call. A repeat of its ``call_id`` within 24 hours gets the same result."""
 
     digest: str
     at: int
@@ -452,14 +474,15 @@ class DeadLetter(Struct, frozen=True):
     failures: int
     at: int
     reactions: tuple[str, ...] = ()
-    """Those to it that were open then, and are no more."""
+    """Reactions to it that were open at that time; they are closed."""
 
     sender_id: str = ""
-    """Who is shown it as undelivered; empty where that is not known, or was not kept."""
+    """Sender who sees it as undelivered; empty if unknown."""
 
 
 class AbandonedReaction(Struct, frozen=True):
-    """Of a reaction (the key's second half) to what is a dead letter now: which it is. Kept as long as the letter."""
+    """Names the dead letter that a reaction (second half of the key) was started for. It is kept as long as the
+    letter."""
 
     trigger: int
     sender_id: str
@@ -467,25 +490,24 @@ class AbandonedReaction(Struct, frozen=True):
 
 
 class AttemptCount(Struct, frozen=True):
-    """How many attempts a message took in all that failed at least once and needs no more: the last one handled it, or
-    it was given up."""
+    """Number of attempts of a message that failed at least once and is now settled: handled, or given up."""
 
     attempts: int
 
 
 class ReactionStart(Struct, frozen=True):
-    """A reaction, as it was begun by the ``started`` record of this seq."""
+    """A reaction and the seq of its ``started`` record."""
 
     reaction: str
     seq: int
 
 
-MAX_BEGUN = 64
-"""How many of the reactions to one message are known: the first, and the newest."""
+MAX_KNOWN_STARTS = 64
+"""Maximum number of known reactions to one message: the first, and the newest."""
 
 
 class TriggeredReactions(Struct, frozen=True):
-    """The newest reaction that one agent (the key's first half) began for one message (its second half), and the
+    """Reactions that one agent (first half of the key) started for one message (second half): the newest, and
     ``earlier`` ones."""
 
     reaction: str
@@ -498,17 +520,17 @@ class TriggeredReactions(Struct, frozen=True):
 
     @property
     def all(self) -> tuple[ReactionStart, ...]:
-        """All of them, ascending."""
+        """All of them, oldest first."""
         return (*self.earlier, ReactionStart(self.reaction, self.seq))
 
     def with_started(self, reaction: str, seq: int) -> TriggeredReactions:
-        """These, and one that is begun now."""
+        """Return these and one that starts now. The first and the newest are kept."""
         first, *others = self.all
-        return TriggeredReactions(reaction, seq, (first, *others[2 - MAX_BEGUN :]))
+        return TriggeredReactions(reaction, seq, (first, *others[2 - MAX_KNOWN_STARTS :]))
 
 
 def descending_key(seq: int) -> str:
-    """A seq as a key that comes before those of lower ones."""
+    """Return a seq as a key that sorts before the keys of lower seqs."""
     return f"{SEQ_LIMIT - seq:016d}"
 
 
@@ -537,12 +559,12 @@ VALUE_TYPES: dict[Table, Any] = {
     "dismissed": DismissedItems,
     "undelivered": UndeliveredMessage,
     "spent_out": BudgetStop,
-    "followed": Followed,
+    "followed": IndexPosition,
 }
 
 
 class TableWrite(Struct, frozen=True, gc=False):
-    """One change of one table; ``value`` None deletes the key."""
+    """One pending write of a state table; ``value`` None deletes the key."""
 
     table: Table
     key: str
@@ -550,8 +572,11 @@ class TableWrite(Struct, frozen=True, gc=False):
 
 
 class Facts(Struct):
-    """What the ledger says about a batch before it is applied. A key that is absent from a table does not exist, but
-    those of ``damaged``: (table, key) of values that are no longer what was stored."""
+    """Answer of the ledger to a `LookupRequest`.
+
+    A key that is absent from ``stored`` or ``cold`` does not exist, except for keys in ``damaged``: (table, key) of
+    values that failed their checksum.
+    """
 
     stored: dict[tuple[str, str], StoredKey] = {}
     heads: MutableMapping[int, MessageHead] = {}
@@ -560,17 +585,17 @@ class Facts(Struct):
 
 
 def encode_value(value: Any) -> bytes:
-    """Encode a table's value for the ledger."""
+    """Encode a table value for the ledger."""
     return encode(value)
 
 
 def decode_value(table: Table, data: bytes | str) -> Any:
-    """Decode what `encode_value` wrote. Raises `msgspec.DecodeError` on another shape."""
+    """Decode what `encode_value` wrote. Raises `msgspec.DecodeError` for another shape."""
     return msgspec.json.decode(data, type=VALUE_TYPES[table])
 
 
 class LookupRequest(Struct):
-    """What a batch needs to know before it is applied: `Ledger.lookup` answers it with `Facts`."""
+    """Keys, seqs and values that a batch needs before it is applied. `Ledger.lookup` answers with `Facts`."""
 
     keys: set[tuple[str, str]]
     seqs: set[int]

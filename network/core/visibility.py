@@ -1,9 +1,9 @@
-"""Who may read a message, who it is delivered to, and which messages may enter a prompt.
+"""Who may read a message, who receives it, and which messages may enter a prompt.
 
-Pure rules over the state and message heads; delivery, history, resume and prompts all ask here, so that they cannot
-differ. The rules are those of docs/protocol.md ("Addresses, threads, membership") and of DESIGN's "Conversation
-safety": a message's *audience* is the people in its thread, or, if it has none, the audience of its cause. Where nobody
-began the conversation but programs (agents and services), it is the participants of the thread in which it began.
+Pure rules over the state and message heads. Delivery, history, resume and prompts all use them, so they cannot
+disagree. docs/protocol.md describes the rules ("Addresses, threads, membership"). The *audience* of a message is the
+people in its thread, or, if there are none, the audience of its cause. A conversation that programs (agents and
+services) started has the participants of its first thread as audience.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .tables import Member, Participant
 
 Visibility = Literal["people", "strict", "all", "current"]
 FEW = 16
-"""An audience beyond this is not asked one by one whether it reads a message, where those who came last can answer for
-all."""
+"""Maximum size of an audience that is checked member by member. In larger audiences the newest members decide for all
+where possible."""
 VISIBILITIES: tuple[Visibility, ...] = ("people", "strict", "all", "current")
 
 
 def parties(head: MessageHead) -> tuple[str, ...]:
-    """The participants of a direct or mod message: its sender and its recipient, as far as they are participants."""
+    """Return the participants of a direct or mod message: its sender and its recipient. Mods are not participants."""
     kind, name = parse_address(head.to)
     if head.kind == "direct":
         return (head.sender_id, name)
@@ -43,7 +43,7 @@ def parties(head: MessageHead) -> tuple[str, ...]:
 
 
 def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
-    """Whether a participant may read a message. Operators are not asked."""
+    """Return whether a participant may read a message. Operators are not covered here."""
     if agent_id == head.sender_id and head.kind != "mod":
         return True
     match head.kind:
@@ -60,8 +60,7 @@ def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
 
 
 def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
-    """Whether a message is delivered to a participant (its sender's other sessions included): then it may read it
-    too."""
+    """Return whether a message is delivered to a participant (or its sender's other sessions). Recipients may read it."""
     if head.kind == "channel" and agent_id != head.sender_id:
         name = name_of(head.to)
         if state.rights is not None and not has_right_to_read(state, agent_id, name):
@@ -71,13 +70,12 @@ def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
 
 
 def broadcast_readers(head: MessageHead) -> tuple[int, Set[str]]:
-    """Whom a broadcast is for beside its sender, for those who ask of many: who was registered before a seq and is not
-    left out."""
+    """Return the readers of a broadcast beside its sender: everyone registered before this seq, except these ids."""
     return _first_seq(head), frozenset(head.excluded)
 
 
 def recipients(state: State, head: MessageHead) -> Iterator[str]:
-    """Everyone that a message is delivered to but its sender, in no order."""
+    """Yield everyone to whom a message is delivered, without its sender, in no order."""
     match head.kind:
         case "broadcast":
             before, excluded = broadcast_readers(head)
@@ -101,15 +99,15 @@ def _hears_broadcast(participant: Participant | None, head: MessageHead) -> bool
 
 
 def _first_seq(head: MessageHead) -> int:
-    """The seq of the message that a reply thread began with, else the message's own: who came after it does not read
-    the thread."""
+    """Return the seq of the first message of a reply thread, else the message's own. Participants who came later
+    cannot read the thread."""
     start = thread_start(head.thread_id)
     return head.seq if start is None else start
 
 
 def _gets(state: State, channel: str, member: Member, head: MessageHead) -> bool:
-    """Whether a message of a channel is for a member: in when it was said, and in when its reply chain began, unless
-    that is open."""
+    """Return whether a channel message is for a member: in the channel when it was sent and when its reply thread
+    began. In an open channel the second condition is dropped."""
     if not member.was_in(head.seq):
         return False
     start = thread_start(head.thread_id)
@@ -117,13 +115,14 @@ def _gets(state: State, channel: str, member: Member, head: MessageHead) -> bool
 
 
 def _is_open(state: State, channel: str) -> bool:
-    """Whether the channel's members may read what was said before they came."""
-    found = state.channel(channel)
-    return found is not None and found.history == "members"
+    """Return whether members may read messages from before they joined."""
+    info = state.channel(channel)
+    return info is not None and info.history == "members"
 
 
 def inbox_spans(state: State, participant: Participant) -> list[Span]:
-    """Where a participant's deliveries lie in the log; a page read from them is still filtered by `is_recipient`."""
+    """Return the ranges of the log with a participant's deliveries. Rows read from them are still filtered by
+    `is_recipient`."""
     spans = [
         Span(agent_address(participant.agent_id), participant.registered_seq),
         Span("broadcast", participant.registered_seq),
@@ -134,8 +133,8 @@ def inbox_spans(state: State, participant: Participant) -> list[Span]:
 
 
 def readable_spans(state: State, participant: Participant) -> list[Span]:
-    """Where everything that a participant may read lies: its deliveries, and whole channels whose history is open to
-    members."""
+    """Return the ranges of the log that a participant may read: its deliveries, and the whole history of open
+    channels."""
     spans = [Span(agent_address(participant.agent_id), 0), Span("broadcast", participant.registered_seq)]
     for name, member in state.memberships(participant.agent_id).items():
         channel = state.channel(name)
@@ -145,82 +144,83 @@ def readable_spans(state: State, participant: Participant) -> list[Span]:
         if is_open and member.is_in:
             spans.append(Span(channel_address(name), 0))
         else:
-            # Whoever left an open channel keeps the replies that it was delivered, as `_gets` has it.
+            # Members who left an open channel keep the replies that they received (see `_gets`).
             spans += [Span(channel_address(name), after, before, is_open) for after, before in member.spans]
     return spans
 
 
 def hears_channel(state: State, agent_id: str, name: str) -> bool:
-    """Whether somebody is given what passes in a channel now."""
+    """Return whether a participant receives new messages of a channel."""
     return state.member(name, agent_id).is_in and has_right_to_read(state, agent_id, name)
 
 
 def is_reader(state: State, agent_id: str, head: MessageHead) -> bool:
-    """Whether somebody is among the `thread_readers` of a message."""
+    """Return whether a participant is among the `thread_readers` of a message."""
     return state.present(agent_id) is not None and may_read(state, agent_id, head)
 
 
 def follows_live(state: State, agent_id: str, judges: Iterable[MessageHead]) -> bool:
-    """Whether somebody sees live what is made of each of these messages: who may read them, and would be given an
-    answer to them now."""
+    """Return whether a participant may see live progress that is derived from these messages: may read each of them,
+    and would receive a reply to each now."""
     return all(
         is_reader(state, agent_id, head)
         and _is_still_in(state, agent_id, head, state.head + 1)
-        # one's own is read all the same
+        # senders read their own messages even without receiving the channel
         and (head.kind != "channel" or hears_channel(state, agent_id, name_of(head.to)))
         for head in judges
     )
 
 
 def thread_readers(state: State, head: MessageHead) -> set[str]:
-    """Everyone who may read a message now: the readers of its thread at that point."""
-    found = {agent_id for agent_id in recipients(state, head) if state.present(agent_id)}
+    """Return everyone who may read a message now: the readers of its thread at that point."""
+    readers = {agent_id for agent_id in recipients(state, head) if state.present(agent_id)}
     if head.kind == "channel":
-        found |= {
+        readers |= {
             agent_id
             for agent_id in state.members(name_of(head.to))
             if state.present(agent_id) and may_read(state, agent_id, head)
         }
     if state.present(head.sender_id) is not None and head.kind != "mod":
-        found.add(head.sender_id)
+        readers.add(head.sender_id)
     elif head.kind == "mod":
-        found |= {agent_id for agent_id in parties(head) if is_id(agent_id) and state.present(agent_id)}
-    return found
+        readers |= {agent_id for agent_id in parties(head) if is_id(agent_id) and state.present(agent_id)}
+    return readers
 
 
 def has_people(state: State, head: MessageHead) -> bool:
-    """Whether a person is among those who may read a message."""
+    """Return whether a person may read a message."""
     return next(_people_reading(state, head), None) is not None
 
 
 def audience(state: State, label: MessageHead, at_seq: int) -> frozenset[str]:
-    """The audience that a label stands for, judged at a seq: its thread's people, or its participants if there are
-    none.
+    """Return the audience of a label at a seq: the people in its thread, or all of its participants if no person is in
+    it.
 
-    Who has left the thread by ``at_seq`` is no longer in it; who joined too late to read the label's message never was.
+    People who left the thread by ``at_seq`` are not included, nor those who joined too late to read the label's
+    message.
     """
     readers = frozenset(_people_reading(state, label))
     people = frozenset(agent_id for agent_id in readers if _is_still_in(state, agent_id, label, at_seq))
-    # who is gone stays in it: else what was theirs would be for whoever is left, and everybody's secrets for that
+    # Keep participants who left: without them, their private messages would go to whoever is still there.
     return people or readers | thread_readers(state, label) | _parties_ever(label)
 
 
 def _programs_alone(state: State, label: MessageHead) -> frozenset[str] | None:
-    """Everyone in the thread of a label that no person reads, or has read before leaving; None where there is one."""
+    """Return everyone in a label's thread if no person reads it or read it before leaving; None if a person does."""
     if label.sender_kind == "human" or has_people(state, label):
         return None
     return _parties_ever(label) | thread_readers(state, label)
 
 
 def _parties_ever(label: MessageHead) -> frozenset[str]:
-    """Those whom a message names, whether they are still there: its sender, of a direct or mod message its
-    recipient too."""
+    """Return the participants that a message names, present or not: its sender, and the recipient of a direct or mod
+    message."""
     return frozenset(parties(label) if label.kind in ("direct", "mod") else (label.sender_id,))
 
 
 def _people_reading(state: State, head: MessageHead) -> Iterator[str]:
-    """The people who may read a message (`may_read`), each once or more. It is asked where they can be, not of
-    everybody."""
+    """Yield the people who may read a message (`may_read`), some more than once. Checks only people who can be there,
+    not everybody."""
     if head.kind in ("direct", "mod"):
         yield from (agent_id for agent_id in parties(head) if state.is_person(agent_id))
         return
@@ -235,7 +235,7 @@ def _people_reading(state: State, head: MessageHead) -> Iterator[str]:
     is_open = channel is not None and channel.history == "members"
     inside = state.people_in_before(name, None if is_open else before)
     yield from (agent_id for agent_id in inside if may_read(state, agent_id, head))
-    if head.seq <= state.head:  # what is only being written, nobody reads who has left
+    if head.seq <= state.head:  # a message that is just being written has no readers who already left
         outside = (agent_id for agent_id, member in state.people_of(name).items() if not member.is_in)
         yield from (agent_id for agent_id in outside if may_read(state, agent_id, head))
 
@@ -251,8 +251,8 @@ def _is_still_in(state: State, agent_id: str, head: MessageHead, at_seq: int) ->
 
 
 class PromptFilter:
-    """Decides which messages may enter the prompt of one trigger, in one visibility. Labels' heads are given by the
-    caller."""
+    """Decides which messages may enter the prompt of one trigger, under one visibility. The caller supplies the heads
+    that labels name."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class PromptFilter:
         label: MessageHead,
         until: int | None = None,
     ) -> None:
-        """``until``: what came after the trigger, up to there, is judged too; else it is not admitted."""
+        """``until``: also judge messages after the trigger, up to this seq. Without it later messages are refused."""
         self._state = state
         self.visibility = visibility
         self._trigger = trigger
@@ -270,14 +270,14 @@ class PromptFilter:
         self._audience = audience(state, label, trigger.seq) if visibility != "all" else frozenset()
         self._programs = _programs_alone(state, label) if visibility != "all" else None
         self._shared: dict[int, bool] = {}
-        """By label: what `_is_shared` said of it."""
+        """Results of `_is_shared`, by label."""
         self._readers = thread_readers(state, trigger) if visibility == "strict" else set()
         self._newest: dict[str, list[tuple[int, str]] | None] = {}
-        """By address: when those two of the audience came that came last; None where that does not tell who reads."""
+        """By address: the two members of the audience who joined last. None where these do not decide who reads."""
 
     def admits(self, head: MessageHead, label: MessageHead) -> bool:
-        """Whether this message, which the agent itself may read, enters the prompt. ``strict`` and ``current``
-        narrow ``people``: where only agents read a thread, what is there for one person is not for another."""
+        """Return whether this message, which the agent itself may read, enters the prompt. ``strict`` and ``current``
+        narrow ``people``: where only agents read a thread, messages for one person stay hidden from another."""
         if head.seq > self._until:
             return False
         match self.visibility:
@@ -293,16 +293,14 @@ class PromptFilter:
 
     @property
     def required(self) -> frozenset[str]:
-        """People who have to be among those of each message that is admitted."""
+        """People who must be able to read each admitted message."""
         if self.visibility == "all" or self._programs is not None:
             return frozenset()
         return frozenset(filter(self._state.is_person, self._audience))
 
     def excludes(self, thread_id: str) -> bool:
-        """Whether no message of a thread is admitted, as the thread's id says.
-
-        A person takes part in it, so that each of its messages is its own label, and somebody of the audience does not.
-        """
+        """Return whether the id of a thread already shows that none of its messages is admitted: a person takes part,
+        so each message is its own label, and a member of the audience does not take part."""
         if self.visibility == "current" and thread_id != self._trigger.thread_id:
             return True
         if self.visibility == "all" or not thread_id.startswith("direct:"):
@@ -319,8 +317,8 @@ class PromptFilter:
         return self._programs is not None and self._is_shared(label)
 
     def _is_shared(self, label: MessageHead) -> bool:
-        """Of a trigger without people: whether the message has none either, and all who the trigger is for are in its
-        thread too."""
+        """For a trigger without people: return whether no person reads the message either, and all participants of the
+        trigger's thread are in its thread too."""
         if label.seq not in self._shared:
             state, at_seq = self._state, self._trigger.seq
             self._shared[label.seq] = _programs_alone(state, label) is not None and all(
@@ -331,21 +329,21 @@ class PromptFilter:
     def _is_in_audience(self, agent_id: str, head: MessageHead, label: MessageHead) -> bool:
         if self._state.is_person(agent_id):
             return _is_in_thread(self._state, agent_id, label, self._trigger.seq)
-        # a trigger without people: its participants read the message themselves, or it is among programs and theirs
-        # (`_is_shared`)
+        # A trigger without people: its participants read the message themselves, or `_is_shared` admits it.
         return may_read(self._state, agent_id, head)
 
     def _came_last(self, label: MessageHead) -> list[tuple[int, str]] | None:
-        """Of a place of many, if everyone in the audience came to it once and stayed: then who came last reads
-        least."""
+        """Return the newest members of the audience in a channel or broadcast, if all of them joined once and stayed.
+        Then the newest members read least, so they decide for all."""
         if label.kind not in ("broadcast", "channel"):
             return None
-        if label.kind == "channel" and self._state.rights is not None:  # which somebody may not read who came early
+        # with rights, an early member may still be unable to read the channel
+        if label.kind == "channel" and self._state.rights is not None:
             return None
         if label.to not in self._newest:
-            came = [self._came(agent_id, label) for agent_id in self._audience]
-            known = [(seq, agent_id) for seq, agent_id in came if seq is not None]
-            self._newest[label.to] = heapq.nlargest(2, known) if len(known) == len(came) else None
+            arrivals = [self._came(agent_id, label) for agent_id in self._audience]
+            stable = [(seq, agent_id) for seq, agent_id in arrivals if seq is not None]
+            self._newest[label.to] = heapq.nlargest(2, stable) if len(stable) == len(arrivals) else None
         return self._newest[label.to]
 
     def _came(self, agent_id: str, label: MessageHead) -> tuple[int | None, str]:
@@ -359,7 +357,8 @@ class PromptFilter:
         return spans[0][0] if stays else None, agent_id
 
     def _reaches(self, label: MessageHead, newest: list[tuple[int, str]]) -> bool:
-        """What `_is_in_audience` says of everyone in the audience, by those who came last; a sender reads its own."""
+        """Same result as `_is_in_audience` for the whole audience, decided by its newest members. Senders read their
+        own messages."""
         first, excluded = broadcast_readers(label)
         if any(agent_id in self._audience and agent_id != label.sender_id for agent_id in excluded):
             return False

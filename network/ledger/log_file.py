@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from roundelay.network.core.rows import MessageHead, Row, RowType
-from roundelay.network.core.tables import Followed
+from roundelay.network.core.tables import IndexPosition
 from roundelay.network.errors import LedgerError
 
 from .database_lock import explain, is_held
@@ -248,11 +248,11 @@ class DatabaseLog:
             row = find_row(self._damage, seq, self._db, self._columns)
             return row if row is not None and not row.is_damaged else None
 
-    def find_cursor(self) -> Followed | None:
+    def find_cursor(self) -> IndexPosition | None:
         """How far it has followed the shared log that it is an index of; None where it has a history of its own."""
         with _explaining_database(self._path):
             found = self._db.execute("SELECT value FROM state WHERE tbl = 'followed'").fetchone()
-        return None if found is None else msgspec.json.decode(found[0], type=Followed)
+        return None if found is None else msgspec.json.decode(found[0], type=IndexPosition)
 
     def values(self) -> Iterator[tuple[str, str, str]]:
         """Every value of its tables, as JSON: table, key, value."""

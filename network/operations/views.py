@@ -146,7 +146,7 @@ async def find_message(reading: Reading, seq: int, field: str, view: View | None
     head = (await reading.hub.ledger.heads([seq])).get(seq)
     if head is None or not await (view or View(reading)).shows(head):
         raise UnknownMessage(
-            f"There is no message {seq} that {reading.origin.agent_id} may read; {field} is the seq of one."
+            f"There is no message {seq} that {reading.origin.agent_id} may read. {field} must be the seq of a message."
         )
     return head
 

@@ -1,4 +1,4 @@
-"""``roundelay cost``: what models were asked, and what it cost, from the ledger's records."""
+"""``roundelay cost``: what models used and what it cost."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from roundelay.runs.source import Source
 
 GROUPS = ("agent", "model", "thread", "root", "reaction", "turn", "call", "day")
-"""`runs.cost.GROUPS`, which a start need not load."""
+"""Same as `runs.cost.GROUPS`, repeated so that the start of every command does not import that module."""
 
 
-@click.command(short_help="Show what models used, and what it cost.")
-@click.option("--by", type=click.Choice(GROUPS), default="agent", show_default=True, help="What each line is of.")
+@click.command(short_help="Show what models used and what it cost.")
+@click.option("--by", type=click.Choice(GROUPS), default="agent", show_default=True, help="Group by this.")
 @click.option("--agent", "agent_id", metavar="ID", callback=check_id, help="Only this agent.")
 @click.option("--thread", "thread_id", metavar="ID", help="Only reactions to messages of this thread.")
 @click.option("--root", type=SEQ, metavar="SEQ", help="Only the conversation that began with this message.")
 @click.option("--reaction", metavar="ID", help="Only this reaction.")
-@click.option("--since", metavar="WHEN", help="Only what was recorded since: 2h, 7d, or a date like 2026-01-31.")
+@click.option("--since", metavar="WHEN", help="Only records since 2h or 7d ago, or since a date like 2026-01-31.")
 @db_option
 @json_option
 @identity_options
@@ -40,23 +40,24 @@ def cost(
 ) -> None:
     """Show what models used, and what it cost where prices are known.
 
-    Agents inside of other agents' calls are counted with those. Operators see all agents; with --as ID --as-kind agent
-    it is that agent's own. People who use the owner's token are operators.
+    Agents that run inside another agent's call are counted with that agent. Operators see all agents. With --as ID
+    --as-kind agent only that agent's own records are counted. People who use the owner's token are operators.
     """
-    from roundelay.runs.cost import CallFilter, describe_cost, read_cost, read_since
+    from roundelay.runs.cost import CallFilter, parse_since, read_cost
+    from roundelay.runs.cost_text import describe_cost
 
     try:
-        since_ms = read_since(since) if since is not None else 0
+        since_ms = parse_since(since) if since is not None else 0
     except (ValueError, OverflowError) as error:
         raise click.BadParameter(
-            f"{since!r} is no time; write 2h, 7d, or a date like 2026-01-31.", param_hint="--since"
+            f"{since!r} is not a time. Write 2h, 7d, or a date like 2026-01-31.", param_hint="--since"
         ) from error
     wanted = CallFilter(agent_id, thread_id, root, reaction, since_ms, after=root or 0)
 
     async def read(source: Source) -> CostReport:
-        report = await read_cost(source, wanted, by)  # type: ignore[arg-type]  # one of the choices
+        report = await read_cost(source, wanted, by)  # type: ignore[arg-type]  # click has checked the choice
         if root is not None and not report.groups:
-            await source.chain(root)  # raises for a message that is not there
+            await source.chain(root)  # raises if there is no such message
         return report
 
     report = look(db, read)

@@ -27,7 +27,8 @@ import yaml
 import roundelay
 from roundelay.agents.inbox import wakes
 from roundelay.agents.isolation import first_error
-from roundelay.agents.journal import fetch_records, reaction_id
+from roundelay.agents.reaction_ids import reaction_id
+from roundelay.agents.recorded import fetch_records
 from roundelay.demo.agents import DESK, THINKING_S, THINKING_VARIABLE
 from roundelay.demo.screen import DemoScreen
 from roundelay.display.screen import Screen

@@ -35,9 +35,9 @@ _OPERATIONS = {
     "network.info lists its mods": ("`roundelay status` lists its mods", "`roundelay status` lists its mods"),
     "network.list_tokens lists": ("`roundelay token list` lists", "`roundelay token list` lists"),
     "network.resume_root, root": ("`roundelay chat` and /resume", "/resume"),
-    "; seq is the seq of one.": (
-        "; `roundelay tail --last 20` shows their numbers.",
-        "; /history shows their numbers.",
+    " seq must be the seq of a message.": (
+        " `roundelay tail --last 20` shows their numbers.",
+        " /history shows their numbers.",
     ),
 }
 """What a hub's sentence, which is for programs, names, and what a person types for it: as a command, and in chat."""

@@ -36,9 +36,9 @@ from roundelay.agents.events import (
     Waiting,
     event_to_json,
 )
-from roundelay.agents.journal import reaction_id
 from roundelay.agents.models.model import Usage
 from roundelay.agents.models.tokens import Prices, write_dollars
+from roundelay.agents.reaction_ids import reaction_id
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import AgentSpec, build_runner
 from roundelay.agents.tools import as_tool

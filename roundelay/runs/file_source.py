@@ -135,6 +135,10 @@ class FileSource:
                     names.add((row.actor, row.stream))
         return names
 
+    def list_names(self) -> list[tuple[str, str]]:
+        """Return all reactions as (agent, id), in the order of their first records."""
+        return list(self._read_places())
+
     async def open_reactions(self) -> set[tuple[str, str]]:
         return {name for name, it in self._read_places().items() if it.started > max(it.finished, default=0)}
 

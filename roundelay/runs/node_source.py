@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-from roundelay.agents.journal import fetch_fates, fetch_records
+from roundelay.agents.recorded import fetch_fates, fetch_records
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.client.paging import Call, read_pages
 from roundelay.network.core.rows import Row

@@ -1,10 +1,8 @@
-"""Writes a run out as one page for a browser, which opens from disk and asks nobody for anything: the node's page
-(`roundelay.web`) on rows that stand in the file.
+"""Writes a run as one HTML file that opens from disk without a network: the node's page (`roundelay.web`) with rows.
 
-What the page holds is what the caller may read: of a ledger's file everything, of a node the log for operators, and for
-others their messages and, if they are agents, their own records. The rows are packed and written in letters that no
-reader of HTML takes for anything else, so nothing that a participant wrote can leave its place; the page's own policy
-lets it run its own scripts alone, and ask no address.
+The file holds what the caller may read: everything of a ledger's file, the log of a node for operators, and for others
+their messages and, for agents, their own records. The rows are compressed and base64-encoded, so that no text of a
+participant can become HTML. The page's content security policy allows its own scripts only, and no requests.
 """
 
 from __future__ import annotations
@@ -25,86 +23,91 @@ from roundelay.agents.models.tokens import Prices, has_price_table
 from roundelay.connection import READER_ID
 from roundelay.network.core.rows import Row
 from roundelay.network.errors import Forbidden, LedgerError, UnknownOperation
+from roundelay.network.ledger.log_file import LogHead
 from roundelay.runs.export import Part, read_messages, read_part
 from roundelay.runs.lists import list_participants, list_threads
 from roundelay.runs.node_source import LiveSource
+from roundelay.runs.page_answers import MemoryLog, describe_run, make_message_row, make_record_row
 from roundelay.runs.reading import Record, read_body, read_record
 from roundelay.runs.source import Source
 from roundelay.web import site
 
 FORMAT = 1
 MAX_BYTES = 256 * 1024 * 1024
-"""Of the rows, as JSON: a browser holds them all at once."""
+"""Maximum size of the rows as JSON: a browser holds them all in memory."""
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""What the page may do: run its own scripts, and the modules that these import; ask no address; make no text HTML. The
-nonce is made when the page is, after everything that participants wrote."""
+"""The page may run its own scripts and the modules that they import, send no request, and turn no text into HTML. The
+nonce is created with the page, after everything that participants wrote, so nobody can have guessed it."""
 
 
 @dataclass
 class _PageRows:
-    """What a page holds of a run. Messages and the bodies of records are carried as they are stored."""
+    """The rows of a page. Messages and bodies of records keep their stored bytes."""
 
     head: int = 0
     size: int = 0
     messages: list[Raw] = field(default_factory=list)
     records: list[dict[str, object]] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
-    """Who takes part, and as what."""
+    """Kinds of the participants, by id."""
     used: set[tuple[str, Usage]] = field(default_factory=set)
     triggers: set[int] = field(default_factory=set)
+    rows: list[Row] = field(default_factory=list)
+    """The same messages and records as rows of a log, for explanations."""
     threads: set[str] = field(default_factory=set)
 
-    def take_row(self, row: Row) -> None:
+    def add_row(self, row: Row) -> None:
         self.head = max(self.head, row.seq)
+        if row.type in ("message", "record"):
+            self.rows.append(row)
         if row.type == "message":
-            self.take_message(read_body(row), row.data)
+            self.add_message(read_body(row), row.data)
         elif row.type == "record":
-            self.take_record(row.stream, read_record(row), row.data)
+            self.add_record(row.stream, read_record(row), row.data)
         elif row.type == "registered":
             body = read_body(row)
-            self.take_participant(str(body["agent_id"]), str(body["kind"]))
+            self.add_participant(str(body["agent_id"]), str(body["kind"]))
 
-    def take_message(self, message: Mapping[str, Any], data: bytes) -> None:
-        self._take(data)
+    def add_message(self, message: Mapping[str, Any], data: bytes) -> None:
+        self._count_bytes(data)
         self.messages.append(Raw(data))
         self.triggers.add(int(message["seq"]))
         self.threads.add(str(message["thread_id"]))
         self.head = max(self.head, int(message["seq"]))
-        self.take_participant(str(message["sender_id"]), str(message["sender_kind"]))
+        self.add_participant(str(message["sender_id"]), str(message["sender_kind"]))
 
-    def take_record(self, reaction: str, record: Record, data: bytes) -> None:
-        self._take(data)
+    def add_record(self, reaction: str, record: Record, data: bytes) -> None:
+        self._count_bytes(data)
         self.records.append({**record, "reaction": reaction, "body": Raw(data)})
-        self.take_participant(str(record["agent_id"]), "agent")
+        self.add_participant(str(record["agent_id"]), "agent")
         self.used |= set(_list_used(record["body"]))
 
-    def take_participant(self, agent_id: str, kind: str) -> None:
+    def add_participant(self, agent_id: str, kind: str) -> None:
         if agent_id != READER_ID:
             self.kinds.setdefault(agent_id, kind)
 
-    def _take(self, data: bytes) -> None:
+    def _count_bytes(self, data: bytes) -> None:
         self.size += len(data)
         if self.size > MAX_BYTES:
             raise LedgerError(
-                f"This run is larger than a page can hold ({MAX_BYTES // 1024**2} MB); choose a part by --thread, "
-                "--root, --from or --to, or look at the whole: roundelay view FILE.db"
+                f"This run is larger than a page can hold ({MAX_BYTES // 1024**2} MB). Choose a part with --thread, "
+                "--root, --from or --to, or open the whole file: roundelay view FILE.db"
             )
 
 
 async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) -> str:
-    """Give the page. Raises `UnknownMessage` if nothing is of that thread or root, `LedgerError` for what is too
-    large."""
+    """Return the page. Raises `UnknownMessage` if the part has no messages, `LedgerError` if it is too large."""
     rows = _PageRows()
     is_operator = True
     try:
-        head, found = await read_part(source, part)
+        head, part_rows = await read_part(source, part)
         network = {"name": head.name, "epoch": head.epoch}
-        async for row in found:
-            rows.take_row(row)
-    except (Forbidden, UnknownOperation):  # no operator
+        async for row in part_rows:
+            rows.add_row(row)
+    except (Forbidden, UnknownOperation):  # not an operator
         assert isinstance(source, LiveSource)
         is_operator = False
         info = source.client.welcome.network
@@ -113,6 +116,7 @@ async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) ->
     if not rows.messages and not part.is_whole:
         raise part.not_found()
     prices = Prices()
+    log = MemoryLog(LogHead(epoch=network["epoch"], name=network["name"]), rows.rows)
     usd = {_name_usage(model, usage): prices.cost(model, usage) for model, usage in rows.used}
     caller = source.client.agent_id if isinstance(source, LiveSource) else READER_ID
     data = {
@@ -126,6 +130,7 @@ async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) ->
         "readers": await _read_readers(source, rows),
         "messages": rows.messages,
         "records": rows.records,
+        **await describe_run(log, prices),
         "has_prices": has_price_table(),
         "usd": {name: float(it) for name, it in usd.items() if it is not None},
     }
@@ -133,20 +138,24 @@ async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) ->
 
 
 async def _read_own(source: LiveSource, part: Part, rows: _PageRows) -> None:
-    """Read what somebody may see who is no operator: the messages, and an agent's own records."""
+    """Read what a non-operator may see: the messages, and an agent's own records."""
     async for message in read_messages(source, part):
-        rows.take_message(message.model_dump(), message.model_dump_json(exclude_none=True).encode())
+        data = message.model_dump_json(exclude_none=True).encode()
+        rows.add_message(message.model_dump(), data)
+        rows.rows.append(make_message_row(message, data))
     own = source.client.agent_id
-    named = {(own, name) async for page in source.usage(None, 0) for name in page["reactions"]}
-    for reaction in await source.read_reactions(sorted(named | await source.open_reactions())):
+    names = {(own, name) async for page in source.usage(None, 0) for name in page["reactions"]}
+    for reaction in await source.read_reactions(sorted(names | await source.open_reactions())):
         if reaction.trigger in rows.triggers:
             for record in reaction.records:
-                rows.take_record(reaction.reaction, record, msgspec.json.encode(record["body"]))
+                data = msgspec.json.encode(record["body"])
+                rows.add_record(reaction.reaction, record, data)
+                rows.rows.append(make_record_row(reaction.reaction, record, data))
     rows.records.sort(key=lambda it: cast(int, it["seq"]))
 
 
 async def _describe_participants(source: Source, rows: _PageRows, *, is_whole: bool) -> list[dict[str, object]]:
-    """Give who is registered, of a part of the run only who has a part in it. A log does not hold their cards."""
+    """Return the participants; of a part of the run, only those who appear in it. A log does not hold their cards."""
     cards: dict[str, object] = {}
     if isinstance(source, LiveSource):
         for it in await list_participants(source.client):
@@ -160,13 +169,13 @@ async def _describe_participants(source: Source, rows: _PageRows, *, is_whole: b
 
 
 async def _read_readers(source: Source, rows: _PageRows) -> dict[str, list[str]]:
-    """Give who reads the threads of which messages are held. A log does not tell."""
+    """Return the readers of the page's threads. A log does not hold them."""
     threads = await list_threads(source.client) if isinstance(source, LiveSource) else []
     return {it["thread_id"]: it["readers"] for it in threads if it["thread_id"] in rows.threads}
 
 
 def _list_used(body: object) -> Iterator[tuple[str, Usage]]:
-    """Give what models a record tells of, each with what one call of it used."""
+    """Yield the models that a record names, each with the tokens of one call."""
     if not isinstance(body, dict):
         return
     reply = body.get("reply")
@@ -180,13 +189,13 @@ def _list_used(body: object) -> Iterator[tuple[str, Usage]]:
 
 
 def _name_usage(model: str, usage: Usage) -> str:
-    """Return the name by which the page finds a price: `nameUse` of core/pricing.js."""
+    """Return the key under which the page finds a price: `nameUse` in core/pricing.js."""
     tokens = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
     return json.dumps([model, *tokens], ensure_ascii=False, separators=(",", ":"))
 
 
 def make_page(rows: bytes, nonce: str, folder: Path = site.FOLDER) -> str:
-    """Give the node's page, with every file of it and these rows in it."""
+    """Return the node's page with all its files and these rows in it."""
     contents = site.read_contents(folder)
     places = {
         name: f"data:text/javascript;base64,{b64encode(body).decode()}"

@@ -14,8 +14,9 @@ from typing import Any, get_args
 import msgspec
 
 from roundelay.agents.history import read_argument
-from roundelay.agents.journal import Approval, Recorded, reaction_id, read_records
 from roundelay.agents.models.model import ModelReply, Usage
+from roundelay.agents.reaction_ids import reaction_id
+from roundelay.agents.recorded import Approval, Recorded, read_records
 from roundelay.agents.text import handoff_name
 from roundelay.agents.values import Reviewed, Status
 from roundelay.network.core.rows import Row

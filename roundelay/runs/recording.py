@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roundelay.agents.journal import derived_id, reaction_id
 from roundelay.agents.models.tape import TapedTurn
+from roundelay.agents.reaction_ids import derived_id, reaction_id
 from roundelay.network.core.rows import Row
 from roundelay.network.ledger.log_file import LogHead, in_order
 from roundelay.network.messages import BaseMessage

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from roundelay.agent_files import is_node_file, read_agents
-from roundelay.agents.journal import derived_id
+from roundelay.agents.reaction_ids import derived_id
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.team import build_runner, name_model
 from roundelay.network.config import Limits, load_yaml, resolve_config

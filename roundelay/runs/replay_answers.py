@@ -10,9 +10,10 @@ from typing import NoReturn
 
 from pydantic import JsonValue
 
-from roundelay.agents.journal import Recorded, derived_id
 from roundelay.agents.models.model import Model, ModelError, ModelFailure, ModelReply, ModelRequest
 from roundelay.agents.models.tape import find_drift
+from roundelay.agents.reaction_ids import derived_id
+from roundelay.agents.recorded import Recorded
 from roundelay.agents.tools import PlannedCall
 from roundelay.agents.values import ModelFailed, Reviewed, StopTrace, ToolResult
 from roundelay.network.text import shorten

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from roundelay.agents.journal import derived_id
 from roundelay.agents.models.model import ModelReply, ToolCall
+from roundelay.agents.reaction_ids import derived_id
 from roundelay.agents.values import KeptPrompt
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.text import count
@@ -244,7 +244,7 @@ async def follow(source: ReadableSource, seq: int, limit: int | None = None) -> 
     for message in (start, *messages):
         sent = by_cause.get(message.seq, [])
         found = await source.reactions_to(message)
-        reactions[message.seq] = tuple([await _describe_reaction(source, it, sent) for it in found])
+        reactions[message.seq] = tuple([await describe_reaction(source, it, sent) for it in found])
     # Build from the newest message down: followers always have higher seqs, so they are complete before their cause.
     effects: dict[int, Effect] = {}
     for message in sorted((start, *messages), key=lambda message: message.seq, reverse=True):
@@ -254,9 +254,10 @@ async def follow(source: ReadableSource, seq: int, limit: int | None = None) -> 
     return replace(effects[seq], has_more=has_more)
 
 
-async def _describe_reaction(
+async def describe_reaction(
     source: ReadableSource, reaction: RecordedReaction, caused: Sequence[BaseMessage]
 ) -> ReactionEffect:
+    """Describe a reaction whose messages ``caused`` are shown as followers."""
     if reaction.run is None:
         return ReactionEffect(reaction.agent_id, reaction.reaction)
     work = reaction.work

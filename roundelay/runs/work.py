@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
 from roundelay.agents.inbox import is_declined
-from roundelay.agents.journal import is_path
+from roundelay.agents.reaction_ids import is_path
 from roundelay.network.messages import BaseMessage
 from roundelay.runs.reading import RecordedCall, RecordedHandoff, RecordedReview, RecordedWork
 

@@ -536,7 +536,8 @@ class Chat:
 
     @command("/cost", "tokens that agents used on what was said since you joined")
     async def _cost(self, _rest: str) -> None:
-        from roundelay.runs.cost import describe_usage, read_usage
+        from roundelay.runs.cost import read_usage
+        from roundelay.runs.cost_text import describe_usage
 
         usage = await read_usage(self.client, self.under_way.reactions, self.sent)
         self.screen.write(describe_usage(usage, paint=self.screen.paint))

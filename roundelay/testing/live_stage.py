@@ -15,7 +15,7 @@ import hmac
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from roundelay.agents.journal import fetch_fates
+from roundelay.agents.recorded import fetch_fates
 from roundelay.network.addresses import reply_thread
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock

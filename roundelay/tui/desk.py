@@ -44,7 +44,7 @@ KEYS_FOR_COMMANDS = {
     "Write /edit SEQ ARGUMENTS with": "Write",
     "/resume": "Enter in the inbox",
     "/agents lists": "the screen Agents lists",
-    "; /history shows their numbers.": ".",
+    " /history shows their numbers.": "",
 }
 """What a sentence names that a person types in a chat, and what it is here."""
 

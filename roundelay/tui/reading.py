@@ -16,7 +16,8 @@ from roundelay.display.screen import PLAIN
 from roundelay.display.text import clean, fit
 from roundelay.network.errors import RequestError
 from roundelay.runs.approvals import find_message
-from roundelay.runs.cost import FIGURES, HEADS, By, CallFilter, describe_cost, list_figures, read_cost
+from roundelay.runs.cost import HEADS, By, CallFilter, read_cost
+from roundelay.runs.cost_text import FIGURES, describe_cost, list_figures
 from roundelay.runs.node_source import LiveSource
 from roundelay.runs.why import explain, follow
 from roundelay.runs.why_text import describe_effect, describe_steps

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from roundelay.agents.journal import fetch_records
+from roundelay.agents.recorded import fetch_records
 from roundelay.app import Node, serve
 from roundelay.mods.channels import Channels
 from roundelay.network.client import Event, NetworkClient, Signal

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from roundelay.agents.journal import fetch_records, reaction_id
+from roundelay.agents.reaction_ids import reaction_id
+from roundelay.agents.recorded import fetch_records
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.messages import BaseMessage

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roundelay.agents.journal import reaction_id
+from roundelay.agents.reaction_ids import reaction_id
 from roundelay.network.client import NetworkClient
 from tests.support.node import running_node
 

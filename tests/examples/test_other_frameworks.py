@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents.journal import reaction_id
+from roundelay.agents.reaction_ids import reaction_id
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.messages import BaseMessage

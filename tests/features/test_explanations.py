@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import gzip
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from decimal import Decimal
@@ -19,8 +22,10 @@ from roundelay.app import Network
 from roundelay.network.config import Limits
 from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
 from roundelay.runs.cost import CallFilter, read_cost
+from roundelay.runs.export import Part
 from roundelay.runs.node_answers import NodeRunReader
 from roundelay.runs.node_source import LiveSource
+from roundelay.runs.page import write_page
 from roundelay.runs.reading import RecordedReaction
 from roundelay.runs.timeline import list_steps
 from roundelay.runs.why import explain, follow
@@ -218,3 +223,48 @@ def test_records_of_another_program_break_nothing(body: object) -> None:
     ]
     steps = list_steps(RecordedReaction("r", "ann", records))
     assert {step.kind for step in steps} <= {"tool"}
+
+
+async def write_rows(client: Any) -> dict[str, Any]:
+    """The rows of the page that a caller exports."""
+    page = await write_page(LiveSource(client), Part(), now_s=1.0, nonce="n")
+    [packed] = re.findall(r'id="recording">([^<]*)<', page)
+    rows: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
+    return rows
+
+
+def without(value: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: it for name, it in value.items() if name not in names}
+
+
+def drop_prices(work: dict[str, Any]) -> dict[str, Any]:
+    """An exported page has the prices of the process that writes it."""
+    return {**work, "steps": [without(step, "usd") for step in work["steps"]]}
+
+
+async def test_an_exported_page_holds_the_answers_of_its_node(run: Run) -> None:
+    boss = await run.network.join("boss", kind="human")
+    rows = await write_rows(boss)
+    for message in rows["messages"]:
+        seq = message["seq"]
+        step = (await boss.call("network.explain", {"seq": seq}))["steps"][0]
+        expected = without(step["reaction"], "work", "prompt", "steps") if "reaction" in step else None
+        assert rows["explained"].get(str(seq)) == expected
+        reactions = (await boss.call("network.effects", {"seq": seq}))["reactions"]
+        assert rows["effects"].get(str(seq), []) == [without(it, "work") for it in reactions]
+    assert {it["agent_id"] for it in rows["reactions"]} == {"desk", "finance", "payer", "lost"}
+    for it in rows["reactions"]:
+        answer = await boss.call("network.work", {"agent_id": it["agent_id"], "reaction": it["reaction"]})
+        expected = drop_prices(without(answer, "has_prices"))
+        assert drop_prices(without(it, "agent_id", "reaction", "seq")) == expected
+    total = (await boss.call("network.cost_report", {}))["total"]
+    for name in ("calls", "prompt_tokens", "completion_tokens", "tools"):
+        assert sum(it[name] for it in rows["calls"]) == total[name], name
+
+
+async def test_an_exported_page_explains_an_agents_own_work_alone(run: Run) -> None:
+    finance = await run.network.join("finance", kind="agent")
+    rows = await write_rows(finance)
+    assert {it["agent_id"] for it in rows["reactions"]} == {"finance"}
+    assert {it["agent_id"] for it in rows["explained"].values()} == {"finance"}
+    assert {it["agent_id"] for it in rows["calls"]} == {"finance"}

@@ -13,10 +13,10 @@ import pytest
 from roundelay.agents import live_activity as live
 from roundelay.agents.agent_tools import remote_handoff
 from roundelay.agents.events import RemoteCall, RemoteOutput, event_to_json
-from roundelay.agents.journal import reaction_id
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ModelDelta, ModelReply, ToolCall
 from roundelay.agents.models.scripted import call
+from roundelay.agents.reaction_ids import reaction_id
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network, serve
 from roundelay.display.screen import PLAIN

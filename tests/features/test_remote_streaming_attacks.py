@@ -15,11 +15,12 @@ from roundelay.agents import live_activity
 from roundelay.agents.agent_tools import remote_agent_tool, remote_handoff
 from roundelay.agents.events import Event, RemoteCall, RemoteOutput
 from roundelay.agents.inbox import Visibility
-from roundelay.agents.journal import Journal, reaction_id
+from roundelay.agents.journal import Journal
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ModelDelta, ModelReply, ModelRequest, OnDelta
 from roundelay.agents.models.scripted import call
 from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.reaction_ids import reaction_id
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
 from roundelay.app import Network

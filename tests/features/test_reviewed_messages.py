@@ -14,12 +14,12 @@ from roundelay.agents.features.evaluations import Evaluations, Grounding, Rule
 from roundelay.agents.features.postprocessors import Postprocessors
 from roundelay.agents.features.references import References
 from roundelay.agents.features.structured import StructuredAnswer
-from roundelay.agents.journal import reaction_id
 from roundelay.agents.loop_texts import BLOCKED
 from roundelay.agents.middleware import Answer, Around
 from roundelay.agents.models.model import Model
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy, OnText
+from roundelay.agents.reaction_ids import reaction_id
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tool_client import ToolClient

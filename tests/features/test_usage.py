@@ -13,17 +13,17 @@ import pytest
 
 from roundelay.agents.agent import Agent
 from roundelay.agents.agent_tools import agent_tool
-from roundelay.agents.journal import reaction_id
 from roundelay.agents.middleware import Correction, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage
 from roundelay.agents.models.tokens import Price, Prices, write_dollars
+from roundelay.agents.reaction_ids import reaction_id
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import ToolContext, tool
 from roundelay.app import Network
 from roundelay.commands.cost import GROUPS as OFFERED
 from roundelay.network.ledger.log_file import open_log
-from roundelay.runs.cost import GROUPS, CallFilter, CostReport, UsedCall, read_cost, read_since
+from roundelay.runs.cost import GROUPS, CallFilter, CostReport, UsedCall, parse_since, read_cost
 from roundelay.runs.file_source import FileSource
 from roundelay.runs.node_source import LiveSource
 from tests.support.agents import Heard, Person, running
@@ -202,11 +202,11 @@ def test_dollars_are_written_for_a_reader(amount: str, shown: str) -> None:
 
 
 def test_a_time_is_read_as_people_write_it() -> None:
-    assert read_since("2h", now_s=10_000) == 2_800_000
-    assert read_since("2026-01-31T00:00:00+00:00") == 1_769_817_600_000
+    assert parse_since("2h", now_s=10_000) == 2_800_000
+    assert parse_since("2026-01-31T00:00:00+00:00") == 1_769_817_600_000
     for wrong in ("h", "yesterday", "-2h", ""):
         with pytest.raises(ValueError, match="isoformat"):
-            read_since(wrong)
+            parse_since(wrong)
 
 
 def test_the_command_offers_every_group() -> None:
@@ -258,7 +258,7 @@ async def test_roundelay_cost_shows_what_was_used(node: Node) -> None:
     assert line.split()[0] == "ann"
     assert line.split()[-7:] == ["1", "1200", "1000", "34", "5", "1", "?"]
     assert "\x1b[2J" not in shown.out
-    assert "No price is known of: my" in shown.out
+    assert "No known price for: my" in shown.out
     value = json.loads((await invoke("cost", "--json", "--by", "root", "--thread", "direct:ann~mia")).out)
     assert value["groups"][0]["root"] == f"#{root}"
     assert value["total"]["prompt_tokens"] == 1200
@@ -266,7 +266,7 @@ async def test_roundelay_cost_shows_what_was_used(node: Node) -> None:
 
 async def test_a_time_that_is_none_is_wrong_usage() -> None:
     wrong = await invoke("cost", "--since", "yesterday", code=2)
-    assert "write 2h, 7d, or a date" in wrong.err
+    assert "Write 2h, 7d, or a date" in wrong.err
 
 
 async def test_agent_try_tells_tokens_and_cost_at_its_end(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from roundelay.adapters.participant import AdaptedAgent, IncomingTurn, mark
 from roundelay.agents.events import ModelOutput, ToolCallEnd, ToolCallStart
-from roundelay.agents.journal import reaction_id
 from roundelay.agents.models.model import AssistantMessage, ModelError, Usage, UserMessage
 from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.reaction_ids import reaction_id
 from roundelay.agents.runner import RunnerOptions
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient

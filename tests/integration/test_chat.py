@@ -282,9 +282,9 @@ async def test_a_line_that_cannot_be_obeyed_is_told_and_the_rest_goes_on(node: N
     done = await run("chat", "--as", "mia", "--wait", "0", stdin="\n".join(lines), code=1)
     errors = done.err.splitlines()
     expected = (
-        "'nobody'; /agents lists who is.", "/frob", "nowhere:x", "/leave CHANNEL", "/resume SEQ", "Write /dm ID", "Write /join CHANNEL",
-        "There is no message 999 that mia may read; /history shows their numbers.",
-        "There is no message 999 that mia may read; /history shows their numbers.",
+        "'nobody'. /agents lists who is.", "/frob", "nowhere:x", "/leave CHANNEL", "/resume SEQ", "Write /dm ID", "Write /join CHANNEL",
+        "There is no message 999 that mia may read. /history shows their numbers.",
+        "There is no message 999 that mia may read. /history shows their numbers.",
         "'De v' is no channel's name; use lower case letters, digits, '.', '_' and '-'.",
         "There is no thread 'nope' that mia may read; /threads lists those that there are.",
         "There is no thread 'nope' that mia may read; /threads lists those that there are.",
@@ -426,7 +426,7 @@ async def test_cost_adds_up_the_recorded_replies_whoever_else_claims_them(node: 
     bob, eve = await node.agent("bob", role="reactor"), await node.agent("eve")
     async with chatting("--to", "bob") as chat:
         await chat.type("/cost")
-        await chat.line("No agent has reacted yet")
+        await chat.line("No agent has reacted since")
         await chat.type("work")
         await start_reaction(bob, await bob.message("work"))
         for turn in (1, 2):
@@ -458,7 +458,7 @@ async def test_cost_counts_who_was_asked_on_ones_behalf(node: Node) -> None:
         await chat.type("/cost")
         await chat.line(r"^others +1 +70 +20 +3$")
         await chat.line(r"^all +0 +1 +70 +20 +3$")
-        await chat.line("^Others are those that were asked")
+        await chat.line("^Others: agents that were asked")
 
 
 async def test_cost_says_when_the_records_may_not_be_read(node: Node) -> None:
@@ -468,7 +468,7 @@ async def test_cost_says_when_the_records_may_not_be_read(node: Node) -> None:
         await chat.type("work")
         await start_reaction(bob, await bob.message("work"))
         await chat.type("/cost")
-        await chat.line("1 reaction is hidden: records are for their agent and for operators")
+        await chat.line("1 reaction is hidden. Records are visible to their agent and to operators")
 
 
 async def test_cost_counts_records_of_another_shape_as_hidden(node: Node) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents import journal
 from roundelay.agents.features.evaluations import Evaluations, Rule
 from roundelay.agents.middleware import Around, Correction, middleware_of
 from roundelay.agents.models.model import Usage
 from roundelay.agents.models.scripted import call, say, send
 from roundelay.agents.policy import AgentPolicy, KeptRecords
+from roundelay.agents.recorded import RECORD_TYPES
 from roundelay.agents.tools import ToolContext, tool
 from roundelay.app import Network
 from roundelay.runs.reactions import describe_record
@@ -85,7 +85,7 @@ async def test_what_is_kept_beside_is_told_in_words() -> None:
     assert lines["used"] == ["1.0 used tiny, 3 prompt + 2 completion tokens"]
 
 
-@pytest.mark.parametrize("kind", sorted(journal._READERS))
+@pytest.mark.parametrize("kind", sorted(RECORD_TYPES))
 def test_each_kind_has_words(kind: str) -> None:
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
     body: dict[str, Any] = {

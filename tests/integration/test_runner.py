@@ -11,11 +11,13 @@ import pytest
 
 from roundelay.agents.events import ModelOutput, Resumed
 from roundelay.agents.features.evaluations import Evaluations, Rule
-from roundelay.agents.journal import Started, derived_id, open_journal, reaction_id
+from roundelay.agents.journal import open_journal
 from roundelay.agents.models.model import ModelDelta, ModelReply, ModelRequest, ModelUse, OnDelta, Usage
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Script, broadcast, call, finish, say, send
 from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.reaction_ids import derived_id, reaction_id
+from roundelay.agents.recorded import Started
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.running_reaction import ReactionResult
 from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner

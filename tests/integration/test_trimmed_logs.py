@@ -1,4 +1,4 @@
-"""What is old goes from each node of a shared log as the leader says. docs/cluster.md ("What a node of a cluster is told")."""
+"""What is old goes from each node of a shared log as the leader says. docs/cluster.md ("Configuration of a cluster node")."""
 
 from __future__ import annotations
 

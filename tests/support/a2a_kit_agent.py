@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from roundelay.agents.journal import reaction_id
+from roundelay.agents.reaction_ids import reaction_id
 from roundelay.network.client import AnyMessage, NetworkClient
 
 FILE = {"name": "output.txt", "media_type": "text/plain"}

@@ -17,10 +17,11 @@ import pytest
 from roundelay.agents.agent import Agent
 from roundelay.agents.driver import Driver
 from roundelay.agents.events import Event
-from roundelay.agents.journal import Journal, Started
+from roundelay.agents.journal import Journal
 from roundelay.agents.loop_texts import ANSWER, OR_FINISH
 from roundelay.agents.models.model import Model
 from roundelay.agents.reaction import Reaction, ReactionSetup
+from roundelay.agents.recorded import Started
 from roundelay.agents.tool_client import ToolClient
 from roundelay.agents.tools import ToolContext
 from roundelay.agents.values import Finish

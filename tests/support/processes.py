@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from roundelay.agents.journal import reaction_id
+from roundelay.agents.reaction_ids import reaction_id
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage
 from tests.support.command import TIMEOUT_S, Command, command

@@ -28,12 +28,13 @@ from roundelay.agents.events import (
     TurnStart,
     event_to_json,
 )
-from roundelay.agents.journal import Journal, Started, read_records
+from roundelay.agents.journal import Journal
 from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, OnDelta, ToolCall, ToolMessage, Usage
 from roundelay.agents.models.scripted import Call, Script, ScriptedModel, call, finish, say
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.reaction import Reaction
+from roundelay.agents.recorded import Started, read_records
 from roundelay.agents.tool_client import ToolClient
 from roundelay.agents.tools import Tool, ToolContext, tool
 from roundelay.agents.values import Finish

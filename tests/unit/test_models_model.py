@@ -9,7 +9,6 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from roundelay.agents.journal import Recorded
 from roundelay.agents.models.model import (
     ModelError,
     ModelReply,
@@ -19,6 +18,7 @@ from roundelay.agents.models.model import (
     UserMessage,
     derive_call_id,
 )
+from roundelay.agents.recorded import Recorded
 
 
 def recorded(reply: object) -> ModelReply:

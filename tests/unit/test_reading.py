@@ -189,7 +189,7 @@ def test_replies_of_runs_inside_count_and_their_turns_do_not() -> None:
 
 
 def test_the_author_of_a_reaction_is_who_it_was_derived_for_else_who_wrote_first() -> None:
-    from roundelay.agents.journal import reaction_id
+    from roundelay.agents.reaction_ids import reaction_id
 
     name = reaction_id("bob", 3, "epoch")
     records = [

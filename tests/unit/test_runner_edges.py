@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from roundelay.agents.events import event_to_json
-from roundelay.agents.journal import digest, reaction_id
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ModelDelta, ModelReply, ModelRequest, OnDelta, Usage
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Script, ScriptedModel, call, finish, say
 from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.reaction_ids import digest, reaction_id
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents.journal import derived_id
 from roundelay.agents.models.model import Usage
 from roundelay.agents.models.scripted import call
 from roundelay.agents.models.tokens import Price, Prices
+from roundelay.agents.reaction_ids import derived_id
 from roundelay.agents.tools import tool
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage

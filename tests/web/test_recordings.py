@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
 
-from roundelay.agents.journal import derived_id
+from roundelay.agents.reaction_ids import derived_id
 from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.ledger.log_file import LogHead, encode_head, encode_row
 from tests.support.command import command, invoke

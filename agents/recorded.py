@@ -1,0 +1,327 @@
+"""Records of a reaction, read back: what a run has done so far.
+
+`journal` writes the records and documents their order. `driver` resumes a run from `Recorded`; ``roundelay.runs``
+explains and replays it. Each kind of record has one type here. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import BaseModel, JsonValue, TypeAdapter
+
+from roundelay.network.client.paging import Call, read_pages
+
+from .models.model import ModelReply, ModelUse
+from .values import (
+    Altered,
+    Finish,
+    KeptPrompt,
+    ModelFailed,
+    NewMessages,
+    Replayed,
+    Reviewed,
+    Scope,
+    StopTrace,
+    ToolResult,
+    Vote,
+    Wait,
+)
+
+
+class Started(BaseModel):
+    """The start of a reaction. The prompt is a function of these fields and of the ledger up to ``as_of``."""
+
+    trigger: int
+    thread_id: str
+    as_of: int
+    manifest: list[int]
+    """Seqs of the messages in the prompt, ascending."""
+    config_hash: str
+    prompt_hash: str = ""
+
+
+class Approval(BaseModel):
+    """A person's decision on a call: what, who and when."""
+
+    is_approved: bool
+    by: str
+    seq: int
+    at: int
+    arguments: str | None = None
+    """Arguments that the call gets instead, if the person changed them."""
+    reason: str = ""
+    scope: Scope = "once"
+
+    said: str = ""
+    """The words of the decision."""
+
+    votes: list[Vote] = []
+    """What each person said, if more than one had to approve. ``by`` is the last."""
+
+    @property
+    def people(self) -> list[str]:
+        """The people who decided."""
+        return [it.by for it in self.votes if self.is_approved] or [self.by]
+
+
+@dataclass(frozen=True, slots=True)
+class _Replied:
+    turn: int
+    reply: ModelReply
+    is_last: bool = False
+    altered: Altered = field(default_factory=Altered)
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolStarted:
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    messages: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    name: str
+    value: JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    used: tuple[ModelUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Thinking:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordPlace:
+    """Where a record belongs: turn and call. ``send``: place of a reviewed message in its call, from 1. ``replies``:
+    seqs of the replies that the call got."""
+
+    turn: int = 0
+    call: int = 0
+    send: int = 0
+    replies: tuple[int, ...] = ()
+
+
+RECORD_TYPES: Mapping[str, TypeAdapter[Any]] = {
+    "started": TypeAdapter(Started),
+    "new_messages": TypeAdapter(NewMessages),
+    "model_reply": TypeAdapter(_Replied),
+    "model_failed": TypeAdapter(ModelFailed),
+    "asking": TypeAdapter(_Asking),
+    "waiting": TypeAdapter(Wait),
+    "approval": TypeAdapter(Approval),
+    "tool_started": TypeAdapter(_ToolStarted),
+    "tool_result": TypeAdapter(ToolResult),
+    "note": TypeAdapter(_Note),
+    "review": TypeAdapter(Reviewed),
+    "used": TypeAdapter(_Used),
+    "thinking": TypeAdapter(_Thinking),
+    "prompt": TypeAdapter(KeptPrompt),
+    "progress": TypeAdapter(_Progress),
+    "stopped": TypeAdapter(StopTrace),
+    "finished": TypeAdapter(Finish),
+}
+_PLACE = TypeAdapter(_RecordPlace)
+_KINDS_OF_CALLS = frozenset({"asking", "waiting", "approval", "tool_started", "tool_result", "used", "progress"})
+
+_CallAt = tuple[int, int]  # a call: its turn, its place in that
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What a run has recorded so far; read-only. Turns count from 1, calls by their place in the turn, from 0.
+    ``children`` are the runs inside it, by path."""
+
+    started: Started | None = None
+    replies: dict[int, ModelReply] = field(default_factory=dict)
+    last_turns: set[int] = field(default_factory=set)
+    failures: dict[int, ModelFailed] = field(default_factory=dict)
+    prompts: dict[int, KeptPrompt] = field(default_factory=dict)
+    """Exact prompts, if the policy keeps them."""
+
+    begun_calls: set[_CallAt] = field(default_factory=set)
+    once_calls: set[_CallAt] = field(default_factory=set)
+    """Calls whose tool was ``once`` when they started."""
+
+    results: dict[_CallAt, ToolResult] = field(default_factory=dict)
+    used: dict[_CallAt, tuple[ModelUse, ...]] = field(default_factory=dict)
+    """What models used in calls, beside agents inside them."""
+
+    thinking: dict[int, str] = field(default_factory=dict)
+    progress: dict[_CallAt, tuple[str, ...]] = field(default_factory=dict)
+
+    askings: dict[_CallAt, Mapping[str, str]] = field(default_factory=dict)
+    waits: dict[_CallAt, Wait] = field(default_factory=dict)
+    """Waits of the calls themselves."""
+
+    approval_waits: dict[_CallAt, Wait] = field(default_factory=dict)
+    """Waits for approval, before the calls started."""
+
+    taken: set[int] = field(default_factory=set)
+    """Seqs of the replies that calls waited for and got."""
+
+    approvals: dict[_CallAt, Approval] = field(default_factory=dict)
+    new_messages: dict[int, NewMessages] = field(default_factory=dict)
+    reviews: dict[int, Reviewed] = field(default_factory=dict)
+    """Reviews of answers, by turn."""
+
+    sent_reviews: dict[tuple[int, int, int], Reviewed] = field(default_factory=dict)
+    """Reviews of messages, by turn, call, and the message's place in the call, from 1."""
+
+    notes: dict[int, dict[str, JsonValue]] = field(default_factory=dict)
+    """What middleware kept in a turn, by name."""
+
+    altered: dict[int, Altered] = field(default_factory=dict)
+    stopped: StopTrace | None = None
+    """A person's stop. The reaction only has to report it."""
+
+    finished: Finish | None = None
+    children: Mapping[str, Recorded] = field(default_factory=dict)
+
+    def read_meanwhile(self) -> list[int]:
+        """Return the seqs of the messages that were read while it ran."""
+        return [seq for new in self.new_messages.values() for seq in new.seqs]
+
+    def open_askings(self) -> list[Mapping[str, str]]:
+        """Return questions that may have been sent although no wait for them is recorded: message ids by recipient."""
+        runs = (self, *self.children.values())
+        return [
+            messages
+            for run in runs
+            for place, messages in run.askings.items()
+            if place not in {*run.waits, *run.results}
+        ]
+
+    def open_waits(self) -> list[Wait]:
+        """Return what this run, or a run inside it, still waits for."""
+        runs = (self, *self.children.values())
+        waits = [wait for run in runs for place, wait in run.waits.items() if place not in run.results]
+        undecided = (
+            wait
+            for run in runs
+            for place, wait in run.approval_waits.items()
+            if place not in {*run.approvals, *run.results}
+        )
+        return [*waits, *undecided]
+
+    def has_taken(self, seq: int) -> bool:
+        """Return whether a message was the reply that a call waited for, here or in a run inside."""
+        return any(seq in run.taken for run in (self, *self.children.values()))
+
+    def was_waiting_for(self, question: int) -> bool:
+        """Return whether the run ended while it waited for the reply to a message."""
+        return any(question in it.questions.values() for it in self.open_waits())
+
+    def replay(self, turn: int) -> Replayed | ModelFailed | None:
+        """Return what is recorded of a turn; None if nothing is."""
+        if turn not in self.replies:
+            return self.failures.get(turn)
+        return Replayed(
+            self.replies[turn],
+            {call: result for (other, call), result in self.results.items() if other == turn},
+            frozenset(call for other, call in self.begun_calls if other == turn),
+            frozenset(call for other, call in self.once_calls if other == turn),
+            is_last=turn in self.last_turns,
+            goes_on=turn + 1 in self.replies or turn + 1 in self.failures,
+            is_corrected=turn in self.reviews and self.reviews[turn].correction is not None,
+            altered=self.altered.get(turn, Altered()),
+        )
+
+    def take(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Add a record of this run. Skip kinds of a newer version. Raises `ValueError` for a body that does not fit its
+        kind."""
+        reader = RECORD_TYPES.get(kind)
+        if reader is None:
+            return
+        value, place = reader.validate_python(body), _PLACE.validate_python(body)
+        if kind not in ("started", "finished") and (
+            "turn" not in body or (kind in _KINDS_OF_CALLS and "call" not in body)
+        ):
+            raise ValueError(f"a record of kind {kind} does not say where it stands")
+        turn, at = place.turn, (place.turn, place.call)
+        match value:
+            case Started():
+                self.started = value
+            case NewMessages():
+                self.new_messages[turn] = value
+            case _Replied():
+                self.replies[turn], self.altered[turn] = value.reply, value.altered
+                if value.is_last:
+                    self.last_turns.add(turn)
+            case ModelFailed():
+                self.failures[turn] = replace(value, is_recorded=True)
+            case _Asking():
+                self.askings[at] = value.messages
+            case Wait():
+                (self.approval_waits if value.is_approval else self.waits)[at] = value
+            case Approval():
+                self.approvals[at] = value
+            case _ToolStarted():
+                self.begun_calls.add(at)
+                if value.once:
+                    self.once_calls.add(at)
+            case ToolResult():
+                self.results[at] = value
+                self.taken.update(place.replies)
+            case _Used():
+                self.used[at] = value.used
+            case _Thinking():
+                self.thinking[turn] = value.text
+            case KeptPrompt():
+                self.prompts[turn] = value
+            case _Progress():
+                self.progress[at] = value.steps
+            case StopTrace():
+                self.stopped = value
+            case _Note():
+                self.notes.setdefault(turn, {})[value.name] = value.value
+            case Reviewed() if place.send:
+                self.sent_reviews[(*at, place.send)] = value
+            case Reviewed():
+                self.reviews[turn] = value
+            case Finish():
+                self.finished = value
+
+
+async def fetch_records(call: Call, reaction: str, agent_id: str | None) -> list[Mapping[str, Any]]:
+    """Return all records of an agent's reaction that the caller may see, oldest first. None: those of all agents under
+    this id, which other programs may use too."""
+    args = {"reaction": reaction, **({"agent_id": agent_id} if agent_id is not None else {})}
+    return [record async for page in read_pages(call, "network.records", args) for record in page["records"]]
+
+
+async def fetch_fates(call: Call, seq: int) -> list[Mapping[str, Any]]:
+    """Return how far a message has got with each of its recipients, in the form of ``network.message_status``."""
+    pages = read_pages(call, "network.message_status", {"seq": seq})
+    return [recipient async for page in pages for recipient in page["recipients"]]
+
+
+def read_records(records: Iterable[Mapping[str, Any]]) -> Recorded:
+    """Return what a reaction has done, from its records in the form of ``network.records``. Raises `ValueError` for a
+    body that does not fit its kind."""
+    runs: dict[str, Recorded] = {"": Recorded()}
+    for record in records:
+        body = record["body"]
+        path = body.get("path", "") if isinstance(body, Mapping) else ""
+        if not isinstance(path, str):
+            raise ValueError("a record's path is no text")
+        runs.setdefault(path, Recorded()).take(record["kind"], body)
+    inner = {path: run for path, run in runs.items() if path}
+    for run in runs.values():
+        run.children = inner  # of all depths: each run finds its own by the whole path
+    return runs[""]
