@@ -133,7 +133,7 @@ class BatchWriter:
                 return
 
     def reopen_ledger(self, error: LedgerError) -> None:
-        """Reopen the ledger because of an error that was met beside the batches. `HubStatus.opened` tells when."""
+        """Reopen the ledger because of an error that was met beside the batches. `HubStatus.opened` is set when it is open again."""
         if self._status.is_open:  # otherwise the writer has met the error too, and recovers already
             self._reported_error = error
             self._status.opened.clear()
@@ -218,14 +218,15 @@ class BatchWriter:
         else:
             batch.is_stored = True
             if rows or writes:
-                self._full_errors.record_success()
+                if self._full_errors.is_failing:
+                    self._full_errors.record_success()
                 self._stats.record(len(rows), time.perf_counter() - started_s)
 
     # --- failures
 
     async def _commit_or_refuse(self, entries: list[Entry]) -> None:
         """Commit a batch. If the log is full, or a defect stored nothing, try each entry alone and refuse those that
-        fail again, so that the others go on. Raises `LedgerError`."""
+        fail again. Raises `LedgerError`."""
         batch = Batch(entries)
         try:
             return await self._commit(batch)
@@ -275,7 +276,7 @@ class BatchWriter:
         failures = 0
         while not status.is_open and not status.draining.is_set():
             try:
-                async with self.lock:  # no trim may go on by a plan from before
+                async with self.lock:  # a trim must not continue with a plan from before
                     await self._ledger.close()
                     await self._load_unless_draining()
             except Exception as error:  # noqa: BLE001 (whatever a failing storage raises, it is tried again)
@@ -310,6 +311,6 @@ class BatchWriter:
         self._clock.not_before(stamp)
         for start in range(0, len(writes), MAX_TABLE_WRITES):
             registry.state.apply_writes(writes[start : start + MAX_TABLE_WRITES])
-            await asyncio.sleep(0)  # the leader of a shared log must go on sending heartbeats
+            await asyncio.sleep(0)  # the leader of a shared log has to send heartbeats meanwhile
         self._status.is_open = True
         self._status.opened.set()

@@ -106,7 +106,7 @@ class HubConnection(ServerConnection):
         """None once the request is complete: frames follow."""
         self._request_method = b""
         self._fragments: bytearray | None = None
-        """A message that arrives in several frames; None between two messages."""
+        """Message that arrives in several frames, or None between two messages."""
         self._is_text = True
         self._holds = frozenset({"session"})
         """Reasons why no frame is taken: there is no session yet (``session``), the hub wants none (``hub``), pongs wait
@@ -192,7 +192,7 @@ class HubConnection(ServerConnection):
         elif splitter.state is REFUSED:
             self._refuse_size()
         elif (splitter.state is WAITING or len(data) > TURN_BYTES) and not self._holds:
-            # Let every connection that has something to say be read before this one goes on.
+            # Let every other connection that has data be read before this one continues.
             self.pause_reading("turn")
             self.loop.call_soon(self.resume_reading, "turn")
 
@@ -330,7 +330,7 @@ class HubConnection(ServerConnection):
             self.end(4408, "hello was awaited for hello_timeout_ms; send it first.")
 
     def evict(self) -> None:
-        """End the connection at once. A client that has asked for a session is told why, if that takes no time."""
+        """End the connection at once. A client that has asked for a session gets the reason, if that takes no time."""
         is_plain = self._accepted is None and self.transport.get_extra_info("sslcontext") is None
         if self._session is None or not is_plain or self.transport.get_write_buffer_size():
             self.cut()
@@ -347,11 +347,11 @@ class HubConnection(ServerConnection):
         if self._accepted is None:
             self.transport.abort()
             return
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # already closed
             self._accepted.shutdown(socket.SHUT_RDWR)  # the loop owns the socket, and notices its end
 
     def close_session(self) -> None:
-        """Remove the session: the connection is gone. Idempotent."""
+        """Remove the session after the connection ended. Idempotent."""
         self._handshakes.remove(self)
         self._timers.cancel_all()
         if self._session is not None:
@@ -376,7 +376,7 @@ class HubConnection(ServerConnection):
     def _flush_protocol(self) -> None:
         try:
             self.send_data()
-        except (OSError, RuntimeError) as error:  # the socket is gone; `connection_lost` follows
+        except (OSError, RuntimeError) as error:  # the socket is closed; `connection_lost` follows
             self.set_connection_exc(error)
         self._timers.start("close", CLOSE_TIMEOUT_S, self.transport.abort)
 

@@ -1,11 +1,10 @@
-"""Who may come in: the places of connections that were not welcomed yet (`HandshakeLimiter`), and what a transport knows of the
-other end.
+"""Connections before their welcome: the limit on their number, and what a transport knows of the peer.
 
-The places are bounded in number. A newcomer always gets one, and for it another one makes room: of the address that
-holds most places the connection that made its last step (it came, or asked for a session) the longest ago. So an
-address can neither keep others out, nor, by connections that say nothing, those that share it: a newcomer is out of
-their reach until as many came after it as there are places. The gate decides in memory; `connection` ends what has to
-go."""
+A newcomer always gets a place. At the limit another connection is evicted for it: of the source with the most places,
+the one whose last step (it came, or asked for a session) is the oldest. So a source cannot keep others out. Nor can its
+silent connections keep out newcomers of the same source: a newcomer is safe until as many came after it as there are
+places. Decides in memory; `connection` ends evicted connections.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from roundelay.network.home import is_loopback
 
 
 class PendingConnection(Protocol):
-    """A connection that has a place. ``crowd``: what counts as one address (`source_of`)."""
+    """A connection before its welcome. ``source`` is its address as far as limits go (`source_of`)."""
 
     source: str
 
@@ -31,61 +30,61 @@ class PendingConnection(Protocol):
 
 
 class HandshakeLimiter:
-    """At most ``places`` newcomers at a time. ``made_room`` counts those that were ended for others."""
+    """At most ``places`` pending connections at a time. ``evicted`` counts those that were ended for newcomers."""
 
     def __init__(self, places: int) -> None:
         self.evicted = 0
         self._places = places
         self._taken = 0
-        self._lines: dict[str, dict[PendingConnection, None]] = {}
-        """By crowd, in the order in which they got on; no line is empty."""
+        self._by_source: dict[str, dict[PendingConnection, None]] = {}
+        """Pending connections by source, in the order of their last steps; no dict is empty."""
 
-    def add(self, newcomer: PendingConnection) -> None:
-        """One more has come, or will be no participant's connection after all. Idempotent."""
-        line = self._lines.setdefault(newcomer.source, {})
-        if newcomer in line:
+    def add(self, connection: PendingConnection) -> None:
+        """Add a connection that has come, or that was admitted and is refused even so. Idempotent."""
+        connections = self._by_source.setdefault(connection.source, {})
+        if connection in connections:
             return
-        line[newcomer] = None
+        connections[connection] = None
         self._taken += 1
         if self._taken > self._places:
             self.evict_one()
 
-    def record_progress(self, newcomer: PendingConnection) -> None:
-        """It has done the next step towards its welcome."""
-        line = self._lines.get(newcomer.source, {})
-        if newcomer in line:
-            del line[newcomer]
-            line[newcomer] = None
+    def record_progress(self, connection: PendingConnection) -> None:
+        """Move a connection behind the others of its source: it took the next step towards its welcome."""
+        connections = self._by_source.get(connection.source, {})
+        if connection in connections:
+            del connections[connection]
+            connections[connection] = None
 
-    def move(self, newcomer: PendingConnection, crowd: str) -> None:
-        """It counts with another address from now on; it has got on."""
-        if newcomer in self._lines.get(newcomer.source, {}):  # else it has gone meanwhile
-            self.remove(newcomer)
-            newcomer.source = crowd
-            self.add(newcomer)
+    def move(self, connection: PendingConnection, source: str) -> None:
+        """Count a connection for another source from now on. This is a step too."""
+        if connection in self._by_source.get(connection.source, {}):  # otherwise it is gone
+            self.remove(connection)
+            connection.source = source
+            self.add(connection)
 
-    def remove(self, newcomer: PendingConnection) -> None:
-        """It needs its place no longer: the hub knows who it is, or it is gone. Idempotent."""
-        line = self._lines.get(newcomer.source, {})
-        if newcomer in line:
-            del line[newcomer]
+    def remove(self, connection: PendingConnection) -> None:
+        """Free the place of a connection that is gone, or whose participant is known. Idempotent."""
+        connections = self._by_source.get(connection.source, {})
+        if connection in connections:
+            del connections[connection]
             self._taken -= 1
-            if not line:
-                del self._lines[newcomer.source]
+            if not connections:
+                del self._by_source[connection.source]
 
     def evict_one(self) -> bool:
-        """One of them makes room. False if there is none."""
-        if not self._lines:
+        """End one pending connection. Return False if there is none."""
+        if not self._by_source:
             return False
-        crowded = max(self._lines.values(), key=len)
-        oldest = next(iter(crowded))
+        most_crowded = max(self._by_source.values(), key=len)
+        oldest = next(iter(most_crowded))
         self.remove(oldest)
         self.evicted += 1
         oldest.evict()
         return True
 
     def evict_all(self) -> None:
-        """All of them go: nobody is let in any more."""
+        """End every pending connection."""
         while self.evict_one():
             pass
 
@@ -102,7 +101,7 @@ _FORWARDING_HEADERS = (
 
 
 def describe_peer(connection: ServerConnection, *, behind_proxy: bool) -> Peer:
-    """``behind_proxy``: connections come through a proxy, so that none is local, whatever its address."""
+    """Return what is known of a peer. Behind a proxy no connection is local, whatever its address."""
     headers: Headers = connection.request.headers if connection.request is not None else Headers()
     is_near = all(is_loopback(_host_of(address)) for address in (connection.local_address, connection.remote_address))
     is_local = is_near and not behind_proxy and not _is_forwarded(headers) and _names_loopback(headers)
@@ -110,11 +109,13 @@ def describe_peer(connection: ServerConnection, *, behind_proxy: bool) -> Peer:
 
 
 def read_forwarded_address(headers: Headers) -> str | None:
-    """The address that the last proxy says it was asked from: all before it may be anybody's invention. None if it
-    says nothing of use."""
+    """Return the address from which the last proxy was asked, or None without a valid one.
+
+    Only the last entry counts: the client itself may have sent the others.
+    """
     lines = headers.get_all("X-Forwarded-For")
     last = lines[-1].rpartition(",")[2].strip() if lines else ""
-    for host in (last, last.rpartition(":")[0].strip("[]")):  # some proxies write the port too
+    for host in (last, last.rpartition(":")[0].strip("[]")):  # some proxies add the port
         try:
             return str(ipaddress.ip_address(host))
         except ValueError:
@@ -129,7 +130,7 @@ def _is_forwarded(headers: Headers) -> bool:
 
 
 def _names_loopback(headers: Headers) -> bool:
-    """Whether the request was meant for this machine by a name that only this machine has for it."""
+    """Return whether the request names this machine as only this machine itself would."""
     hosts = headers.get_all("Host")
     if len(hosts) != 1:
         return False
@@ -142,24 +143,24 @@ def _names_loopback(headers: Headers) -> bool:
 
 
 def source_of(address: Any) -> str:
-    """What a socket's remote address counts as where places are shared out: itself, or, as whoever has one IPv6 address
-    has many, its /64."""
-    return _crowd_of_host(_host_of(address))
+    """Return the source of a socket's remote address: the address, or the /64 of an IPv6 address. Whoever has one IPv6
+    address has all of its /64."""
+    return _source_of_host(_host_of(address))
 
 
 def _host_of(address: Any) -> str:
-    """The host of a socket's address; empty where it has none, as a Unix socket."""
+    """Return the host of a socket's address, or an empty string for a Unix socket."""
     return str(address[0]) if isinstance(address, tuple) and address else ""
 
 
 @lru_cache(maxsize=1024)
-def _crowd_of_host(host: str) -> str:
+def _source_of_host(host: str) -> str:
     try:
-        found = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host
-    if isinstance(found, ipaddress.IPv4Address):
+    if isinstance(address, ipaddress.IPv4Address):
         return host
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, 64), strict=False))
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))

@@ -125,7 +125,7 @@ class Hub:
             shared_log=shared_log,
             clock=self._clock,
         )
-        """What reading operations see of this hub."""
+        """This hub as reading operations see it."""
         self._intake = self.intake_type(
             self.registry,
             rules,
@@ -245,7 +245,7 @@ class Hub:
         self.registry.schedule_flush(session)
 
     def disconnect(self, session: Session) -> None:
-        """Remove a session whose connection is gone. Idempotent."""
+        """Remove a session after its connection ended. Idempotent."""
         was_live = session.state is LIVE
         self.registry.leave(session)
         if was_live and not session.said_bye and session.is_reactor and not self.is_draining:
@@ -278,11 +278,11 @@ class Hub:
             raise
 
     def reopen_ledger(self, error: LedgerError) -> None:
-        """Reopen the ledger because of an error that was met outside of the writer. `HubStatus.opened` tells when."""
+        """Reopen the ledger because of an error that was met outside of the writer. `HubStatus.opened` is set when it is open again."""
         self._writer.reopen_ledger(error)
 
     def record_process_end(self, agent_id: str, reason: str | None) -> None:
-        """Record, with the next batch, why an agent's process on this node ended; None: it runs again."""
+        """Record, with the next batch, why an agent's process on this node ended. None means that it runs again."""
         if not self.is_draining:
             self._pending.add(ProcessEnded(agent_id, reason))
 

@@ -1,4 +1,4 @@
-"""What reading operations see of the running hub: the committed state, the ledger, and who is here.
+"""The running hub as reading operations see it: the committed state, the ledger, and who is here.
 
 `reads` passes a `LiveHubView` to each operation (`operations.reading.HubView`). It answers from memory and changes
 nothing stored.
@@ -164,7 +164,7 @@ class LiveHubView:
 
     def mark_delivered(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None:
         """Record that a participant received its messages up to a seq by asking for them. ``given``: every message
-        from its ack cursor on that it has not handled; None where it asked from another cursor."""
+        from its ack cursor on that it has not handled, or None if it asked from another cursor."""
         mailbox = self._registry.participants.find_mailbox(agent_id)
         if mailbox is not None:
             mailbox.delivered = max(mailbox.delivered, up_to)
@@ -179,8 +179,8 @@ class LiveHubView:
         await self._registry.participants.wait_beyond(seq, timeout_s)
 
     async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None:
-        """Wait until the caller may have a message above ``after``, or until the timeout. Raises `CancelledError` when
-        the session is gone."""
+        """Wait until the caller may have a message above ``after``, or until the timeout. Raises `CancelledError` if
+        the session has ended."""
         if self._registry.recent.may_have_new(origin.agent_id, after):
             return
         session = self._registry.sessions.get(origin.session_id)
@@ -197,7 +197,7 @@ class LiveHubView:
             session.arrivals.pop(arrival, None)
 
     def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None:
-        """Start or end a session's subscriptions; None leaves one as it is."""
+        """Start or end a session's subscriptions. None changes nothing."""
         session = self._registry.sessions.get(session_id)
         if session is not None:
             self._registry.subscriptions.subscribe(session, presence, signals)

@@ -1,5 +1,6 @@
-"""Whose inbox a batch has changed (`needs`): found where a batch is published, by the tables that it changed, and not
-asked of each message. Decides, and tells nobody itself.
+"""The inboxes that a batch changes, found from the tables of its draft, so that no message has to be checked.
+
+`publisher` asks before it merges a batch, and sends the notices.
 """
 
 from __future__ import annotations
@@ -15,62 +16,63 @@ from roundelay.network.frames import SEQ_LIMIT
 
 
 class InboxChanges(Struct):
-    """Who has to be told: participants, the readers of what asks for a decision, and the readers of messages of which
-    the seq alone is known."""
+    """Whose inbox changed: participants, the readers of ``heads``, the readers of the messages ``seqs``, operators."""
 
     agent_ids: set[str] = set()
     heads: list[MessageHead] = []
     seqs: set[int] = set()
+    """Messages whose heads only the ledger knows."""
     operators: bool = False
 
     def list_people(self, state: State) -> set[str]:
-        """All who are known without the ledger."""
+        """Return everybody who is known without the ledger."""
         return self.agent_ids.union(*(thread_readers(state, head) for head in self.heads))
 
 
 def find_inbox_changes(state: State, draft: State) -> InboxChanges | None:
-    """What the tables of a draft, which the committed state does not hold yet, change of inboxes; None for nothing."""
-    tables, found = draft.tables, InboxChanges()
+    """Compare a draft with the committed state that it was made from. Return None if no inbox changes."""
+    tables, changes = draft.tables, InboxChanges()
     for table in ("question", "dismissed", "dead", "undelivered"):
-        if changed := tables.get(table):  # a table that was only read is there too, and empty
-            found.agent_ids |= {key.partition("/")[0] for key in changed}
-            found.operators |= table == "dead"
+        if changed := tables.get(table):  # a table that was only read is there too, empty
+            changes.agent_ids |= {key.partition("/")[0] for key in changed}
+            changes.operators |= table == "dead"
     for table in ("stopped", "spent_out"):
         if changed := tables.get(table):
-            found.seqs |= {SEQ_LIMIT - int(key.partition("/")[0]) for key in changed}
-            found.operators = True
+            changes.seqs |= {SEQ_LIMIT - int(key.partition("/")[0]) for key in changed}
+            changes.operators = True
     for key, now in tables.get("reaction", {}).items():
         before: OpenReaction | None = state.get("reaction", key)
-        known = now if now is not None else before
-        if known is not None and _requests(before) != _requests(now):
-            found.heads.append(known.trigger_head)
-            found.agent_ids |= _deciders(before) | _deciders(now)
-            found.operators = True
+        reaction = now if now is not None else before
+        if reaction is not None and _requests(before) != _requests(now):
+            changes.heads.append(reaction.trigger_head)
+            changes.agent_ids |= _deciders(before) | _deciders(now)
+            changes.operators = True
     if tables.get("hold"):
-        for _, opened in state.items("reaction"):
-            if _requests(opened) and is_blocked_by_takeover(state, opened) != is_blocked_by_takeover(draft, opened):
-                found.heads.append(opened.trigger_head)
-                found.agent_ids |= _deciders(opened)
-                found.operators = True
+        for _, reaction in state.items("reaction"):
+            was_blocked, is_blocked = (is_blocked_by_takeover(it, reaction) for it in (state, draft))
+            if _requests(reaction) and was_blocked != is_blocked:
+                changes.heads.append(reaction.trigger_head)
+                changes.agent_ids |= _deciders(reaction)
+                changes.operators = True
     for agent_id, now in tables.get("participant", {}).items():
-        known = state.participant(agent_id) or Participant(agent_id, now.kind, now.registered_seq)
-        found.operators |= (known.fault, known.is_lost) != (now.fault, now.is_lost)
+        participant = state.participant(agent_id) or Participant(agent_id, now.kind, now.registered_seq)
+        changes.operators |= (participant.fault, participant.is_lost) != (now.fault, now.is_lost)
     for agent_id, now in tables.get("stored", {}).items():
         stored = state.get("stored", agent_id)
         if (stored is not None and stored.is_near) is not (now is not None and now.is_near):
-            found.agent_ids.add(agent_id)
-            found.operators = True
-    is_any = found.agent_ids or found.heads or found.seqs or found.operators
-    return found if is_any else None
+            changes.agent_ids.add(agent_id)
+            changes.operators = True
+    has_changes = changes.agent_ids or changes.heads or changes.seqs or changes.operators
+    return changes if has_changes else None
 
 
-def _requests(opened: OpenReaction | None) -> set[CallWait]:
-    """The decisions that a reaction waits for."""
-    if opened is None or opened.is_cancelled or not opened.awaits:
+def _requests(reaction: OpenReaction | None) -> set[CallWait]:
+    """Return the decisions that a reaction waits for."""
+    if reaction is None or reaction.is_cancelled or not reaction.awaits:
         return set()
-    return {it for it in opened.awaits.values() if it.request is not None}
+    return {it for it in reaction.awaits.values() if it.request is not None}
 
 
-def _deciders(opened: OpenReaction | None) -> set[str]:
-    """The people who are named as those who may decide: not all of them read the message that the reaction is to."""
-    return {agent_id for it in _requests(opened) for agent_id in it.deciders or ()}
+def _deciders(reaction: OpenReaction | None) -> set[str]:
+    """Return the people who are named as deciders. Not all of them read the trigger."""
+    return {agent_id for it in _requests(reaction) for agent_id in it.deciders or ()}

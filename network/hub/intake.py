@@ -1,6 +1,6 @@
 """Steps 1 to 4: one frame becomes an entry of the next batch, or is finished at once.
 
-What is stored waits for the batch; acknowledgements, signals and reads do not. Refusals go through the batch too, so
+Entries that are stored wait for the batch. Acknowledgements, signals and reads do not. Refusals go through the batch too, so
 that answers keep the order of the frames. No await: a frame is handled within the transport's callback.
 """
 

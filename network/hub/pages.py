@@ -161,7 +161,7 @@ class Pages:
         return outbox.queued > 0
 
     def _skip_damaged(self, session: Session, seq: int) -> None:
-        """Go on after a row that can no longer be read. Its reader gets a notice each time it would have come, until
+        """Skip a row that can no longer be read. Its reader gets a notice each time it would have come, until
         the ack cursor has passed it."""
         mailbox = self._participants.find_mailbox(session.live_origin().agent_id)
         session.outbox.position = seq

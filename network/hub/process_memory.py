@@ -1,7 +1,6 @@
-"""The memory of a process that runs a node: large blocks go back to the system, and what is there at the start is not
-collected.
+"""Memory of a process that runs a node: returns large blocks to the system, and keeps start-up objects from collection.
 
-Each is asked for once.
+Each function is called once, by the command that starts a node.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def return_large_blocks() -> None:
-    """Let every block of a megabyte or more go back to the system when it is freed. Does nothing where there is no
-    glibc.
+    """Let every block of a megabyte or more return to the system when it is freed. Does nothing without glibc.
 
-    A result has up to `max_result_bytes`. glibc maps the first block of that size by itself, and from its release on
-    takes such blocks from the heap (mallopt(3): the threshold is dynamic, up to 32 MB), where any small block that was
-    allocated after them keeps them all: measured, a hub that had held 190 MB of results kept 200 MB when they were
-    gone, and 6 MB with this threshold fixed. What is smaller, as nearly everything is, is allocated as before; the end
-    of the heap is trimmed when it has what glibc would have come to."""
+    A result has up to ``max_result_bytes``. glibc maps the first block of that size separately. Once that block is
+    freed, glibc takes such blocks from the heap (mallopt(3): the threshold is dynamic, up to 32 MB), where any small
+    block that was allocated later keeps them all. Measured: a hub that had held 190 MB of results kept 200 MB afterwards,
+    and 6 MB with this fixed threshold. Smaller blocks, nearly all of them, are allocated as before. The end of the heap
+    is trimmed at the size that glibc would have reached by itself.
+    """
     try:
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS have none
     except (OSError, TypeError):  # Windows
@@ -33,10 +32,9 @@ def return_large_blocks() -> None:
 
 
 def freeze_startup_objects() -> None:
-    """Let the garbage collector pass over all that there is now; called when the node has started, before anybody
-    comes.
+    """Let the garbage collector skip everything that exists now. Call it when the node has started, before anybody joins.
 
-    A full collection stops the node. It looks through modules and the ledger's tables each time and finds nothing:
-    50,000 objects of the modules alone, in 20 ms. What is kept so is freed all the same when nothing refers to it.
+    A full collection stops the node. Each one walks through modules and the ledger's tables and finds nothing: 20 ms for
+    the 50,000 objects of the modules alone. Frozen objects are still freed when nothing refers to them.
     """
     gc.freeze()

@@ -118,10 +118,10 @@ class Publisher:
         """Queue a committed message for every live session of its recipients."""
         head = row.head
         assert head is not None
-        registry = self._registry
+        registry, participants = self._registry, self._registry.participants
         registry.recent.append(row)
         seq, sender, kind = row.seq, head.sender_id, head.kind
-        state, live = registry.state, registry.participants.live
+        state, live = participants.state, participants.live
         frame = FIRST_DELIVERY % row.data
         if kind == "direct":  # nearly every message: to one participant, and to the sender's other sessions
             _, name = parse_address(row.target)
@@ -138,11 +138,11 @@ class Publisher:
             before, excluded = broadcast_readers(head)
             targets = [
                 it
-                for it in registry.participants.online()
+                for it in participants.online()
                 if (it.registered_seq < before and it.agent_id not in excluded) or it.agent_id == sender
             ]
         elif kind == "channel":
-            online = registry.participants.online_in(name_of(head.to))
+            online = participants.online_in(name_of(head.to))
             targets = [it for it in online if is_recipient(state, it.agent_id, head)]
         else:
             targets = [live[name] for name in dict.fromkeys(parties(head)) if name in live]
@@ -241,8 +241,8 @@ class Publisher:
     def _welcome(self, effect: AcceptSession) -> None:
         hello, participant, origin = effect.hello, effect.participant, effect.origin
         registry, state, meta = self._registry, self._registry.state, self._registry.meta
-        # Even if the new session is gone by now: the older fencing token is refused from here on, and its session has to
-        # learn that.
+        # Do this even if the new session has ended: the older fencing token is refused from here on, and its session has
+        # to learn that.
         if origin.fencing_token is not None:
             self._supersede(participant.agent_id)
         session = registry.sessions.get(origin.session_id)

@@ -2,8 +2,8 @@
 
 A read in progress counts as twice ``max_result_bytes`` (its rows, and the frame made of them). A result counts as its
 own size until the connection has taken it. Three bounds hold at once: per session, per participant with all of its
-sessions, and for the hub. Whoever uses nothing may begin one read, however small a bound is. Those who wait take turns:
-first participants, then the sessions of each. Decides in memory, on the hub's loop; its only clock is the loop's timer.
+sessions, and for the hub. A session without reads may begin one, however small a bound is. Waiting reads take
+turns: first by participant, then by session. Decides in memory, on the hub's loop; its only clock is the loop's timer.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class ReadBudget:
         return reads
 
     async def acquire(self, reads: SessionReads) -> None:
-        """Reserve the bytes of one read, after a wait if there is no room. Raises `CancelledError` when the session is
-        gone."""
+        """Reserve the bytes of one read, after a wait if there is no room. Raises `CancelledError` if the session has
+        ended."""
         if reads not in reads.participant.sessions:  # the session went while its read waited for something else
             raise asyncio.CancelledError
         if not self._holds and not reads.waiting and not self._hub.ready and self._fits(reads):
@@ -141,7 +141,7 @@ class ReadBudget:
         self._free(reads, size)
 
     def close_session(self, reads: SessionReads) -> None:
-        """Remove a session that is gone, with its waiting reads and its results. Reads in progress end by themselves."""
+        """Remove a session with its waiting reads and its results. Reads in progress end by themselves."""
         for turn in reads.waiting:
             turn.cancel()
         self.waiting -= len(reads.waiting)
@@ -178,8 +178,8 @@ class ReadBudget:
             self._hub.ready[participant] = None
 
     def _start_waiting(self) -> None:
-        """Start every waiting read that fits. Whoever is at a bound of its own leaves the queue, and returns to it when
-        it frees something."""
+        """Start every waiting read that fits. A participant or session at its own bound leaves the queue, and
+        returns when it frees something."""
         hub, size = self._hub, self._read_bytes
         while hub.ready:
             participant = next(iter(hub.ready))

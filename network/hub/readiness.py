@@ -1,4 +1,4 @@
-"""What ``/readyz`` answers: a line of text, or JSON where the request accepts ``application/json``.
+"""The answer of ``/readyz``: a line of text, or JSON where the request accepts ``application/json``.
 
 Programs read the JSON (`Readiness`); the text is for people and for probes that look at the status code alone.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SharedLogReadiness(Struct, omit_defaults=True):
-    """What a node knows of the log that it shares with other nodes."""
+    """The log that a node shares with other nodes, as the node knows it."""
 
     leads: bool
     log: str
@@ -25,7 +25,7 @@ class SharedLogReadiness(Struct, omit_defaults=True):
     leader: str = ""
     """Address of the node that leads, if another one does and is known."""
     behind: int | None = None
-    """Number of records that the node has to follow; None before it has looked."""
+    """Number of records that the node has to follow, or None before it has looked."""
     waits: str = ""
     """Why the node neither leads nor follows."""
 

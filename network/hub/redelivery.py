@@ -57,7 +57,7 @@ class Redelivery:
                 self.schedule(live.agent_id, seq, attempt.failures + 1, attempt.due_at)
 
     def reassign(self, live: LiveParticipant) -> None:
-        """Schedule again what only a session that is gone had: another attempt goes to one session alone."""
+        """Schedule again what only a session that ended had: another attempt goes to one session alone."""
         mailbox = live.mailbox
         for seq in sorted(mailbox.failed - mailbox.awaiting_retry):
             attempt = self._participants.find_attempt(live.agent_id, seq)

@@ -1,8 +1,8 @@
-"""A failure that repeats is logged once: each distinct reason when it appears and once a minute while it lasts, then
-its end.
+"""Log an error that repeats once: each reason when it appears and once a minute while it lasts, then the recovery.
 
-A storage that fails is tried again twenty times in a minute, and a participant that cannot be served comes back at
-once. A line for each would hide the first, which says why. This module writes the log, nothing else."""
+A failing storage is tried again twenty times a minute, and a participant that cannot be served reconnects at once. A
+line for each failure would hide the first one, which says why. Writes the log and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -13,68 +13,67 @@ log = logging.getLogger(__name__)
 
 REPEAT_AFTER_S = 60.0
 MAX_REASONS = 20
-"""Beyond so many the reasons are no longer told apart: one that holds a number may be new each time."""
+"""Distinct reasons beyond which all others count as one: a reason with a number in it may be new each time."""
 
 
 class RepeatedErrorLog:
-    """One thing that fails for a while, for one or for many, and what is said of it: ``what`` before each reason,
-    ``over`` at the end.
+    """One thing that may fail for a while, for one subject or for many.
 
-    With ``new_id`` each reason is said with an id to quote, which `fail` gives too.
+    ``what`` starts each line about a failure, ``over`` the line about the recovery. With ``new_id`` each reason gets an
+    id to quote, which is logged and returned by `record`.
     """
 
     def __init__(
         self, what: str, over: str, now_s: Callable[[], float], new_id: Callable[[], str] | None = None
     ) -> None:
+        self.is_failing = False
+        """Whether anything fails. An attribute, so that callers on the hot path need no call of `record_success`."""
         self._what = what
         self._over = over
         self._now_s = now_s
         self._new_id = new_id
         self._failing: dict[str, float] = {}
-        """For whom, and when it did last; the longest ago first."""
-        self._said: dict[str, tuple[float, str]] = {}
-        """By reason: when it was said last, and the id to quote."""
+        """Time of the last failure by subject, oldest first."""
+        self._logged: dict[str, tuple[float, str]] = {}
+        """Time of the last line, and the id to quote, by reason."""
         self._began_s = 0.0
         self._failures = 0
 
-    @property
-    def is_failing(self) -> bool:
-        """Whether it lasts: asked before `end` where that is often called."""
-        return bool(self._failing)
-
-    def record(self, error: Exception, who: str = "", *, is_defect: bool = False) -> str:
-        """It has failed, for somebody; gives the id to quote, the same for the same reason. A defect is said with its
+    def record(self, error: Exception, subject: str = "", *, is_defect: bool = False) -> str:
+        """Record a failure and return the id to quote, the same for the same reason. A defect is logged with its
         traceback."""
         now_s, reason = self._now_s(), str(error) or type(error).__name__
         if not self._failing:
             self._began_s, self._failures = now_s, 0
-            self._said.clear()
-        self._failing.pop(who, None)
-        self._failing[who] = now_s
+            self._logged.clear()
+        self.is_failing = True
+        self._failing.pop(subject, None)
+        self._failing[subject] = now_s
         self._failures += 1
-        if reason not in self._said and len(self._said) >= MAX_REASONS:
+        if reason not in self._logged and len(self._logged) >= MAX_REASONS:
             reason = "..."
-        said_at_s, quote = self._said.get(reason, (None, ""))
-        if said_at_s is not None and now_s - said_at_s < REPEAT_AFTER_S:
+        logged_at_s, quote = self._logged.get(reason, (None, ""))
+        if logged_at_s is not None and now_s - logged_at_s < REPEAT_AFTER_S:
             return quote
         quote = quote or (self._new_id() if self._new_id is not None else "")
-        more = {"quote": quote} if quote else {}
-        if said_at_s is None:
-            log.error("%s: %s", self._what, error, exc_info=error if is_defect else None, extra=more)
+        extra = {"quote": quote} if quote else {}
+        if logged_at_s is None:
+            log.error("%s: %s", self._what, error, exc_info=error if is_defect else None, extra=extra)
         else:
             for_s = now_s - self._began_s
-            log.error("%s, for %.0f s and %d times now: %s", self._what, for_s, self._failures, error, extra=more)
-        self._said[reason] = now_s, quote
+            log.error("%s, for %.0f s and %d times now: %s", self._what, for_s, self._failures, error, extra=extra)
+        self._logged[reason] = now_s, quote
         return quote
 
-    def record_success(self, who: str = "") -> None:
-        """It has succeeded for somebody. It is over when it has for everybody for whom it failed of late: who has not
-        tried again for `REPEAT_AFTER_S` may never do."""
+    def record_success(self, subject: str = "") -> None:
+        """Record that a subject succeeded. The failure is over when every subject that failed lately has succeeded. One
+        that has not tried for `REPEAT_AFTER_S` may never do so, and does not count."""
         if not self._failing:
             return
         now_s = self._now_s()
-        self._failing.pop(who, None)
+        self._failing.pop(subject, None)
         while self._failing and now_s - next(iter(self._failing.values())) > REPEAT_AFTER_S:
             del self._failing[next(iter(self._failing))]
         if not self._failing:
+            self.is_failing = False
             log.warning("%s, after %.1f s; failures: %d", self._over, now_s - self._began_s, self._failures)
