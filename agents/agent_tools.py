@@ -1,8 +1,8 @@
-"""Agents that other agents call: an agent as a tool of another one, and instructions that are templates.
+"""Agents that other agents call: an agent as a tool, agents elsewhere as tools, and instructions from templates.
 
-An agent as a tool has a fresh run with the tool's input as its only message: its turns are its own, what it used counts
-in its caller's reaction, its records stand there under the call's path, and it is cancelled with it. Handing over is
-`Handoff` in `agent`; asking agents elsewhere on the network is `ask`.
+An agent as a tool has a run of its own, whose only message is the tool's input. Its usage counts in the caller's
+reaction, its records stand there under the call's path, and it is cancelled with the caller. `Handoff` in `agent` hands
+a conversation over; `ask` asks agents elsewhere.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .tools import Output, Tool, ToolContext, tool
 from .values import ToolError, TurnState
 
 CHILD_TURNS = 5
+"""Default ``max_turns`` of an agent inside a call."""
 
 
 def agent_tool(
@@ -39,10 +40,10 @@ def agent_tool(
     max_turns: int = CHILD_TURNS,
     max_tool_calls: int | None = None,
 ) -> Tool:
-    """Make a tool of an agent: called with a text, it gives the agent's answer. Its own limits hold, with ``max_turns``
-    turns; each run of it may make ``max_tool_calls`` calls, None leaves that to its policy.
+    """Make a tool of an agent: called with a text, it returns the agent's answer. Its own limits apply, with
+    ``max_turns`` turns. Each run may make ``max_tool_calls`` calls; None leaves that to its policy.
 
-    It may be repeated after a restart: what the agent inside had done is in the journal.
+    It may be repeated after a restart: the journal has what the agent inside had done.
     """
     limit = agent.policy.max_tool_calls if max_tool_calls is None else max_tool_calls
     inner = replace(agent, policy=replace(agent.policy, max_turns=max_turns, max_tool_calls=limit))
@@ -70,10 +71,10 @@ def remote_handoff(
 ) -> Tool:
     """Make a tool that hands a request over to an agent elsewhere on the network and waits, durably, for its answer.
 
-    ``to_person``: the answer goes out as it is, and the reaction ends; ``never``: further messages of the thread go to
-    the other as well, without asking a model (`relay`); ``to_caller``: the agent that handed over reads the answer and
-    goes on. When the other declines, or does not answer in time, the agent that handed over goes on, and the thread is
-    its own again.
+    ``to_person``: the answer goes out as it is, and the reaction ends. ``never``: further messages of the thread go to
+    that agent too, without asking a model (`relay`). ``to_caller``: the agent that handed over reads the answer and
+    continues. If the other agent declines or does not answer in time, the agent that handed over continues, and the
+    thread is its own again.
     """
     _check_time(agent_id, timeout_s)
 
@@ -95,10 +96,10 @@ def remote_handoff(
 def remote_agent_tool(
     agent_id: str, *, name: str | None = None, description: str = "", timeout_s: float = 3600.0
 ) -> Tool:
-    """Make a tool of an agent elsewhere on the network: called with a text, it waits, durably, for that agent's answer,
-    and gives it.
+    """Make a tool of an agent elsewhere on the network: called with a text, it waits, durably, for that agent's answer
+    and returns it.
 
-    What it costs there counts there. Its sources can be cited here, with `references` on both sides.
+    Its cost counts there. Its sources can be cited here if both agents have `references`.
     """
     _check_time(agent_id, timeout_s)
 
@@ -120,7 +121,7 @@ def _check_time(agent_id: str, timeout_s: float) -> None:
 
 
 async def _ask(context: ToolContext, agent_id: str, text: str, timeout_s: float) -> BaseMessage:
-    """Ask one agent and wait. Raises `ToolError` when there is no answer."""
+    """Ask one agent and wait. Raises `ToolError` if there is no answer."""
     replies, problems = await put_question(context, [agent_id], text, timeout_s)
     reply = replies.get(agent_id)
     if reply is None or is_declined(reply):
@@ -129,14 +130,14 @@ async def _ask(context: ToolContext, agent_id: str, text: str, timeout_s: float)
 
 
 async def _read_answer(context: ToolContext, text: str, metadata: Mapping[str, JsonValue]) -> Output:
-    """Give another agent's answer as the result of a call."""
+    """Return another agent's answer as the result of a call."""
     [read], data = await context.read_answers([(text, metadata)])
     return Output(read, data)
 
 
 def relay(agent: Agent, keeper: str) -> Agent | None:
-    """Give the agent as it is in a thread that stays with one elsewhere: it hands each message over at once, and speaks
-    for itself only if that fails. None if it has no way to that one any more."""
+    """Return the agent as it works in a thread that stays with an agent elsewhere: it hands each message over at once,
+    and speaks for itself only if that fails. None if it cannot hand over to that agent any more."""
     name = handoff_name(keeper)
     if agent.find_tool(name) is None:
         return None
@@ -144,8 +145,8 @@ def relay(agent: Agent, keeper: str) -> Agent | None:
 
 
 class _PassOn(Middleware):
-    """Calls a tool in the first turn, without asking a model. Outermost: what the agent's policy and its other
-    middleware want of a model, they want of its own."""
+    """Calls a tool in the first turn without asking a model. Outermost: the policy and other middleware apply only to
+    the agent's own model."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -155,15 +156,15 @@ class _PassOn(Middleware):
     ) -> ModelReply:
         if request.turn > 1:
             return await proceed(request)
-        made = ToolCall(derive_call_id(request, 0), self._name, '{"note": ""}')
-        return ModelReply(None, (made,), finish_reason="tool_calls", model="relay")
+        call = ToolCall(derive_call_id(request, 0), self._name, '{"note": ""}')
+        return ModelReply(None, (call,), finish_reason="tool_calls", model="relay")
 
 
 def template_instruction(source: str) -> Instruction:
     """Make an instruction of a jinja template over the turn's state: ``agent_id``, ``turn``, ``max_turns``, ``path``,
     ``usage``, ``calls``, ``values``.
 
-    Raises `ConfigError` for one that is wrong, before any turn.
+    Raises `ConfigError` for a wrong template, before any turn.
     """
     environment = BoundedEnvironment(undefined=StrictUndefined)
     try:
@@ -175,7 +176,7 @@ def template_instruction(source: str) -> Instruction:
     def instruct(state: TurnState) -> str:
         return template.render(_name_facts(state))
 
-    instruct.__qualname__ = f"template {source}"  # what a reaction's config hash sees
+    instruct.__qualname__ = f"template {source}"  # the config hash of a reaction reads this
     return instruct
 
 

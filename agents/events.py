@@ -1,7 +1,7 @@
 """What happens in a reaction, as typed events: the same objects for the terminal, traces and tests.
 
-The loop makes them (`driver`, and `watching` of agents elsewhere) and hands them to a callback, in order; they
-are frozen and go to plain JSON (`event_to_json`). No IO, no clock.
+`driver` and its parts create them, `live_activity` those of agents elsewhere. A callback gets them in order. Events are
+frozen and convert to plain JSON (`event_to_json`). No IO, no clock.
 """
 
 from __future__ import annotations
@@ -16,29 +16,28 @@ from .values import Status
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened in a reaction. ``path`` is empty but for an agent that runs as a tool of another one:
-    then it names the call (``turn.call``, one after the other for deeper ones)."""
+    """Something that happened in a reaction. ``path`` is empty, except for an agent inside a tool call: it names the
+    calls around it (``turn.call``, the outermost first)."""
 
     type: ClassVar[str]
-    """What the event is called in JSON."""
+    """Name of the event in JSON."""
 
     reaction: str
     path: str = field(default="", kw_only=True)
 
 
 OnEvent = Callable[[Event], None]
-"""Takes each event as it happens; it must return at once, the reaction waits for it."""
+"""Handles each event as it happens. It must return at once, because the reaction waits for it."""
 
 
 def event_to_json(event: Event) -> dict[str, object]:
-    """Give the event as plain JSON values; ``type`` names it."""
+    """Return the event as plain JSON values; ``type`` names it."""
     return {"type": event.type, **asdict(event)}
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
-    """A reaction goes on that was begun earlier; ``turns`` are replayed from its records, without events of their
-    own."""
+    """A reaction from before a restart goes on. ``turns`` are read from its records, without events of their own."""
 
     type = "resumed"
     turns: int
@@ -63,8 +62,8 @@ class TurnStart(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput(TurnEvent):
-    """A piece of the reply, while it streams. ``index`` counts the pieces of a reaction, those of agents inside of it
-    included. ``is_held``: somebody reviews the answer before it goes out, so that it is not for people's eyes yet."""
+    """A piece of the reply while it streams. ``index`` counts the pieces of a reaction, with those of agents inside it.
+    ``is_held``: a reviewer has to see the answer before people do."""
 
     type = "model_delta"
     text: str
@@ -75,7 +74,7 @@ class ModelOutput(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class ModelRetry(TurnEvent):
-    """An attempt of the model call failed in a way that may pass; the next one comes after ``delay_s``."""
+    """An attempt of the model call failed in a way that may pass. The next one starts after ``delay_s``."""
 
     type = "model_retry"
     error: str
@@ -101,7 +100,7 @@ class CallEvent(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart(CallEvent):
-    """A tool is run."""
+    """A tool starts."""
 
     type = "tool_call_start"
     arguments: str
@@ -109,8 +108,8 @@ class ToolCallStart(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput(CallEvent):
-    """A piece of a call's result, while it streams; ``index`` and ``is_held`` as in `ModelOutput`: the result of some
-    tools is the answer."""
+    """A piece of a call's result while it streams. ``index`` and ``is_held`` are as in `ModelOutput`: the result of
+    some tools is the answer."""
 
     type = "tool_delta"
     text: str
@@ -120,13 +119,13 @@ class ToolOutput(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd(CallEvent):
-    """A call has its answer; one that was not run had no start."""
+    """A call has its result. A call that did not run had no start."""
 
     type = "tool_call_end"
     ok: bool
     content: str
     duration_s: float = 0.0
-    """From its start to its end, waiting included; 0 for one that was not run."""
+    """Seconds from start to end, waiting included; 0 for a call that did not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +141,8 @@ class Waiting(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class Progress(TurnEvent):
-    """What the work is at, for people. A step ends with the next one of its call, or with ``is_done``, which comes
-    before the call's end at the latest; ``call`` is None outside of calls."""
+    """The current step of the work, for people. A step ends with the next step of its call, or with ``is_done``, which
+    comes before the end of the call. ``call`` is None outside calls."""
 
     type = "progress"
     text: str
@@ -157,9 +156,9 @@ PieceKind = Literal["text", "reasoning", "tool", "progress"]
 
 @dataclass(frozen=True, slots=True)
 class RemoteOutput(TurnEvent):
-    """A piece of what an agent elsewhere streams while a call waits for its answer and a person watches. ``path`` is
-    where it would run inside of the call, ``turn``, ``call`` and ``tool`` its own; ``at`` is where in its stream the
-    text begins: pieces may be lost."""
+    """A piece of an agent's stream elsewhere, while a call waits for its answer and a person watches. ``path`` is where
+    it would run inside the call; ``turn``, ``call`` and ``tool`` are its own. ``at`` is where in its stream the text
+    begins: pieces may be lost."""
 
     type = "remote_delta"
     agent_id: str
@@ -175,8 +174,8 @@ class RemoteOutput(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class RemoteCall(CallEvent):
-    """An agent elsewhere, as in `RemoteOutput`, begins a call, or is done with it; ``asked`` are those whose answer
-    that call waits for."""
+    """An agent elsewhere, as in `RemoteOutput`, starts or ends a call. ``asked`` are the agents whose answers that call
+    waits for."""
 
     type = "remote_tool"
     agent_id: str
@@ -187,7 +186,7 @@ class RemoteCall(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd(TurnEvent):
-    """Model call and tool calls of the turn are done. ``text`` is the model's own, ``usage`` that of the reaction so
+    """Model call and tool calls of the turn have ended. ``text`` is the model's own, ``usage`` that of the reaction so
     far."""
 
     type = "turn_end"
@@ -197,8 +196,8 @@ class TurnEnd(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class AnswerReviewed(TurnEvent):
-    """The reviewers have seen an answer, or the message of a ``call`` to who asked; ``correction`` is what the model is
-    told when it has to write another."""
+    """The reviewers have seen an answer, or the message of a ``call`` to the requester. ``correction``: what the model
+    is told if it has to write another one."""
 
     type = "review"
     is_accepted: bool
@@ -210,7 +209,7 @@ class AnswerReviewed(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class HandedOver(TurnEvent):
-    """Another agent goes on with the conversation, from this turn on."""
+    """Another agent has the conversation from this turn on."""
 
     type = "handoff"
     agent_id: str
@@ -219,7 +218,7 @@ class HandedOver(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Event):
-    """The reaction has ended; ``answer`` is the text that goes to the incoming thread."""
+    """The reaction has ended. ``answer`` is the text that goes to the incoming thread."""
 
     type = "finished"
     status: Status

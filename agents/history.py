@@ -1,8 +1,8 @@
-"""A reaction's history as a provider accepts it: calls and results paired, ids unique, arguments well formed; and how
-it is shortened.
+"""A reaction's history in a form that providers accept: each call with its result, unique ids, valid arguments; and
+shorter versions of it.
 
-Used by `reaction` before every model call and at a handoff. Pure: each function gives a new list, but `say`, which
-appends.
+Used by `reaction` before every model call and at a handoff. Pure: each function returns a new list, except
+`append_user_text`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from roundelay.network.text import cut
 from .models.model import AssistantMessage, ChatMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
 
 HistoryFilter = Literal["texts", "all", "none"] | int | Callable[[Sequence[ChatMessage]], Sequence[ChatMessage]]
-"""What an agent that takes over sees of the turns before it: their texts without tool traffic, all, nothing, the last N
-messages, or what a callable makes of them."""
+"""What an agent that takes over sees of the turns before: their texts without tool calls, everything, nothing, the last
+N messages, or what a callable returns."""
 
 COMPACT_RESULT_CHARS = 400
+"""Maximum characters of an older result in a shortened history."""
 
 
 def append_user_text(messages: list[ChatMessage], text: str) -> None:
-    """Append a user message, or to it: many chat templates refuse two in a row."""
+    """Append a text to the last user message, or a new one after another message: many chat templates refuse two in a
+    row."""
     last = messages[-1] if messages else None
     if isinstance(last, UserMessage):
         messages[-1] = replace(last, content=f"{last.content}\n\n{text}")
@@ -34,8 +36,7 @@ def append_user_text(messages: list[ChatMessage], text: str) -> None:
 
 
 def find_prompt(messages: Sequence[ChatMessage], history: Sequence[ChatMessage]) -> int | None:
-    """Give the place of a run's prompt in a request made of its history: examples may stand before it, and more text
-    behind it."""
+    """Return the index of the run's prompt in a request. Examples may stand before the prompt, and more text behind it."""
     prompt = history[1] if len(history) > 1 else None
     users = [place for place, it in enumerate(messages) if isinstance(it, UserMessage)]
     if isinstance(prompt, UserMessage):
@@ -48,22 +49,22 @@ def find_prompt(messages: Sequence[ChatMessage], history: Sequence[ChatMessage])
 def add_to_prompt(
     messages: Sequence[ChatMessage], history: Sequence[ChatMessage], text: str
 ) -> tuple[ChatMessage, ...]:
-    """Give a request with a text right behind its prompt, before what trails that in the first turn: there it stands
-    in every turn."""
+    """Return a request with a text right behind its prompt, before the text that trails the prompt in the first turn:
+    there it stands in every turn."""
     place = find_prompt(messages, history)
     if place is None:
         return tuple(messages)
     prompt, known = messages[place], history[1].content if len(history) > 1 else None
     assert isinstance(prompt, UserMessage)
-    if known is None or not prompt.content.startswith(known):  # other middleware made another one of it
+    if known is None or not prompt.content.startswith(known):  # other middleware has rewritten the prompt
         known = prompt.content
     said = replace(prompt, content=f"{known}\n\n{text}{prompt.content[len(known) :]}")
     return (*messages[:place], said, *messages[place + 1 :])
 
 
 def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list[ChatMessage]:
-    """Pair calls and results: each call is answered right after its message, in order, and no result stands without its
-    call. ``trailing`` is said at the end."""
+    """Pair calls and results: each call is answered right after its message, in order, and no result stands alone.
+    ``trailing`` comes at the end."""
     results = {it.tool_call_id: it for it in messages if isinstance(it, ToolMessage)}
     repaired: list[ChatMessage] = []
     for message in messages:
@@ -88,7 +89,7 @@ def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list
 
 
 def replace_trailing_text(messages: Sequence[ChatMessage], trailing: str, other: str) -> tuple[ChatMessage, ...]:
-    """Give a request with another end of what is said last in it, if it ends so."""
+    """Return a request with another text at its end, if it ends with ``trailing``."""
     *before, last = messages
     if not isinstance(last, UserMessage) or not last.content.endswith(trailing):
         return tuple(messages)
@@ -96,8 +97,7 @@ def replace_trailing_text(messages: Sequence[ChatMessage], trailing: str, other:
 
 
 def compact(messages: Sequence[ChatMessage], prompt: str | None = None) -> list[ChatMessage]:
-    """Shorten what is long and old: every result but those of the last turn, and the prompt, to ``prompt`` if that is
-    given."""
+    """Shorten old, long texts: every result before the last turn, and the prompt, if ``prompt`` is given."""
     turns = [place for place, message in enumerate(messages) if isinstance(message, AssistantMessage)]
     last = turns[-1] if turns else 0
     short: list[ChatMessage] = [
@@ -113,7 +113,7 @@ def compact(messages: Sequence[ChatMessage], prompt: str | None = None) -> list[
 
 
 def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> list[ChatMessage]:
-    """Give what ``chosen`` leaves of a history's turns (the messages after the prompt)."""
+    """Return what a filter keeps of a history's turns (the messages after the prompt)."""
     kept: Sequence[ChatMessage]
     match chosen:
         case "all":
@@ -134,7 +134,7 @@ def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> li
 
 
 def drop_turn(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> list[ChatMessage]:
-    """Give the messages without system messages, and without the turn that made these calls."""
+    """Return the messages without system messages, and without the turn that made these calls."""
     ids = {call.id for call in calls}
     return [
         it
@@ -148,7 +148,7 @@ def drop_turn(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> lis
 def sanitize_call(call: ToolCall) -> ToolCall:
     """Return the call as the history shows it: with a valid name, and arguments that are a JSON object.
 
-    Servers read the arguments of earlier calls, and refuse the whole conversation for one that the model wrote wrong
+    Servers read the arguments of earlier calls, and refuse the whole conversation because of one malformed call
     (https://github.com/vllm-project/vllm/issues/43995, https://github.com/OpenHands/software-agent-sdk/issues/2887).
     """
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unnamed"
@@ -162,11 +162,11 @@ def sanitize_call(call: ToolCall) -> ToolCall:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")  # Python reads NaN and Infinity, other servers do not
+    raise ValueError(f"{name} is no JSON")  # Python accepts NaN and Infinity, servers do not
 
 
 def read_argument(call: ToolCall, name: str) -> str:
-    """Give a text argument of a call that counts whatever its arguments look like; empty if there is none."""
+    """Return a text argument of a call; empty if there is none, or if the arguments are malformed."""
     try:
         value = json.loads(call.arguments or "{}")[name]
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -1,7 +1,4 @@
-"""The tools that the network gives to every agent: sending, asking, `finish`, and the operations of the hub's mods.
-
-Made with `tools`; `simple` equips agents with them.
-"""
+"""Tools of every agent: sending, asking, `finish`, and the operations of the hub's mods. `simple` gives them to agents."""
 
 from __future__ import annotations
 
@@ -45,28 +42,28 @@ if TYPE_CHECKING:
 
 
 def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
-    """Make a tool of each operation that the hub's mods announced in ``welcome``. `channels.join` becomes
+    """Return a tool for each operation that the hub's mods announced in ``welcome``. `channels.join` becomes
     ``channels_join``.
 
-    The hub validates the arguments' types and answers a repeated ``call_id`` with the first result, so these are
-    idempotent. A model sees no seqs, so two parameters mean the incoming message: ``cause`` is filled in and hidden,
+    The tools are idempotent: the hub validates the arguments' types and answers a repeated ``call_id`` with the first
+    result. A model sees no seqs, so two parameters mean the incoming message: ``cause`` is filled in and hidden,
     ``reply_to`` may be left out.
     """
     return list(_make_operation_tools(json.dumps(msgspec.to_builtins(mods))))
 
 
 def communication_tools() -> list[Tool]:
-    """The tools that every agent has. ``finish`` only has its arguments parsed here: the reaction loop acts on it."""
+    """Return the tools of every agent. ``finish`` only parses its arguments; the loop handles it."""
     return [_send_text_message, _broadcast_text_message, _require_all(_ask), _finish]
 
 
 def choose_tools(tools: Iterable[Tool], wanted: Collection[str] | None) -> list[Tool]:
-    """Give those whose name is wanted, or fits a pattern that is (``channels_*``); all of them for None."""
+    """Return the tools whose name is wanted or fits a wanted pattern (``channels_*``); all tools for None."""
     return [it for it in tools if wanted is None or any(fnmatchcase(it.name, name) for name in wanted)]
 
 
 def check_wanted(agent_id: str, wanted: Collection[str], tools: Iterable[Tool]) -> None:
-    """Raises `ConfigError` for a wanted name that none of these tools has."""
+    """Raise `ConfigError` for a wanted name that no tool has."""
     names = sorted(it.name for it in tools)
     for name in wanted:
         if not any(fnmatchcase(it, name) for it in names):
@@ -78,7 +75,7 @@ def check_wanted(agent_id: str, wanted: Collection[str], tools: Iterable[Tool]) 
 
 @lru_cache(maxsize=16)
 def _make_operation_tools(mods: str) -> Sequence[Tool]:
-    """Make the tools of the mods in this JSON. Agents of one process on one hub share them: they are some 10 KB."""
+    """Return the tools of the mods in this JSON. Agents of one process on one hub share them: they take some 10 KB."""
     from roundelay.network.frames import ModInfo
 
     tools: list[Tool] = []
@@ -105,7 +102,7 @@ def _name_operation(op: str, taken: set[str]) -> str:
 
 
 def _require_all(made: Tool) -> Tool:
-    """Name every parameter as required, which strict servers ask for; one that is left out nevertheless still has its
+    """Name every parameter as required, because strict servers want that. A parameter that is left out still has its
     default."""
     properties = {
         name: {key: value for key, value in inner.items() if key != "default"} if isinstance(inner, dict) else inner
@@ -137,7 +134,7 @@ async def _send_text_message(
     """Send a direct text message to one agent or person. It is private between the two of you."""
     agent_id = target_agent_id.strip().removeprefix("agent:").removeprefix("@")
     trigger = context.trigger
-    # To the one who wrote directly it is the answer, and whoever waits for that knows it by this.
+    # A message to the sender of a direct trigger is the answer to it: ``reply_to`` ends the sender's wait.
     reply_to = trigger.seq if trigger.kind == "direct" and trigger.sender_id == agent_id else None
     await context.client.send_text(agent_id, text, reply_to=reply_to, cause=trigger.seq, message_id=context.call_id)
     return f"The message is on its way to {agent_id}."
@@ -180,7 +177,8 @@ async def _finish(reason: Annotated[str, Field(description="Why nothing is left 
 async def put_question(
     context: ToolContext, asked: Sequence[str], text: str, timeout_s: float
 ) -> tuple[dict[str, BaseMessage], dict[str, str]]:
-    """Ask everybody, for a call, and wait; gives the replies, and why somebody was not asked or will not answer."""
+    """Ask all agents, and wait for their replies. Return the replies, and why an agent was not asked or will not
+    answer, both by agent."""
     if context.waiter is None:
         raise ToolError("To wait for an answer works only inside of a reaction.")
     question: dict[str, JsonValue] = {"waiting": [*read_waiting(context.trigger), context.agent_id]}
@@ -219,8 +217,8 @@ async def put_question(
 def describe_replies(
     agent_ids: Iterable[str], replies: Mapping[str, BaseMessage], problems: Mapping[str, str], timeout_s: float
 ) -> str:
-    """Give what came of a question, for the model: a paragraph for each that was asked, an element where it is what
-    that one said."""
+    """Return the outcome of a question for the model: a paragraph for each agent. What an agent said stands in an
+    element."""
     told = []
     for agent_id in agent_ids:
         reply = replies.get(agent_id)

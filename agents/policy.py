@@ -1,8 +1,8 @@
-"""What an agent's author chooses: limits, which messages enter the prompt, and functions that the loop asks.
+"""What an agent's author chooses: limits, which messages enter the prompt, and functions that the loop calls.
 
-Plain data and small callables, no IO. Each limit's bounds stand once, in its annotation: `AgentPolicy` holds what a
-program gives against them, `AgentLimits` what a file gives. A `MessageFilter` is applied to the window of the
-conversation that the hub gave (`prompt`); the incoming message is always shown, whoever wrote it.
+Plain data and small callables, no IO. The bounds of each limit stand once, in its annotation: `AgentPolicy` checks what
+a program gives, `AgentLimits` what a file gives. A `MessageFilter` applies to the window of the conversation that the
+hub returned (`prompt`); the incoming message is always shown.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Given: TypeAlias = T | Awaitable[T]
 """Result of a hook, returned directly or awaited."""
 
 MAX_PER_THREAD = 499
-"""The hub gives 500 of a thread at most, and one of them may be the incoming message."""
+"""Maximum messages of a thread in a prompt. The hub returns at most 500, and one may be the incoming message."""
 
 Kind = Literal["direct", "broadcast", "channel", "mod"]
 
 SPARE = 4
-"""A filter that leaves messages out is given this many times more to choose from."""
+"""A filter that leaves messages out gets this many times more messages to choose from."""
 
 
 _Shown = Annotated[int, Field(ge=1, le=MAX_PER_THREAD)]
@@ -41,11 +41,11 @@ _Shown = Annotated[int, Field(ge=1, le=MAX_PER_THREAD)]
 
 @dataclass(frozen=True, slots=True)
 class GrowingWindow:
-    """Shows the last messages of a thread, at least the last ``least``: the window grows to ``most`` messages, and with
-    the next one it is cut back to ``least``.
+    """Shows the last messages of a thread, at least ``least``. The window grows to ``most`` messages; the next message
+    cuts it back to ``least``.
 
-    Between two cuts a prompt begins as the one before it did, which a provider's cache holds; a window of a fixed
-    number begins anew with each message.
+    Between two cuts each prompt begins like the one before, so that a provider's cache applies. A window of a fixed
+    size begins anew with each message.
     """
 
     least: _Shown
@@ -57,7 +57,7 @@ class GrowingWindow:
             raise ValueError(f"must have a least below its most, not {self.least} and {self.most}")
 
     def count_shown(self, there: int) -> int:
-        """Give how many of so many messages are shown: a function of that number alone."""
+        """Return how many of this number of messages are shown. Depends on the number alone."""
         if there <= self.most:
             return there
         return self.least + (there - self.least) % (self.most - self.least + 1)
@@ -69,23 +69,23 @@ def _tell_apart(given: object) -> str:
 
 _Growing = Annotated[GrowingWindow, Tag("growing")]
 PerThread = Annotated[Annotated[_Shown, Tag("fixed")] | _Growing, Discriminator(_tell_apart)]
-"""How many messages of a thread are shown: always so many, or a window that grows."""
+"""How many messages of a thread are shown: a fixed number, or a window that grows."""
 
 _OrNone = Annotated[Annotated[int, Field(ge=0, le=MAX_PER_THREAD), Tag("fixed")] | _Growing, Discriminator(_tell_apart)]
 
 
 def count_most(per_thread: PerThread) -> int:
-    """Give how many messages of a thread are shown at most."""
+    """Return the maximum number of messages of a thread that are shown."""
     return per_thread.most if isinstance(per_thread, GrowingWindow) else per_thread
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Says which messages of the conversation a prompt shows. Empty ``kinds`` and ``senders`` mean all of them; a
-    sender is an id or a pattern (``build-*``). ``exclude_senders`` goes first.
+    """Selects the messages of the conversation that a prompt shows. Empty ``kinds`` and ``senders`` mean all; a sender
+    is an id or a pattern (``build-*``). ``exclude_senders`` goes first.
 
-    ``per_thread`` says how many messages of threads whose id fits a pattern (``channel:*``) are shown, 0 for none of
-    them; the first pattern that fits counts, and where none does the agent's own ``per_thread``.
+    ``per_thread`` sets the number of messages for threads whose id fits a pattern (``channel:*``), 0 for none. The
+    first matching pattern counts; without one, the agent's own ``per_thread``.
     """
 
     kinds: Annotated[Collection[str], InFile(tuple[Kind, ...])] = ()
@@ -99,7 +99,7 @@ class MessageFilter:
         check_fields(self)
 
     def admits(self, message: BaseMessage, reader: str) -> bool:
-        """Whether a message may be shown to an agent; its own may, unless they are excluded."""
+        """Return whether an agent may be shown a message. Its own messages may be shown unless they are excluded."""
         if self.kinds and message.kind not in self.kinds:
             return False
         if not self.failures and isinstance((message.metadata or {}).get(FAILURE), str):
@@ -109,11 +109,11 @@ class MessageFilter:
         return not self.senders or message.sender_id == reader or _fits(message.sender_id, self.senders)
 
     def find_for(self, thread_id: str, usual: PerThread) -> PerThread:
-        """Give how many messages of a thread are shown."""
+        """Return how many messages of a thread are shown."""
         return next((count for pattern, count in self.per_thread.items() if fnmatchcase(thread_id, pattern)), usual)
 
     def count_to_ask(self, usual: PerThread) -> int:
-        """How many messages of each thread to ask the hub for."""
+        """Return how many messages of each thread to ask the hub for."""
         most = max(map(count_most, (usual, *self.per_thread.values())))
         is_choosing = self.kinds or self.senders or self.exclude_senders or not self.failures
         return min(most * SPARE if is_choosing else most, MAX_PER_THREAD)
@@ -127,17 +127,20 @@ def _fits(sender_id: str, patterns: Collection[str]) -> bool:
 
 
 OnText = Literal["auto", "reply", "nudge", "record"]
-"""What happens to text without a tool call: it is sent to the incoming thread when a person wrote the trigger or a
-response is required of this agent, else only recorded (``auto``); always sent (``reply``); the model is told to use a
-tool, and the closing answer is treated as by ``auto`` (``nudge``); only recorded (``record``)."""
+"""What happens to text without a tool call.
+
+``auto``: it is sent to the incoming thread if a person wrote the trigger or a response is required of this agent;
+otherwise it is only recorded. ``reply``: it is always sent. ``nudge``: the model is told to use a tool, and its closing
+answer is treated as by ``auto``. ``record``: it is only recorded.
+"""
 
 OnNewMessage = Literal["queue", "inject"]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRecords:
-    """What the journal keeps beside what it takes to go on: what models ``thinking`` aloud say, where their provider
-    tells it; the ``progress`` that calls report; the exact ``prompt`` of each turn, as its model was sent it."""
+    """What the journal keeps beside what resuming needs: the ``thinking`` of models, if their provider returns it; the
+    ``progress`` that calls report; the exact ``prompt`` of each turn."""
 
     thinking: bool = False
     progress: bool = False
@@ -148,12 +151,12 @@ class KeptRecords:
 
 
 MAX_THREADS = 100
-"""Beside the incoming one, that the hub looks for (`network.window`)."""
+"""Maximum number of threads beside the incoming one that the hub looks for (`network.window`)."""
 
 
 def describe_turn(turn: int, max_turns: int) -> str:
-    """Give the facts of a turn that trail the history of a model call. They change every turn, so they never stand
-    before it. How the answer is given is said behind them."""
+    """Return the facts of a turn, which stand at the end of a model call. They change every turn, so they never stand
+    before the history. The rule for answering follows them."""
     if turn < max_turns:
         return f"Turn {turn} of {max_turns}."
     return f"Turn {turn} of {max_turns}, the last one: no tools any more."
@@ -163,34 +166,35 @@ def describe_turn(turn: int, max_turns: int) -> str:
 class AgentPolicy:
     """Limits and choices of an agent; the defaults suit a conversation. Counts are at least 1, times are in seconds.
 
-    The callables are pure: a resumed reaction asks them again. What each may give stands at the method of that name in
-    `Middleware`. All but ``describe_turn`` may be coroutines, which are awaited.
+    The callables are pure: a resumed reaction calls them again. The method of the same name in `Middleware` documents
+    what each returns. All but ``describe_turn`` may be coroutines.
     """
 
     max_turns: Count = 30
-    """Model calls of one reaction. The last has no tools, so that a reaction ends with an answer."""
+    """Maximum model calls of one reaction. The last has no tools, so that a reaction ends with an answer."""
 
     max_tool_calls_per_turn: Count = 16
-    """Further calls of a turn are answered with this limit, not run."""
+    """Maximum calls of a turn that run. Further ones are answered with this limit."""
 
     max_tool_calls: Count | None = None
-    """Once so many calls were run in a reaction, its next turn is the last."""
+    """Maximum calls of a reaction. After the turn that reaches it, the next turn is the last."""
 
     uncounted_tools: Annotated[Collection[str], InFile(tuple[Text, ...])] = ()
     """Tools whose calls do not count in ``max_tool_calls``."""
 
     max_corrections: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 2
-    """How often the model is asked for another answer when a review finds one wrong."""
+    """Maximum number of times that the model writes another answer because a review found a problem."""
 
     tool_timeout_s: Seconds = 60.0
-    """For tools that name no time of their own."""
+    """Time limit of tools that have none of their own, in seconds."""
 
     approval_timeout_s: Seconds = 604_800.0
-    """Time that a call waits for a person's approval, in seconds. Then ``escalate_to`` is asked, or the call is not made."""
+    """Time that a call waits for a person's approval, in seconds. Then ``escalate_to`` is asked, or the call does not
+    run."""
 
     approvers: Approvers = ()
-    """People who may approve calls of tools that need approval: ids, and ``role:NAME``. They alone decide, but
-    for whoever led to the call. Empty: whoever reads the thread, and operators."""
+    """People who may approve calls of tools that need approval: ids, and ``role:NAME``. Only they decide, and none
+    whose message led to the call. Empty: readers of the thread, and operators."""
 
     approvals_needed: ApprovalsNeeded = 1
     """Number of different people who have to approve a call."""
@@ -202,76 +206,78 @@ class AgentPolicy:
     """Whether an approver may approve a call that the approver's own message led to."""
 
     model_timeout_s: Seconds = 300.0
-    """For one attempt of a model call, streamed or not."""
+    """Time limit of one attempt of a model call, streamed or not, in seconds."""
 
     model_attempts: Count = 3
-    """How often one model call is tried while it fails in a way that may pass."""
+    """Maximum attempts of one model call while it fails in a way that may pass."""
 
     hook_timeout_s: Seconds = 600.0
-    """For one hook of middleware, by itself: what it awaits of the run (``proceed``, ``around.complete``, the hub) has
-    limits of its own and is not counted (`isolation.run_hook`)."""
+    """Time limit of one hook of middleware, in seconds. What the hook awaits of the run (``proceed``,
+    ``around.complete``, the hub) has limits of its own and does not count (`isolation.run_hook`)."""
 
     hub_attempts: Count = 4
-    """How often a tool's request to the hub is tried while it answers ``rate_limited`` or ``overloaded``."""
+    """Maximum attempts of a tool's request to the hub while the hub answers ``rate_limited`` or ``overloaded``."""
 
     max_same_calls: Count = 3
-    """How often one call with the same arguments is run while its result stays the same; then it is answered so."""
+    """Maximum number of times that a call with the same arguments runs while its result stays the same. Then the model
+    is told so."""
 
     max_idle_turns: Count = 3
-    """After so many turns in a row without effect the next one is the last, without tools. A turn has none if its reply
-    was empty, cut or sent to nobody, or if none of its calls was run: refused, unknown, or with arguments that cannot
-    be read."""
+    """Maximum turns in a row without effect. The next turn is the last, without tools. A turn has no effect if its
+    reply was empty, cut or sent to nobody, or if none of its calls ran: refused, unknown, or with unreadable arguments.
+    """
 
     max_messages_per_recipient: Count = 5
-    """Maximum messages that the calls of one reaction send to one participant or channel. More are refused. The
-    answer and questions of ``ask`` do not count."""
+    """Maximum messages that the calls of one reaction send to one participant or channel. More are refused. The answer
+    and questions of ``ask`` do not count."""
 
     max_result_chars: Count = 16_000
-    """A tool's longer result is cut there, and says so."""
+    """Maximum characters of a tool's result. A longer one is cut there, with a note."""
 
     max_depth: Count = 3
-    """How deep agents may call each other as tools."""
+    """Maximum depth to which agents call each other as tools."""
 
     on_new_message: OnNewMessage = "queue"
-    """What becomes of messages that arrive in a thread while a reaction to an earlier one runs: each gets its own after
-    it (``queue``), or the model reads them before its next turn, and they get none (``inject``)."""
+    """What happens to messages that arrive in a thread during a reaction. ``queue``: each gets its own reaction
+    afterwards. ``inject``: the model reads them before its next turn, and they get none."""
 
     on_text: OnText = "auto"
-    """What becomes of text without a tool call."""
+    """What happens to text without a tool call."""
 
     max_threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 50
-    """How many threads the prompt shows at most, the incoming one among them."""
+    """Maximum number of threads that the prompt shows, the incoming one included."""
 
     per_thread: PerThread = GrowingWindow(10, 30)
-    """How many messages of each thread the prompt shows: the last so many, or a window that grows."""
+    """How many messages of each thread the prompt shows: a fixed number of the last, or a window that grows."""
 
     max_parallel_reactions: Count = 8
-    """Reactions that run at once, in as many threads; those that only wait for others do not count."""
+    """Maximum number of reactions that run at once, each in its own thread. Those that only wait for others do not
+    count."""
     message_filter: MessageFilter = ALL
     """Which messages of the conversation the prompt shows, and how many of each thread."""
 
     keep: KeptRecords = KeptRecords()
-    """What the journal keeps beside what it takes to go on."""
+    """What the journal keeps beside what resuming needs."""
 
     describe_turn: Annotated[Callable[[int, int], str], IN_CODE] = describe_turn
 
     initial_state: Annotated[Callable[[], Given[Mapping[str, object]]] | None, IN_CODE] = None
     should_continue: Annotated[Callable[[TurnState], Given[bool]] | None, IN_CODE] = None
     should_send_tools: Annotated[Callable[[TurnState], Given[bool]] | None, IN_CODE] = None
-    """Whether a turn has tools; without them a reply in text still ends the reaction."""
+    """Returns whether a turn has tools. Without them a reply in text still ends the reaction."""
 
     choose_model: Annotated[Callable[[TurnState], Given[Model | str | None]] | None, IN_CODE] = None
-    """The model of a turn, or its name on the server of the agent's own; None for that one."""
+    """Returns the model of a turn, or its name on the server of the agent's own model; None for that one."""
 
     choose_tool: Annotated[Callable[[TurnState], Given[str | None]] | None, IN_CODE] = None
-    """The tool that a turn must call, None for the model's choice."""
+    """Returns the tool that a turn must call; None for the model's choice."""
 
     calculate_usage: Annotated[Callable[[TurnState, ModelReply], Given[Usage]] | None, IN_CODE] = None
     process_tool_calls: Annotated[
         Callable[[TurnState, Sequence[ToolCall]], Given[End | bool | None]] | None, IN_CODE
     ] = None
     on_tools_selected: Annotated[Callable[[TurnState, Sequence[ToolCall]], Given[None]] | None, IN_CODE] = None
-    """Told of the calls of a reply before they are run."""
+    """Called with the calls of a reply before they run."""
 
     preprocess_arguments: Annotated[
         Callable[[TurnState, ToolCall], Given[str | Mapping[str, object] | BaseModel | None]] | None, IN_CODE
@@ -280,7 +286,7 @@ class AgentPolicy:
     on_no_tool_calls: Annotated[Callable[[TurnState, NoCallsReason], Given[str | End | None]] | None, IN_CODE] = None
 
     def __post_init__(self) -> None:
-        """Refuse what would fail, or be taken for something else, only when a reaction comes to it."""
+        """Refuse values that would fail, or be misread, only once a reaction uses them."""
         check_fields(self)
         check_enough(self.approvers, self.approvals_needed, self.escalate_to)
         for name in list_in_code(AgentPolicy):
@@ -296,8 +302,8 @@ class AgentPolicy:
 
 
 def find_rule(own: ApprovalRule, policies: Iterable[AgentPolicy]) -> EffectiveRule:
-    """Give the rule for a call: the tool's ``own`` parts, and for the others those of the first policy that names
-    approvers, else of the first one. ``policies``: of the agent at work, and of those whose rules hold for it too."""
+    """Return the approval rule for a call. Parts that the tool's ``own`` rule leaves out come from the first of the
+    ``policies`` that names approvers, or from the first one."""
     known = list(policies)
     policy = next((it for it in known if it.approvers), known[0])
     needed, may_approve = own.approvals_needed, own.requester_may_approve
@@ -311,6 +317,7 @@ def find_rule(own: ApprovalRule, policies: Iterable[AgentPolicy]) -> EffectiveRu
 
 
 MAX_SHOWN_CHARS = 100
+"""Maximum characters of a wrong value that an error quotes."""
 
 
 APPROVALS = ("approvers", "approvals_needed", "escalate_to", "requester_may_approve")
@@ -318,4 +325,4 @@ _CHOICES = ("on_text", "on_new_message", "message_filter", "keep", *APPROVALS)  
 
 
 class AgentLimits(optional_form(AgentPolicy, without=_CHOICES)):  # type: ignore[misc]  # a base made here
-    """The limits of `AgentPolicy` as a file has them; None keeps the default."""
+    """The limits of `AgentPolicy` in a file; None keeps the default."""

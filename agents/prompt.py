@@ -1,10 +1,12 @@
 """What a model reads of the conversation: which messages, escaped, rendered.
 
-`build_context` asks the hub for the window that the agent may see (``network.window``, under its visibility) and
-`select_threads` bounds and orders it; this module only leaves out. `ConversationPrompt` renders it. Everything that
-comes out of a message or an id is stripped of what a reader cannot see and escaped, whatever the template does, so that
-no payload forges or breaks an element. A template is the user's to replace; it is checked when it is loaded, not at the
-first message.
+`build_context` asks the hub for the window that the agent may see (``network.window``, under its visibility);
+`select_threads` limits and orders it. This module only leaves out messages, it never adds any. `ConversationPrompt`
+renders the rest.
+
+Every text from a message or an id loses its invisible characters and is escaped, whatever the template does: no payload
+can forge or break an element. Users may replace the template. It is checked when it is loaded, not at the first
+message.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ if TYPE_CHECKING:
 
 
 def render_system_prompt(instruction: str, agent_id: str) -> str:
-    """Give the system message: the instruction and who the agent is. The same for every reaction, so that caches hold.
+    """Return the system message: the instruction, and the agent's id. It is the same in every reaction, so that caches
+    apply.
 
-    The instruction is the operator's own text and is passed as it is.
+    The instruction is the operator's own text and is not escaped.
     """
     return (
         f"{instruction.strip()}\n\n"
@@ -51,7 +54,7 @@ ARRIVED = "While you worked, this arrived in the conversation:"
 
 
 def render_new_messages(messages: Iterable[BaseMessage], heading: str = ARRIVED) -> str:
-    """Render messages that came to the conversation after the incoming one."""
+    """Render messages that came after the incoming one."""
     shown = "".join(
         f'    <message sender="{_output(message.sender_id)}">\n'
         f"        <content>{_element_text(message.text)}</content>\n    </message>\n"
@@ -61,7 +64,7 @@ def render_new_messages(messages: Iterable[BaseMessage], heading: str = ARRIVED)
 
 
 def render_element(tag: str, text: str, **attributes: object) -> str:
-    """Give what somebody said as an element, which no text in it ends: the form of what tools tell of messages."""
+    """Return somebody's text as an element that no text inside it can close. Tools report messages in this form."""
     named = "".join(f' {name}="{_output(value)}"' for name, value in attributes.items())
     return f"<{tag}{named}>{_element_text(text)}</{tag}>"
 
@@ -70,7 +73,7 @@ _OF_TOOLS = re.compile(r"\b(tools?|finish)\b", re.IGNORECASE)
 
 
 class ConversationPrompt:
-    """A conversation template, ready to render; without a path the one that ships with the package.
+    """A conversation template, ready to render; without a path, the one of the package.
 
     Raises `ConfigError` with file and line for a template that cannot be read, parsed or rendered.
     """
@@ -83,7 +86,8 @@ class ConversationPrompt:
 
     @property
     def says_how_to_answer(self) -> bool:
-        """Whether it is an author's own, and speaks of tools: it says itself which of them, or which text, answers."""
+        """Whether it is the author's own template and mentions tools: it then says itself which of them, or which text,
+        is the answer."""
         return self.path is not None and _OF_TOOLS.search(self.source) is not None
 
     def render(
@@ -93,8 +97,8 @@ class ConversationPrompt:
         incoming_message: BaseMessage,
         omitted_threads: int = 0,
     ) -> str:
-        """Render the threads as they are given (`select_threads` bounds them), how many further ones are left out, and
-        the message to react to."""
+        """Render the threads as they are (`select_threads` limits them), the number of threads left out, and the
+        message to react to."""
         try:
             return self._template.render(
                 message_threads=message_threads,
@@ -124,15 +128,14 @@ class ConversationPrompt:
 
 @lru_cache(maxsize=64)
 def _compile(source: str) -> Template:
-    """Compile a template: once for all agents that have it, which in a process with hundreds is a second less, and 8 KB
-    less for each."""
+    """Compile a template once for all agents that share it. In a process with hundreds of agents this saves a second,
+    and 8 KB each."""
     return _ENVIRONMENT.from_string(source)
 
 
 def _output(value: object) -> Markup:
-    """Turn the value of any ``{{ }}`` into escaped text; jinja calls it for each of them, inside ``autoescape false``
-    too."""
-    if isinstance(value, Markup):  # made by a macro or an escaping filter: its parts went through here
+    """Escape the value of any ``{{ }}``. Jinja calls it for each of them, inside ``autoescape false`` too."""
+    if isinstance(value, Markup):  # from a macro or an escaping filter, whose parts went through here
         return value
     if isinstance(value, Undefined):
         str(value)  # StrictUndefined raises and names the variable
@@ -144,8 +147,7 @@ def _output(value: object) -> Markup:
 
 
 def _element_text(value: object) -> Markup:
-    """Escape a text that stands between tags: quotes stay as they are there, which reads better and costs fewer
-    tokens."""
+    """Escape a text between tags. Quotes stay as they are, which reads better and costs fewer tokens."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return Markup(escape_text(text))  # nosec B704  # escaped right here
 
@@ -159,7 +161,7 @@ class _PromptEnvironment(BoundedEnvironment):
         del self.filters["safe"]
 
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
-        """Of a message or thread only what it says: pydantic's own methods read files and unpickle."""
+        """Allow only the fields of a message or thread: pydantic's own methods read files and unpickle."""
         if isinstance(obj, BaseModel):
             return attr in _said_by(type(obj))
         return super().is_safe_attribute(obj, attr, value)
@@ -167,7 +169,7 @@ class _PromptEnvironment(BoundedEnvironment):
 
 @lru_cache(maxsize=64)
 def _said_by(kind: type[BaseModel]) -> frozenset[str]:
-    """What a template may read of such a value; asked for each attribute of each message of each prompt."""
+    """Return what a template may read of a value; cached, since it is needed for each attribute of each message."""
     return frozenset((*kind.model_fields, "text", "said", "channel"))
 
 
@@ -192,14 +194,14 @@ _SAMPLE = DirectMessage(
 async def build_context(
     client: NetworkClient, trigger: BaseMessage, policy: AgentPolicy, visibility: Visibility
 ) -> tuple[dict[str, MessageThread], int]:
-    """Read the conversation that the agent may see for this trigger, as it stood at the trigger: threads in the
-    prompt's order, and how many further threads are left out.
+    """Return the conversation that the agent may see for this trigger, as it stood then: threads in the prompt's order,
+    and the number of threads left out.
 
-    ``visibility`` holds whatever the card of the connection says: the hub admits what both allow.
+    ``visibility`` applies whatever the connection's card says: the hub admits what both allow.
     """
     chosen = policy.message_filter
     most = policy.max_threads
-    per_thread = chosen.count_to_ask(policy.per_thread) + 1  # one more: the trigger is shown apart from its thread
+    per_thread = chosen.count_to_ask(policy.per_thread) + 1  # plus the trigger, which stands apart from its thread
     ask = partial(client.window, trigger.seq, threads=most, per_thread=per_thread, visibility=visibility)
     window = await retry_later(ask)
     threads = select_threads(
@@ -219,13 +221,13 @@ def select_threads(
     chosen: MessageFilter = ALL,
     reader: str = "",
 ) -> dict[str, MessageThread]:
-    """Bound and order threads for the prompt of ``trigger``, which is left out of them; threads left empty are dropped.
+    """Limit and order threads for the prompt of ``trigger``, which is left out of them. Empty threads are dropped.
 
-    Messages that ``chosen`` does not admit are left out as well, and not counted among those omitted.
+    Messages that ``chosen`` does not admit are left out too, and not counted as omitted. The threads with the newest
+    messages are kept, the trigger's always.
 
-    The threads with the newest messages are taken, the trigger's always. They stand in the order of the first message
-    that is shown of each: that stays until a window is cut, so that prompts begin alike and providers' caches hold,
-    and threads that rest come to stand in front. A function of the ledger alone.
+    Threads stand in the order of the first message shown of each. That order stays until a window is cut, so prompts
+    begin alike and providers' caches apply. The result depends on the ledger alone.
     """
     kept: list[MessageThread] = []
     for thread in threads:
@@ -246,7 +248,7 @@ def select_threads(
 
 
 def drop_empty(threads: Mapping[str, MessageThread]) -> tuple[dict[str, MessageThread], int]:
-    """Leave out threads of which middleware left no message; gives how many of them say that there was something."""
+    """Drop threads of which middleware left no message. Return also how many of them still have omitted messages."""
     kept = {thread_id: thread for thread_id, thread in threads.items() if thread.messages}
     return kept, sum(1 for it in threads.values() if it.omitted and not it.messages)
 
@@ -254,8 +256,7 @@ def drop_empty(threads: Mapping[str, MessageThread]) -> tuple[dict[str, MessageT
 def keep_recorded(
     threads: Mapping[str, MessageThread], trigger: BaseMessage, manifest: Collection[int]
 ) -> dict[str, MessageThread]:
-    """Leave out what was not in the prompt when it was first made: a resumed reaction reads nothing that it had not
-    read before."""
+    """Leave out messages that the first prompt did not have: a resumed reaction must not read more than before."""
     known = set(manifest)
     kept = [
         MessageThread(
@@ -269,10 +270,10 @@ def keep_recorded(
 
 
 def list_manifest(threads: Iterable[MessageThread], trigger: BaseMessage) -> list[int]:
-    """Give the seqs of these messages and the trigger, ascending."""
+    """Return the seqs of these messages and the trigger, ascending."""
     return sorted({trigger.seq, *(message.seq for thread in threads for message in thread.messages)})
 
 
 def escape_text(text: str) -> str:
-    """Give a text as it may stand between tags: without what a reader does not see. Quotes stay as they are."""
+    """Return a text that may stand between tags: escaped, without invisible characters. Quotes stay as they are."""
     return sanitize_text(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

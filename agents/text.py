@@ -1,4 +1,4 @@
-"""What is done to text on its way to a model, the ledger or a reader. Pure."""
+"""Texts on their way to a model, the ledger or a reader. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable
 
 MAX_NAME_CHARS = 64
-"""Of a tool's name, as OpenAI-compatible servers take it."""
+"""Maximum characters of a tool's name at OpenAI-compatible servers."""
 
 
 def replace_surrogates(text: str) -> str:
-    """Join halves of characters, which JSON escapes bring apart where a text comes in pieces, and replace a half that
-    stays alone by a question mark: no frame may hold one."""
+    """Join surrogate pairs that JSON escapes split across pieces, and replace a lone surrogate by a question mark: no
+    frame may hold one."""
     try:
         text.encode("utf-8")
         return text
@@ -21,12 +21,12 @@ def replace_surrogates(text: str) -> str:
 
 
 def replace_all_surrogates(texts: Iterable[str]) -> list[str]:
-    """The same of several texts."""
+    """Replace surrogates in each text."""
     return [replace_surrogates(it) for it in texts]
 
 
 def strip_code_fence(text: str) -> str:
-    """Give a text without the fence that models like to put around JSON, if there is one."""
+    """Return a text without the code fence that models like to put around JSON."""
     text = text.strip()
     if text.startswith("```") and text.endswith("```") and len(text) >= 6:
         text = re.sub(r"\A[a-zA-Z0-9]*\n", "", text[3:-3])
@@ -35,8 +35,8 @@ def strip_code_fence(text: str) -> str:
 
 
 def write_stopped(text: str, by: str) -> str:
-    """Write what is left of an answer that somebody has stopped: the text so far, and by whom. A code block that was
-    under way is closed, so that the last line is not read as code."""
+    """Return what is left of a stopped answer: the text so far, and who stopped it. An open code block is closed, so
+    that the last line is not read as code."""
     if not text.strip():
         return f"Stopped by {by}."
     fences = re.findall(r"^ {0,3}(`{3,}|~{3,})", text, re.MULTILINE)
@@ -46,10 +46,10 @@ def write_stopped(text: str, by: str) -> str:
 
 
 def tool_name(text: str) -> str:
-    """Give a name that servers take for a tool."""
+    """Return a name that servers accept for a tool."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:MAX_NAME_CHARS]
 
 
 def handoff_name(agent_id: str) -> str:
-    """Give the name of the tool that hands over to an agent."""
+    """Return the name of the tool that hands over to an agent."""
     return tool_name(f"hand_over_to_{agent_id}")

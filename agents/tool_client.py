@@ -1,11 +1,9 @@
-"""The agent's connection as a tool has it: what the call sends follows from the incoming message and is sent once,
-whatever is repeated.
+"""The agent's connection as a tool has it: what a call sends belongs to the incoming message, and is sent once.
 
-Stands between `tools` and `NetworkClient`. Ids that the tool does not choose are derived from the call's, in the order
-of its sends; where its messages went is remembered, since a reaction that has spoken in the incoming thread answers
-there no second time. What may reach who asked is an answer, however it is sent: it is reviewed first, as the driver
-says (`review`). What it reads of the conversation is what the reaction's own prompt may hold: the hub judges it
-for the incoming message.
+Stands between `tools` and `NetworkClient`. Message ids that the tool does not choose derive from the call's id, in the
+order of its sends. The client remembers where messages went: a reaction that a tool has spoken for in the incoming
+thread does not answer there again. Whatever may reach the requester is an answer, so reviewers see it first
+(``review``). Reads return only what the reaction's own prompt may hold: the hub judges them for the incoming message.
 """
 
 from __future__ import annotations
@@ -29,16 +27,16 @@ if TYPE_CHECKING:
     from .inbox import Visibility
 
 SENT_METADATA: ContextVar[Mapping[str, Any]] = ContextVar("roundelay_sent_metadata", default=MappingProxyType({}))
-"""What is added to the metadata of every message that tools send from here on: set by middleware around a call."""
+"""Metadata added to every message that tools send from here on; set by middleware around a call."""
 
 _FILTERED = frozenset(
     {"network.history", "network.search", "network.memory", "network.why", "network.impact", "network.window"}
 )
-"""What the hub answers for one incoming message (``trigger``)."""
+"""Operations that the hub answers for one incoming message (``trigger``)."""
 
 JUDGED = frozenset({"channels.list", "channels.members"})
-"""What tells of channels, of which some are there for their members alone: answered as to those for whom the
-reaction is."""
+"""Operations about channels, some of which only their members may know. They are answered for those for whom the
+reaction runs."""
 
 _UNFILTERED = frozenset(
     {
@@ -54,34 +52,34 @@ _UNFILTERED = frozenset(
         "network.rows",
     }
 )
-"""What tells of conversations that have nothing to do with the incoming message, and cannot be asked for one alone."""
+"""Operations about other conversations, which cannot be limited to one incoming message."""
 
 
 @dataclass(slots=True)
 class ToolClient:
-    """Sends and reads for one call. Methods as in `NetworkClient`, with ``message_id``, ``call_id`` and ``cause``
-    filled in."""
+    """Sends and reads for one call. The methods are those of `NetworkClient`, with ``message_id``, ``call_id`` and
+    ``cause`` filled in."""
 
     _client: NetworkClient
     call_id: str
     cause: int
     visibility: Visibility | None = None
     reply_metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Of every reply to the incoming message."""
+    """Metadata of every reply to the incoming message."""
 
     askers: Collection[str] = ()
     """Who wrote the incoming message, and who waits for its answer."""
 
     review: Callable[[str], Awaitable[tuple[str, Mapping[str, Any]]]] | None = None
-    """Gives a text for who asked as it goes out, and the metadata of its message. Raises `ToolError` for one that must
-    not. None: nobody reviews what is sent, as what the loop and middleware say themselves."""
+    """Returns a text to the requester as it may be sent, and the metadata of its message. Raises `ToolError` for a text
+    that must not be sent. None: nobody reviews it."""
 
     admit: Callable[[str], None] | None = None
-    """Takes the address of each message before it is sent. Raises `ToolError` for one that goes past the limit of
-    messages to one recipient. None: nobody counts."""
+    """Called with the address of each message before it is sent. Raises `ToolError` beyond the limit of messages to one
+    recipient. None: no limit."""
 
     threads: list[str] = field(default_factory=list)
-    """The threads that its messages went to."""
+    """Ids of the threads that its messages went to."""
 
     _sends: int = 0
 
@@ -94,10 +92,9 @@ class ToolClient:
         return self._client.welcome
 
     async def send(self, to: str, content: Any, **options: Any) -> Stored:
-        filled = self._fill(
-            options
-        )  # the id is taken before anything is awaited, so that it follows the order of sends
-        if self.admit is not None and not filled.get("requires_response"):  # a question is answered, or times out
+        # Take the id before the first await, so that ids follow the order of sends.
+        filled = self._fill(options)
+        if self.admit is not None and not filled.get("requires_response"):  # a question waits for its answer
             self.admit(to)
         if self.review is not None and self._may_reach_asker(to):
             content, filled = await pause_hook_timer(self._have_reviewed(self.review, content, filled))
@@ -116,9 +113,9 @@ class ToolClient:
         return await self.send(self._client.find_reply_address(message), text, **{"reply_to": message.seq, **options})
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
-        """Call an operation. What reads the conversation reads it as this reaction may: see `history`.
+        """Call an operation. Operations that read the conversation return what this reaction may read (see `history`).
 
-        Raises `Forbidden` for an operation that would tell of other conversations.
+        Raises `Forbidden` for an operation that would report other conversations.
         """
         if op in _UNFILTERED:
             raise Forbidden(
@@ -142,8 +139,8 @@ class ToolClient:
     async def read_own_reaction(self, seq: int) -> list[dict[str, Any]]:
         """Return the records of this agent's reaction to a message, oldest first; empty if there is none.
 
-        Raises `RoundelayError` for a message that this reaction may not read: the results of other conversations are
-        not for this one.
+        Raises `RoundelayError` for a message that this reaction may not read: results of other conversations are not
+        for this one.
         """
         await self.call("network.why", {"seq": seq})
         client = self._client
@@ -152,18 +149,18 @@ class ToolClient:
         return list(value["records"])
 
     def _is_change(self, op: str) -> bool:
-        """Whether an operation may send a message: not if the hub says that it only reads."""
+        """Return whether an operation may send a message: not if the hub declares it as a read."""
         return not any(it.op == op and it.kind == "read" for mod in self.welcome.mods for it in mod.operations)
 
     def _may_reach_asker(self, to: str) -> bool:
-        """Whether those who asked may read what is sent there: but for direct messages to somebody else, they may."""
+        """Return whether the requesters may read a message to this address: all but direct messages to somebody else."""
         kind, _, name = to.partition(":")
         return kind not in ("agent", "mod") or name in self.askers
 
     async def _have_reviewed(
         self, review: Callable[[str], Awaitable[tuple[str, Mapping[str, Any]]]], content: Any, options: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Give what is sent with the texts in it as reviewers leave them. Data in it that is no text stays as it is."""
+        """Return content and options with their texts as reviewers leave them. Data that is no text stays as it is."""
         made: Mapping[str, Any] = {}
         match content:
             case str():
@@ -183,7 +180,7 @@ class ToolClient:
         await self._client.signal(kind, body, thread_id=thread_id)
 
     async def history(self, thread_id: str, *, before: int | None = None, limit: int = 50) -> History:
-        """Messages of a thread, as far as they may enter the prompt of this reaction: nothing later than the incoming
+        """Return messages of a thread that may enter the prompt of this reaction: nothing later than the incoming
         message."""
         from roundelay.network.client import History
 
@@ -194,18 +191,18 @@ class ToolClient:
         return History([message_from_wire(message) for message in value["messages"]], value["has_more"])
 
     async def window(self, *, threads: int | Sequence[str] | None = None, per_thread: int | None = None) -> Window:
-        """The conversation that may enter the prompt of this reaction."""
+        """Return the conversation that may enter the prompt of this reaction."""
         named = threads if threads is None or isinstance(threads, int) else list(threads)
         return await pause_hook_timer(
             self._client.window(self.cause, threads=named, per_thread=per_thread, visibility=self.visibility)
         )
 
     async def remember(self, body: Mapping[str, Any], *, record_id: str) -> None:
-        """Write down a summary of some messages of a thread, as ``network.memory`` gives it back."""
+        """Record a summary of some messages of a thread, which ``network.memory`` returns later."""
         await pause_hook_timer(self._client.record(memory_of(body["thread_id"]), "memory", body, record_id=record_id))
 
     def _view(self) -> dict[str, Any]:
-        """The arguments that say for whom the hub has to judge, whatever a tool's own arguments were."""
+        """Return the arguments that say for whom the hub has to judge, whatever the tool's own arguments were."""
         narrower = {"visibility": self.visibility} if self.visibility is not None else {}
         return {"trigger": self.cause, **narrower}
 
