@@ -52,7 +52,7 @@ HELLO_BYTES = 8 * 1024
 """Maximum size of a `hello` beside its card: the hub keeps no more of an unknown connection."""
 _joiner = FrameJoiner()
 _OPEN = WireState.OPEN
-"""A name of its own for the hot path: looking a member up in its enum costs as much as a call."""
+"""A separate name for the hot path: looking a member up in its enum costs as much as a call."""
 _DONE = Request("/", Headers())
 """Replaces the request once it was read. Ten thousand idle connections would keep theirs for nothing."""
 

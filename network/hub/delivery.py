@@ -1,4 +1,4 @@
-"""What each session is given and what each participant has handled: windows, bounded queues, ack cursors.
+"""Deliveries of each session, and handled messages of each participant: windows, bounded queues, ack cursors.
 
 An `Outbox` belongs to one session. While the session is *live*, published messages are pushed into its outbox. When the
 queue overflows, the session is *behind*: the queue is dropped, and pages are read from the ledger until the session has
@@ -50,8 +50,8 @@ from roundelay.network.core.tables import AckCursor
 MAX_OWN = 1 << 16
 """Own sends that a session remembers while it is behind (512 KiB). Older ones are delivered to it like anybody's."""
 MAX_ABOVE = 4096
-"""Single acknowledgements that are kept above an ack cursor which cannot follow, as with a client that resumes from a
-cursor of its own."""
+"""Single acknowledgements that are kept above an ack cursor that cannot follow, as with a client that names its cursor
+itself."""
 
 Delivery: TypeAlias = tuple[int, bytes, bool]
 """A message's seq, its frame, and whether it has to be acknowledged. Recipients of the same message share it."""
@@ -256,7 +256,7 @@ class Mailbox:
         self.failed: set[int] = set()
         self.handled_failures: list[int] = []
         self.delivered = 0
-        """The highest seq handed to a session that is gone, or to a client that polled."""
+        """The highest seq handed to a session that ended, or to a client that polled."""
         self._last_join_snapshot = cursor
         self._changed = changed if changed is not None else {}
 
@@ -344,8 +344,8 @@ class Mailbox:
         """Raise the ack cursor to what a session that started at it was delivered.
 
         Without this, a client that acknowledges one by one would leave an endless list ``above``. The session was given
-        every open message above the cursor, so each one is accounted for: left out because it was handled at the join,
-        in ``failed``, or given and not acknowledged (`Outbox.list_unacked`).
+        every open message above the cursor. So each one was handled at the join, is in ``failed``, or was given and not
+        acknowledged (`Outbox.list_unacked`).
         """
         top = outbox.delivered
         if self.above and top > self.ack_cursor:

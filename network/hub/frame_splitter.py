@@ -1,7 +1,7 @@
 """WebSocket frames as bytes (RFC 6455, 5.2), as far as the hub splits and writes them itself. Pure: no IO.
 
-Whole text messages, which is nearly everything, are taken out of the bytes here. Everything else (pieces of messages,
-control frames, what is wrong) goes to websockets' own parser, frame by frame. `connection` carries the bytes to both.
+Whole text messages, nearly all frames, are taken out of the bytes here. Everything else (fragments, control frames,
+invalid frames) goes to websockets' own parser, frame by frame. `connection` carries the bytes to both.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ try:
 except ImportError:  # a websockets without its C extension
     from websockets.utils import apply_mask
 
-# What `feed` is given, what `take` makes of it one by one, and the state that follows:
+# The bytes that `feed` gets, the results of `next_frame` one by one, and the state that follows:
 #
 #   | text, whole | text, whole | ping | text, FIN=0 | continuation | two thirds of a text .. | IN_FRAME, `_owed`: rest
 #     bytes         bytes         ForParser ----------------------- | ForParser: its beginning
 #   WAITING ------------------------------------------------------> | 5 of a header's 8 bytes | IN_HEADER: they stay
-#                                                                   | more than `most` ...... | REFUSED
+#                                                                   | over `max_bytes` ...... | REFUSED
 #                                                                   | (nothing)               | BETWEEN
 #
-#   BETWEEN, IN_HEADER, IN_FRAME --feed--> WAITING --take--> any;  REFUSED is the end
+#   BETWEEN, IN_HEADER, IN_FRAME --feed--> WAITING --next_frame--> any;  REFUSED is final
 #
-# The parser is a generator with five steps a frame, half of what a bare relay costs: what can is kept from it. Bytes
-# may pass it only while it stands between two frames and between two messages. So of a frame in pieces it gets all of
-# them, and after a text without FIN everything goes to it until the message has ended (`_is_bypassed` is False
+# The parser is a generator with five steps per frame, half the cost of a bare relay, so frames bypass it where possible.
+# That is allowed only while the parser is between two frames and between two messages. So it gets all parts of a frame
+# that arrives in parts, and everything from a text without FIN to the end of that message (`_is_bypassed` is False
 # meanwhile).
 
 LARGE_BYTES = 1 << 17
 _first_four = struct.Struct("!HH").unpack_from
-"""The first two are 0x8180 to 0x81FF for a text message in one frame, masked. Its length is in the lowest seven bits;
-or it is what the other two say (0x81FE), or what eight bytes say (0x81FF)."""
+"""Reads two bytes twice. The first two are 0x8180 to 0x81FF for a masked text message in one frame. Its length is in the
+lowest seven bits, or in the other two bytes (0x81FE), or in eight bytes (0x81FF)."""
 
 
 class SplitterState(Enum):
-    """Where that ends which was taken so far."""
+    """The position after the last frame that was taken."""
 
-    BETWEEN = "between two frames; nothing has come after it"
-    WAITING = "before bytes that have come"
-    IN_HEADER = "before a header that has come in part"
-    IN_FRAME = "in a frame, whose beginning the parser has"
-    REFUSED = "before a frame that is larger than it may be"
+    BETWEEN = "between two frames, with nothing left"
+    WAITING = "before bytes that were received"
+    IN_HEADER = "before an incomplete header"
+    IN_FRAME = "in a frame whose beginning the parser has"
+    REFUSED = "before a frame that is too large"
 
 
 BETWEEN, WAITING, IN_HEADER, IN_FRAME, REFUSED = SplitterState
-"""By names of their own: to look one up in its enum costs as much as a call."""
+"""Names for the hot path: looking a member up in its enum costs as much as a call."""
 
 
 class ForParser(NamedTuple):
-    """Bytes for the library's parser: one frame, or a part of one."""
+    """Bytes for the library's parser: a frame or a part of one."""
 
     data: bytes
 
@@ -68,17 +68,17 @@ class FrameSplitter:
         self.max_bytes = most
         self.state = BETWEEN
         self.offset = 0
-        """How many bytes were taken since the last `feed`."""
+        """Number of bytes taken since the last `feed`."""
         self._data = b""
         self._owed = 0
-        """How many bytes of a frame are yet to come that the parser has the beginning of."""
+        """Number of missing bytes of a frame whose beginning the parser has."""
         self._is_fragmented = False
-        """Whether the parser stands within a message of several frames."""
+        """Whether the parser is within a message of several frames."""
         self._is_bypassed = True
-        """Whether text may pass the parser: it stands within nothing."""
+        """Whether text may bypass the parser, which is between two messages."""
 
     def feed(self, data: bytes) -> None:
-        """Add what was received; of what was not taken nothing is lost."""
+        """Add received bytes behind those that were not taken."""
         if self.state is not BETWEEN:
             data = self._data[self.offset :] + data
         if data:
@@ -86,8 +86,8 @@ class FrameSplitter:
         self._data, self.offset = data, 0
 
     def next_frame(self) -> bytes | ForParser | None:
-        """The next thing in the order of the bytes: a whole text message's payload, or what is for the parser. None:
-        `state` says why."""
+        """Return the payload of the next text message, or the next bytes for the parser. If it returns None, `state` says
+        why."""
         data, at = self._data, self.offset
         head, length = _first_four(data, at) if len(data) - at > 7 else (0, 0)
         if head == 0x81FE:
@@ -105,7 +105,7 @@ class FrameSplitter:
         return apply_mask(data[start:end], data[start - 4 : start])
 
     def _take_other(self) -> bytes | ForParser | None:
-        """`take` for whatever is not a text message of less than 64 KiB, whole."""
+        """Do the work of `next_frame` for anything but a whole text message of less than 64 KiB."""
         data, at, size = self._data, self.offset, len(self._data)
         if self._owed:
             end = self._owed
@@ -131,16 +131,17 @@ class FrameSplitter:
         return ForParser(data[at : self.offset])
 
     def take_rest(self) -> bytes:
-        """Everything that was not taken, for the parser: the end of a closing handshake."""
+        """Return everything that was not taken, for the parser: the end of a closing handshake."""
         rest, self._data, self.offset = self._data[self.offset :], b"", 0
         return rest
 
 
 def read_header(data: bytes, at: int) -> tuple[int, int]:
-    """Where the payload of the frame at ``at`` starts, and its length. The start lies past the data if the header does.
+    """Return where the payload of the frame at ``at`` starts, and its length. An incomplete header gives a start beyond
+    the data.
 
-    A frame that is not masked has no mask's four bytes here: its length is found all the same, and the parser refuses
-    it."""
+    An unmasked frame has no four bytes of a mask. Its length is found even so, and the parser refuses it.
+    """
     left = len(data) - at
     if left < 2:
         return len(data) + 1, 0
@@ -157,20 +158,19 @@ def read_header(data: bytes, at: int) -> tuple[int, int]:
 
 
 class FrameJoiner:
-    """Text messages, unmasked and unfragmented, to be sent as one write.
+    """Joins text messages, unmasked and unfragmented, into one write.
 
-    The readers of a broadcast are given the same messages one after the other: so what was joined last is kept, and
-    they share it.
+    The readers of a broadcast get the same messages one after the other, so the newest result is kept and shared.
     """
 
     def __init__(self) -> None:
         self._newest: tuple[Sequence[bytes], list[bytes]] = ((), [])
 
     def join(self, payloads: Sequence[bytes]) -> list[bytes]:
-        """The parts to be written; ``payloads`` is not changed afterwards. A large one alone stays two parts, for to
-        join it would copy it."""
-        known, joined = self._newest
-        if known == payloads:  # found by identity, where the readers are those of one message
+        """Return the parts to be written. The caller must not change ``payloads`` afterwards. A single large message stays
+        in two parts, since joining would copy it."""
+        newest, joined = self._newest
+        if newest == payloads:  # a comparison by identity, where the same frames go to several readers
             return joined
         parts: list[bytes] = []
         for payload in payloads:

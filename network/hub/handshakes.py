@@ -57,14 +57,14 @@ class HandshakeLimiter:
             connections[connection] = None
 
     def move(self, connection: PendingConnection, source: str) -> None:
-        """Count a connection for another source from now on. This is a step too."""
-        if connection in self._by_source.get(connection.source, {}):  # otherwise it is gone
+        """Count a connection for another source from now on, as after a step."""
+        if connection in self._by_source.get(connection.source, {}):  # otherwise it has ended
             self.remove(connection)
             connection.source = source
             self.add(connection)
 
     def remove(self, connection: PendingConnection) -> None:
-        """Free the place of a connection that is gone, or whose participant is known. Idempotent."""
+        """Free the place of a connection that ended, or whose participant is known. Idempotent."""
         connections = self._by_source.get(connection.source, {})
         if connection in connections:
             del connections[connection]
@@ -143,8 +143,8 @@ def _names_loopback(headers: Headers) -> bool:
 
 
 def source_of(address: Any) -> str:
-    """Return the source of a socket's remote address: the address, or the /64 of an IPv6 address. Whoever has one IPv6
-    address has all of its /64."""
+    """Return the source of a socket's remote address: the address, or the /64 of an IPv6 address. The owner of one IPv6
+    address has its whole /64."""
     return _source_of_host(_host_of(address))
 
 

@@ -282,7 +282,7 @@ class Hub:
         self._writer.reopen_ledger(error)
 
     def record_process_end(self, agent_id: str, reason: str | None) -> None:
-        """Record, with the next batch, why an agent's process on this node ended. None means that it runs again."""
+        """Record, with the next batch, why an agent's process on this node ended. The reason is None if it runs again."""
         if not self.is_draining:
             self._pending.add(ProcessEnded(agent_id, reason))
 

@@ -197,7 +197,7 @@ class LiveHubView:
             session.arrivals.pop(arrival, None)
 
     def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None:
-        """Start or end a session's subscriptions. None changes nothing."""
+        """Start (True), end (False) or leave (None) each of a session's subscriptions."""
         session = self._registry.sessions.get(session_id)
         if session is not None:
             self._registry.subscriptions.subscribe(session, presence, signals)

@@ -16,7 +16,7 @@ from roundelay.network.frames import SEQ_LIMIT
 
 
 class InboxChanges(Struct):
-    """Whose inbox changed: participants, the readers of ``heads``, the readers of the messages ``seqs``, operators."""
+    """Owners of changed inboxes: participants, the readers of ``heads``, the readers of the messages ``seqs``, operators."""
 
     agent_ids: set[str] = set()
     heads: list[MessageHead] = []
@@ -33,7 +33,7 @@ def find_inbox_changes(state: State, draft: State) -> InboxChanges | None:
     """Compare a draft with the committed state that it was made from. Return None if no inbox changes."""
     tables, changes = draft.tables, InboxChanges()
     for table in ("question", "dismissed", "dead", "undelivered"):
-        if changed := tables.get(table):  # a table that was only read is there too, empty
+        if changed := tables.get(table):  # a table that was only read is present too, but empty
             changes.agent_ids |= {key.partition("/")[0] for key in changed}
             changes.operators |= table == "dead"
     for table in ("stopped", "spent_out"):

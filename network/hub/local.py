@@ -1,5 +1,7 @@
-"""The in-process transport: the same sessions and frames as over a socket, in the hub's own event loop. Used by
-`Network`."""
+"""The in-process transport: the same sessions and frames as over a socket, in the hub's own event loop.
+
+Used by `Network`, tests and simulations.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,18 @@ from roundelay.network.errors import Closed, ConnectError
 from .hub import Hub
 
 QUEUE_FRAMES = 1024
-"""A reader this far behind pauses its session; the rest waits in the session's own queue."""
+"""Frames that wait for the client before its session is paused. Further ones wait in the session's own queue."""
 
 
 class LocalTransport:
-    """A client's `Transport` to a hub in this process; each `connect` is a new connection. Trusted: it needs no
-    token."""
+    """A client's `Transport` to a hub in this process. Trusted: it needs no token."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
     async def connect(self) -> LocalConnection:
         if self._hub.is_draining:
-            raise Closed(1000, "this network was closed")  # for good: there is nothing to come back to
+            raise Closed(1000, "this network was closed")  # 1000: the client must not reconnect
         if self._hub.loop is not asyncio.get_running_loop():
             raise ConnectError(
                 "This network was opened in another event loop. Open it in the loop in which it is used: asyncio.run "
@@ -56,7 +57,7 @@ class LocalConnection:
         return self._held is not None and len(self._held) >= QUEUE_FRAMES
 
     def send(self, data: bytes) -> None:
-        """Hand one frame to the hub. Raises `Closed`."""
+        """Send one frame to the hub. Raises `Closed`."""
         if self._closed is not None:
             raise self._closed
         if self._held is not None:
@@ -65,7 +66,7 @@ class LocalConnection:
             self._hub.receive(self._session, data)
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """The hub's frames until the connection closes, then raises `Closed`."""
+        """Yield the hub's frames until the connection closes, then raise `Closed`."""
         while True:
             frame = await self._frames.get()
             if isinstance(frame, Closed):
@@ -95,7 +96,7 @@ class LocalConnection:
             self._frames.put_nowait(self._closed)
 
     def admit(self) -> None:
-        """It takes nobody's place."""
+        """Do nothing: no limit counts this connection."""
 
     def pause_reading(self) -> None:
         self._held = self._held or []

@@ -1,9 +1,8 @@
-"""What browsers may ask of the hub's port: by which names they reach it, from which pages they connect, and the seam of
-the page that it may show (`Site`).
+"""The origin policy: which pages may connect to the hub's port, and under which names it serves its own page.
 
-The browser of somebody who looks at a hostile page can be made to ask this node: by its address, or by a name of that
-page's owner which is then pointed here (DNS rebinding). It says so itself: ``Origin`` is the page that asks, ``Host``
-the name by which it asks. Programs send no ``Origin``, and nothing here concerns their sessions. Pure: no IO.
+A hostile page can make a visitor's browser send requests to this node: by the node's address, or by a name of the
+attacker that is then pointed here (DNS rebinding). The browser reports both: ``Origin`` is the page, ``Host`` the name.
+Programs send no ``Origin``, so nothing here concerns their sessions. `Site` is the seam to the page. Pure: no IO.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from roundelay.network.home import is_loopback
 
 
 class WebFile(NamedTuple):
-    """What is answered to a browser, as it goes out."""
+    """A file as it is sent to a browser."""
 
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
 
 class Site(Protocol):
-    """A page that the hub's port shows."""
+    """A page that the hub's port serves."""
 
     def find(self, path: str, *, takes_gzip: bool) -> WebFile | None:
-        """What stands at a path, which begins with ``/`` and has no query; None: nothing does."""
+        """Return the file at a path, or None. The path begins with ``/`` and has no query."""
 
 
 _ORIGIN = re.compile(r"(https?)://(.+)", re.ASCII)
@@ -38,8 +37,8 @@ _SHOWN = 100
 
 
 class OriginPolicy:
-    """By which names browsers reach a node: of the loopback if they come by it, the address to which they connected,
-    the name on which the node listens, and ``web_hosts``."""
+    """The names by which browsers may reach a node: ``web_hosts``, the name on which the node listens, the address to
+    which the browser connected, and names of the loopback for connections over it."""
 
     def __init__(self, host: str, web_hosts: Sequence[str], *, behind_proxy: bool) -> None:
         named = (read_web_host(it) for it in web_hosts)
@@ -50,7 +49,7 @@ class OriginPolicy:
         self._behind_proxy = behind_proxy
 
     def find_wrong_host(self, headers: Headers, local_address: Any) -> str | None:
-        """Why no page is shown under the name by which it is asked for; None: it may be."""
+        """Return why the page is not served under the name in the request, or None if it is."""
         hosts = headers.get_all("Host")
         if len(hosts) != 1 or (asked := read_web_host(hosts[0])) is None:
             return "A page is asked for by one name: the request needs one header Host."
@@ -62,7 +61,7 @@ class OriginPolicy:
         )
 
     def find_wrong_origin(self, headers: Headers, local_address: Any, *, is_encrypted: bool) -> str | None:
-        """Why the page that asks may not; None: it is this node's own, or a program asks."""
+        """Return why the requesting page may not connect, or None for this node's own page and for programs."""
         origins = headers.get_all("Origin")
         if not origins:
             return None
@@ -93,12 +92,12 @@ class OriginPolicy:
 
 
 def asks_for_session(headers: Headers) -> bool:
-    """Whether a request wants a WebSocket, and so is none for a page."""
+    """Return whether a request asks for a WebSocket, and not for a page."""
     return any(it.strip().lower() == "websocket" for line in headers.get_all("Upgrade") for it in line.split(","))
 
 
 def accepts_gzip(headers: Headers) -> bool:
-    """Whether who asks reads what is packed with gzip."""
+    """Return whether the client accepts gzip."""
     for line in headers.get_all("Accept-Encoding"):
         for part in line.lower().split(","):
             name, _, weight = part.partition(";")

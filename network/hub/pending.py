@@ -33,7 +33,7 @@ TURN_COST = 1 << 14
 class PendingEntries:
     """Entries that wait for the writer, each with its size in bytes and its cost.
 
-    No bound of its own: `intake` refuses frames beyond ``max_pending_bytes`` and stops reading beyond twice of it.
+    Has no bound itself: `intake` refuses frames beyond ``max_pending_bytes`` and stops reading beyond twice of it.
     """
 
     def __init__(self) -> None:

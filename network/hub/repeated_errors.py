@@ -66,8 +66,8 @@ class RepeatedErrorLog:
         return quote
 
     def record_success(self, subject: str = "") -> None:
-        """Record that a subject succeeded. The failure is over when every subject that failed lately has succeeded. One
-        that has not tried for `REPEAT_AFTER_S` may never do so, and does not count."""
+        """Record that a subject succeeded. The failure is over when every subject that failed lately has succeeded. A
+        subject that has not tried for `REPEAT_AFTER_S` may never do so, and does not count."""
         if not self._failing:
             return
         now_s = self._now_s()

@@ -1,6 +1,6 @@
 """The head of an HTTP request as it arrives, before the library may parse it. Sans-IO: bytes in, bytes out.
 
-The library accepts GET alone, and keeps no bound of its own on a request that never ends. `RequestHead` finds the end of
+The library accepts GET alone, and does not bound a request that never ends. `RequestHead` finds the end of
 the head, turns HEAD into GET, and reports other methods.
 """
 

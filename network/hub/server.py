@@ -295,7 +295,7 @@ def _accepts_json(headers: Headers) -> bool:
 
 
 def _refuse_browser(connection: ServerConnection, status: HTTPStatus, sentence: str) -> Response:
-    """Answer a browser by a text that it must not take for a page."""
+    """Answer a browser with plain text, and forbid it to guess another type."""
     response = connection.respond(status, f"{sentence}\n")
     response.headers["X-Content-Type-Options"] = "nosniff"
     return response

@@ -76,7 +76,7 @@ class SessionState(Enum):
 
 
 LIVE = SessionState.LIVE
-"""A name of its own for the hot path: looking a member up in its enum costs as much as a call."""
+"""A separate name for the hot path: looking a member up in its enum costs as much as a call."""
 
 
 class Connection(Protocol):
@@ -104,7 +104,7 @@ class Connection(Protocol):
 
 
 class SessionOutput(Protocol):
-    """What `pages`, `redelivery` and `subscriptions` need to reach sessions; implemented by `SessionRegistry`."""
+    """The part of `SessionRegistry` that `pages`, `redelivery` and `subscriptions` use."""
 
     deliveries: int
     """Number of deliveries queued since the start."""
@@ -146,14 +146,14 @@ class Session:
         self.outbox = outbox
         self.state = SessionState.OPENING
         self.origin: Origin | None = None
-        """Who the session is, once it is welcomed."""
+        """Participant, token and fencing token of the session, once it is welcomed."""
         self.starts_at_ack_cursor = True
         """Whether delivery started at the ack cursor, not at a cursor that the client named."""
         self.joined_at = 0
-        """The head at the welcome. A session that starts at the ack cursor gets only later messages of its own
-        participant."""
+        """The head at the welcome. A session that starts at the ack cursor gets its participant's messages only if they
+        are later."""
         self.handled_at_join = AckCursor(0)
-        """What the participant had handled at the welcome, or refused and not been given again. Only set for a session
+        """Messages that the participant had handled at the welcome, or refused and not been given again. Only set for a session
         that starts at the ack cursor."""
         self.said_bye = False
         self.outgoing: list[bytes] = []

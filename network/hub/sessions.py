@@ -115,8 +115,8 @@ class SessionRegistry:
         session.starts_at_ack_cursor = at_ack_cursor
         session.joined_at = self.state.head
         if at_ack_cursor:
-            # A snapshot, since the participant's other sessions go on acknowledging. What this session is given must not
-            # depend on how fast it reads.
+            # A snapshot, since the participant's other sessions acknowledge meanwhile. The deliveries of this session
+            # must not depend on how fast it reads.
             session.handled_at_join = live.mailbox.snapshot_at_join()
         session.outbox.is_silent = is_silent
         session.outbox.start(cursor)
@@ -126,7 +126,7 @@ class SessionRegistry:
         self.redelivery.resume(live)
 
     def leave(self, session: Session, code: int | None = None) -> None:
-        """Remove a session whose connection is gone, or is being closed with a code. Idempotent."""
+        """Remove a session whose connection ended, or is being closed with a code. Idempotent."""
         self.sessions.pop(session.session_id, None)
         self._dirty.pop(session, None)
         self._operators.pop(session, None)
@@ -150,7 +150,7 @@ class SessionRegistry:
         if session.is_reactor and (reactor_end := self._reactor_ends.pop(live.agent_id, None)) is not None:
             reactor_end.set_result(code == 1000)
         if live.sessions:
-            # A redelivery goes to one session alone. If that one is gone, nobody else would get it.
+            # A redelivery goes to one session alone. If that session ended, nobody else would get it.
             self.redelivery.reassign(live)
             return
         participant = self.state.participant(live.agent_id)

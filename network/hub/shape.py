@@ -1,6 +1,6 @@
-"""Step 2: the shape of a frame, and nothing else about it: JSON, nesting, fields, types, the form of ids. Pure.
+"""Step 2: check the shape of a frame: JSON, nesting, fields, types, the form of ids. Never its content. Pure.
 
-The fast path decodes once. What is wrong with a frame is found out on the slow path, so that its refusal says where.
+The fast path decodes once. The slow path finds out what is wrong with a frame, so that the refusal can say where.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ from roundelay.network.frames import (
 )
 
 _BRACKET, _QUOTE, _BACKSLASH = (
-    b'["\\'  # as numbers: bytes are searched for one several times as fast as for a string of one
+    b'["\\'  # as numbers: searching bytes for a number is several times faster than for a string of one byte
 )
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decoder: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 MAX_NUMBER_CHARS = 1000
-"""Of one number anywhere in a frame: readers of JSON in common languages take that, and refuse what is some times as
-long."""
+"""Maximum length of a number. JSON parsers of common languages accept it, and refuse numbers a few times as long."""
 _NAMES = frozenset(str(cls.__struct_config__.tag) for cls in CLIENT_FRAMES)
 
 
 class FrameError(Exception):
-    """A frame was refused by shape; ``keys`` holds the valid ids it carried, to be repeated in the answer."""
+    """A frame with a wrong shape. ``keys`` holds its valid ids, which the answer repeats."""
 
     def __init__(self, error: RequestError, keys: dict[str, str]) -> None:
         super().__init__(str(error))
@@ -51,14 +50,13 @@ class FrameError(Exception):
 
 
 def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> ClientFrame:
-    """Decode and check one text frame, valid UTF-8 (the caller has checked it).
+    """Decode and check one text frame, whose UTF-8 the caller has checked. Raises `FrameError`.
 
-    Raises `FrameError`. Checks shape only: JSON without NaN or lone surrogates, nesting, the length of numbers, known
-    fields, types, the form of ids. Where ``is_brief``, it says no more of a frame that does not decode than that, with
-    the id that its beginning shows.
+    Refuses NaN, lone surrogates, deep nesting, long numbers, unknown fields, wrong types and malformed ids. If
+    ``is_brief``, the refusal of a frame that does not decode gives no explanation, only the id near its beginning.
     """
-    # most frames are one object, or one with another in it, and to see that so costs a fraction of the decoding;
-    # `count` costs as much as it
+    # Most frames are one object, or one with another in it. Seeing that by `rfind` costs a fraction of the decoding, while
+    # `count` alone costs as much as the decoding.
     last = data.rfind(b"{")
     is_shallow = _BRACKET not in data and (last == 0 or (max_depth > 1 and data.rfind(b"{", 0, last) == 0))
     if not is_shallow and data.count(b"{") + data.count(b"[") > max_depth and _is_deeper(data, max_depth):
@@ -82,7 +80,7 @@ def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> Client
 
 
 def is_key(text: str) -> bool:
-    """Whether this may be a ``message_id``, ``call_id`` or ``record_id``: 1 to 128 visible ASCII characters."""
+    """Return whether a text may be a ``message_id``, ``call_id`` or ``record_id``: 1 to 128 visible ASCII characters."""
     return 0 < len(text) <= 128 and text.isascii() and text.isprintable() and " " not in text
 
 
@@ -139,7 +137,7 @@ def _check_send(frame: SendFrame, data: bytes) -> None:
 
 
 def _check_card(card: Raw, data: bytes) -> None:
-    """What others read of a card has the type that they expect; whatever else it holds is its owner's affair."""
+    """Check the types of the fields that others read. The rest of a card is its owner's affair."""
     if not _is_object(card):
         raise _refuse("card must be an object", data)
     try:
@@ -171,8 +169,7 @@ def _refuse(what: str, data: bytes) -> FrameError:
 
 
 def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
-    """The slow path of a frame that did not decode: a duplicated field counts once, the last one; else say what is
-    wrong."""
+    """Read a frame that did not decode once more, so that the last of duplicated fields counts, or explain the error."""
     if isinstance(error, msgspec.ValidationError):
         try:
             frame = _decoder.decode(encode(_FIELDS.decode(data)))
@@ -201,16 +198,15 @@ def _fields(data: bytes) -> dict[str, Raw]:
 
 
 def _readable_fields(data: bytes) -> Iterator[tuple[str, Raw]]:
-    """The fields of a broken frame whose value is a string, as far as strings and brackets show where they are.
+    """Yield the string fields of a broken frame, as far as strings and brackets show where they are.
 
-    What is wrong with one field hides no other, be it nested too deeply, cut off or no JSON at all. A frame may be made
-    of brackets alone: after `MAX_TOKENS` runs of them the search is over, so that it costs no more than reading a right
-    one.
+    An error in one field hides no other, whether it is nested too deeply, cut off or no JSON at all. A frame may consist
+    of brackets alone: the search ends after `MAX_TOKENS` runs, so that it costs no more than reading a correct frame.
     """
     depth = 0
     name, expects = None, "{"
-    for found in itertools.islice(_TOKENS.finditer(data), MAX_TOKENS):
-        token = found[0]
+    for match in itertools.islice(_TOKENS.finditer(data), MAX_TOKENS):
+        token = match[0]
         if token[:1] in (b"{", b"["):
             if depth == 0 and token[:1] != b"{":
                 return
@@ -237,10 +233,10 @@ def _readable_fields(data: bytes) -> Iterator[tuple[str, Raw]]:
 
 _TOKENS = re.compile(
     rb'"(?:[^"\\]++|\\.)*+"?|[\[{]++|[\]}]++|[:,]|[^\s"\[\]{}:,]++', re.DOTALL
-)  # a string that never ends is one match too, not a search from each of its quotes
+)  # an unterminated string is one match too; otherwise each of its quotes would start a search
 MAX_TOKENS = 256
 SHOWN_BYTES = 512
-"""Of a frame that is not explained, the id is looked for in so much of its beginning: where clients put it."""
+"""Bytes at the beginning of a frame in which an id is searched without an explanation. Clients put it there."""
 
 
 def _shown_keys(data: bytes) -> dict[str, str]:
@@ -262,8 +258,7 @@ def _frame_name(fields: dict[str, Raw]) -> str | None:
 
 
 def _valid_keys(fields: dict[str, Raw]) -> dict[str, str]:
-    """The ids that the answer repeats: each valid ``message_id``, ``call_id`` or ``record_id`` of the frame it belongs
-    to."""
+    """Return the id that the answer repeats: the ``message_id``, ``call_id`` or ``record_id`` of the frame, if valid."""
     name = {"send": "message_id", "call": "call_id", "record": "record_id"}.get(_string(fields.get("type")) or "")
     for key in (name,) if name else ("message_id", "call_id", "record_id"):
         value = _string(fields.get(key))
@@ -278,35 +273,34 @@ def _refuse_lone_surrogates(data: bytes) -> None:
     except UnicodeEncodeError:
         message = "The frame holds a lone surrogate; send valid Unicode."
         raise FrameError(InvalidFrame(message), _valid_keys(_fields(data))) from None
-    except (ValueError, RecursionError):  # huge numbers: JSON all the same, carried as it came
+    except (ValueError, RecursionError):  # huge numbers are JSON, and are passed on unchanged
         return
 
 
 def _is_deeper(data: bytes, max_depth: int) -> bool:
-    """Whether objects and arrays nest deeper than this, strings aside, as far as it is JSON.
+    """Return whether objects and arrays outside of strings nest deeper than ``max_depth``.
 
-    Whatever a frame holds, this costs about what decoding it does: anybody may send one. So it takes whole bytes
-    objects at a time.
+    Anybody may send any frame, so the check must not cost more than decoding. It processes whole bytes objects.
     """
     steps = _outside_strings(data).translate(_STEPS, _NO_BRACKETS)
-    while max_depth > 0:  # what is innermost goes: one level less of everything
+    while max_depth > 0:  # remove the innermost pairs: everything nests one level less
         outer = steps.replace(b"\x01\xff", b"")
         if len(outer) * 8 > len(steps) * 7:
             break
         steps, max_depth = outer, max_depth - 1
     runs = ((1 if run[0] == 1 else -1) * len(run) for run in _RUNS.findall(steps))
-    return any(map(max_depth.__lt__, itertools.accumulate(runs)))  # over at the first that is
+    return any(map(max_depth.__lt__, itertools.accumulate(runs)))
 
 
 def _has_long_number(data: bytes) -> bool:
-    """Whether any number is longer than `MAX_NUMBER_CHARS`. Few bytes of a frame are looked at, unless it is full of
+    """Return whether any number is longer than `MAX_NUMBER_CHARS`. Looks at few bytes, unless the frame is full of
     numbers."""
     return _has_long_run(data) and _has_long_run(_outside_strings(data))
 
 
 def _has_long_run(data: bytes) -> bool:
-    """Whether more than `MAX_NUMBER_CHARS` characters of numbers follow each other: then one of every so many bytes is
-    among them."""
+    """Return whether more than `MAX_NUMBER_CHARS` characters of numbers follow each other. A longer run
+    contains a byte at a multiple of half that length, so only those bytes are sampled."""
     step = MAX_NUMBER_CHARS // 2
     seen = data[step::step]
     if len(seen.translate(None, _NUMBER)) == len(seen):
@@ -325,7 +319,7 @@ _NUMBER = b"0123456789.+-eE"
 
 
 def _outside_strings(data: bytes) -> bytes:
-    """What stands between the strings of a frame, as far as it is JSON."""
+    """Return the bytes between the strings of a frame, as far as it is JSON."""
     if _QUOTE not in data:
         return data
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if _BACKSLASH in data else data

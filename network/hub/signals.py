@@ -1,8 +1,8 @@
 """Signals: short-lived reports of work in progress, passed on to those who may read them and stored nowhere.
 
-A signal names a place and reaches who is there now. Or it names a thread and reaches who may read every message that it
-may be about: its trigger, or else the newest message of the thread and the triggers of the sender's open reactions
-there. Signals are dropped beyond their rate and for slow readers.
+A signal to a place reaches the participants that are there now. A signal to a thread reaches those who may read every
+message that it may be about. That is its trigger, or else the newest message of the thread and the triggers of the
+sender's open reactions there. Signals are dropped beyond their rate and for slow readers.
 """
 
 from __future__ import annotations
