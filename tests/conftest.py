@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from roundelay.garbage import OBJECTS_UNTIL_COLLECTED
-from roundelay.network.ledger import memtable as unplaced
+from roundelay.network.ledger import memtable
 from tests.support import forks
 from tests.support.counts import note, pytest_terminal_summary
 
@@ -66,9 +66,9 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def placed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some rows of a test are found in memory, some by the tables, and some are on their way: the processes that tests
     start have thousands in memory."""
-    monkeypatch.setattr(unplaced, "TOGETHER", 7)
-    monkeypatch.setattr(unplaced, "LEAST_PORTION", 3)
-    monkeypatch.setattr(unplaced, "PORTION_PER_ROW", 4)
+    monkeypatch.setattr(memtable, "FLUSH_ROWS", 7)
+    monkeypatch.setattr(memtable, "MIN_FLUSH_ENTRIES", 3)
+    monkeypatch.setattr(memtable, "FLUSH_ENTRIES_PER_ROW", 4)
 
 
 @pytest.fixture

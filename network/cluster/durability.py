@@ -23,7 +23,7 @@ class DurabilityCheck:
         self._report = report
         self._is_required = is_required
         self._risk: str | None = None
-        """Why acknowledged records may not be on disks. None before the engine was asked."""
+        """Why acknowledged records may not be on disks. None before the first check."""
         self.checked_at = 0.0
 
     @property

@@ -1,7 +1,7 @@
 """`Election`: follow the log until nobody leads, then claim it.
 
 A claim is a record like any other, so the engine accepts that of one node: whoever appends first behind the last record.
-All other nodes read the claim and follow. Failures that may end by themselves are waited for; others end the node.
+All other nodes read the claim and follow. The node waits and tries again after a failure that may pass. Any other failure ends the node.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Election:
         return Leader(log, self._durability, token, keeps_old_rows=keeps_old_rows)
 
     def judge(self, error: LedgerError) -> LedgerError:
-        """Return an error that may end by itself. Raise any other one.
+        """Return an error that a later attempt may not meet. Raise any other one.
 
         A node that has never followed its log gives up at once, except if the engine does not answer: its configuration
         may be wrong. A node that has followed waits, because its clients wait too.

@@ -14,7 +14,7 @@ from typing import Any
 from roundelay.network.core.tables import TableWrite
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import Follows
-from roundelay.network.ledger import Cut
+from roundelay.network.ledger import TrimStep
 
 from . import settings
 from .indexed_log import IndexedLog
@@ -58,7 +58,7 @@ class RecordApplier:
         return bool(self._pending.rows or self._pending.writes)
 
     async def restore_cursor(self) -> None:
-        """Continue where the index is. What was read and not applied is read again."""
+        """Continue where the index is. Records that were read and not applied are read again."""
         self._pending, self._pending_bytes = Commit([], []), 0
         await self._log.restore_cursor()
 
@@ -68,7 +68,7 @@ class RecordApplier:
         reader, cursor_before = self._log.reader, self._log.cursor_write()
         body = reader.read(stored)
         content = None if body is None else reader.decode(body)
-        if isinstance(content, Cut):
+        if isinstance(content, TrimStep):
             if self.has_pending:
                 # The trim may drop pending rows, so they come first. The cursor stays before the trim, which a node that
                 # is killed in between then reads again.
@@ -110,7 +110,7 @@ class ReplicaFeed:
         self.polled_end, self.polled_at_ms = 0, 0
         """The last known end of the log, and the time just before it was asked for."""
         self.as_of_ms = 0
-        """Whatever the log held at this time is in the index."""
+        """Time as of which the index is complete (ms)."""
 
     async def start_if_current(
         self, indexed: IndexedLog, *, has_pending: bool, describe_leader: Callable[[], Follows]
@@ -140,7 +140,7 @@ class LeaderComparison:
         self._reported: set[str] = set()
         self._differing_since: float | None = None
         self.clock_offset_ms = 0
-        """How far this node's clock was ahead of the last leader's. 0 while the two agree."""
+        """Lead of this node's clock over the last leader's. 0 while the two agree."""
 
     def restart(self) -> None:
         self._differing_since = None
@@ -215,7 +215,7 @@ class Follower:
         self.leader_check = LeaderComparison(indexed)
         self.wait = WaitReason(indexed.report)
         self.behind: int | None = None
-        """Records that were left to follow at the last look. None before it."""
+        """Records that were left to follow at the last look. None before the first one."""
         self.has_caught_up = False
         """Whether this node has ever reached the end of the log. From then on it waits for what may recover."""
         self.leader_name = ""
@@ -289,8 +289,8 @@ class Follower:
     def _is_poll_due(self, now_s: float) -> bool:
         """Polling costs the engine a request, so a follower whose leader is heard polls seldom.
 
-        Just before an election it polls once more: an end from before the silence says nothing about records that were
-        written since, and a node that lacks records must not claim the log.
+        It polls once more just before an election: the leader may have written records since the last poll. A node that
+        lacks records must not claim the log.
         """
         is_before_election = self._is_leaderless and self._has_reached_end
         return is_before_election or now_s - self._polled_at >= settings.POLL_END_S
@@ -337,7 +337,7 @@ class Follower:
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks until they have ended: a client library may take a cancellation for something else and go on."""
+    """Cancel tasks until they have ended: a client library may ignore a cancellation."""
     while running := [task for task in tasks if not task.done()]:
         for task in running:
             task.cancel()

@@ -16,7 +16,7 @@ from roundelay.network.clock import Clock
 from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import IndexPosition, TableWrite
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Cut
+from roundelay.network.ledger import TrimStep
 from roundelay.network.ledger.sqlite import SQLiteLedger
 
 from . import settings
@@ -157,7 +157,7 @@ class IndexedLog:
         self.room = self.room._replace(free=self.room.free - len(record) - settings.RECORD_OVERHEAD_BYTES)
         self.contact.note_answer()
 
-    async def drop(self, cut: Cut) -> int:
+    async def drop(self, cut: TrimStep) -> int:
         """Drop rows of a trim that the log has, and return how many. The cursor is stored afterwards: a node that is
         killed before reads the trim again, and drops the rest."""
         dropped = await self.index.drop(cut)
@@ -224,15 +224,15 @@ class IndexedLog:
     # --- other nodes
 
     async def broadcast_heartbeat(self, token: str = "") -> None:
-        """Tell the other nodes that this one is there, and leads if it has a token. A lost heartbeat does no harm."""
+        """Send a heartbeat to the other nodes. A token says that this node leads. A lost heartbeat does no harm."""
         owner = self.owner_digest if token else ""
         heartbeat = Heartbeat(self.node_name, self.reader.end, token, owner, self.now_ms())
         with suppress(LedgerError):
             await self.shared.broadcast(heartbeat.write())
 
     async def find_claim(self, timeout_s: float, *, is_expected: bool) -> str:
-        """Return the name of the node that has claimed the log since this one read it, empty where the log does not say
-        so in time. With ``is_expected`` the claim may still be to come; else read up to the present end."""
+        """Return the name of the node that has claimed the log since this one read it. Empty if no claim is found in
+        time. With ``is_expected`` wait for a future claim, else read up to the present end."""
         reader = LogReader(self.reader.end, self.reader.end_digest)
         with suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(timeout_s), self.follow(reader.end) as records:

@@ -71,7 +71,7 @@ FOLLOW_S = 5.0
 AWAY_S = 4.0
 """Silence after which a replica counts as away. Replicas contact the stream's leader each second."""
 HEARTBEAT_S = 5.0
-"""Interval of the server's heartbeats for a consumer. The client makes the consumer anew when two are missing."""
+"""Interval of the server's heartbeats for a consumer. The client creates the consumer again when two are missing."""
 CLOSE_S = 2.0
 MONITOR_S = 1.0
 """Timeout of a request to a server's monitoring port."""
@@ -91,8 +91,8 @@ class _NotEncryptedError(NatsError):
 
 
 class _EncryptedClient(Client):
-    """Sends no credentials to a server that does not encrypt. The client of NATS would go on in the clear if the server
-    does not ask for TLS."""
+    """Sends no credentials to a server that does not encrypt. The client of NATS would send them in the clear to a
+    server that does not ask for TLS."""
 
     def _connect_command(self) -> bytes:
         if not self._server_info.get("tls_required"):  # otherwise the connection is encrypted by now
@@ -280,8 +280,8 @@ class JetStreamLog:
                         continue
                     metadata = message.metadata
                     position = metadata.sequence.stream
-                    # A gap: records were lost on their way. A repetition: the client has made its consumer anew from the
-                    # beginning of the stream, as it does if the server restarts before the first record came. In both
+                    # A gap: records were lost on their way. A repetition: the client has created its consumer again at
+                    # the beginning of the stream, because the server restarted before the first record came. In both
                     # cases subscribe again behind the last record: a follower must neither miss nor repeat one.
                     if position <= after or (position != after + 1 and not is_first):
                         break
@@ -465,7 +465,7 @@ async def _await_cancellable(work: Awaitable[_T]) -> _T:
     """Await ``work`` without losing a cancellation.
 
     The client waits with `asyncio.wait_for`, which before Python 3.12 loses a cancellation that comes together with the
-    answer (https://github.com/python/cpython/issues/86296). A node that is stopped would go on then.
+    answer (https://github.com/python/cpython/issues/86296). A node that is told to stop would then run on.
     """
     task = asyncio.current_task()
     cancellations = 0 if task is None else task.cancelling()

@@ -60,7 +60,7 @@ class Leader:
             await asyncio.sleep(settings.HEARTBEAT_S)
 
     async def release(self) -> bool:
-        """Give up leadership. Return whether the log says so. Otherwise followers find out by the missing heartbeats."""
+        """Give up leadership. Return whether the log has the release. Otherwise the followers wait until heartbeats are missing."""
         heartbeats, self._heartbeats = self._heartbeats, None
         if heartbeats is not None:
             heartbeats.cancel()
@@ -150,8 +150,8 @@ class Leader:
     async def _append_commit(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         """Write the commit to the index, then to the log, and then commit the index.
 
-        The index checks keys and seqs, and the log takes everything. So the index's transaction is open, with all rows
-        in it, while the records are appended: a row that the index refuses never comes into the log, where every node
+        The index checks keys and seqs, and the log takes everything. So the index's transaction has all rows, and is
+        open, while the records are appended. A row that the index refuses never reaches the log, where every node
         would fail at it. If the log refuses, the transaction is rolled back.
         """
         body = write_commit(rows, writes)
@@ -220,18 +220,18 @@ class Leader:
         if self._keeps_old_rows:
             trim = msgspec.structs.replace(trim, messages_before=None, records_before=None)
         index = self.log.index
-        cut, is_pinned = await index.find_cut(trim)
+        cut, is_pinned = await index.plan_trim(trim)
         now = asyncio.get_running_loop().time()
         # each trim is a record that every new node reads again, so small ones wait
         is_small = cut is not None and cut.is_last
         if cut is None or (is_small and now - self._trimmed_at < settings.SMALL_TRIM_INTERVAL_S):
-            return Trimmed(dropped=0, first_seq=index.first_seq, is_held=is_pinned)
+            return Trimmed(dropped=0, first_seq=index.first_seq, is_pinned=is_pinned)
         async with self.exclusive():
             await self.log.append_record(write_trim(cut, self.token, self.log.reader.end_digest))
             dropped = await self.log.drop(cut)
         if is_small:
             self._trimmed_at = now
-        return Trimmed(dropped=dropped, first_seq=index.first_seq, is_held=is_pinned)
+        return Trimmed(dropped=dropped, first_seq=index.first_seq, is_pinned=is_pinned)
 
     async def expire_calls(self, before: int) -> None:
         """As `Ledger.expire_calls`. The deletions are a commit, so that every node keeps the same results. A full log
@@ -251,8 +251,8 @@ class Leader:
     async def exclusive(self) -> AsyncIterator[None]:
         """Write to the log beside the hub's commits. Raises `LedgerError`.
 
-        After a failure the caller goes on, but this node does not: the log may have a record that the index has not
-        followed. Every later append fails until the ledger is opened again.
+        A failure ends this term: the log may have a record that the index has not followed. Every later append fails
+        until the ledger is opened again.
         """
         try:
             async with self.lock:

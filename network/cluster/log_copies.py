@@ -1,9 +1,8 @@
 """Copies between a shared log and databases, all with the same seqs and the same epoch.
 
-- `compare` checks that a database is what its log says.
-- `fill_log` copies a database into a new log. The log says so in its first record, and nobody leads before its last
-  record says that it is complete. So an interrupted copy goes on where it was.
-- `rebuild_index` and `export_database` make a database from a log. Until all of it is there it is an index of the log.
+`compare` compares a database with its log. `fill_log` copies a database into a new log: its first record announces the
+copy, and no node leads before the last record ends it, so an interrupted copy can be continued. `rebuild_index` and
+`export_database` make a database from a log. Until an export is complete, its database is an index of the log.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from roundelay.network.core.tables import (
     encode_value,
 )
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import KEPT_WITH, KEYED_BY_SEQ, Cut, seq_of
+from roundelay.network.ledger import KEYED_BY_SEQ, RETENTION_FIELDS, TrimStep, retention_seq
 from roundelay.network.ledger.log_file import DatabaseLog, encode_row, open_database
 from roundelay.network.ledger.sqlite import SQLiteLedger
 
@@ -76,7 +75,7 @@ class NodeSeen(Struct, frozen=True):
 
 
 class CopyResult(NamedTuple):
-    """What was compared or copied, and the first difference, if any."""
+    """Extent of a comparison or copy, and the first difference, if any."""
 
     position: int
     rows: int
@@ -112,7 +111,7 @@ async def _refuse_nodes(shared: SharedLog) -> None:
         )
 
 
-async def _read_contents(shared: SharedLog, reader: LogReader, until: int) -> AsyncGenerator[Commit | Cut, None]:
+async def _read_contents(shared: SharedLog, reader: LogReader, until: int) -> AsyncGenerator[Commit | TrimStep, None]:
     """Yield the commits and trims of an open log, up to a position."""
     if reader.end >= until:
         return
@@ -179,7 +178,7 @@ async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress:
     # The log has a trim before any node does it. A node that is doing the next one may have done a part of it.
     next_cut = comparison.cut
     async for content in _read_contents(shared, reader, min(end, until + 1)):
-        next_cut = content if isinstance(content, Cut) else comparison.cut
+        next_cut = content if isinstance(content, TrimStep) else comparison.cut
     if difference := comparison.compare_beginning(next_cut):
         return CopyResult(position, rows, 0, difference)
     difference = comparison.compare_values(next_cut, values)
@@ -193,21 +192,21 @@ class _Comparison:
         self._db = db
         self._reader = reader
         self._progress = progress
-        self._dropped = Cut(database.head.first_seq, database.first_record_seq, is_last=False)
-        """What the database has dropped."""
+        self._dropped = TrimStep(database.head.first_seq, database.first_record_seq, is_last=False)
+        """The rows that the database has dropped."""
         # a log that begins at a snapshot has no older rows
         self._own_rows = (row for row in database.rows() if row.seq > reader.missing_up_to)
-        self.cut = Cut(1, 1, is_last=False)
-        """What the log has dropped so far."""
+        self.cut = TrimStep(1, 1, is_last=False)
+        """The last trim that was read."""
         self.tables = _LoggedTables()
         self.rows = 0
 
     def next_row(self) -> Row | None:
         return next(self._own_rows, None)
 
-    def compare_next(self, content: Commit | Cut) -> str:
+    def compare_next(self, content: Commit | TrimStep) -> str:
         """Compare the rows of a commit, and remember its table writes. Return the first difference."""
-        if isinstance(content, Cut):
+        if isinstance(content, TrimStep):
             self.cut = content
             self.tables.drop(content)
             return ""
@@ -224,7 +223,7 @@ class _Comparison:
         self.tables.apply(content.writes)
         return ""
 
-    def compare_beginning(self, next_cut: Cut) -> str:
+    def compare_beginning(self, next_cut: TrimStep) -> str:
         cut, dropped = self.cut, self._dropped
         if (
             cut.messages <= dropped.messages <= next_cut.messages and cut.records <= dropped.records <= next_cut.records
@@ -233,7 +232,7 @@ class _Comparison:
         place = f"#{dropped.messages} (records at #{dropped.records})"
         return f"{self._db} begins at {place}, by the log at #{cut.messages} (#{cut.records})"
 
-    def compare_values(self, next_cut: Cut, values: dict[tuple[str, str], str]) -> str:
+    def compare_values(self, next_cut: TrimStep, values: dict[tuple[str, str], str]) -> str:
         if next_cut is not self.cut:
             self.tables.forget({place for place in self.tables.pop_dropped(next_cut) if place not in values})
         logged = self.tables.values
@@ -255,7 +254,7 @@ class _LoggedTables:
         self.values: dict[tuple[str, str], str] = {}
         self._first = 1
         self._kept_until: list[tuple[int, tuple[str, str]]] = []
-        """A heap: the seq of the message with which a value is dropped, as it was when the value was written."""
+        """A heap of values by the seq of the message with which they are dropped."""
 
     def apply(self, writes: list[TableWrite]) -> None:
         for write in writes:
@@ -264,23 +263,23 @@ class _LoggedTables:
                 self.values.pop(place, None)
                 continue
             self.values[place] = encode_value(write.value).decode()
-            if write.table in (*KEPT_WITH, *KEYED_BY_SEQ):
-                heappush(self._kept_until, (seq_of(write.table, write.key, write.value), place))
+            if write.table in (*RETENTION_FIELDS, *KEYED_BY_SEQ):
+                heappush(self._kept_until, (retention_seq(write.table, write.key, write.value), place))
 
-    def drop(self, cut: Cut) -> None:
-        """Drop what `retention.make_cut` drops."""
+    def drop(self, cut: TrimStep) -> None:
+        """Drop what `retention.apply_trim` drops."""
         if cut.is_last and cut.messages > self._first:
             self._first = cut.messages
             self.forget(self.pop_dropped(cut))
 
-    def pop_dropped(self, cut: Cut) -> set[tuple[str, str]]:
+    def pop_dropped(self, cut: TrimStep) -> set[tuple[str, str]]:
         """Return the values that go with the messages of a cut, each once."""
         places = set()
         while self._kept_until and self._kept_until[0][0] < cut.messages:
             _, (name, key) = heappop(self._kept_until)
             value, table = self.values.get((name, key)), cast(Table, name)
             # a later write may have tied the value to a later message: then it has another entry in the heap
-            if value is not None and seq_of(table, key, decode_value(table, value)) < cut.messages:
+            if value is not None and retention_seq(table, key, decode_value(table, value)) < cut.messages:
                 places.add((name, key))
         return places
 
@@ -313,7 +312,7 @@ async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progres
     try:
         meta, loaded = await ledger.open()
         await shared.open()
-        dropped = Cut(first, first_record, is_last=True, stamp=meta.stamp)
+        dropped = TrimStep(first, first_record, is_last=True, stamp=meta.stamp)
         filler = _LogFiller(shared, ledger)
         if await filler.start(meta.epoch, meta.name):
             await filler.add_rows(meta.head, dropped, progress)
@@ -347,7 +346,7 @@ class _LogFiller:
         self._newest = 0
         """The newest row that is in the log."""
         self._tables = _LoggedTables()
-        self._cut = Cut(1, 1, is_last=True)
+        self._cut = TrimStep(1, 1, is_last=True)
 
     async def append(self, header: Header) -> None:
         await self._append_record(write_record(header))
@@ -365,7 +364,7 @@ class _LogFiller:
                 Header(kind="begin", writer=self.token, epoch=epoch, name=name, is_filled_later=True)
             )  # fmt: skip
         async for content in _read_contents(self._shared, self.reader, end):
-            if isinstance(content, Cut):
+            if isinstance(content, TrimStep):
                 self._cut = content
                 continue
             if self.reader.epoch == epoch:
@@ -390,7 +389,7 @@ class _LogFiller:
             )
         self._newest = rows[-1].seq
 
-    async def add_rows(self, head: int, dropped: Cut, progress: Progress) -> None:
+    async def add_rows(self, head: int, dropped: TrimStep, progress: Progress) -> None:
         """Append the rows that the log lacks, in order, and then a trim for those that retention has dropped before."""
         dense_from = max(dropped.messages, dropped.records)
         max_bytes = (self._shared.max_bytes - HEADER_ROOM) // ROW_EXPANSION
@@ -456,7 +455,7 @@ def _refuse_history(db: Path) -> None:
 
 
 async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_progress) -> CopyResult:
-    """Make a database of its own from a log that no node uses, or continue. Raises `LedgerError`."""
+    """Make an independent database from a log that no node uses, or continue. Raises `LedgerError`."""
     await asyncio.to_thread(_refuse_history, db)
     await shared.open(create=False)
     try:
@@ -481,6 +480,6 @@ async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_
     if not result.difference:
         index = make_index()
         await index.open()
-        await index.append([], [TableWrite("followed", "log", None)])  # from here on it has a history of its own
+        await index.append([], [TableWrite("followed", "log", None)])  # without a cursor it is an independent database
         await index.close()
     return result

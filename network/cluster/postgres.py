@@ -1,7 +1,7 @@
 """`PostgresLog`: the shared log in a table of PostgreSQL, by asyncpg.
 
 One table per network. A record's position is the primary key, so that of two writers one is refused. Row 0 holds the
-random id of the table: an append into a table that was created anew in its place finds another id. If the answer to an
+random id of the table, so that an append into another table of the same name is refused. If the answer to an
 append is lost, the writer looks whether the record behind its last one is its own. NOTIFY carries broadcasts, and tells
 followers that there is something to read. It is only a hint: followers also poll.
 """
@@ -57,7 +57,7 @@ PAGE_S = 10.0
 SETTINGS = {
     "synchronous_commit": "on",  # whatever the server's own default is
     "default_transaction_isolation": "read committed",
-    "statement_timeout": "20s",  # ends statements whose node is gone
+    "statement_timeout": "20s",  # ends the statements of killed nodes
     "idle_in_transaction_session_timeout": "10s",
     "tcp_keepalives_idle": "30",
 }

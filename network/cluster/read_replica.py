@@ -65,7 +65,7 @@ class ReadOnlyIndex(IndexReads):
         return msgspec.structs.replace(meta, epoch=self._epoch, name=self._name), writes
 
     async def close(self) -> None:
-        """Do nothing: the follower goes on with the index."""
+        """Do nothing: the follower still uses the index."""
 
     async def verify(self) -> None:
         """Do nothing: the follower finds out what is wrong with the log or the index."""

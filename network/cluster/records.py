@@ -1,4 +1,4 @@
-"""What the records of a shared log contain, whichever engine stores them, and `LogReader`, which reads them in order.
+"""The content of the records of a shared log, and `LogReader`, which reads them in order.
 
 A record is one line of JSON, the `Header`, and a body. Each header has the digest of the record before it, so a follower
 notices a log that was changed or exchanged. Records are written by the leader alone: whoever may write to the engine can
@@ -20,9 +20,9 @@ from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import VOLATILE_TABLES, Table, TableWrite, decode_value, encode_value
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import SEQ_LIMIT
-from roundelay.network.ledger import Cut, SeqBound, Unstorable
+from roundelay.network.ledger import SeqBound, TrimStep, Unstorable
 from roundelay.network.ledger.log_file import decode_row, encode_row
-from roundelay.network.ledger.queries import UNENCODABLE
+from roundelay.network.ledger.writes import UNENCODABLE
 
 from .shared_log import LogRecord, UnusableLog
 
@@ -45,7 +45,7 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     - ``claim``: ``writer`` leads from here on. It is the leader's fencing token.
     - ``release``: ``writer`` no longer leads.
     - ``commit``: rows and table writes. A commit that is larger than a record spans several; ``left`` of them follow.
-    - ``trim``: what every node drops (a `Cut`). One node decides what is old, so that all drop the same.
+    - ``trim``: what every node drops (a `TrimStep`). One node decides what is old, so that all drop the same.
     - ``base``, ``values``, ``based``: a snapshot: its begin, its chunks with all values of all tables, and its end, which
       names the position of its begin. Commits may come between. The log can begin at a snapshot once every row up to its
       ``head`` was dropped. A node that has read the older records skips the chunks.
@@ -64,7 +64,7 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
 
 def _safe_name(node: str) -> str:
-    """Return a node's name if it can stand in an HTTP header and on a terminal, else nothing: anybody who may write to
+    """Return a node's name if it is safe in an HTTP header and on a terminal, else nothing: anybody who may write to
     the engine can send one."""
     return node if _NODE_NAME.fullmatch(node) else ""
 
@@ -177,13 +177,13 @@ def read_commit(body: bytes) -> Commit:
         raise UnusableLog(f"This Roundelay cannot read that commit ({error}). {_UPGRADE}") from error
 
 
-def write_trim(cut: Cut, writer: str, previous: str) -> bytes:
+def write_trim(cut: TrimStep, writer: str, previous: str) -> bytes:
     return write_record(Header(kind="trim", writer=writer, previous=previous), msgspec.json.encode(cut))
 
 
-def _read_cut(body: bytes) -> Cut:
+def _read_cut(body: bytes) -> TrimStep:
     try:
-        return msgspec.json.decode(body, type=Cut)
+        return msgspec.json.decode(body, type=TrimStep)
     except _UNREADABLE as error:
         raise UnusableLog(f"This Roundelay cannot read that trim ({error}). {_UPGRADE}") from error
 
@@ -213,8 +213,8 @@ def write_records(
 class LogReader:
     """Reads records one after the other: `read` joins a commit's parts, `decode` checks what they contain.
 
-    ``position`` and ``digest`` name the last whole commit or other record. ``head`` is the newest row up to there, None
-    where that is not known: then the next rows are taken as they come.
+    ``position`` and ``digest`` name the last whole commit or other record. ``head`` is the newest row up to there. If it is
+    None, the next rows are accepted with any seq.
     """
 
     def __init__(self, position: int = 0, last_digest: str = "", head: int | None = None) -> None:
@@ -256,7 +256,7 @@ class LogReader:
         """Digest of that record. The next record has to name it."""
         return self._end[1]
 
-    def read(self, stored: LogRecord) -> bytes | Cut | None:
+    def read(self, stored: LogRecord) -> bytes | TrimStep | None:
         """Read the next record. Return the body of a commit once it is complete, or what a trim drops.
 
         Raises `UnusableLog` where the record does not follow from those that were read.
@@ -314,7 +314,7 @@ class LogReader:
         if header.kind == "filled":
             self.is_filling = False
         if header.kind in ("claim", "release"):
-            self.open_snapshot = self.open_snapshot_head = 0  # a new leader does not go on with a snapshot
+            self.open_snapshot = self.open_snapshot_head = 0  # a new leader does not continue a snapshot
         if header.kind == "claim":
             self.leader_token, self.leader_name = header.writer, Claim.read(body).node
         elif header.kind in ("begin", "release", "filled"):
@@ -330,11 +330,11 @@ class LogReader:
                 )
             self.snapshot, self.snapshot_head, self.is_filling = header.base, header.head, False
 
-    def decode(self, content: bytes | Cut) -> Commit | Cut:
+    def decode(self, content: bytes | TrimStep) -> Commit | TrimStep:
         """Decode the body of a commit, or check what is to be dropped. Raises `UnusableLog` for what no leader writes:
         anybody who may write to the engine can forge a record in the leader's name."""
         with naming_record(self.position):
-            if isinstance(content, Cut):
+            if isinstance(content, TrimStep):
                 if self.head is not None and max(content.messages, content.records) > self.head + 1:
                     raise UnusableLog(f"It drops rows beyond the newest, #{self.head}. {_RESTORE}")
                 return content

@@ -1,8 +1,8 @@
 """`ReplicatedLedger`: a `Ledger` whose truth is a shared log, and whose SQLite file is one node's index of it.
 
 One node leads: it appends each commit to the log and to its index (`leader`). The others apply the log to their indexes
-and wait in `open` (`follower`). When nobody leads, the node that claims the log first goes on (`election`), as after a
-restart.
+and wait in `open` (`follower`). When nobody leads, the node that claims the log first becomes the
+leader (`election`).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class ReplicatedLedger(IndexReads):
         return msgspec.structs.replace(meta, epoch=reader.epoch, name=reader.name), writes
 
     async def _open_log(self) -> LedgerError | None:
-        """Open the log. Return a failure that may end by itself; raise any other one."""
+        """Open the log. Return a failure that a later attempt may not meet; raise any other one."""
         loop = asyncio.get_running_loop()
         notice = f"The shared log {self._log.name} does not answer yet."
         timer = loop.call_later(settings.QUIET_START_S, self._log.report, notice)

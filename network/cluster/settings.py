@@ -19,7 +19,7 @@ RELEASE_TIMEOUT_S = 1.0
 DURABILITY_CHECK_S = 10.0
 """Interval at which a leader asks whether acknowledged records are on disks."""
 UNREACHABLE_S = 5.0
-"""Time for which a leader without writes goes on while its engine does not answer."""
+"""Time without an answer of the engine after which a leader without writes gives up."""
 READY_TIMEOUT_S = 1.0
 """Maximum time without an answer of the engine during which a leader counts as ready: another node may lead by then."""
 SUCCESSOR_TIMEOUT_S = 1.0

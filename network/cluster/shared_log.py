@@ -1,7 +1,7 @@
 """`SharedLog`, the protocol of a log that several nodes share: its records, its errors, and a node's status.
 
 An engine (`jetstream`, `postgres`) stores records in one order. It accepts a record only directly after the position
-that the writer names, so that of two writers one is refused. What records contain is defined in `records`. No IO.
+that the writer names, so that of two writers one is refused. The module `records` defines their content. No IO.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STATUS_TEXT = re.compile(
 
 
 class LogUnavailable(LedgerError):
-    """The engine does not answer. It may answer later."""
+    """The engine does not answer now, and may answer later."""
 
 
 class LogElectionPending(LogUnavailable):
@@ -112,7 +112,7 @@ class SharedLog(Protocol):
         """Yield the records above a position, ascending without a gap, and future ones. Close the iterator."""
 
     async def broadcast(self, text: str) -> None:
-        """Send a text to all nodes that are connected. It may be lost."""
+        """Send a text to all connected nodes. Broadcasts may be lost."""
 
     async def next_broadcast(self) -> str:
         """Wait for the next broadcast. Own broadcasts come back too."""
@@ -137,7 +137,7 @@ class LogStatus(NamedTuple):
     leader: str
     """Address of the leader, where another node leads and its address is known."""
     behind: int | None
-    """Records that were left to follow at the last look. None before the first look."""
+    """Records that were left to follow at the last look. None at the start."""
     answered_s: float | None
     """Seconds since the last answer of the log."""
     log: str

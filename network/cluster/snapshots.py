@@ -13,7 +13,7 @@ from typing import cast
 
 from roundelay.network.core.tables import COLD_TABLES, LOADED_TABLES, VOLATILE_TABLES, Table, TableWrite
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Cut
+from roundelay.network.ledger import TrimStep
 
 from . import settings
 from .indexed_log import IndexedLog
@@ -48,13 +48,15 @@ async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader |
     if snapshot <= first or await indexed.index.holds_up_to(head):
         return
     if await indexed.first_kept() <= head:
-        # No row up to the head is left, but the marks do not say so yet. A node that begins at the snapshot would take
+        # No row up to the head is left, but the marks are still lower. A node that begins at the snapshot would take
         # the rows for missing, so a trim moves the marks first.
         if leader is None or not leader.token:
             return
         async with leader.exclusive():
             begin = await indexed.index.read_beginning()
-            cut = Cut(max(begin.messages, head + 1), max(begin.records, head + 1), is_last=False, stamp=begin.stamp)
+            cut = TrimStep(
+                max(begin.messages, head + 1), max(begin.records, head + 1), is_last=False, stamp=begin.stamp
+            )
             await indexed.append_record(write_trim(cut, leader.token, reader.end_digest))
             await indexed.drop(cut)
     lock = asyncio.Lock() if leader is None else leader.lock
@@ -89,7 +91,7 @@ async def _write_snapshot(leader: Leader) -> None:
         await indexed.append(
             Header(kind="based", writer=leader.token, previous=reader.end_digest, base=position, head=head)
         )
-        # Store the cursor now: the index must not stand at a record that a drop removes, or it could not go on there.
+        # Store the cursor now: a drop must not remove the record at which the index stands.
         await indexed.index.append([], [indexed.cursor_write()])
 
 

@@ -128,7 +128,7 @@ async def enforce_retention(
         total += trimmed.dropped
         if trimmed.dropped:
             continue
-        if not trimmed.is_held or not _end_stalled(registry, plan.pinned, retain.patience_minutes * MINUTE_MS, now):
+        if not trimmed.is_pinned or not _end_stalled(registry, plan.pinned, retain.patience_minutes * MINUTE_MS, now):
             await ledger.forget_dropped()  # outside of the lock: no commit waits for it
             return total
 

@@ -33,7 +33,7 @@ from roundelay.network.errors import (
     UnknownRecipient,
 )
 from roundelay.network.frames import SignalFrame, SignalOutFrame, encode
-from roundelay.network.ledger import Ledger, find_newest
+from roundelay.network.ledger import Ledger, find_newest_message
 
 from .pending import PendingEntries
 from .session import Session, SessionState
@@ -143,7 +143,7 @@ class Signals:
 
         Raises `UnknownMessage` if the sender may read none, `InvalidArguments` if there are too many.
         """
-        row = await find_newest(self._ledger, thread_id)
+        row = await find_newest_message(self._ledger, thread_id)
         newest = row.head if row is not None else None
         page = None
         if newest is not None and not may_read(self._registry.state, sender, newest):

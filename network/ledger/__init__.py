@@ -1,7 +1,8 @@
-"""The ledger's seam: the append-only log with its tables, and what the hub asks of it.
+"""`Ledger`, the protocol of the append-only log with its state tables, and the values that it takes and returns.
 
-Three implementations, `sqlite.SQLiteLedger`, `memory.MemoryLedger` and `replicated.ReplicatedLedger`, pass one contract
-suite (tests/contract/test_ledger.py); `followed.ReadOnlyIndex` reads alone. The hub is the only writer and calls `append` from one task at a time.
+Three implementations pass one contract suite (tests/contract/test_ledger.py): `sqlite.SQLiteLedger`,
+`memory.MemoryLedger`, and `ReplicatedLedger` of the cluster. The hub is the only writer, and calls `append` from one task
+at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from roundelay.network.frames import SEQ_LIMIT
 
 __all__ = [
     "MAX_PAGE_BYTES",
-    "Cut",
     "HeadAt",
     "KeyTaken",
     "LeadershipLost",
@@ -31,36 +31,34 @@ __all__ = [
     "Span",
     "ThreadSummary",
     "Trim",
+    "TrimStep",
     "Trimmed",
     "Unstorable",
-    "Wanted",
-    "find_newest",
-    "take_page",
+    "collect_page",
+    "find_newest_message",
 ]
 
 
 class KeyTaken(Exception):
-    """Nothing was appended: a row with the idempotency key of one of them is stored already."""
+    """Nothing was appended: the ledger already has a row with one of these idempotency keys."""
 
 
 class Unstorable(Exception):
-    """Nothing was appended: a row or a put holds what cannot be encoded. A defect of whoever made it; the storage is
-    sound."""
+    """Nothing was appended: a row or a table write cannot be encoded. Its maker has a defect; the storage is sound."""
 
 
 class LeadershipLost(LedgerError):
-    """Nothing was appended: another record is where this one was to be. Somebody else writes. ``leader`` is the node
-    that leads now, as HOST:PORT, where that is known."""
+    """Nothing was appended: another node writes the shared log now. ``leader`` is its HOST:PORT, where known."""
 
     leader = ""
 
 
 class LogFull(LedgerError):
-    """Nothing was appended, for want of room. The ledger goes on, and takes what there is room for."""
+    """Nothing was appended: the shared log has no room. The ledger still accepts smaller batches."""
 
 
 class Meta(Struct, frozen=True, kw_only=True):
-    """What identifies a ledger."""
+    """Identity and extent of a ledger: its epoch (one history), its name, the first and newest seq, the newest stamp."""
 
     epoch: str
     name: str
@@ -70,8 +68,8 @@ class Meta(Struct, frozen=True, kw_only=True):
 
 
 class Trim(Struct, frozen=True, kw_only=True):
-    """What may be dropped: rows stamped before these times (ms; None keeps all), or the oldest while the storage is
-    larger than ``max_bytes``; never a row from ``pinned`` on. At most ``limit`` rows a call."""
+    """Which rows may be dropped: those stamped before these times (ms, None keeps all), and the oldest while the storage
+    is larger than ``max_bytes``. Never a row from ``pinned`` on, and at most ``limit`` rows per call."""
 
     messages_before: int | None = None
     records_before: int | None = None
@@ -81,61 +79,62 @@ class Trim(Struct, frozen=True, kw_only=True):
 
 
 class Trimmed(Struct, frozen=True, kw_only=True):
-    """What a trim came to: how many rows went, the smallest seq whose message can still be delivered, and whether more
-    was to go but for the pin. Call again until nothing went."""
+    """Result of a trim: how many rows were dropped, and the smallest seq whose message can still be delivered. Call
+    again until nothing was dropped."""
 
     dropped: int
     first_seq: int
-    is_held: bool
+    is_pinned: bool
+    """Whether the pin keeps rows that are old enough to be dropped."""
 
 
 SeqBound = Annotated[int, Bound(ge=0, le=SEQ_LIMIT)]
 
 
-class Cut(Struct, frozen=True):
-    """What one step of a trim drops: every record below ``records``, and every other row below ``messages``."""
+class TrimStep(Struct, frozen=True):
+    """One step of a trim. It drops every record below ``records``, and every other row below ``messages``."""
 
     messages: SeqBound
     records: SeqBound
     is_last: bool
-    """Whether messages are dropped as far as they may be: what is kept about those that are gone goes then, since that
-    looks through whole tables."""
+    """Whether this step ends the trim of messages. Only then are values about dropped messages removed, because that
+    scans whole tables."""
     stamp: int = 0
-    """The newest time (ms) that was given out: none older is, also where no row is left."""
+    """The newest stamp (ms) that was given out. No older one is given out, even if no row is left."""
 
 
 class Page(NamedTuple):
-    """Rows of a range, ascending, and whether the range holds more beyond them."""
+    """Rows of a range, ascending, and whether the range has more rows."""
 
     rows: list[Row]
     has_more: bool
 
 
 HeadAt = tuple[int, MessageHead | None]
-"""A seq and the head of its message; None where the row is damaged so much that it has none."""
+"""A seq and the head of its message. None where the row is too damaged to have one."""
 
 
-class Found(NamedTuple):
-    """What a search found, ascending, as a `Page` is; with an ``end`` it has looked at enough, and not at what is below
-    that seq."""
+class SearchPage(NamedTuple):
+    """Rows that a search found, ascending, and whether there are more. With an ``end`` the search has reached its limit
+    of work, and has not looked at rows below that seq."""
 
     rows: list[Row]
     has_more: bool
     end: int | None = None
 
 
-def take_page(rows: Iterable[Row], limit: int, max_bytes: int, *, newest: bool = False) -> Page:
-    """The first of these rows, as far as a page goes; ``newest`` says that they descend. What does not fit is never
-    kept."""
-    found: list[Row] = []
+def collect_page(rows: Iterable[Row], limit: int, max_bytes: int, *, newest: bool = False) -> Page:
+    """Collect the first rows that fit into a page. ``newest`` says that the rows descend. One row is read beyond the
+    page, and not kept."""
+    page: list[Row] = []
     size, has_more = 0, False
     for row in rows:
         size += len(row.data)
-        if found and (len(found) == limit or size > max_bytes):
+        if page and (len(page) == limit or size > max_bytes):
             has_more = True
             break
-        found.append(row)
-    return Page(found[::-1] if newest else found, has_more)
+        page.append(row)
+    return Page(page[::-1] if newest else page, has_more)
 
 
 class ThreadSummary(Struct, frozen=True, gc=False):
@@ -145,62 +144,63 @@ class ThreadSummary(Struct, frozen=True, gc=False):
 
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
-KEPT_WITH: dict[Table, str] = {
+RETENTION_FIELDS: dict[Table, str] = {
     "root": "last_seq",
     "given_up": "trigger",
     "stopped": "seq",
     "undelivered": "seq",
     "spent_out": "seq",
 }
-"""Of tables about messages, the field with the seq of the message until whose end a value is kept: a root's budget
-counts until the last message that it was charged for is gone."""
+"""For tables about messages, the field with a message's seq. A value is kept as long as that message: a conversation's
+budget counts until the last message that was charged to it is dropped."""
 KEYED_BY_SEQ: tuple[Table, ...] = ("triggered", "tried", "dead")
-"""Those whose keys end in that seq."""
+"""Tables about messages whose keys end in that seq."""
 
 
-def seq_of(table: Table, key: str, value: Any) -> int:
-    """The seq of the message until whose end a value of one of these tables is kept."""
-    return int(getattr(value, KEPT_WITH[table]) if table in KEPT_WITH else key.partition("/")[2])
+def retention_seq(table: Table, key: str, value: Any) -> int:
+    """Return the seq of the message with which a value of one of these tables is dropped."""
+    return int(getattr(value, RETENTION_FIELDS[table]) if table in RETENTION_FIELDS else key.partition("/")[2])
 
 
 class Ledger(Protocol):
-    """The log and its tables. Every method raises `LedgerError` when the storage fails; after a failed `append` its
-    outcome is unknown and the ledger must be reopened. A page ends at ``limit`` rows or before ``max_bytes`` of data;
-    one row is always given.
+    """The log and its state tables. Every method raises `LedgerError` when the storage fails. After a failed `append`
+    the outcome is unknown, and the ledger must be reopened.
 
-    A row that is found not to be what was stored never fails a read: pages, messages, rows and known keys hold its
-    stand-in (`damaged_row`) in its place; heads and values of tables leave it out."""
+    A page has at most ``limit`` rows and about ``max_bytes`` of data, but always one row. A damaged row never fails a
+    read: pages, messages, rows and known keys have a stand-in for it (`damaged_row`). Heads and values of tables leave it
+    out.
+    """
 
     @property
     def damaged(self) -> int:
-        """How many rows were found damaged so far, each once; as many were told in the log."""
+        """Number of rows found damaged so far. Each is logged once."""
 
     @property
     def is_answering(self) -> bool:
-        """Whether others who hold a part of it answer; what is stored meanwhile may have to wait."""
+        """Whether the engine of a shared log answers. Without its answer an append has to wait."""
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        """Open or create; give what it is and the rows of `LOADED_TABLES`. Raises `LedgerError` also when one of these
-        is damaged."""
+        """Open or create the ledger. Return its identity and the rows of `LOADED_TABLES`. Raises `LedgerError` also for
+        a damaged one of these."""
 
     async def close(self) -> None:
         """Close cleanly. Idempotent."""
 
     async def verify(self) -> None:
-        """Make sure that what is stored is still where the next start looks for it. Raises `LedgerError`: then it must
-        be reopened."""
+        """Check that the next start will find what is stored. Raises `LedgerError`: then the ledger must be
+        reopened."""
 
-    async def lookup(self, wanted: LookupRequest) -> Facts:
-        """Answer a batch's questions. With each head that is found comes its root's ``root`` row, if there is one."""
+    async def lookup(self, request: LookupRequest) -> Facts:
+        """Answer a batch's questions. The answer has the ``root`` row of each head that is found, if there is one."""
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
-        """Store all of it in one transaction; durable, as configured, when it returns.
+    async def append(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
+        """Store everything in one transaction. It is durable, as configured, when this returns.
 
         Raises `KeyTaken`, `Unstorable` or `LogFull`: then nothing is stored.
         """
 
-    def check(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
-        """Encode these as `append` does, and store nothing. Raises `Unstorable`."""
+    def check(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
+        """Encode rows and table writes as `append` does, and store nothing. Raises `Unstorable`."""
 
     async def inbox(
         self,
@@ -213,8 +213,8 @@ class Ledger(Protocol):
         newest: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Messages with ``after`` < seq <= ``until`` that lie in a span, or were sent by ``sender`` to one participant
-        or mod; ascending: the oldest of them, or the newest."""
+        """Return messages with ``after`` < seq <= ``until`` that lie in a span, or that ``sender`` sent to one
+        participant or mod. Ascending; the oldest of them, or the newest."""
 
     async def thread(
         self,
@@ -226,25 +226,27 @@ class Ledger(Protocol):
         newest: bool = True,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Messages of one thread, ascending: the newest of the range, or its oldest."""
+        """Return messages of one thread, ascending: the newest of the range, or its oldest."""
 
     async def reaction(
         self, reaction: str, after: int, limit: int, *, actor: str | None = None, max_bytes: int = MAX_PAGE_BYTES
     ) -> Page:
-        """Records under one reaction's id with seq > ``after``, ascending; of one who wrote them, or of all."""
+        """Return records of one reaction with seq > ``after``, ascending: those of one writer, or of all."""
 
     async def inbox_heads(self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int) -> list[HeadAt]:
-        """The heads of the newest ``limit`` messages that `inbox` would give, newest first. Not compared with what was
-        stored: who shows a message reads its row."""
+        """Return the heads of the newest ``limit`` messages that `inbox` would return, newest first.
+
+        Heads are not compared with their checksums: a caller that shows a message reads its row.
+        """
 
     async def newest_heads(
         self, after: Mapping[str, int], limit: int, *, before: int | None = None
     ) -> dict[str, list[HeadAt]]:
-        """Of each of these threads the heads of its newest ``limit`` messages above a seq and below ``before``, newest
-        first. Not compared with what was stored, as those of `inbox_heads`."""
+        """Return the heads of the newest ``limit`` messages of each thread, above its seq and below ``before``, newest
+        first. Heads are not compared with their checksums."""
 
     async def first_seqs(self, threads: Collection[str]) -> dict[str, int]:
-        """Return the seq of the first message of each of these threads that has one, damaged or not."""
+        """Return the seq of the first message of each thread that has one, damaged or not."""
 
     async def threads(
         self,
@@ -255,9 +257,9 @@ class Ledger(Protocol):
         limit: int = 2**31,
         among: Collection[str] | None = None,
     ) -> list[ThreadSummary]:
-        """Threads of the messages that `inbox` would give and that may be read (`visibility.may_read`), newest first,
-        each with how many there are; the first
-        ``limit`` of those whose last seq is below ``before``, of all or ``among`` these."""
+        """Return the threads of the readable messages of an inbox (`visibility.may_read`), newest first, each with the
+        number of these messages. At most ``limit`` threads whose last seq is below ``before``, of all or ``among``
+        these."""
 
     async def search(
         self,
@@ -269,10 +271,12 @@ class Ledger(Protocol):
         before: int | None = None,
         limit: int,
         max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Found:
-        """Messages whose text has all of these terms (`search.read_terms`), ascending: the newest below ``before``, of
-        those that `inbox` would give, or of all without spans; of one thread, or of all. Of many that have these terms
-        and are not within the spans it looks at a part, and gives the ``end`` of it."""
+    ) -> SearchPage:
+        """Return messages whose text has all terms (`search.read_terms`), ascending: the newest below ``before``.
+
+        Only messages that `inbox` would return, or all without spans; of one thread, or of all. If many messages have
+        the terms and are outside of the spans, the search looks at some of them, and its page has an ``end``.
+        """
 
     async def search_seqs(
         self,
@@ -284,29 +288,31 @@ class Ledger(Protocol):
         before: int,
         limit: int,
     ) -> list[int]:
-        """Return the seqs of the newest ``limit`` messages below ``before`` that `search` would look at, descending. No
-        row is read: whoever shows one checks it (`search.is_within`, `search.holds`)."""
+        """Return the seqs of the newest ``limit`` messages below ``before`` that `search` would look at, descending.
+
+        No row is read: a caller that shows a message checks it (`search.is_within`, `search.holds`).
+        """
 
     async def forget_dropped(self) -> None:
-        """Take what `trim` has dropped out of what is kept beside the log for searches."""
+        """Remove what `trim` has dropped from the search index too."""
 
     async def all_threads(
         self, *, before: int | None = None, limit: int = 2**31, among: Collection[str] | None = None
     ) -> list[ThreadSummary]:
-        """Every thread of the log, newest first, as in `threads`."""
+        """Return every thread of the log, newest first, as `threads` does."""
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
-        """The messages under these seqs, as far as they exist."""
+        """Return the messages under these seqs, as far as they exist."""
 
     async def heads(self, seqs: Iterable[int]) -> dict[int, MessageHead]:
-        """The heads of the messages under these seqs, as far as they exist."""
+        """Return the heads of the messages under these seqs, as far as they exist."""
 
     async def cold(self, table: Table, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
-        """Keys and values of a table that is not loaded, whose keys begin with ``prefix`` and are above ``after``;
-        ascending by key."""
+        """Return keys and values of a table that is not kept in memory, ascending by key: keys that begin with
+        ``prefix`` and are above ``after``."""
 
     async def lookup_cold(self, table: Table, key: str) -> Any:
-        """One value of a table that is not loaded, or None."""
+        """Return one value of a table that is not kept in memory, or None."""
 
     async def expire_calls(self, before: int) -> None:
         """Forget the results of calls that are older than ``before`` (ms), in steps between which others write."""
@@ -324,14 +330,14 @@ class Ledger(Protocol):
         reaction: str | None = None,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Records of one agent and kind with seq > ``after``, ascending; of one of its reactions, or of all."""
+        """Return records of one agent and kind with seq > ``after``, ascending: those of one reaction, or of all."""
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
-        """Every row with seq > ``after``, ascending, at most ``limit``: the export. Empty at the end only."""
+        """Return every row with seq > ``after``, ascending, at most ``limit``, for exports. Empty at the end only."""
 
 
-async def find_newest(ledger: Ledger, thread_id: str, before: int | None = None) -> Row | None:
-    """The newest message of a thread that can be read; what is damaged is passed over."""
+async def find_newest_message(ledger: Ledger, thread_id: str, before: int | None = None) -> Row | None:
+    """Return the newest undamaged message of a thread."""
     while rows := (await ledger.thread(thread_id, before=before, limit=1)).rows:
         if not rows[0].is_damaged:
             return rows[0]

@@ -1,9 +1,8 @@
-"""The log of a ledger without a node, or beside one: what the offline commands read, from a database or from an export.
+"""The log of a ledger without a node, or beside one: offline commands read it from a database or from an export.
 
-An export is the log as lines of JSON, one for each row and nothing lost; its first line says what ledger it is.
-`roundelay export` writes it, ``network.rows`` gives its lines and `replay` reads it. `open_log` gives a `Log`, which
-holds none of it: rows are read when they are asked for, one after the other or by their seq. Nothing in the file
-changes.
+An export is the log as lines of JSON, one per row and nothing lost; its first line describes the ledger. `roundelay
+export` writes it, ``network.rows`` returns its lines, and `replay` reads it. `open_log` returns a `Log`, which reads rows
+only when they are asked for, in order or by seq. It never changes the file.
 """
 
 from __future__ import annotations
@@ -22,16 +21,18 @@ from roundelay.network.core.rows import MessageHead, Row, RowType
 from roundelay.network.core.tables import IndexPosition
 from roundelay.network.errors import LedgerError
 
-from .database_lock import explain, is_held
-from .queries import FAILURES, Damage, find_row, load_meta, walk_log
+from .locked_files import is_locked_here
+from .queries import load_meta
+from .row_reader import FAILURES, Damage, find_row, walk_log
 from .schema import CHECKED_FROM, CHECKSUMS_SINCE, COPIED_EPOCH, LOG_COLUMNS, ROW_COLUMNS, open_to_read, refuse_schema
+from .storage_errors import explain
 
 FORMAT = 1
 
 
 class LogHead(Struct, frozen=True, kw_only=True):
-    """The first line: the ledger's epoch and name, and the first seq that it still holds. ``is_excerpt``: rows were
-    left out."""
+    """The first line of an export: the ledger's epoch and name, and the first seq that it holds. With ``is_excerpt`` some
+    rows were left out."""
 
     roundelay_log: int = FORMAT
     epoch: str
@@ -41,7 +42,7 @@ class LogHead(Struct, frozen=True, kw_only=True):
 
 
 class _RowLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A row; what is empty is left out. ``data_text`` instead of ``data``: JSON that spans lines, as it was sent."""
+    """A row, without empty fields. ``data_text`` replaces ``data`` for JSON that spans several lines."""
 
     seq: int
     at: int
@@ -59,21 +60,21 @@ class _RowLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def encode_row(row: Row) -> bytes:
-    """Give a row as one line of JSON, without its end."""
-    fields = {name: getattr(row, name) for name in _SAME}
+    """Return a row as one line of JSON, without the line break."""
+    fields = {name: getattr(row, name) for name in _SAME_FIELDS}
     if b"\n" in row.data or b"\r" in row.data:
         return msgspec.json.encode(_RowLine(**fields, data_text=row.data.decode()))
     return msgspec.json.encode(_RowLine(**fields, data=Raw(row.data)))
 
 
 def decode_row(line: bytes | str) -> Row:
-    """Give the row of a line. Raises `msgspec.MsgspecError`."""
-    it = _decoder.decode(line)
-    data = it.data_text.encode() if it.data_text else bytes(it.data)
-    return Row(**{name: getattr(it, name) for name in _SAME}, data=data)
+    """Return the row of a line. Raises `msgspec.MsgspecError`."""
+    row_line = _decoder.decode(line)
+    data = row_line.data_text.encode() if row_line.data_text else bytes(row_line.data)
+    return Row(**{name: getattr(row_line, name) for name in _SAME_FIELDS}, data=data)
 
 
-_SAME = tuple(name for name in Row.__struct_fields__ if name != "data")
+_SAME_FIELDS = tuple(name for name in Row.__struct_fields__ if name != "data")
 _decoder = msgspec.json.Decoder(_RowLine)
 
 
@@ -82,15 +83,17 @@ def encode_head(head: LogHead) -> bytes:
 
 
 def read_lines(lines: Iterable[str], name: str) -> tuple[LogHead, Iterator[Row]]:
-    """Read an export: its first line, and the rows as they are asked for. Raises `LedgerError` with the line that is
-    wrong."""
+    """Read an export: its first line, and an iterator over its rows. Raises `LedgerError` with the number of a wrong
+    line."""
     numbered = enumerate(lines, 1)
     try:
         head = msgspec.json.decode(next(numbered)[1], type=LogHead, strict=True)
     except (StopIteration, msgspec.MsgspecError) as error:
-        raise LedgerError(f"{name} is no export of a ledger; roundelay export --format jsonl makes one.") from error
+        raise LedgerError(f"{name} is no export of a ledger. `roundelay export --format jsonl` makes one.") from error
     if head.roundelay_log != FORMAT:
-        raise LedgerError(f"{name} is an export of format {head.roundelay_log}; this Roundelay reads {FORMAT}.")
+        raise LedgerError(
+            f"{name} is an export of format {head.roundelay_log}, and this Roundelay reads {FORMAT}. Upgrade Roundelay."
+        )
 
     def read() -> Iterator[Row]:
         for number, line in numbered:
@@ -100,7 +103,7 @@ def read_lines(lines: Iterable[str], name: str) -> tuple[LogHead, Iterator[Row]]
                 except msgspec.MsgspecError as error:
                     if line.startswith('{"roundelay_log"'):
                         raise LedgerError(
-                            f"{name}:{number}: a second log begins here; give a file that holds one."
+                            f"{name}:{number}: a second log begins here. Give a file that holds one log."
                         ) from error
                     raise LedgerError(f"{name}:{number} is no row of a log: {error}.") from error
 
@@ -115,14 +118,14 @@ class Log(Protocol):
 
     head: LogHead
     damaged: list[int]
-    """Rows that were left out, as far as it was read: they are not what was stored."""
+    """Seqs of damaged rows that were left out, of those read so far."""
 
     def rows(self) -> Iterator[Row]:
-        """Every row, ascending, but damaged ones."""
+        """Yield every undamaged row, ascending."""
         ...
 
     def row(self, seq: int) -> Row | None:
-        """The row of a seq, if there is one that is whole."""
+        """Return the row of a seq, None if it is missing or damaged."""
         ...
 
 
@@ -130,9 +133,9 @@ class Log(Protocol):
 def open_database(path: Path) -> Iterator[DatabaseLog]:
     """Open a node's database, also while the node writes. Raises `LedgerError` for anything else."""
     if not path.exists():
-        raise LedgerError(f"There is no database {path}.")
+        raise LedgerError(f"There is no database {path}. Name the database of a node.")
     if not is_database(path):
-        raise LedgerError(f"{path} is no database of a node.")
+        raise LedgerError(f"{path} is no database of a node. Name another file.")
     with ExitStack() as stack:
         yield DatabaseLog(path, stack)
 
@@ -148,96 +151,93 @@ def open_log(path: Path) -> Iterator[Log]:
 
 
 def is_database(path: Path) -> bool:
-    """Whether a file is a database, a node's or another program's. Raises `LedgerError`."""
+    """Return whether a file is a SQLite database, of a node or of another program. Raises `LedgerError`."""
     with _explaining(path):
-        if is_held(path):  # by a node in this process, whose locks it would cost to look at the file
+        if is_locked_here(path):  # opening and closing it here would drop the locks of the node in this process
             return True
         with path.open("rb") as file:
             return file.read(len(_SQLITE)) == _SQLITE
 
 
 def read_log(path: Path) -> tuple[LogHead, list[Row]]:
-    """Give what a ledger is and every row of its log; see `open_log`. Raises `LedgerError` also where a row is
-    damaged."""
+    """Return the first line and all rows of a log (`open_log`). Raises `LedgerError` also for a damaged row."""
     with open_log(path) as log:
         rows = list(log.rows())
         if log.damaged:
             shown = ", ".join(f"#{seq}" for seq in log.damaged[:5])
-            raise LedgerError(
-                f"Rows of {path} are damaged ({shown}), and what is to be run again must be whole; use a backup."
-            )
+            raise LedgerError(f"Rows of {path} are damaged ({shown}), and a replay needs all rows. Use a backup.")
         return log.head, rows
 
 
 def in_order(rows: Iterable[Row]) -> Iterator[Row]:
-    """The same rows. Raises `LedgerError` where one does not come after the one before it."""
+    """Yield the same rows. Raises `LedgerError` for a row that does not follow the one before it."""
     last = 0
     for row in rows:
         if row.seq <= last:
-            raise LedgerError(f"This is no whole log: seq {row.seq} comes after {last}; export it anew.")
+            raise LedgerError(f"This log is not complete: seq {row.seq} comes after {last}. Export it again.")
         last = row.seq
         yield row
 
 
 class _Export:
-    """An export: lines of JSON. Where each row begins is known once all have been read."""
+    """An export. The offset of each row is known once all rows have been read."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = path
         self._file = stack.enter_context(path.open("rb"))
-        self._seqs, self._places = array("q"), array("q")
+        self._seqs, self._offsets = array("q"), array("q")
         self._is_read = False
         self.damaged: list[int] = []
         self.head, _ = read_lines((line.decode() for line in self._file), str(path))
 
     def rows(self) -> Iterator[Row]:
-        seqs, places, place = array("q"), array("q"), 0
+        seqs, offsets, offset = array("q"), array("q"), 0
 
         def read(file: BinaryIO) -> Iterator[str]:
-            nonlocal place
-            following = 0
+            nonlocal offset
+            next_offset = 0
             for line in file:
-                place, following = following, following + len(line)
+                offset, next_offset = next_offset, next_offset + len(line)
                 yield line.decode()
 
         with _explaining(self._path), self._path.open("rb") as file:
             for row in in_order(read_lines(read(file), str(self._path))[1]):
                 seqs.append(row.seq)
-                places.append(place)
+                offsets.append(offset)
                 yield row
-        self._seqs, self._places, self._is_read = seqs, places, True
+        self._seqs, self._offsets, self._is_read = seqs, offsets, True
 
     def row(self, seq: int) -> Row | None:
         if not self._is_read:
             for _ in self.rows():
                 pass
-        number = bisect_left(self._seqs, seq)
-        if number == len(self._seqs) or self._seqs[number] != seq:
+        index = bisect_left(self._seqs, seq)
+        if index == len(self._seqs) or self._seqs[index] != seq:
             return None
         with _explaining(self._path):
-            self._file.seek(self._places[number])
+            self._file.seek(self._offsets[index])
             return decode_row(self._file.readline())
 
 
 class DatabaseLog:
-    """A node's database, in one view of it, whatever a node writes meanwhile."""
+    """A node's database as it was when it was opened: all reads are one read transaction."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = path
         with _explaining_database(path):
             self._db = stack.enter_context(open_to_read(path))
             self._db.execute("BEGIN")
-            # a file of an earlier schema is read as it is: only a node's start brings it up
+            # a file of an earlier schema is read as it is: only a node's start migrates it
             has_checksums = refuse_schema(self._db) >= CHECKSUMS_SINCE
             meta = load_meta(self._db) if has_checksums else dict(self._db.execute("SELECT key, value FROM meta"))
             first, first_record = (int(meta.get(key, "1")) for key in ("first_seq", "first_record_seq"))
         self._columns = ROW_COLUMNS if has_checksums else f"{LOG_COLUMNS}, NULL"
         self.damaged: list[int] = []
-        self._damage = Damage(self._tell, int(meta[CHECKED_FROM]) if has_checksums else 2**63)
+        self._damage = Damage(self._note_damaged, int(meta[CHECKED_FROM]) if has_checksums else 2**63)
         epoch = meta.get("epoch") or meta.get(COPIED_EPOCH, "")
         self.head = LogHead(epoch=epoch, name=meta.get("name", "roundelay"), first_seq=first)
         self.first_record_seq = first_record
-        """As `head.first_seq` for messages: what is older was dropped."""
+        """The first record that is kept, as `head.first_seq` for messages."""
 
     def rows(self) -> Iterator[Row]:
         with _explaining_database(self._path):
@@ -249,17 +249,17 @@ class DatabaseLog:
             return row if row is not None and not row.is_damaged else None
 
     def find_cursor(self) -> IndexPosition | None:
-        """How far it has followed the shared log that it is an index of; None where it has a history of its own."""
+        """Return how far this index has followed its shared log. None for a database that is no index."""
         with _explaining_database(self._path):
-            found = self._db.execute("SELECT value FROM state WHERE tbl = 'followed'").fetchone()
-        return None if found is None else msgspec.json.decode(found[0], type=IndexPosition)
+            cells = self._db.execute("SELECT value FROM state WHERE tbl = 'followed'").fetchone()
+        return None if cells is None else msgspec.json.decode(cells[0], type=IndexPosition)
 
     def values(self) -> Iterator[tuple[str, str, str]]:
-        """Every value of its tables, as JSON: table, key, value."""
+        """Yield every value of the tables: table, key, and value as JSON."""
         with _explaining_database(self._path):
             yield from self._db.execute("SELECT tbl, key, value FROM state")
 
-    def _tell(self, row: int | str) -> None:
+    def _note_damaged(self, row: int | str) -> None:
         if isinstance(row, int):
             self.damaged.append(row)
 
@@ -269,7 +269,7 @@ def _explaining(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise LedgerError(f"{path} is neither a node's database nor an export of one.") from error
+        raise LedgerError(f"{path} is neither a node's database nor an export of one. Name another file.") from error
     except OSError as error:
         raise explain(error, path, "read") from error
 

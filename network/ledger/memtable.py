@@ -1,12 +1,12 @@
-"""The newest rows of the log, whose keys and places are not yet in the tables ``key`` and ``place``.
+"""The memtable: keys and places of the newest rows, before they are written to the index tables ``key`` and ``place``.
 
-A row is written at the end of the log, beside the rows of the same commit. Where it is found (`rows.hash_key`,
-`rows.list_places`) would be written all over the file: a page of 4 KB for nearly each key, and for each place. So that
-is kept in memory first, and comes into the tables in their order and thousands of rows at a time, a part with each
-commit. ``placed_to`` in ``meta`` says up to which row it has come; a start reads the rows behind it. Some of theirs may
-stand in the tables already: what is found there above ``placed_to`` is passed over, and written again without harm.
+A row itself is appended at the end of the log, beside the rows of its commit. Its key and places are spread all over the
+index tables: each would write another page of 4 KB. So they are kept in memory first, and written in the order of the
+tables, thousands of rows together, a part with each commit. ``flushed_to`` in ``meta`` says up to which row everything
+is in the tables. A start reads the rows behind it again. Some of theirs may be in the tables already: readers skip what
+they find there above ``flushed_to``, and writing it again does no harm.
 
-Rows are added, placed and dropped on the writer's thread, and asked for on any.
+The writer's thread adds, flushes and drops rows. Every thread may search.
 """
 
 from __future__ import annotations
@@ -22,109 +22,110 @@ from typing import NamedTuple
 
 from roundelay.network.core.rows import Row, RowType
 
-from .rows import hash_bytes, note_places
+from .row_encoding import collect_places, hash_bytes
 
-PLACED_TO = "placed_to"
-"""In ``meta``: the newest row that is found by the tables."""
-TOGETHER = 32_768
-"""So many rows are placed together. Of twice as many a page of the tables would be written for more, and a start read
-more."""
-LEAST_PORTION = 32
-PORTION_PER_ROW = 8
-"""Keys and places that a commit writes of those before it, for each of its rows: a row has three or four, so that it is
-done before as many rows have come again."""
-PASSED_OVER = 500
-"""Where pages cannot be read so many rows are tried one by one."""
+FLUSHED_TO = "placed_to"
+"""Key in ``meta``, as files have it: the newest row whose key and places are in the tables."""
+FLUSH_ROWS = 32_768
+"""Rows that are flushed together. With fewer, a page of the tables would be written for each few rows; with more, a
+start would read more rows again."""
+MIN_FLUSH_ENTRIES = 32
+FLUSH_ENTRIES_PER_ROW = 8
+"""Keys and places that a commit flushes for each of its rows. A row has three or four, so that a flush ends before as
+many new rows have come."""
+SKIP_ROWS = 500
+"""Rows that are read one by one where a page of the file cannot be read."""
 
 Key = tuple[int, int]
 """Hash and seq."""
 
 
-class Newest(NamedTuple):
-    """What was asked for, of the rows above ``placed_to``: their seqs, ascending for each place."""
+class MemtableRows(NamedTuple):
+    """The result of a search: seqs of rows above ``flushed_to``, ascending for each place."""
 
-    placed_to: int
+    flushed_to: int
     seqs: list[int]
 
 
-class Portion(NamedTuple):
-    """What one transaction writes of those before it. ``placed_to``: where all is placed then, if that is new."""
+class Flush(NamedTuple):
+    """The part of the memtable that one transaction writes into the index tables. ``flushed_to`` is the new mark, if this ends a flush."""
 
     keys: Sequence[int]
     """Hash and seq, one after the other."""
     places: Sequence[str | int]
     """Place and seq, one after the other."""
-    placed_to: int | None
+    flushed_to: int | None
 
 
-NOTHING = Portion((), (), None)
+_NOTHING = Flush((), (), None)
 
 
-class _Placing:
-    """The rows up to ``end``, on their way into the tables, in the order of these."""
+class _FlushInProgress:
+    """A flush of all rows up to ``end``, sorted as the tables are, which commits write part by part."""
 
     def __init__(self, end: int, keys: list[int], places: list[str | int]) -> None:
         self.end = end
         self.keys = keys
         self.places = places
-        self.done = 0
-        """Of the keys, and then of the places."""
+        self.written = 0
+        """Values written so far, of the keys first, and then of the places."""
 
-    def cut(self, entries: int) -> Portion:
-        start, stop, keys = self.done, self.done + 2 * entries, len(self.keys)
+    def next_part(self, entries: int) -> Flush:
+        start, stop, keys = self.written, self.written + 2 * entries, len(self.keys)
         places = self.places[max(0, start - keys) : max(0, stop - keys)]
-        return Portion(self.keys[start:stop], places, self.end if stop >= keys + len(self.places) else None)
+        return Flush(self.keys[start:stop], places, self.end if stop >= keys + len(self.places) else None)
 
 
-class Unplaced:
-    """What is found in memory, of one ledger."""
+class Memtable:
+    """The memtable of one ledger. Rows stay in it until all of their flush is written: then only may readers look for
+    them in the tables alone."""
 
-    def __init__(self, placed_to: int) -> None:
+    def __init__(self, flushed_to: int) -> None:
         self.keys: dict[int, int] = {}
-        """By hash: the first seq. Of the writer's thread alone."""
+        """The first seq of each hash. For the writer's thread alone."""
         self._more_keys: list[Key] = []
-        """Those whose hash another one has."""
-        self._placed_to = self._last = placed_to
+        """Keys whose hash another key has already."""
+        self._flushed_to = self._last = flushed_to
         self._places: dict[str, list[int]] = {}
         self._lock = Lock()
-        """For ``_placed_to`` and ``_places``, which belong together."""
-        self._rows = 0
-        """How many came since it was begun to place others."""
-        self._placing: _Placing | None = None
+        """Guards ``_flushed_to`` and ``_places``, which belong together: a reader that saw one without the other would
+        miss rows, or find them twice."""
+        self._new_rows = 0
+        """Rows that came since the last flush began."""
+        self._flush: _FlushInProgress | None = None
 
-    # --- asked for
+    # --- searches
 
-    def find(self, asked: Iterable[tuple[str, int, int]], limit: int = -1, *, newest: bool = False) -> Newest:
-        """The rows at these places, each with two seqs between which they are; of each the first ``limit``, or the
-        last."""
-        found: list[int] = []
+    def find(self, ranges: Iterable[tuple[str, int, int]], limit: int = -1, *, newest: bool = False) -> MemtableRows:
+        """Return the rows at these places, each strictly between two seqs: of each the first ``limit``, or the last."""
+        result: list[int] = []
         with self._lock:
-            for place, after, before in asked:
+            for place, after, before in ranges:
                 seqs = self._places.get(place)
                 if seqs is not None:
                     low, high = bisect_right(seqs, after), bisect_left(seqs, before)
                     if 0 <= limit < high - low:
                         low, high = (high - limit, high) if newest else (low, low + limit)
-                    found += seqs[low:high]
-            return Newest(self._placed_to, found)
+                    result += seqs[low:high]
+            return MemtableRows(self._flushed_to, result)
 
-    def summarise(self, kind: str, among: Collection[str] | None) -> tuple[int, list[tuple[str, int, int]]]:
-        """`Newest.placed_to`, and of each place of a kind (or of these) the newest row, and how many there are."""
+    def summarize(self, kind: str, among: Collection[str] | None) -> tuple[int, list[tuple[str, int, int]]]:
+        """Return ``flushed_to``, and of each place of a kind (or of these) the newest row and the number of rows."""
         with self._lock:
-            named = self._places if among is None else [kind + it for it in among if kind + it in self._places]
-            seqs = [(place, self._places[place]) for place in named if place.startswith(kind)]
-            return self._placed_to, [(place, it[-1], len(it)) for place, it in seqs]
+            places = self._places if among is None else [kind + name for name in among if kind + name in self._places]
+            seqs = [(place, self._places[place]) for place in places if place.startswith(kind)]
+            return self._flushed_to, [(place, rows[-1], len(rows)) for place, rows in seqs]
 
-    # --- the writer's
+    # --- the writer's thread
 
-    def seqs_of(self, number: int) -> list[int]:
-        """The rows whose keys have this hash."""
-        if number not in self.keys:
+    def seqs_of(self, key_hash: int) -> list[int]:
+        """Return the rows whose keys have this hash."""
+        if key_hash not in self.keys:
             return []
-        return [self.keys[number], *(seq for other, seq in self._more_keys if other == number)]
+        return [self.keys[key_hash], *(seq for other, seq in self._more_keys if other == key_hash)]
 
     def add(self, keys: Collection[Key], places: Mapping[str, Sequence[int]], last: int, rows: int) -> None:
-        """Rows are stored, up to the seq ``last``."""
+        """Add rows that were stored, up to the seq ``last``."""
         self._add_keys(keys)
         with self._lock:
             for place, seqs in places.items():
@@ -134,128 +135,134 @@ class Unplaced:
                 else:
                     here += seqs
         self._last = last
-        self._rows += rows
+        self._new_rows += rows
 
     def _add_keys(self, keys: Collection[Key]) -> None:
         known, new = self.keys, dict(keys)
         if len(new) == len(keys) and known.keys().isdisjoint(new):
             known.update(new)
             return
-        for number, seq in keys:
-            if known.setdefault(number, seq) != seq:
-                self._more_keys.append((number, seq))
+        for key_hash, seq in keys:
+            if known.setdefault(key_hash, seq) != seq:
+                self._more_keys.append((key_hash, seq))
 
-    def next_portion(self, rows: int) -> Portion:
-        """What the next commit writes, of so many rows."""
-        if self._placing is None:
-            if self._rows < TOGETHER:
-                return NOTHING
-            self._placing = self._begin()
-        return self._placing.cut(max(LEAST_PORTION, PORTION_PER_ROW * rows))
+    def next_flush(self, rows: int) -> Flush:
+        """Return what the next commit, of so many rows, flushes."""
+        if self._flush is None:
+            if self._new_rows < FLUSH_ROWS:
+                return _NOTHING
+            self._flush = self._begin_flush()
+        return self._flush.next_part(max(MIN_FLUSH_ENTRIES, FLUSH_ENTRIES_PER_ROW * rows))
 
-    def all_portions(self) -> Iterator[Portion]:
-        """All that is left, in portions of one transaction."""
-        if self._last > self._placed_to:
-            whole = self._begin()
-            yield Portion(whole.keys, whole.places, whole.end)
+    def remaining_flushes(self) -> Iterator[Flush]:
+        """Yield all that is left, for one transaction each."""
+        if self._last > self._flushed_to:
+            flush = self._begin_flush()
+            yield Flush(flush.keys, flush.places, flush.end)
 
-    def _begin(self) -> _Placing:
-        numbers, places = sorted(self.keys), list[str | int]()
-        keys = list(chain.from_iterable(zip(numbers, map(self.keys.__getitem__, numbers), strict=True)))
+    def _begin_flush(self) -> _FlushInProgress:
+        hashes, places = sorted(self.keys), list[str | int]()
+        keys = list(chain.from_iterable(zip(hashes, map(self.keys.__getitem__, hashes), strict=True)))
         keys += chain.from_iterable(self._more_keys)
         for place in sorted(self._places):
             places += chain.from_iterable(zip(repeat(place), self._places[place]))
-        self._rows = 0
-        return _Placing(self._last, keys, places)
+        self._new_rows = 0
+        return _FlushInProgress(self._last, keys, places)
 
-    def take(self, portion: Portion) -> None:
-        """A portion is stored."""
-        placing = self._placing
-        if placing is not None:
-            placing.done += len(portion.keys) + len(portion.places)
-        if portion.placed_to is not None:
-            self._placing = None
-            self._keep(portion.placed_to, frozenset())
+    def complete_flush(self, flush: Flush) -> None:
+        """Note that a part was stored. After the last part its rows leave memory."""
+        if self._flush is not None:
+            self._flush.written += len(flush.keys) + len(flush.places)
+        if flush.flushed_to is not None:
+            self._flush = None
+            self._retain(flush.flushed_to, frozenset())
 
     def drop(self, seqs: Collection[int]) -> None:
-        """Rows are gone."""
-        gone = frozenset(seq for seq in seqs if seq > self._placed_to)
+        """Remove rows that were dropped from the log."""
+        gone = frozenset(seq for seq in seqs if seq > self._flushed_to)
         if gone:
-            self._placing = None  # it has them; what it has written is written again
-            self._rows = max(self._rows, TOGETHER)
-            self._keep(self._placed_to, gone)
+            # The flush in progress has these rows, and would write them. Begin it again: what it has written so far is
+            # written a second time, without harm.
+            self._flush = None
+            self._new_rows = max(self._new_rows, FLUSH_ROWS)
+            self._retain(self._flushed_to, gone)
 
-    def _keep(self, placed_to: int, gone: frozenset[int]) -> None:
-        """Forget what is placed, or gone."""
+    def _retain(self, flushed_to: int, gone: frozenset[int]) -> None:
+        """Keep the rows above ``flushed_to`` that are not gone."""
 
-        def cut(seqs: list[int]) -> list[int]:
-            kept = seqs[bisect_right(seqs, placed_to) :]
-            return [seq for seq in kept if seq not in gone] if gone else kept
+        def retain(seqs: list[int]) -> list[int]:
+            newer = seqs[bisect_right(seqs, flushed_to) :]
+            return [seq for seq in newer if seq not in gone] if gone else newer
 
         keys = [*self.keys.items(), *self._more_keys]
         self.keys, self._more_keys = {}, []
-        self._add_keys([it for it in keys if it[1] > placed_to and it[1] not in gone])
-        places = {place: kept for place, seqs in self._places.items() if (kept := cut(seqs))}
+        self._add_keys([key for key in keys if key[1] > flushed_to and key[1] not in gone])
+        places = {place: rows for place, seqs in self._places.items() if (rows := retain(seqs))}
         with self._lock:
-            self._placed_to, self._places = placed_to, places
+            self._flushed_to, self._places = flushed_to, places
 
 
-def load_unplaced(db: sqlite3.Connection, placed_to: int) -> Unplaced:
-    """Read the rows that are not yet placed. What is damaged in them is found by nobody here: of a row whose key is
-    whole, the key is taken."""
-    unplaced = Unplaced(placed_to)
+# --- at a start
+
+
+def load_memtable(db: sqlite3.Connection, flushed_to: int) -> Memtable:
+    """Read the rows behind ``flushed_to``.
+
+    Checksums are not compared here: of a damaged row whose key is readable the key counts as taken.
+    """
+    memtable = Memtable(flushed_to)
     keys: list[Key] = []
     places: defaultdict[str, list[int]] = defaultdict(list)
-    last, rows = placed_to, 0
+    last, rows = flushed_to, 0
     with _reading_bytes(db):
-        for seq, *texts in _walk(db, placed_to):
+        for seq, *texts in _walk(db, flushed_to):
             last, rows = seq, rows + 1
             type_, actor, key, target, stream, label = (
-                it if isinstance(it, bytes) else str(it or "").encode() for it in texts
+                text if isinstance(text, bytes) else str(text or "").encode() for text in texts
             )
             if key:
                 keys.append((hash_bytes(actor, key), seq))
-            names = [it.decode(errors="replace") for it in (actor, target, stream, label)]
-            note_places(_stand_in(seq, type_, *names), places)
-    unplaced.add(keys, places, last, rows)
-    return unplaced
+            names = [name.decode(errors="replace") for name in (actor, target, stream, label)]
+            collect_places(_make_placeholder(seq, type_, *names), places)
+    memtable.add(keys, places, last, rows)
+    return memtable
 
 
-def _stand_in(seq: int, type_: bytes, actor: str, target: str, stream: str, label: str) -> Row:
-    """What `rows.note_places` looks at; of other types it tells none from another."""
-    known: RowType = "message" if type_ == b"message" else "record" if type_ == b"record" else "registered"
-    return Row(seq=seq, at=0, type=known, actor=actor, target=target, stream=stream, label=label, data=b"")
+def _make_placeholder(seq: int, type_: bytes, actor: str, target: str, stream: str, label: str) -> Row:
+    """Return a row with what `collect_places` looks at. It treats all other types alike."""
+    row_type: RowType = "message" if type_ == b"message" else "record" if type_ == b"record" else "registered"
+    return Row(seq=seq, at=0, type=row_type, actor=actor, target=target, stream=stream, label=label, data=b"")
 
 
-_UNPLACED = "SELECT seq, type, actor, key, target, stream, label FROM log WHERE seq"
+_SELECT_NEWEST = "SELECT seq, type, actor, key, target, stream, label FROM log WHERE seq"
 
 
 def _walk(db: sqlite3.Connection, after: int) -> Iterator[tuple[int, ...]]:
-    """The rows behind a seq, as far as they can be read."""
+    """Yield the rows behind a seq, as far as they can be read."""
     while True:
         try:
-            for columns in db.execute(f"{_UNPLACED} > ? ORDER BY seq", (after,)):
-                if columns[0] <= after:  # pages of the file name each other in a circle
+            for columns in db.execute(f"{_SELECT_NEWEST} > ? ORDER BY seq", (after,)):
+                if columns[0] <= after:  # damaged pages of the file refer to each other in a circle
                     raise sqlite3.DatabaseError(f"pages of the log are mixed up: #{columns[0]} is reached twice")
                 after = columns[0]
                 yield columns
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", None) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG):
                 raise
-            yield from _try_each(db, range(after + 1, after + 1 + PASSED_OVER))
-            after += PASSED_OVER
+            yield from _read_each(db, range(after + 1, after + 1 + SKIP_ROWS))
+            after += SKIP_ROWS
         else:
             return
 
 
-def _try_each(db: sqlite3.Connection, seqs: Iterable[int]) -> Iterator[tuple[int, ...]]:
+def _read_each(db: sqlite3.Connection, seqs: Iterable[int]) -> Iterator[tuple[int, ...]]:
     for seq in seqs:
         try:
-            found = db.execute(f"{_UNPLACED} = ?", (seq,)).fetchone()
+            columns = db.execute(f"{_SELECT_NEWEST} = ?", (seq,)).fetchone()
         except sqlite3.DatabaseError:
             continue
-        if found is not None:
-            yield found
+        if columns is not None:
+            yield columns
 
 
 @contextmanager

@@ -1,12 +1,12 @@
-"""The schema of a ledger's file and its history: one step per version, each in a transaction of its own.
+"""The schema of a ledger's file and its history: one step per version, each in its own transaction.
 
-``PRAGMA user_version`` says how far a file is; it changes in the step's transaction, so that a step that is killed has
-not happened. A file from a newer Roundelay is refused.
+``PRAGMA user_version`` is the version of a file. It changes in the transaction of the step, so that a step that is killed
+has not happened. A file of a newer Roundelay is refused.
 
-Each row of each table has a checksum: the CRC-32 of every stored column, of the key and of NULLs too. It finds each
-single flipped bit, each burst of up to 32, and all but one in four billion of larger damage: what disks, memory and
-cables do. It is no proof against a person: who can write the file can write the checksum, and a cryptographic hash
-without a secret would say no more at ten times the price.
+Each row of each table has a checksum: the CRC-32 of every stored column, including the key and NULLs. It finds each
+flipped bit, each burst of up to 32 bits, and all but one in four billion of larger damages. That covers disks, memory and
+cables. It does not protect against people: whoever can write the file can write the checksum. A cryptographic hash
+without a secret would not either, at ten times the cost.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import msgspec
 
 from roundelay.network.errors import LedgerError
 
-from .memtable import PLACED_TO
-from .rows import hash_bytes
+from .memtable import FLUSHED_TO
+from .row_encoding import hash_bytes
 
 LOG_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
 ROW_COLUMNS = f"{LOG_COLUMNS}, crc"
@@ -34,10 +34,10 @@ _packer = msgspec.msgpack.Encoder()
 
 
 def checksum(columns: Sequence[object], scratch: bytearray | None = None) -> int:
-    """The CRC-32 of a row's columns as MessagePack, in which types and lengths show; a test pins it, since files depend
-    on it.
+    """Return the CRC-32 of a row's columns as MessagePack, which encodes types and lengths too. Files depend on it; a
+    test pins it.
 
-    Who computes many hands in one ``scratch``, which is written over each time: that takes a quarter less.
+    A caller that computes many passes one ``scratch`` buffer, which is overwritten each time: that takes a quarter less.
     """
     if scratch is None:
         return zlib.crc32(_packer.encode(columns))
@@ -45,7 +45,7 @@ def checksum(columns: Sequence[object], scratch: bytearray | None = None) -> int
     return zlib.crc32(scratch)
 
 
-# A step never changes once it was released, not in a space: `list_schema` is compared.
+# A step never changes once it was released, not even in a space: `integrity` compares the text of the tables.
 _V1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE log (
@@ -72,10 +72,10 @@ CREATE TABLE state (tbl TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, P
 """
 
 CHECKED_FROM = "checked_from"
-# Rows of the log have a checksum from a mark on, the next seq; a missing one is damage from there on. To compute
-# those of older rows would write the whole log anew, as much again in the -wal file, and vouch for what it holds now,
-# not for what was once stored. The tables' rows have no order that a mark could name; they are few and small, and get
-# theirs here.
+# Rows of the log have a checksum from a mark on, the next seq; from there on a missing one is damage. Computing those of
+# older rows would rewrite the whole log, with as much again in the WAL, and would vouch for what it holds now, not for
+# what was once stored. The rows of the tables have no order that a mark could name. They are few and small, and get
+# their checksums here.
 _V2 = f"""
 ALTER TABLE log ADD COLUMN crc INTEGER;
 ALTER TABLE state ADD COLUMN crc INTEGER;
@@ -85,20 +85,20 @@ UPDATE state SET crc = checksum(tbl, key, value);
 UPDATE meta SET crc = checksum(key, value);
 """
 
-# Nothing of the form changes, but what the tables say of channels (who may join) and participants (which sessions are
-# over): who does not know of it must not open the file, for to it every channel is open.
+# The following steps change values, not tables. The version keeps older releases from opening the file, which would
+# ignore these values:
+# channels (who may join) and participants (ended sessions): to an older release every channel is open
 _V3 = ""
-# Again only what the tables say: which threads people hold (table ``hold``). To an older one agents answer in all.
+# taken over threads (table ``hold``): agents of an older release answer in them
 _V4 = ""
-# And once more: what people have read and keep for themselves of threads (table ``mark``), what waits for them
-# (``question``, ``dismissed``, ``undelivered``, ``spent_out``), and logins that work once (``login``).
+# read state (``mark``), the inbox (``question``, ``dismissed``, ``undelivered``, ``spent_out``), single-use logins
+# (``login``)
 _V5 = ""
-# How far a shared log is in this file (table ``followed``): an older Roundelay would write a history of its own here.
+# the cursor in a shared log (``followed``): an older release would write its own history here
 _V6 = ""
-# Each fact once (`rows`): the five indexes, each of which held names, give way to two tables that are written sorted.
-# The rows stay as they are, and need not be written anew: one that was written before says some things twice. What is
-# damaged in them is found by nobody here, so text is handed on as bytes. Where a key has the hash of another one, it is
-# in ``key_more``.
+# Each fact once (`row_encoding`): the five indexes, each of which held names, give way to two tables that are written in
+# order. The rows stay as they are: those written before say some things twice. Damage is not looked for here, so text is
+# passed on as bytes. Keys whose hash another key has are in ``key_more``.
 _V7 = """
 CREATE TABLE key (hash INTEGER PRIMARY KEY, seq INTEGER NOT NULL);
 INSERT OR IGNORE INTO key SELECT hash_key(CAST(actor AS BLOB), CAST(key AS BLOB)) AS hash, seq FROM log
@@ -123,69 +123,68 @@ DROP INDEX log_record;
 ALTER TABLE log DROP COLUMN is_private;
 """
 
-# Up to which row these tables say where it is (`unplaced`): to an older Roundelay those behind it would not be there.
+# The mark up to which rows are in the index tables (`memtable`): an older release would not find the rows behind it.
 _V8 = f"""
-INSERT OR REPLACE INTO meta (key, value, crc) SELECT '{PLACED_TO}', seq, checksum('{PLACED_TO}', seq)
+INSERT OR REPLACE INTO meta (key, value, crc) SELECT '{FLUSHED_TO}', seq, checksum('{FLUSHED_TO}', seq)
     FROM (SELECT CAST(ifnull(max(seq), 0) AS TEXT) AS seq FROM log);
 """
 
 STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)
 SCHEMA_VERSION = len(STEPS)
 CHECKSUMS_SINCE = 2
-"""The first schema whose rows have checksums."""
+"""First schema whose rows have checksums."""
 PLACES_SINCE = 7
-"""The first schema whose rows are found by the tables ``key``, ``key_more`` and ``place``."""
-UNPLACED_SINCE = 8
-"""The first whose newest rows may be in neither yet."""
+"""First schema with the index tables ``key``, ``key_more`` and ``place``."""
+MEMTABLE_SINCE = 8
+"""First schema whose newest rows may be in the memtable alone."""
 LONG_STEP = 100_000
-"""Of so many rows each part of a step is told: together they take seconds."""
+"""Number of rows from which on each part of a step is logged, since they take seconds."""
 COPIED_EPOCH = "copied_epoch"
-"""In ``meta`` of a backup: the epoch of the ledger that it is a copy of. It has none of its own until a node opens
-it."""
+"""Key in ``meta`` of a backup: the epoch of its original. The backup has no epoch until a node opens it."""
 
 
 def list_schema(db: sqlite3.Connection) -> set[tuple[str, str]]:
-    """Name and text of each table and index."""
+    """Return name and text of each table and index."""
     return set(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
 
 
 def expected_schema(version: int) -> set[tuple[str, str]]:
-    """`list_schema` of a file of this version, new or brought up from any earlier one."""
+    """Return `list_schema` for a file of this version, whether new or migrated from an earlier one."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         migrate(db, version)
         return list_schema(db)
 
 
 def refuse_schema(db: sqlite3.Connection) -> int:
-    """The version of a file's schema. Raises `LedgerError` for a file of a newer version or of something else."""
+    """Return the version of a file's schema. Raises `LedgerError` for a newer version, and for other databases."""
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     file: str = db.execute("PRAGMA database_list").fetchone()[2]
     if version > SCHEMA_VERSION:
         raise LedgerError(
-            f"The database {file} has schema {version}, this Roundelay knows up to {SCHEMA_VERSION}; upgrade "
+            f"The database {file} has schema {version}, and this Roundelay knows up to {SCHEMA_VERSION}. Upgrade "
             "Roundelay to open it."
         )
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise LedgerError(f"{file} is a database of something else; name another one with --db.")
-    # A view in the place of a table can be without end, and a virtual table can be anybody's code.
+        raise LedgerError(f"{file} is a database of another program. Name another one with --db.")
+    # A view in place of a table may be endless, and a virtual table may run other code.
     sql = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%' LIMIT 1"
     if (odd := db.execute(sql).fetchone()) is not None:
         raise LedgerError(
-            f"{file} is no database that Roundelay made: {str(odd[1])[:64]!r} in it is a {odd[0]}, and Roundelay makes "
-            "plain tables alone."
+            f"{file} is no database that Roundelay made: it has the {odd[0]} {str(odd[1])[:64]!r}, and Roundelay makes "
+            "only plain tables. Name another one with --db."
         )
     return version
 
 
 MAX_READ_BYTES = 128 * 1024 * 1024
-"""Of a row, where a file is only looked at, which anybody may have made. It bounds the memory that a row takes."""
+"""Maximum size of a row in a file that is only read. Anybody may have made it, and this bounds the memory per row."""
 
 
 @contextmanager
 def open_to_read(path: Path, timeout_s: float = 5.0) -> Iterator[sqlite3.Connection]:
-    """A file that a node may be writing, to be looked at. Raises `sqlite3.Error`.
+    """Open a file for reading, also while a node writes it. Raises `sqlite3.Error`.
 
-    Without a write-ahead log beside it nobody has it open: then it is read as it is, and SQLite puts no files there.
+    Without a WAL beside it nobody has the file open. Then it is read as it is, so that SQLite puts no files there.
     """
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
     address = f"{path.resolve().as_uri()}?{mode}"
@@ -195,14 +194,14 @@ def open_to_read(path: Path, timeout_s: float = 5.0) -> Iterator[sqlite3.Connect
 
 
 def count_rows(db: sqlite3.Connection) -> int:
-    """About how many rows the log has: seqs are dense, but for what retention has dropped."""
+    """Return about how many rows the log has. Seqs are dense, except where retention has dropped rows."""
     least, most = db.execute("SELECT (SELECT min(seq) FROM log), (SELECT max(seq) FROM log)").fetchone()
     return int(most - least + 1) if most is not None else 0
 
 
 def migrate(db: sqlite3.Connection, to: int | None = None) -> None:
-    """Bring the schema to `SCHEMA_VERSION`, or to this one. Raises `LedgerError` for a file of a newer version or of
-    something else."""
+    """Migrate the file to `SCHEMA_VERSION`, or to the version ``to``. Raises `LedgerError` for a newer version, and for
+    other databases."""
     version, end = refuse_schema(db), SCHEMA_VERSION if to is None else to
     db.create_function("checksum", -1, lambda *columns: checksum(columns), deterministic=True)
     db.create_function("hash_key", 2, hash_bytes, deterministic=True)
@@ -214,13 +213,11 @@ def migrate(db: sqlite3.Connection, to: int | None = None) -> None:
             for number, statement in enumerate(statements, 1):
                 if is_long:
                     part = f"{number} of {len(statements)}"
-                    log.warning(
-                        "the database is brought up to a newer schema", extra={"schema": step + 1, "part": part}
-                    )
+                    log.warning("migrating the database", extra={"schema": step + 1, "part": part})
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {step + 1}")
             db.execute("COMMIT")
         except BaseException:
-            with suppress(sqlite3.Error):  # a full disk has ended it already; the first reason is the one to tell
+            with suppress(sqlite3.Error):  # with a full disk SQLite has ended it already
                 db.execute("ROLLBACK")
             raise

@@ -1,9 +1,9 @@
-"""Full text over the messages of a ledger: what a word is, and the index of the durable ledger.
+"""Full text search over the messages of a ledger: what a word is, and the index of the durable ledger.
 
-The index is an FTS5 table in a file of its own, ``FILE.search``: the first search makes it, each search brings it up to
-date, and a send writes nothing into it. It is no part of the ledger: it is never backed up or migrated, and is thrown
-away wherever it is not known to be that of this very log (another epoch, another start of the machine), or cannot be
-read. What it finds is read from the log and looked at again, so that an index that is wrong shows nobody anything.
+The index is an FTS5 table in a separate file, ``FILE.search``. The first search creates it, each search brings it up to
+date, and a send writes nothing into it. It is not part of the ledger: it is never backed up or migrated. It is thrown
+away if it may not belong to this log (another epoch, another start of the machine), or cannot be read. Every row that it
+finds is read from the log and checked again, so a wrong index shows nobody anything.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from roundelay.network.platforms import CLOSE_ON_EXEC, NO_FOLLOW
 T = TypeVar("T")
 
 PRIVATE = frozenset({"direct", "mod"})
-"""Kinds of messages that their sender finds by having sent them."""
+"""Kinds of messages that their sender finds too, by having sent them."""
 
 MAX_WORD_CHARS = 64
-"""What is longer is found by its beginning."""
+"""Maximum length of an indexed word. A longer one is found by its beginning."""
 
-# Scripts that put no space between words: each of their characters is a word.
+# In scripts without spaces between words each character is a word.
 _WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
 
 
 def list_words(text: str) -> list[str]:
-    """Give the words of a text in the order in which they stand: runs of letters and digits, whatever their case and
-    accents are."""
+    """Return the words of a text, in order: runs of letters and digits, without case and accents."""
     if not text.isascii():
-        marked = unicodedata.normalize("NFKD", text)
-        text = unicodedata.normalize("NFC", "".join(it for it in marked if not unicodedata.combining(it))).casefold()
+        decomposed = unicodedata.normalize("NFKD", text)
+        text = "".join(character for character in decomposed if not unicodedata.combining(character))
+        text = unicodedata.normalize("NFC", text).casefold()
     return [word[:MAX_WORD_CHARS] for word in _WORD.findall(text.lower())]
 
 
 def read_terms(query: str) -> list[str]:
-    """Give what a query asks for: its words, each once; one that ends in ``*`` asks for words that begin so."""
+    """Return the terms of a query: its words, each once. A term that ends in ``*`` matches words with this beginning."""
     terms: dict[str, None] = {}
     for piece in query.split():
         words = list_words(piece)
@@ -59,18 +59,20 @@ def read_terms(query: str) -> list[str]:
 
 
 def holds(row: Row, terms: Iterable[str]) -> bool:
-    """Tell whether a message has all of these terms in its text."""
+    """Return whether a message has all of these terms in its text."""
     words = _words_of(row)
-    return all(any(it.startswith(term[:-1]) for it in words) if term[-1] == "*" else term in words for term in terms)
+    return all(
+        any(word.startswith(term[:-1]) for word in words) if term[-1] == "*" else term in words for term in terms
+    )
 
 
 def is_within(row: Row, spans: Collection[Span] | None, sender: str, stream: str | None) -> bool:
-    """Tell whether a message is one of those that `Ledger.search` is asked about."""
+    """Return whether a message is within the spans and the thread of a search."""
     if row.head is None or stream not in (None, row.stream):
         return False
     if spans is None or (row.actor == sender and row.head.kind in PRIVATE):
         return True
-    return any(it.target == row.target and it.after < row.seq < (it.before or 2**63) for it in spans)
+    return any(span.target == row.target and span.after < row.seq < (span.before or 2**63) for span in spans)
 
 
 def _words_of(row: Row) -> set[str]:
@@ -82,25 +84,28 @@ _TABLES = """
 CREATE TABLE mark (log TEXT NOT NULL, upto INTEGER NOT NULL);
 CREATE VIRTUAL TABLE said USING fts5(words, tokenize = 'ascii', detail = 'none', columnsize = 0);
 """
-"""The words are made here, as the other ledger makes them: to this tokenizer whatever is no ASCII is a letter."""
+"""Words are split here, as for the memory ledger. This tokenizer takes every character outside of ASCII for a letter."""
 
 
 class SearchIndex:
-    """The index of one ledger's file, from its opening to its closing. It works on a thread of its own."""
+    """The search index of one open ledger. It has its own thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="roundelay-search")
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._is_closed = False
 
     async def catch_up(self, log: str, first: int, head: int, read: Callable[[int], Awaitable[Sequence[Row]]]) -> None:
-        """Bring it up to ``head``; ``log`` is what no other log is called, ``first`` its oldest message, and ``read``
-        gives a page of its messages above a seq. Raises `LedgerError`."""
-        async with self._turn:
-            upto = await self._run(partial(self._begin, log, head))
-            await self._run(partial(self._forget, first))
+        """Bring the index up to ``head``. Raises `LedgerError`.
+
+        ``log`` is a unique name of the log, ``first`` its oldest message, and ``read`` returns a page of its messages
+        above a seq.
+        """
+        async with self._lock:
+            upto = await self._run(partial(self._open_for, log, head))
+            await self._run(partial(self._delete_below, first))
             while upto < head:
                 rows = [row for row in await read(upto) if row.seq <= head]
                 upto = rows[-1].seq if rows else head
@@ -115,26 +120,26 @@ class SearchIndex:
         before: int,
         limit: int,
     ) -> list[int]:
-        """Give the seqs of the newest messages below ``before`` that may have these terms, descending."""
+        """Return the seqs of the newest messages below ``before`` that may have these terms, descending."""
         sql = "SELECT rowid FROM said WHERE said MATCH ? AND rowid > ? AND rowid < ? ORDER BY rowid DESC LIMIT ?"
-        asked = [(match, after, before, limit) for match, after in _write_matches(terms, spans, sender, stream)]
-        async with self._turn:
-            found = await self._run(lambda: [seq for it in asked for (seq,) in self._open().execute(sql, it)])
-        return sorted(set(found), reverse=True)[:limit]
+        queries = [(match, after, before, limit) for match, after in _write_matches(terms, spans, sender, stream)]
+        async with self._lock:
+            seqs = await self._run(lambda: [seq for values in queries for (seq,) in self._open().execute(sql, values)])
+        return sorted(set(seqs), reverse=True)[:limit]
 
     async def forget(self, first: int) -> None:
-        """Take out what is below ``first``, if there is an index. Raises `LedgerError`."""
-        async with self._turn:
-            await self._run(lambda: self._forget(first) if self._path.exists() else None)
+        """Remove the messages below ``first``, if there is an index. Raises `LedgerError`."""
+        async with self._lock:
+            await self._run(lambda: self._delete_below(first) if self._path.exists() else None)
 
     async def close(self) -> None:
-        """Close it behind the step that is under way; a search that is not done yet fails."""
+        """Close after the running step. A search that is not done yet fails."""
         self._is_closed = True
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 
     async def _run(self, function: Callable[[], T]) -> T:
-        """Run a step to its end, also if who awaits it is cancelled; the next one begins behind it."""
+        """Run a step to its end, even if the caller is cancelled. The next one runs after it."""
         if self._is_closed:
             raise LedgerError(f"The ledger of {self._path} is closed.")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._guard, function)
@@ -148,21 +153,21 @@ class SearchIndex:
             with suppress(sqlite3.Error, OSError):
                 self._discard()
             raise LedgerError(
-                f"{self._path}, by which messages are searched, cannot be used ({error}); it was thrown away and the "
-                "next search makes it anew. Without SQLite's FTS5 there is no search."
+                f"The search index {self._path} cannot be used ({error}). It was deleted, and the next search creates it "
+                "again. Without SQLite's FTS5 there is no search."
             ) from error
 
     def _close(self) -> None:
         if self._db is not None:
-            with suppress(sqlite3.Error):  # whatever it has lost is made anew
+            with suppress(sqlite3.Error):  # a lost index is created again
                 self._db.close()
             self._db = None
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            if self._path.is_symlink():  # what it leads to is somebody else's
+            if self._path.is_symlink():  # the file behind the link is not ours
                 self._path.unlink()
-            # it holds what was said
+            # 0600: the index holds the words of all messages
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | CLOSE_ON_EXEC | NO_FOLLOW, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None)
             self._refuse_foreign(self._db)
@@ -172,28 +177,29 @@ class SearchIndex:
         return self._db
 
     def _refuse_foreign(self, db: sqlite3.Connection) -> None:
-        """Raise `LedgerError` for a database with other tables than ours: it is nobody's to throw away."""
+        """Raise `LedgerError` for a database with other tables than ours: it must not be deleted as a damaged index."""
         names: list[str] = []
-        with suppress(sqlite3.DatabaseError):  # it is no database: an index that was damaged
+        with suppress(sqlite3.DatabaseError):  # no database: a damaged index
             names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         if foreign := [name for name in names if name != "mark" and not name.startswith("said")]:
             self._close()
             raise LedgerError(
-                f"{self._path} is another database (it has the table {foreign[0]}), so that there is no search: the "
-                "index of the messages stands under this name. Move that file away."
+                f"{self._path} is another database (it has the table {foreign[0]}), and the search index needs this name. "
+                "Move that file away; until then there is no search."
             )
 
     def _discard(self) -> None:
         self._close()
         self._path.unlink(missing_ok=True)
 
-    def _begin(self, log: str, head: int) -> int:
-        """Give up to where this log is in it; one that is another's, or half made, is made anew."""
-        found = None
+    def _open_for(self, log: str, head: int) -> int:
+        """Return up to which message the log is indexed. Create the index again if it is another log's, or
+        incomplete."""
+        mark = None
         with suppress(sqlite3.DatabaseError):
-            found = self._open().execute("SELECT log, upto FROM mark").fetchone()
-        if found is not None and found[0] == log and found[1] <= head:
-            return int(found[1])
+            mark = self._open().execute("SELECT log, upto FROM mark").fetchone()
+        if mark is not None and mark[0] == log and mark[1] <= head:
+            return int(mark[1])
         self._discard()
         db = self._open()
         db.executescript(_TABLES)
@@ -203,22 +209,25 @@ class SearchIndex:
     def _add(self, rows: Sequence[Row], upto: int) -> None:
         db = self._open()
         db.execute("BEGIN")
-        # one statement: with `executemany` the thread gives up the GIL for each row (`queries`)
-        words = json.dumps([(it.seq, _describe(it)) for it in rows])
+        # one statement: with `executemany` the thread gives up the GIL for each row (`writes`)
+        words = json.dumps([(row.seq, _index_words(row)) for row in rows])
         db.execute("INSERT INTO said (rowid, words) SELECT value ->> 0, value ->> 1 FROM json_each(?)", (words,))
         db.execute("UPDATE mark SET upto = ?", (upto,))
         db.execute("COMMIT")
 
-    def _forget(self, first: int) -> None:
+    def _delete_below(self, first: int) -> None:
         db = self._open()
         if db.execute("SELECT 1 FROM said WHERE rowid < ? LIMIT 1", (first,)).fetchone() is None:
             return
         db.execute("DELETE FROM said WHERE rowid < ?", (first,))
-        db.execute("INSERT INTO said (said) VALUES ('optimize')")  # else the words stay in older parts of the index
+        db.execute(
+            "INSERT INTO said (said) VALUES ('optimize')"
+        )  # otherwise the words stay in older parts of the index
 
 
-def _describe(row: Row) -> str:
-    """The words of a message, and marks of where it stands, by which those that one may read are found among all."""
+def _index_words(row: Row) -> str:
+    """Return the words of a message and its marks. The marks name its target, thread and sender, so that FTS5 finds the
+    messages within the reader's spans among all that match."""
     places = [_mark("t", row.target), _mark("s", row.stream)]
     if row.head is not None and row.head.kind in PRIVATE:
         places.append(_mark("a", row.actor))
@@ -226,28 +235,31 @@ def _describe(row: Row) -> str:
 
 
 def _mark(kind: str, name: str) -> str:
-    """A word that no text has."""
+    """Return a word that no text can have."""
     return f"§{kind}{name.encode().hex()}"
 
 
 def _write_matches(
     terms: Sequence[str], spans: Sequence[Span] | None, sender: str, stream: str | None
 ) -> Iterator[tuple[str, int]]:
-    """What is to be matched, and above which seq: apart for the places of which all may be read and for those that a
-    reader has come to, so that a newcomer does not look through what was said before."""
-    asked = [f'"{term[:-1]}" *' if term[-1] == "*" else f'"{term}"' for term in terms]
+    """Yield FTS5 queries, each with the seq above which it applies.
+
+    Targets that the reader may read from the beginning are separate from those that it joined later: otherwise a
+    newcomer's search would scan everything that was said before.
+    """
+    required = [f'"{term[:-1]}" *' if term[-1] == "*" else f'"{term}"' for term in terms]
     if stream is not None:
-        asked.append(f'"{_mark("s", stream)}"')
+        required.append(f'"{_mark("s", stream)}"')
     if spans is None:
-        yield " AND ".join(asked), 0
+        yield " AND ".join(required), 0
         return
-    came: dict[str, int] = {}
-    for it in spans:
-        came[it.target] = min(it.after, came.get(it.target, it.after))
-    whole = [_mark("a", sender), *(_mark("t", target) for target, after in came.items() if after <= 0)]
-    yield " AND ".join([*asked, _any(whole)]), 0
-    if late := [_mark("t", target) for target, after in came.items() if after > 0]:
-        yield " AND ".join([*asked, _any(late)]), min(after for after in came.values() if after > 0)
+    joined: dict[str, int] = {}
+    for span in spans:
+        joined[span.target] = min(span.after, joined.get(span.target, span.after))
+    whole = [_mark("a", sender), *(_mark("t", target) for target, after in joined.items() if after <= 0)]
+    yield " AND ".join([*required, _any(whole)]), 0
+    if late := [_mark("t", target) for target, after in joined.items() if after > 0]:
+        yield " AND ".join([*required, _any(late)]), min(after for after in joined.values() if after > 0)
 
 
 def _any(marks: Iterable[str]) -> str:

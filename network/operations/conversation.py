@@ -44,7 +44,7 @@ from roundelay.network.core.takeovers import describe_takeover, find_thread, is_
 from roundelay.network.core.visibility import may_read, readable_spans, recipients, thread_readers
 from roundelay.network.errors import Forbidden, InvalidArguments, ThreadHeld, UnknownMessage
 from roundelay.network.frames import Kind, Seq
-from roundelay.network.ledger import ThreadSummary, find_newest
+from roundelay.network.ledger import ThreadSummary, find_newest_message
 from roundelay.network.titles import is_about_something, name_place, write_title
 
 from .activity import describe_activity, tells_activity
@@ -316,7 +316,7 @@ async def _describe_thread(
     """A thread's entry; None for replies to what was said before this participant came."""
     newest = ends.newest.get(summary.thread_id)
     if newest is None:  # damaged: the one before it takes its place
-        newest = await find_newest(reading.hub.ledger, summary.thread_id, summary.last_seq + 1)
+        newest = await find_newest_message(reading.hub.ledger, summary.thread_id, summary.last_seq + 1)
     if newest is None or newest.head is None:
         return None
     if not (reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, newest.head)):

@@ -13,7 +13,7 @@ from roundelay.network.core.search_query import Query, is_chosen, read_query
 from roundelay.network.core.visibility import Visibility, readable_spans
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import Seq
-from roundelay.network.ledger import Ledger, take_page
+from roundelay.network.ledger import Ledger, collect_page
 from roundelay.network.ledger.search import holds, is_within, list_words
 
 from .head_cache import NewestHeads
@@ -74,7 +74,7 @@ async def search(
     else:
         await search.find_for_prompt(view.trigger, spans or [], view.trigger.seq + 1 if before is None else before)
     found, has_more, before = search.found, search.has_more, search.before
-    shown = take_page(reversed(found), limit, room, newest=True)
+    shown = collect_page(reversed(found), limit, room, newest=True)
     value = {"messages": [Raw(row.data) for row in shown.rows], "has_more": has_more or shown.has_more}
     following = shown.rows[0].seq if shown.has_more else before
     return {**value, "next": following} if value["has_more"] else value

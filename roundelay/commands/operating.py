@@ -45,7 +45,7 @@ def backup(file: Path, db: Path | None, as_json: bool) -> None:
     The copy is complete, checked and on the disk when this command ends. It is a database like any other; started from
     it, a node begins a new epoch, since it does not know what was said after.
     """
-    from roundelay.network.ledger.upkeep import back_up
+    from roundelay.network.ledger.backup import back_up
 
     source = db or _find_database()
     head = back_up(source, file)

@@ -34,10 +34,10 @@ from roundelay.network.credentials import hide_secrets
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.extras import how_to_add
 from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
-from roundelay.network.ledger.database_lock import explain
+from roundelay.network.ledger.integrity import check_file, summarize
 from roundelay.network.ledger.log_file import open_database
 from roundelay.network.ledger.schema import open_to_read
-from roundelay.network.ledger.upkeep import check_file, summarise
+from roundelay.network.ledger.storage_errors import explain
 from roundelay.network.log_urls import hide_password
 from roundelay.network.mod import add_mod_folder, load_mods
 from roundelay.network.platforms import raise_file_limit, sync_descriptor, try_record_lock
@@ -263,7 +263,7 @@ def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
     began = time.perf_counter()
     try:
         problems = check_file(db)
-        unchecked = summarise(db).unchecked if not problems else None
+        unchecked = summarize(db).unchecked if not problems else None
     except LedgerError as error:
         return Checked("integrity", "failed", str(error))
     if problems:
@@ -277,7 +277,7 @@ def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
 def check_retention(config: NodeConfig) -> Checked:
     """Describe the retention rules, and whether something holds retention back."""
     try:
-        log = summarise(config.db)
+        log = summarize(config.db)
     except LedgerError as error:
         return Checked("retention", "failed", str(error))
     retain = config.retain

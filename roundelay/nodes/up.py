@@ -41,7 +41,7 @@ from roundelay.network.home import (
 from roundelay.network.hub import Hub
 from roundelay.network.hub.process_memory import freeze_startup_objects
 from roundelay.network.ledger import LogFull
-from roundelay.network.ledger.database_lock import explain
+from roundelay.network.ledger.storage_errors import explain
 from roundelay.network.log_urls import hide_password
 from roundelay.network.platforms import is_read_only, raise_file_limit
 from roundelay.network.tls import read_certificate, server_context

@@ -16,8 +16,8 @@ from roundelay.app import serve
 from roundelay.network.config import NodeConfig
 from roundelay.network.core.state import State
 from roundelay.network.errors import InternalError, LedgerError
+from roundelay.network.ledger.backup import back_up
 from roundelay.network.ledger.log_file import is_database
-from roundelay.network.ledger.upkeep import back_up
 from roundelay.nodes.links import make_owners_link
 from roundelay.nodes.processes import stop_signals, wait_for_first
 

@@ -30,7 +30,7 @@ from roundelay.network.core.tables import (
     TableWrite,
 )
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Found, KeyTaken, Ledger, Page, Trim, Trimmed
+from roundelay.network.ledger import KeyTaken, Ledger, Page, SearchPage, Trim, Trimmed
 from roundelay.network.ledger import sqlite as ledger_sqlite
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.search import read_terms
@@ -85,7 +85,7 @@ def message(
     )  # fmt: skip
 
 
-def seqs(found: list[Row] | Page | Found) -> list[int]:
+def seqs(found: list[Row] | Page | SearchPage) -> list[int]:
     return [row.seq for row in (found if isinstance(found, list) else found.rows)]
 
 
@@ -422,7 +422,7 @@ async def test_a_search_sees_what_an_inbox_would_and_pages_from_the_newest(ledge
 async def test_what_a_reader_may_not_read_is_looked_through_in_parts_and_by_a_newcomer_not_at_all(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_sqlite, "SEARCHED", 10)
+    monkeypatch.setattr(ledger_sqlite, "MAX_SEARCHED", 10)
     monkeypatch.setattr(ledger_sqlite, "SEARCH_STEP", 5)
     await ledger.append([said(seq, f"apple a{seq}") for seq in range(1, 101)], [])
     newcomer = await ledger.search(["a*"], [Span("channel:dev", 100)], "bob", limit=2)
@@ -515,9 +515,9 @@ async def test_a_database_that_is_no_index_is_neither_thrown_away_nor_written(tm
 
 async def test_a_trim_says_whether_the_pin_held_it(ledger: Ledger) -> None:
     await ledger.append([message(seq, "ann", "broadcast") for seq in (1, 2, 3)], [])
-    assert await ledger.trim(Trim(messages_before=1002, pinned=1)) == Trimmed(dropped=0, first_seq=1, is_held=True)
-    assert await ledger.trim(Trim(messages_before=1002, pinned=2)) == Trimmed(dropped=1, first_seq=2, is_held=False)
-    assert await ledger.trim(Trim(messages_before=1004, pinned=3)) == Trimmed(dropped=1, first_seq=3, is_held=True)
+    assert await ledger.trim(Trim(messages_before=1002, pinned=1)) == Trimmed(dropped=0, first_seq=1, is_pinned=True)
+    assert await ledger.trim(Trim(messages_before=1002, pinned=2)) == Trimmed(dropped=1, first_seq=2, is_pinned=False)
+    assert await ledger.trim(Trim(messages_before=1004, pinned=3)) == Trimmed(dropped=1, first_seq=3, is_pinned=True)
 
 
 async def test_old_calls_are_forgotten_in_steps(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from roundelay.network.addresses import thread_start
 from roundelay.network.frames import decode_json
-from roundelay.network.ledger import find_newest
+from roundelay.network.ledger import find_newest_message
 from roundelay.network.operations import conversation
 from roundelay.network.operations.conversation import list_threads
 from roundelay.network.operations.read_state import describe_message_line
@@ -51,7 +51,7 @@ def test_a_list_is_what_reading_each_thread_gives(tmp_path: Path, kind: str, not
                 before = pages[-1]["last_seq"]
             for entry in pages:
                 thread_id = str(entry["thread_id"])
-                newest = network.stepped.run(find_newest(network.hub.ledger, thread_id, entry["last_seq"] + 1))
+                newest = network.stepped.run(find_newest_message(network.hub.ledger, thread_id, entry["last_seq"] + 1))
                 assert newest is not None
                 assert entry["last"] == describe_message_line(newest)
                 words = network.stepped.run(read_words(reading, thread_id))

@@ -15,7 +15,7 @@ from roundelay.network.core.search_query import is_chosen, read_query
 from roundelay.network.core.visibility import VISIBILITIES, readable_spans
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import decode_json
-from roundelay.network.ledger import take_page
+from roundelay.network.ledger import collect_page
 from roundelay.network.ledger.search import list_words
 from roundelay.network.operations import searching, views
 from roundelay.network.operations.reading import Reading
@@ -59,7 +59,7 @@ async def search_anew(
         asked.terms, spans, reading.origin.agent_id, stream=thread_id, before=before, limit=100_000
     )
     rows = await view.choose(it for it in page.rows if is_chosen(asked, it.actor, it.at))
-    shown = take_page(reversed(rows), limit, reading.hub.limits.max_result_bytes, newest=True)
+    shown = collect_page(reversed(rows), limit, reading.hub.limits.max_result_bytes, newest=True)
     value = {"messages": [Raw(row.data) for row in shown.rows], "has_more": shown.has_more}
     return {**value, "next": shown.rows[0].seq} if shown.has_more else value
 

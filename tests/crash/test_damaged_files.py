@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger.upkeep import back_up
+from roundelay.network.ledger.backup import back_up
 from tests.crash.faulty import DB, assert_recovering, came_back, until_ready
 from tests.support.command import run
 from tests.support.counts import Note

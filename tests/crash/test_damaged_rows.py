@@ -14,10 +14,11 @@ from roundelay.network.client import NetworkClient, Notice
 from roundelay.network.core.rows import Row
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Trim
+from roundelay.network.ledger.backup import back_up
+from roundelay.network.ledger.integrity import summarize
 from roundelay.network.ledger.log_file import read_log
 from roundelay.network.ledger.schema import STEPS
 from roundelay.network.ledger.sqlite import SQLiteLedger
-from roundelay.network.ledger.upkeep import back_up, summarise
 from tests.crash.faulty import DB
 from tests.support.command import run
 from tests.support.node import Node, running_node
@@ -337,7 +338,7 @@ async def test_rows_from_before_checksums_are_read_as_they_are_and_new_ones_need
     read = [(row.seq, row.is_damaged) for row in await ledger.rows(0, 9)]
     assert read == [(1, False), (2, True), (3, False), (4, False), (5, True)]
     await ledger.close()
-    assert summarise(db).unchecked == 3
+    assert summarize(db).unchecked == 3
     with closing(sqlite3.connect(db)) as file:
         assert file.execute("SELECT seq FROM log WHERE crc IS NOT NULL").fetchall() == [(4,)]
         assert file.execute("SELECT count(*) FROM state WHERE crc IS NULL").fetchone() == (0,)

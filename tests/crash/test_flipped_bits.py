@@ -29,10 +29,10 @@ from roundelay.network.core.tables import (
     Token,
 )
 from roundelay.network.errors import LedgerError
+from roundelay.network.ledger.integrity import check_file
 from roundelay.network.ledger.log_file import open_log
 from roundelay.network.ledger.schema import LOG_COLUMNS, checksum
 from roundelay.network.ledger.sqlite import SQLiteLedger
-from roundelay.network.ledger.upkeep import check_file
 from tests.support.counts import Note
 
 DB = "team.db"

@@ -24,12 +24,12 @@ from roundelay.network.core.sending import message_row
 from roundelay.network.core.tables import LookupRequest
 from roundelay.network.errors import LedgerError
 from roundelay.network.frames import SendFrame
-from roundelay.network.ledger import KeyTaken, Trim, queries, upkeep
+from roundelay.network.ledger import KeyTaken, Trim, integrity, queries, retention, writes
 from roundelay.network.ledger import schema as migrations
+from roundelay.network.ledger.integrity import check_file
 from roundelay.network.ledger.log_file import read_log
-from roundelay.network.ledger.rows import hash_bytes, hash_key
+from roundelay.network.ledger.row_encoding import hash_bytes, hash_key
 from roundelay.network.ledger.sqlite import SQLiteLedger
-from roundelay.network.ledger.upkeep import check_file
 from tests.crash.power import LOSSES, Disk, Event, Journal, Loss, Write, write_files
 from tests.crash.sqlite_files import FULL, OK, watched_files
 from tests.support.counts import Note
@@ -253,7 +253,7 @@ async def test_a_database_that_is_refused_stays_as_it_was(tmp_path: Path, sql: s
     with closing(sqlite3.connect(tmp_path / DB)) as connection:
         connection.execute(sql)
     before = (tmp_path / DB).read_bytes()
-    with pytest.raises(LedgerError, match=r"something else|upgrade Roundelay"):
+    with pytest.raises(LedgerError, match=r"of another program|Upgrade Roundelay"):
         await _open_and_close(tmp_path / DB)
     assert os.listdir(tmp_path) == [DB]
     assert (tmp_path / DB).read_bytes() == before
@@ -388,7 +388,7 @@ def test_a_process_killed_on_its_way_to_the_layout_leaves_the_file_before_or_aft
 
 async def test_keys_with_one_hash_are_as_many_as_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who wants to can make ids that have one hash: they are stored, repeated and dropped as all others."""
-    for module in (queries, upkeep):
+    for module in (queries, writes, retention, integrity):
         monkeypatch.setattr(module, "hash_key", lambda actor, key: 5)
     ledger = SQLiteLedger(tmp_path / DB, new_epoch=lambda: "epoch")
     await ledger.open()

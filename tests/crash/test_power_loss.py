@@ -67,11 +67,11 @@ class Tally:
 @contextmanager
 def _watched_head(journal: Journal) -> Iterator[None]:
     """Write down what is done to the file beside the database, which SQLite knows nothing of."""
-    begin, write = DatabaseLock.begin_head, DatabaseLock.write_head
+    begin, write = DatabaseLock.start_head, DatabaseLock.write_head
     name = f"{DB}.head"
 
-    def begin_head(files: DatabaseLock, known: HeadFile) -> None:
-        begin(files, known)
+    def start_head(files: DatabaseLock, content: HeadFile) -> None:
+        begin(files, content)
         journal.write(name, 0, files.path.with_name(name).read_bytes())
         journal.sync(name)
 
@@ -80,7 +80,7 @@ def _watched_head(journal: Journal) -> Iterator[None]:
         journal.write(name, 0, files.path.with_name(name).read_bytes())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DatabaseLock, "begin_head", begin_head)
+        patch.setattr(DatabaseLock, "start_head", start_head)
         patch.setattr(DatabaseLock, "write_head", write_head)
         yield
 

@@ -15,8 +15,8 @@ from roundelay.network.client.transport import WebSocketWire
 from roundelay.network.durable_files import replace_file
 from roundelay.network.errors import NotAuthenticated
 from roundelay.network.home import agent_token, owner_token
+from roundelay.network.ledger.backup import back_up
 from roundelay.network.ledger.sqlite import SQLiteLedger
-from roundelay.network.ledger.upkeep import back_up
 from tests.contract.test_ledger import message
 from tests.support.command import run
 from tests.support.node import running_node

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from roundelay.network.ledger.upkeep import check_file
+from roundelay.network.ledger.integrity import check_file
 from tests.crash.faulty import DB, PATIENCE_S
 from tests.crash.injected import Faults, Kind, faults_at, faults_library
 from tests.support.node import running_node
@@ -30,7 +30,7 @@ READING = ("why", "export", "backup")
 
 _COMMANDS = """
 import contextlib, io, json, sys
-import roundelay.network.ledger.upkeep, roundelay.nodes.doctor, roundelay.nodes.up, roundelay.runs.why
+import roundelay.network.ledger.integrity, roundelay.nodes.doctor, roundelay.nodes.up, roundelay.runs.why
 from roundelay.cli import main
 print("ready", flush=True)
 for line in sys.stdin:
@@ -126,7 +126,7 @@ TABLE = (
     Wrong("no_database", _garbage, "is no database", "is no database"),
     Wrong("cut", _cut, "malformed", "malformed"),
     Wrong("newer", _sql("PRAGMA user_version = 99"), "has schema 99", "has schema 99"),
-    Wrong("of_something_else", _sql("PRAGMA user_version = 0"), "of something else", "of something else"),
+    Wrong("of_something_else", _sql("PRAGMA user_version = 0"), "of another program", "of another program"),
     Wrong(
         "read_only",
         _refuse(errno.EROFS, "open", "write", "truncate"),

@@ -11,8 +11,9 @@ import pytest
 
 from roundelay.app import Network
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import schema, upkeep
-from roundelay.network.ledger.upkeep import back_up, check_file
+from roundelay.network.ledger import backup, integrity, schema
+from roundelay.network.ledger.backup import back_up
+from roundelay.network.ledger.integrity import check_file
 from tests.support.command import invoke, run
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
@@ -66,7 +67,7 @@ async def test_a_row_beyond_all_measure_is_named_and_not_read(db: Path, monkeypa
     with closing(sqlite3.connect(db)) as file:
         file.execute("UPDATE log SET data = CAST(zeroblob(4194304) AS TEXT) WHERE seq = 2")
         file.commit()
-    for module in (schema, upkeep):
+    for module in (schema, backup, integrity):
         monkeypatch.setattr(module, "MAX_READ_BYTES", 1024 * 1024)
     try:
         problems = check_file(db)

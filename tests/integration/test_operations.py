@@ -17,8 +17,8 @@ from roundelay.network.config import NodeConfig, Retain
 from roundelay.network.core.joining import hash_token
 from roundelay.network.errors import LedgerError
 from roundelay.network.home import announce_node
+from roundelay.network.ledger.backup import back_up
 from roundelay.network.ledger.log_file import open_log
-from roundelay.network.ledger.upkeep import back_up
 from roundelay.nodes import doctor, up
 from roundelay.nodes.status import compute_rates, describe_figures, describe_quotas
 from tests.support.announced import announced_node
@@ -141,7 +141,7 @@ def list_folder(folder: Path) -> list[str]:
         ("there.db", "other.db", "never overwrites"),
         ("copy.db", "missing.db", "There is no database"),
         ("copy.db", "text.db", "not a database"),
-        ("copy.db", "other.db", "a database of something else"),
+        ("copy.db", "other.db", "a database of another program"),
         ("missing/copy.db", "other.db", "there is no folder"),
     ],
 )

@@ -40,7 +40,7 @@ from roundelay.network.config import NodeConfig
 from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import CallResult, TableWrite
 from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.ledger import Cut, KeyTaken, LeadershipLost, LogFull, Trim
+from roundelay.network.ledger import KeyTaken, LeadershipLost, LogFull, Trim, TrimStep
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.log_urls import NatsAddress, read_log_url
 from roundelay.nodes.hub_http import get_from_hub
@@ -416,8 +416,8 @@ async def test_what_somebody_else_writes_into_the_log_ends_who_follows(server: L
 
 
 FORGED: dict[str, tuple[dict[str, Any], bytes]] = {
-    "drops more than there is": ({"kind": "trim"}, msgspec.json.encode(Cut(1_000_000, 1_000_000, is_last=True))),
-    "drops records that are to come": ({"kind": "trim"}, msgspec.json.encode(Cut(1, 9, is_last=True))),
+    "drops more than there is": ({"kind": "trim"}, msgspec.json.encode(TrimStep(1_000_000, 1_000_000, is_last=True))),
+    "drops records that are to come": ({"kind": "trim"}, msgspec.json.encode(TrimStep(1, 9, is_last=True))),
     "drops below nothing": ({"kind": "trim"}, b'{"messages":-5,"records":-5,"is_last":true}'),
     "drops beyond all numbers": ({"kind": "trim"}, b'{"messages":9223372036854775808,"records":1,"is_last":true}'),
     "ends a base that is none": ({"kind": "based", "base": 3, "head": 0}, b""),
@@ -1225,7 +1225,7 @@ async def test_a_leader_that_could_not_drop_what_the_log_says_goes_on_only_when_
     for seq in range(1, 5):
         await made.append([message(seq, "ann", "agent:bob")], [])
 
-    async def fail(_: Cut) -> int:
+    async def fail(_: TrimStep) -> int:
         raise LedgerError("There is no space left on the disk.")
 
     with monkeypatch.context() as patch:

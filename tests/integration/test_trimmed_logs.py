@@ -24,7 +24,7 @@ from roundelay.network.cluster.shared_log import UnusableLog
 from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import CallResult, DeadLetter, TableWrite, Token
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Cut, LeadershipLost, LogFull, Trim, sqlite, upkeep
+from roundelay.network.ledger import LeadershipLost, LogFull, Trim, TrimStep, retention, sqlite
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.units import DAY_MS
 from tests.contract.test_ledger import message
@@ -69,7 +69,7 @@ async def test_what_the_leader_drops_goes_from_each_node(
     for seq in range(1, 31):
         await leader.append([mixed(seq)], [letter(seq)] if seq % 5 == 0 else [])
     done = await leader.trim(Trim(messages_before=1011, records_before=1021, pinned=26))
-    assert (done.dropped, done.first_seq, done.is_held) == (7 + 6, 11, False)
+    assert (done.dropped, done.first_seq, done.is_pinned) == (7 + 6, 11, False)
     await leader.append([mixed(31)], [])
     kept = [seq for seq in range(1, 32) if seq >= (21 if seq % 3 == 0 else 11)]
     assert (await leader.trim(Trim(messages_before=1011, records_before=1021, pinned=26))).dropped == 0
@@ -151,7 +151,7 @@ async def test_what_another_node_wrote_as_if_it_led_drops_nothing(server: LogSer
     await made.open()
     await made.append([message(1, "ann", "agent:bob")], [])
     reader = made._log.reader
-    await server.write("lab", write_trim(Cut(9, 9, is_last=True), "somebody", reader.end_digest))
+    await server.write("lab", write_trim(TrimStep(9, 9, is_last=True), "somebody", reader.end_digest))
     await made.close()
     again = ledger(log, tmp_path / "b.db")
     await again.open()
@@ -169,17 +169,17 @@ class Failing(SQLiteLedger):
 
     left = 0
 
-    async def _make_cut(self, cut: Cut) -> upkeep.CutMade:
+    async def _apply_trim(self, step: TrimStep) -> retention.TrimProgress:
         if not self.left:
             raise Killed("killed")
         self.left -= 1
-        return await super()._make_cut(cut)
+        return await super()._apply_trim(step)
 
 
 async def test_of_a_trim_that_was_interrupted_anywhere_all_is_done_in_the_end(
     server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "DROPPED_BYTES", 60)  # several transactions for one trim
+    monkeypatch.setattr(retention, "MAX_DROPPED_BYTES", 60)  # several transactions for one trim
     monkeypatch.setattr(settings, "LEADER_TIMEOUT_S", 0.05)
     log, random = server.url("lab"), Random(18)
     dbs = [tmp_path / "a.db", tmp_path / "b.db"]

@@ -108,7 +108,7 @@ async def test_what_is_no_whole_database_is_told_in_a_sentence(ledger: Path) -> 
         export: "roundelay export --format html --db",
         newer: "upgrade Roundelay",
         damaged: "is damaged",
-        other: "is a database of something else",
+        other: "is a database of another program",
     }
     for path, sentence in sentences.items():
         done = await run("view", path, "--no-open", code=1)

@@ -17,11 +17,10 @@ import msgspec
 import pytest
 
 from roundelay.network.core.rows import MessageHead, Row
-from roundelay.network.ledger import KeyTaken, Ledger, LookupRequest, Span, Trim
-from roundelay.network.ledger import memtable as unplaced
+from roundelay.network.ledger import KeyTaken, Ledger, LookupRequest, Span, Trim, memtable
+from roundelay.network.ledger.integrity import check_file
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import SQLiteLedger
-from roundelay.network.ledger.upkeep import check_file
 from tests.support.counts import Note
 
 PEOPLE = ("ann", "bob", "cid")
@@ -77,7 +76,7 @@ async def test_what_is_asked_for_is_found_wherever_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, note: Note
 ) -> None:
     """Compared with a ledger that keeps all in memory, while rows come and go and the file is opened again."""
-    monkeypatch.setattr(unplaced, "TOGETHER", together)
+    monkeypatch.setattr(memtable, "FLUSH_ROWS", together)
     random, asked, taken = Random(together), 0, 0
     for life in range(3):
         there = MemoryLedger(epoch="e")
@@ -123,11 +122,11 @@ _LIFE = """
 import asyncio, sys
 from pathlib import Path
 from random import Random
-from roundelay.network.ledger import memtable as unplaced
+from roundelay.network.ledger import memtable
 from roundelay.network.ledger.sqlite import SQLiteLedger
-from tests.crash.test_unplaced_rows import make_row
+from tests.crash.test_memtable import make_row
 
-unplaced.TOGETHER, unplaced.LEAST_PORTION, unplaced.PORTION_PER_ROW = 30, 3, 4
+memtable.FLUSH_ROWS, memtable.MIN_FLUSH_ENTRIES, memtable.FLUSH_ENTRIES_PER_ROW = 30, 3, 4
 
 async def main():
     ledger = SQLiteLedger(Path(sys.argv[1]), new_epoch=lambda: "e")
@@ -169,9 +168,9 @@ def _kill_again_and_again(path: Path, kills: int, note: Note) -> None:
             shutil.copytree(path / "home", path / "copy")
             looked_at = path / "copy" / "team.db"
         assert check_file(looked_at) == []
-        placed_to, head = _read_marks(looked_at)
+        flushed_to, head = _read_marks(looked_at)
         assert head >= acknowledged
-        between += 0 < placed_to < head
+        between += 0 < flushed_to < head
         asyncio.run(_find_all(looked_at, head, random))
         assert _read_marks(looked_at) == (head, head)
         assert check_file(looked_at) == []
@@ -203,5 +202,5 @@ async def _find_all(db: Path, head: int, random: Random) -> None:
 def _read_marks(db: Path) -> tuple[int, int]:
     """Up to which row it is written where they are, and the newest row."""
     with closing(sqlite3.connect(db)) as connection:
-        placed_to = connection.execute("SELECT value FROM meta WHERE key = 'placed_to'").fetchone()[0]
-        return int(placed_to), connection.execute("SELECT max(seq) FROM log").fetchone()[0]
+        flushed_to = connection.execute("SELECT value FROM meta WHERE key = 'placed_to'").fetchone()[0]
+        return int(flushed_to), connection.execute("SELECT max(seq) FROM log").fetchone()[0]

@@ -1,0 +1,128 @@
+"""Copies of a ledger's file: backups, and the rescue of a database that was deleted under the node."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+
+from roundelay.network.durable_files import publish_file, sync
+from roundelay.network.errors import LedgerError
+from roundelay.network.platforms import CLOSE_ON_EXEC
+
+from .integrity import check
+from .retention import read_head
+from .schema import CHECKSUMS_SINCE, COPIED_EPOCH, MAX_READ_BYTES, open_to_read, refuse_schema
+from .storage_errors import explain, find_errno
+from .writes import write_meta
+
+log = logging.getLogger(__name__)
+
+
+def back_up(source: Path, target: Path) -> int:
+    """Copy a ledger, also while a node writes it, into a new file. Return its newest seq. Raises `LedgerError`.
+
+    The copy is complete and checked before it gets its name. A node that opens it begins a new epoch: it is a fork, and
+    clients must not take its seqs for those of the original. No file is put beside a ledger that nobody has open.
+    """
+    if target.exists():
+        raise LedgerError(f"{target} exists. A backup never overwrites: choose another name.")
+    try:
+        source.stat()
+    except OSError as error:
+        raise explain(error, source, "read") from error
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.unlink(missing_ok=True)
+        _create_private(draft)
+        with closing(sqlite3.connect(draft)) as copy:
+            copy.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_READ_BYTES)
+            was_open = Path(f"{source}-wal").exists()
+            version = _copy_pages(source, copy)
+            if not was_open and Path(f"{source}-wal").exists():
+                # A node has opened the file meanwhile. The copy was made without a lock, so it may be torn.
+                version = _copy_pages(source, copy)
+            problems = check(copy)
+            if problems:
+                raise LedgerError(
+                    f"{source} is damaged: {problems[0]}. Restore an earlier backup (docs/operations.md)."
+                )
+            copy.execute("PRAGMA journal_mode = DELETE")
+            _set_epoch_aside(copy, version)
+            copy.commit()
+            head = read_head(copy)
+        publish_file(draft, target)
+    except OSError as error:
+        raise explain(error, target) from error
+    except sqlite3.Error as error:  # SQLite does not say which of the two files failed
+        if find_errno(target, "write"):
+            raise explain(error, target) from error
+        raise explain(error, source, "read") from error
+    finally:
+        for leftover in (draft, Path(f"{draft}-journal")):
+            leftover.unlink(missing_ok=True)
+    return head
+
+
+def _copy_pages(source: Path, copy: sqlite3.Connection) -> int:
+    """Copy a file as it is at one moment. Return the version of its schema."""
+    with open_to_read(source) as db:
+        version = refuse_schema(db)
+        # In one step, as one read transaction: with several, SQLite starts over whenever the node has written.
+        db.backup(copy)
+    return version
+
+
+def _set_epoch_aside(copy: sqlite3.Connection, version: int) -> None:
+    """Remove the epoch, so that a node that opens the copy begins its own. Keep it under another key: readers of the
+    copy need it, because ids are derived from it."""
+    cells = copy.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
+    copy.execute("DELETE FROM meta WHERE key IN ('epoch', 'state')")
+    if cells is not None and version >= CHECKSUMS_SINCE:
+        write_meta(copy, {COPIED_EPOCH: cells[0]})
+
+
+def rescue(db: sqlite3.Connection, path: Path) -> bool:
+    """Save what a connection to a deleted database still reaches as ``FILE.rescued``. Return whether it was saved.
+
+    Raises nothing: it is the last chance to save the data, and the node closes in any case.
+    """
+    target = Path(f"{path}.rescued")
+    # the file gets its name when it is complete: an operator may be waiting to move it
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        _create_private(draft)
+        with closing(sqlite3.connect(draft)) as copy:
+            db.backup(copy)
+        sync(draft)
+        target = _link_free_name(draft, target)
+        sync(target.parent)
+    except (sqlite3.Error, OSError) as error:
+        log.critical("the database was deleted under the node, and could not be saved to %s: %s", target, error)
+        return False
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+    advice = "another file has its name now" if path.exists() else f"move that to {path}"
+    log.critical("the database was deleted under the node; its content is in %s: %s", target, advice)
+    return True
+
+
+def _link_free_name(draft: Path, target: Path) -> Path:
+    """Give a file its name, or the next free one with a number. The rescue of an earlier deletion is not overwritten."""
+    for number in itertools.count(1):
+        name = target.with_name(f"{target.name}.{number}") if number > 1 else target
+        try:
+            os.link(draft, name)
+        except FileExistsError:
+            continue
+        return name
+    raise AssertionError("numbers do not end")
+
+
+def _create_private(path: Path) -> None:
+    """Create a database that only its owner may read: it holds everybody's messages. Raises `OSError` if it exists."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | CLOSE_ON_EXEC, 0o600))

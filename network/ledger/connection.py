@@ -1,0 +1,42 @@
+"""`SqliteConnection`: one connection to a SQLite file, with its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class SqliteConnection:
+    """A connection whose thread runs one function at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="roundelay-ledger")
+        self._db: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        """Raises `sqlite3.Error`."""
+        loop = asyncio.get_running_loop()
+        self._db = await loop.run_in_executor(self._thread, self._connect)
+
+    async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on the thread. It runs to its end even if the caller is cancelled."""
+        assert self._db is not None, "a connection is opened before it is used"
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, self._db)
+
+    async def close(self) -> None:
+        """Close after the function that is running. Raises `sqlite3.Error`; the thread ends in any case."""
+        try:
+            if self._db is not None:
+                await self.run(sqlite3.Connection.close)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, isolation_level=None, cached_statements=256)

@@ -1,0 +1,149 @@
+"""Reading rows of the log, each compared with its checksum.
+
+`Damage` collects the rows that do not fit. A damaged row is replaced by a stand-in (`damaged_row`), so that it hides none
+of the others. These functions run on the threads of the connections.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+
+from roundelay.network.core.rows import Row, damaged_row
+
+from . import MAX_PAGE_BYTES, Page, collect_page
+from .row_encoding import make_row
+from .schema import ROW_COLUMNS, checksum
+
+MAX_REMEMBERED = 10_000
+"""Maximum damaged rows that one ledger remembers. Each is reported once, and further ones are not reported."""
+UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)
+"""Raised for a row whose columns hold arbitrary values."""
+FAILURES = (sqlite3.Error, *UNREADABLE)
+"""Raised by a storage that fails, and for a damaged file, whose columns may hold values of any type."""
+_DAMAGED_CELL = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG)
+_WALK_PAGE = 500
+
+T = TypeVar("T")
+
+
+class Damage:
+    """The damaged rows of one ledger's file: seqs of the log, and ``TABLE/KEY`` of its tables. Used on several threads.
+
+    ``report`` is called once for each. Rows of the log from ``checked_from`` on have a checksum; older ones were stored
+    before there were checksums.
+    """
+
+    def __init__(self, report: Callable[[int | str], None], checked_from: int = 1) -> None:
+        self.checked_from = checked_from
+        self.rows: set[int | str] = set()
+        self._report = report
+
+    def restart(self, checked_from: int) -> None:
+        """Forget everything: the file that is opened now may be another one."""
+        self.checked_from = checked_from
+        self.rows.clear()
+
+    def add(self, row: int | str) -> None:
+        if row not in self.rows and len(self.rows) < MAX_REMEMBERED:
+            self.rows.add(row)
+            self._report(row)
+
+    def fits(self, columns: Sequence[object]) -> bool:
+        """Return whether a row of the log, with its checksum last, is what was stored. An old row without a checksum is
+        taken as it is."""
+        if columns[-1] is None:
+            return isinstance(columns[0], int) and columns[0] < self.checked_from
+        return columns[-1] == checksum(columns[:-1])
+
+
+def read_row(columns: Sequence[Any], damage: Damage) -> Row:
+    """Return the row of `ROW_COLUMNS`, or its stand-in if it is damaged."""
+    if damage.fits(columns):
+        try:
+            return make_row(*columns)
+        except UNREADABLE:  # an old row, without a checksum
+            pass
+    seq: int = columns[0]
+    damage.add(seq)
+    return damaged_row(seq)
+
+
+def find_row(damage: Damage, seq: int, db: sqlite3.Connection, columns: str = ROW_COLUMNS) -> Row | None:
+    """Return the row of a seq, or its stand-in. None for a seq without a row."""
+    try:
+        cells = db.execute(f"SELECT {columns} FROM log WHERE seq = ?", (seq,)).fetchone()
+    except sqlite3.DatabaseError as error:
+        if not is_damaged_cell(error):
+            raise
+        damage.add(seq)
+        return damaged_row(seq)
+    return read_row(cells, damage) if cells is not None else None
+
+
+def read_rows(
+    damage: Damage, sql: str, values: Sequence[object] | Mapping[str, object], collect: Callable[[Iterator[Row]], T], db: sqlite3.Connection,
+    columns: str = ROW_COLUMNS,
+) -> T:  # fmt: skip
+    """Pass the rows of a query that selects ``columns`` to ``collect``, and return its result. Rows are read as
+    ``collect`` asks for them.
+
+    SQLite gives up a query at a row with wrong lengths or invalid UTF-8. Then each row is read with its own query, and
+    ``collect`` starts again, so that one damaged row does not hide the others.
+    """
+    try:
+        with closing(db.execute(sql, values)) as cursor:
+            return collect(read_row(cells, damage) for cells in cursor)
+    except sqlite3.DatabaseError as error:
+        if not is_damaged_cell(error):
+            raise
+    passed: set[int] = set()
+    with closing(db.execute(sql.replace(columns, "seq"), values)) as cursor:
+        seqs = (pass_once(passed, seq) for (seq,) in cursor)
+        return collect(row for seq in seqs if (row := find_row(damage, seq, db, columns)) is not None)
+
+
+def pass_once(passed: set[int], seq: int) -> int:
+    """Return the seq. Raises `sqlite3.DatabaseError` for a seq that was passed before: damaged pages of the file
+    refer to each other in a circle. A reader that skips damaged rows would run for hours."""
+    if seq in passed:
+        error = sqlite3.DatabaseError(f"pages of the log are mixed up: #{seq} is reached twice")
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+    passed.add(seq)
+    return seq
+
+
+def is_damaged_cell(error: sqlite3.DatabaseError) -> bool:
+    """Return whether one row may be the cause: SQLite reports it, or the `sqlite3` module could not decode text
+    (an error without a code)."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code in _DAMAGED_CELL or (code is None and isinstance(error, sqlite3.OperationalError))
+
+
+def walk_log(damage: Damage, db: sqlite3.Connection, columns: str = ROW_COLUMNS) -> Iterator[Row]:
+    """Yield every row of the log, ascending, with a stand-in for each damaged one. Rows are read in pages."""
+    sql = f"SELECT {columns} FROM log WHERE seq > ? ORDER BY seq LIMIT {_WALK_PAGE + 1}"
+    after, has_more = -(2**63), True
+
+    def collect(rows: Iterator[Row]) -> Page:
+        return collect_page(rows, _WALK_PAGE, MAX_PAGE_BYTES)
+
+    while has_more:
+        rows, has_more = read_rows(damage, sql, (after,), collect, db, columns)
+        yield from rows
+        after = rows[-1].seq if rows else after
+
+
+@contextmanager
+def reading_any_text(db: sqlite3.Connection) -> Iterator[None]:
+    """Replace invalid UTF-8 instead of failing: the row does not fit its checksum then, and is found damaged."""
+    db.text_factory = lambda text: text.decode(errors="replace")
+    try:
+        yield
+    finally:
+        db.text_factory = str

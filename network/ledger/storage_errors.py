@@ -1,0 +1,121 @@
+"""Errors of a database's files, in sentences: what failed, where, and what to do.
+
+SQLite reports "disk I/O error" for many causes, and "unable to open database file" for most others. The operating system
+knows more. So `explain` repeats the plain system call that SQLite made, with a file beside the database.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+
+from roundelay.network.durable_files import ERRNO_ALIASES, FileAction, explain_errno
+from roundelay.network.errors import LedgerError
+from roundelay.network.platforms import CLOSE_ON_EXEC, is_read_only, sync_descriptor, try_record_lock
+
+from .locked_files import is_locked_here
+
+_HIDDEN = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_NOMEM: errno.ENOMEM, sqlite3.SQLITE_BUSY: errno.EBUSY,
+    sqlite3.SQLITE_LOCKED: errno.EBUSY, sqlite3.SQLITE_PROTOCOL: errno.EBUSY, sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_PERM: errno.EACCES, sqlite3.SQLITE_READONLY: errno.EACCES, sqlite3.SQLITE_CANTOPEN: 0,
+    sqlite3.SQLITE_CORRUPT: 0, sqlite3.SQLITE_NOTADB: 0,
+}  # fmt: skip
+"""Result codes of SQLite that hide the cause, each with the errno to report if the system has none."""
+
+_MIN_SIDE_FILE_BYTES = 32 * 1024
+"""Size that SQLite gives to the ``-shm`` file at once."""
+
+
+def explain(error: Exception, path: Path, action: FileAction = "write") -> LedgerError:
+    """Return the `LedgerError` for an error of the system or of SQLite at a database's file, or beside it."""
+    if isinstance(error, sqlite3.Error):
+        return LedgerError(_describe_sqlite(error, path, action))
+    number = errno.ELOOP if isinstance(error, RuntimeError) else getattr(error, "errno", None) or 0
+    return LedgerError(_describe(ERRNO_ALIASES.get(number, number), error, path, action))
+
+
+def find_errno(path: Path, action: FileAction) -> int:
+    """Return the errno that the plain system calls give, 0 if they succeed. May write a small file beside the database,
+    and deletes it."""
+    try:
+        if path.is_dir():
+            return errno.EISDIR
+        if action == "write":
+            _try_to_write(path.resolve())
+        elif not is_locked_here(path):
+            _try_to_read(path)
+    except OSError as error:
+        return ERRNO_ALIASES.get(error.errno or 0, error.errno or 0)
+    except RuntimeError:  # `Path.resolve` raises it for links in a circle
+        return errno.ELOOP
+    return 0
+
+
+def _describe_sqlite(error: sqlite3.Error, path: Path, action: FileAction) -> str:
+    code = getattr(error, "sqlite_errorcode", 0)
+    primary = code & 0xFF
+    if code == sqlite3.SQLITE_READONLY_DBMOVED:
+        return f"The database {path} was moved or deleted while it was in use. Put it back."
+    number = find_errno(path, action) if primary in _HIDDEN else 0
+    if primary == sqlite3.SQLITE_NOTADB and not number:
+        return f"{path} is no database ({error}). Name another one with --db, or go on from a backup if it was one."
+    if primary == sqlite3.SQLITE_CORRUPT and action == "write":  # SQLite reports EIO like this too
+        return (
+            f"The database {path} is damaged, or its disk fails to return it ({error}). Stop the node, and go on from a "
+            "backup if `roundelay doctor` says so too."
+        )
+    if primary == sqlite3.SQLITE_CORRUPT and not number:
+        return f"The database {path} is damaged ({error}). Stop the node, and go on from a backup."
+    required: FileAction = action
+    if (
+        not number and action == "read" and primary in _HIDDEN
+    ):  # to read a database, SQLite locks it and writes beside it
+        number, required = find_errno(path, "write"), "write"
+    number = number or _HIDDEN.get(primary, 0)
+    return _describe(number, error, path, action, required=required)
+
+
+def _describe(
+    number: int, error: Exception, path: Path, action: FileAction, *, required: FileAction | None = None
+) -> str:
+    if number == errno.ENOENT and action == "read":
+        return f"There is no database {path}. Name the database of a node, or an export of one."
+    cause, advice = explain_errno(number, error, path, required or action)
+    code = getattr(error, "sqlite_errorname", "") if number in (errno.EIO, errno.EBUSY) else ""
+    verb = "read" if action == "read" else "written"
+    return f"The database {path} cannot be {verb}: {cause}{f' ({code})' if code else ''}; {advice}."
+
+
+def _try_to_read(path: Path) -> None:
+    """Read the whole file, as SQLite does over time: a disk may fail at any place. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | CLOSE_ON_EXEC)
+    try:
+        offset = 0
+        while data := os.pread(descriptor, 1 << 20, offset):
+            offset += len(data)
+    finally:
+        os.close(descriptor)
+
+
+def _try_to_write(path: Path) -> None:
+    """Do with a new file beside the database what a node does with its files, and delete it. Raises `OSError`."""
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        raise OSError(errno.EROFS if is_read_only(path) else errno.EACCES, "")
+    sizes = (os.stat(file).st_size for file in (path, f"{path}-wal") if os.path.exists(file))
+    size = max(_MIN_SIDE_FILE_BYTES, *sizes, 0)
+    probe = f"{path}-probe-{os.getpid()}"
+    descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
+    try:
+        os.pwrite(descriptor, bytes(4096), 0)
+        os.pwrite(descriptor, b"\0", size)  # a sparse file: takes no room, but meets a limit of file sizes
+        try_record_lock(descriptor)
+        sync_descriptor(descriptor)
+        os.pread(descriptor, 4096, 0)
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):
+            os.unlink(probe)

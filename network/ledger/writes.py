@@ -1,0 +1,207 @@
+"""Writing a batch into the file, in one transaction, with a part of the memtable. Runs on the writer's thread."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import VOLATILE_TABLES, TableWrite, encode_value
+
+from . import KeyTaken, Unstorable
+from .memtable import FLUSHED_TO, Flush, Memtable
+from .row_encoding import collect_places, hash_key, write_columns
+from .row_reader import Damage, find_row
+from .schema import ROW_COLUMNS, checksum
+
+# Many rows per statement: a thread gives up the GIL once per statement, and with `executemany` once per row. While the
+# loop's thread is busy, each row then waits for up to `sys.getswitchinterval()`. Measured: a hundred times as long.
+_ROWS_PER_STATEMENT = (256, 128, 64, 32, 16, 8, 4, 2, 1)
+
+
+def _make_inserts(into: str, columns: str) -> tuple[int, list[tuple[int, str]]]:
+    """Return how many columns a row has, and a statement for each number of rows."""
+    width = columns.count(",") + 1
+    marks = f"({','.join('?' * width)})"
+    return width, [(rows, f"{into} ({columns}) VALUES {','.join([marks] * rows)}") for rows in _ROWS_PER_STATEMENT]
+
+
+_INTO_LOG = _make_inserts("INSERT INTO log", ROW_COLUMNS)
+_INTO_KEY = _make_inserts("INSERT OR IGNORE INTO key", "hash, seq")
+_INTO_PLACE = _make_inserts("INSERT OR IGNORE INTO place", "place, seq")
+
+UNENCODABLE = (TypeError, ValueError, OverflowError, AttributeError, RecursionError, msgspec.MsgspecError)
+"""Raised for a value that cannot be encoded or passed to SQLite. SQLite itself raises `sqlite3.Error`."""
+
+Values = tuple[object, ...]
+
+
+class EncodedBatch(NamedTuple):
+    """The content of one transaction, as values of SQLite."""
+
+    head: int
+    """The newest seq. 0 without rows."""
+    log: list[object]
+    """The columns of all rows of the log, one after the other."""
+    keys: list[tuple[int, int]]
+    """Hash and seq of each idempotency key."""
+    places: Mapping[str, list[int]]
+    """Seqs by place, ascending."""
+    saved: list[Values]
+    """Rows of the tables."""
+    deleted: list[Values]
+    """Keys of the tables to delete."""
+
+
+def encode_batch(rows: Sequence[Row], writes: Sequence[TableWrite]) -> EncodedBatch:
+    """Raises `Unstorable`."""
+    log: list[object] = []
+    keys: list[tuple[int, int]] = []
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    scratch = bytearray()
+    try:
+        for row in rows:
+            columns = write_columns(row)
+            log += columns
+            log.append(checksum(columns, scratch))
+            if row.key:
+                keys.append((hash_key(row.actor, row.key), row.seq))
+            collect_places(row, places)
+        stored = [write for write in writes if write.table not in VOLATILE_TABLES]
+        saved = [
+            add_checksum(write.table, write.key, encode_value(write.value).decode())
+            for write in stored
+            if write.value is not None
+        ]
+        deleted: list[Values] = [(write.table, write.key) for write in stored if write.value is None]
+        return EncodedBatch(rows[-1].seq if rows else 0, log, keys, places, saved, deleted)
+    except UNENCODABLE as error:
+        raise Unstorable from error
+
+
+def add_checksum(*columns: object) -> Values:
+    return (*columns, checksum(columns))
+
+
+def check_batch(batch: EncodedBatch) -> None:
+    """Pass each value to SQLite as a statement does, and store none. Raises `Unstorable`."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        for value in chain(batch.log, *batch.saved, *batch.deleted):
+            try:
+                db.execute("SELECT ?", (value,))
+            except (*UNENCODABLE, sqlite3.Error) as error:
+                raise Unstorable from error
+
+
+def store_batch(
+    batch: EncodedBatch, memtable: Memtable, before_commit: Callable[[], None], db: sqlite3.Connection
+) -> None:  # fmt: skip
+    """Write a batch and the next part of the memtable in one transaction.
+
+    Raises `KeyTaken`, `Unstorable` or what ``before_commit`` raises: then nothing is stored.
+    """
+    rows = len(batch.log) // _INTO_LOG[0]
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        _insert(db, _INTO_LOG, batch.log)
+        _refuse_taken_keys(db, batch.keys, memtable)
+        flush = memtable.next_flush(rows)
+        _write_flush(db, flush)
+        if batch.saved:
+            db.executemany("INSERT OR REPLACE INTO state (tbl, key, value, crc) VALUES (?, ?, ?, ?)", batch.saved)
+        if batch.deleted:
+            db.executemany("DELETE FROM state WHERE tbl = ? AND key = ?", batch.deleted)
+        before_commit()
+        db.execute("COMMIT")
+    except BaseException as error:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        if isinstance(error, UNENCODABLE):  # raised while a value is passed to SQLite, not by SQLite
+            raise Unstorable from error
+        raise
+    # Only after the commit: a reader that looks before sees the state before it, in the file and in memory.
+    if rows:
+        memtable.add(batch.keys, batch.places, batch.head, rows)
+    memtable.complete_flush(flush)
+
+
+def _insert(db: sqlite3.Connection, into: tuple[int, list[tuple[int, str]]], values: Sequence[object]) -> int:
+    """Insert rows. Return how many of them were new."""
+    width, statements = into
+    start = inserted = 0
+    for rows, sql in statements:
+        size = rows * width
+        while len(values) - start >= size:
+            inserted += db.execute(sql, values[start : start + size]).rowcount
+            start += size
+    return inserted
+
+
+def _refuse_taken_keys(db: sqlite3.Connection, keys: list[tuple[int, int]], memtable: Memtable) -> None:
+    """Raises `KeyTaken` if a row that was just written has the key of another one. Hashes are compared first, and the
+    rows themselves only where two hashes are equal."""
+    hashes = {key_hash for key_hash, _ in keys}
+    suspects = hashes & memtable.keys.keys()
+    suspects.update(key_hash for (key_hash,) in db.execute(_KNOWN_HASHES, (json.dumps([*hashes]),)))
+    if not suspects and len(hashes) == len(keys):
+        return
+    unchecked = Damage(lambda _: None, 2**62)
+    batch_seqs: dict[int, list[int]] = {}
+    for key_hash, seq in keys:
+        earlier = batch_seqs.setdefault(key_hash, [])
+        if earlier or key_hash in suspects:
+            row = find_row(unchecked, seq, db)
+            assert row is not None, "rows are inserted before their keys are checked"
+            for other_seq in (*_seqs_of_hash(db, key_hash, memtable), *earlier):
+                other = find_row(unchecked, other_seq, db)
+                # a damaged row counts as taken: a message that is sent again must not be stored twice
+                if other is not None and (other.is_damaged or (other.actor, other.key) == (row.actor, row.key)):
+                    raise KeyTaken
+        earlier.append(seq)
+
+
+_KNOWN_HASHES = "SELECT k.hash FROM json_each(?) AS w CROSS JOIN key AS k ON k.hash = w.value"
+
+
+def _seqs_of_hash(db: sqlite3.Connection, key_hash: int, memtable: Memtable) -> set[int]:
+    """Return the rows whose keys have this hash."""
+    sql = "SELECT seq FROM key WHERE hash = ?1 UNION ALL SELECT seq FROM key_more WHERE hash = ?1"
+    return {*memtable.seqs_of(key_hash), *(seq for (seq,) in db.execute(sql, (key_hash,)))}
+
+
+def _write_flush(db: sqlite3.Connection, flush: Flush) -> None:
+    """Write a part of the memtable into the index tables, within the present transaction."""
+    if _insert(db, _INTO_KEY, flush.keys) < len(flush.keys) // 2:
+        # Some hashes exist: those of the same rows, flushed before a crash, or of other keys with the same hash.
+        sql = "INSERT OR IGNORE INTO key_more SELECT ?1, ?2 WHERE (SELECT seq FROM key WHERE hash = ?1) <> ?2"
+        db.executemany(sql, zip(flush.keys[::2], flush.keys[1::2], strict=True))
+    _insert(db, _INTO_PLACE, flush.places)
+    if flush.flushed_to is not None:
+        write_meta(db, {FLUSHED_TO: str(flush.flushed_to)})
+
+
+def flush_memtable(memtable: Memtable, db: sqlite3.Connection) -> None:
+    """Write the whole memtable into the index tables."""
+    for flush in memtable.remaining_flushes():
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            _write_flush(db, flush)
+            db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            raise
+        memtable.complete_flush(flush)
+
+
+def write_meta(db: sqlite3.Connection, values: Mapping[str, str]) -> None:
+    """Write the ledger's identity, or the marks where its parts begin."""
+    sql = "INSERT OR REPLACE INTO meta (key, value, crc) VALUES (?, ?, ?)"
+    db.executemany(sql, [add_checksum(*item) for item in values.items()])
