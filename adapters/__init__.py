@@ -1,8 +1,6 @@
-"""Agents that other frameworks run, as participants of a network: one module for each framework, imported by name;
-`a2a` for agents elsewhere.
+"""Adapters: agents of other frameworks as participants of a network, one module per framework; `a2a` for remote agents.
 
-Nothing here is imported by the rest of the package, and nothing here imports a framework but the module that is named
-for it.
+The rest of the package imports nothing from here. Each framework is imported only by the module with its name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Agents elsewhere that speak A2A 1.0, as participants: ``a2a: https://agent.example`` in an agent's file, or
-``await A2AAgent("helper", "https://agent.example").run()``.
+"""Remote agents that speak A2A 1.0 as participants: ``a2a: https://agent.example`` in an agent's file, or ``await
+A2AAgent("helper", "https://agent.example").run()``.
 
-The official SDK does the protocol. Each thread here is one context there, each message that wakes the agent one message
-there, under an id that stays when it is sent again; the id of the task that it begins is recorded, so that a process
-that was killed asks for that task and does not begin another one. What comes back is that agent's words, and nothing
-else: no address in it is fetched, no other host than the one in the file is asked.
+The official SDK implements the protocol. Each thread here is one context there. Each message that wakes the agent is
+one message there, with an id that stays the same when it is sent again. The id of its task is recorded, so that a
+process after a kill asks for that task instead of starting a second one. The remote agent's answer is only text: no URL
+in it is fetched, and no host other than the configured one is contacted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from roundelay.agents.models.model import ModelError, ModelFailure
 from roundelay.agents.outgoing_http import load_certificates
 from roundelay.agents.runner import RunnerOptions
 from roundelay.interop.a2a.parts import escape_line_ends, make_parts, read_parts
+from roundelay.network.backoff import Backoff
 from roundelay.network.credentials import read_secret
 from roundelay.network.errors import ConfigError
-
-# the package of protobuf's runtime has no types
 from roundelay.network.extras import needs
 from roundelay.network.messages import write_content
 
@@ -61,12 +60,13 @@ _logger = logging.getLogger(__name__)
 
 CARD_TIMEOUT_S = 10.0
 CANCEL_TIMEOUT_S = 10.0
-LOOK_EVERY_S = 2.0
-"""So often an agent that does not stream is asked how far it has got."""
-AGAIN_AFTER_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""When a connection that broke is tried again."""
+POLL_S = 2.0
+"""Interval of polling an agent that does not stream, in seconds."""
+RETRY_BACKOFF = Backoff(0.25, 8.0)
+MAX_RETRIES = 6
+"""Maximum number of retries after a broken connection, without any update in between."""
 MAX_NAMED, MAX_NAME = 32, 64
-"""Skills and tags of a card that others here are shown, and characters of each."""
+"""Maximum number of a card's skills and tags that others see here, and maximum characters of each."""
 MAX_RESPONSE_BYTES = 16 << 20
 MAX_ID = 512
 OVER = (
@@ -77,20 +77,20 @@ OVER = (
     TaskState.TASK_STATE_INPUT_REQUIRED,
     TaskState.TASK_STATE_AUTH_REQUIRED,
 )
-"""Nothing more comes by itself."""
+"""States after which no update follows."""
 BROKEN = (ParseError, httpx.InvalidURL, ValueError, TypeError, AttributeError, KeyError, RecursionError)
-"""What the SDK raises for what is no A2A, beside its own errors."""
+"""Exceptions of the SDK for invalid A2A, beside its own errors."""
 
 
 @dataclass(slots=True)
 class _Connection:
     http: httpx.AsyncClient
-    there: Client | None = None
+    client: Client | None = None
 
 
 class A2AAgent(AdaptedAgent):
-    """The agent whose card is at an address, as a participant. ``headers`` go with each request: the token, above
-    all. Raises `ConfigError` for a header that cannot be sent."""
+    """The agent with its card at ``address``, as a participant. ``headers``, such as the token, are sent with each
+    request. Raises `ConfigError` for an invalid header."""
 
     framework = "a2a"
 
@@ -103,15 +103,15 @@ class A2AAgent(AdaptedAgent):
         self._connections = LoopLocal(self._make_connection)
         self._card: AgentCard | None = None
         self._waiting: dict[str, str] = {}
-        """By context: the task that waits for an answer."""
+        """Tasks that wait for an answer, by context."""
 
     async def prepare(self) -> None:
-        """Read the card, which others here are shown. One that cannot be read is read again with the first message."""
+        """Read the card, which others see here. If that fails, the first message reads it again."""
         try:
             await self._connect()
         except (A2AError, ModelError) as error:
-            told = {"agent_id": self.agent_id, "reason": str(error)}
-            _logger.warning("the card of an agent elsewhere cannot be read now", extra=told)
+            extra = {"agent_id": self.agent_id, "reason": str(error)}
+            _logger.warning("the card of a remote agent cannot be read now", extra=extra)
 
     def describe_card(self) -> dict[str, object]:
         own, card = super().describe_card(), self._card
@@ -135,16 +135,17 @@ class A2AAgent(AdaptedAgent):
         now = asyncio.get_running_loop().time
         until_s = now() + self.policy.model_timeout_s
         try:
-            progress = _TaskThere(turn)
+            progress = _RemoteTask(turn)
             try:
                 await self._ask(turn, progress)
-            except asyncio.CancelledError:  # where its process ends it goes on in the next one
-                known = self._connections.find()
-                if (turn.is_stopped or now() >= until_s) and known is not None and known.there is not None:
-                    await self._cancel_there(known.there, turn, progress.task_id)
+            except asyncio.CancelledError:
+                # Cancel the remote task only after a stop or a timeout: if the process ends, the next one continues it.
+                connection = self._connections.find()
+                if (turn.is_stopped or now() >= until_s) and connection is not None and connection.client is not None:
+                    await self._cancel_remote(connection.client, turn, progress.task_id)
                 raise
         except A2AError as error:
-            raise ModelError(f"{type(error).__name__}: {error}", reason=_name(error)) from error
+            raise ModelError(f"{type(error).__name__}: {error}", reason=_classify(error)) from error
         if progress.state == TaskState.TASK_STATE_INPUT_REQUIRED:
             self._waiting[_context_of(turn)] = progress.task_id
         return progress.conclude()
@@ -153,36 +154,42 @@ class A2AAgent(AdaptedAgent):
         try:
             load_certificates()
         except ConfigError as error:
-            raise ModelError(f"{self.address} cannot be asked. {error}", reason="misconfigured") from None
-        limits = httpx.Timeout(None, connect=CARD_TIMEOUT_S)  # how long it may work is the policy's to say
-        headers = {**self._headers, "Accept-Encoding": "identity"}  # what is packed may be of any size
-        return _Connection(httpx.AsyncClient(headers=headers, timeout=limits, transport=_OneHost(self.address)))
+            raise ModelError(f"{self.address} cannot be used. {error}", reason="misconfigured") from None
+        limits = httpx.Timeout(None, connect=CARD_TIMEOUT_S)  # the policy limits the time of the work
+        headers = {**self._headers, "Accept-Encoding": "identity"}  # a compressed answer may expand to any size
+        return _Connection(
+            httpx.AsyncClient(headers=headers, timeout=limits, transport=_SingleHostTransport(self.address))
+        )
 
     async def _connect(self) -> Client:
         connection = self._connections.get()
-        if connection.there is not None:
-            return connection.there
+        if connection.client is not None:
+            return connection.client
         try:
             async with asyncio.timeout(CARD_TIMEOUT_S):
                 with _as_a2a():
                     card = await A2ACardResolver(connection.http, self.address).get_agent_card()
         except TimeoutError as error:
-            raise ModelError(f"The card of {self.address} does not come", reason="timeout") from error
+            raise ModelError(
+                f"{self.address} did not send its card within {CARD_TIMEOUT_S:g} s", reason="timeout"
+            ) from error
         config = ClientConfig(httpx_client=connection.http, supported_protocol_bindings=["JSONRPC", "HTTP+JSON"])
         try:
-            connection.there = ClientFactory(config).create(card)
+            connection.client = ClientFactory(config).create(card)
         except (ValueError, httpx.InvalidURL) as error:
-            raise ModelError(f"{self.address} offers no binding that is known here", reason="misconfigured") from error
+            raise ModelError(
+                f"{self.address} offers no supported protocol binding (JSONRPC or HTTP+JSON)", reason="misconfigured"
+            ) from error
         self._card = card
-        return connection.there
+        return connection.client
 
-    async def _ask(self, turn: IncomingTurn, progress: _TaskThere) -> None:
-        """Send the message, or go on with the task that it has begun already, until nothing more comes."""
+    async def _ask(self, turn: IncomingTurn, progress: _RemoteTask) -> None:
+        """Send the message, or continue its recorded task, until it is over."""
         kept = turn.kept.get("task")
         progress.task_id = kept if isinstance(kept, str) else ""
         request: SendMessageRequest | None = None
         is_forgotten = False
-        delays = iter(AGAIN_AFTER_S)
+        failures = 0  # since the last update
         while not progress.is_over:
             try:
                 client = await self._connect()
@@ -197,26 +204,26 @@ class A2AAgent(AdaptedAgent):
                         progress.add(event)
                         if progress.task_id and not had_task:
                             await turn.keep("task", progress.task_id)
-                        delays = iter(AGAIN_AFTER_S)
+                        failures = 0
                         if progress.is_over:
                             break
                 if not (progress.is_over or progress.task_id):
-                    delay = next(delays, None)
-                    if delay is None:
-                        raise ModelError("It takes the message and says nothing.", reason="broken_reply")
-                    await asyncio.sleep(delay)
+                    failures += 1
+                    if failures > MAX_RETRIES:
+                        raise ModelError("The agent accepts the message but sends no reply.", reason="broken_reply")
+                    await asyncio.sleep(RETRY_BACKOFF.delay_s(failures))
                 elif not progress.is_over:
-                    await asyncio.sleep(LOOK_EVERY_S)
+                    await asyncio.sleep(POLL_S)
             except TaskNotFoundError:
                 if not progress.task_id or is_forgotten:
                     raise
-                progress.forget()  # it keeps no tasks: the message is sent again, under its id
+                progress.forget()  # the agent stores no tasks: send the message again, with the same id
                 is_forgotten = True
             except A2AError as error:
-                delay = next(delays, None)
-                if delay is None or _name(error) != "unreachable":
+                failures += 1
+                if failures > MAX_RETRIES or _classify(error) != "unreachable":
                     raise
-                await asyncio.sleep(delay)
+                await asyncio.sleep(RETRY_BACKOFF.delay_s(failures))
 
     async def _make_request(self, client: Client, turn: IncomingTurn) -> SendMessageRequest:
         context = _context_of(turn)
@@ -239,9 +246,10 @@ class A2AAgent(AdaptedAgent):
         )
 
     async def _find_waiting(self, client: Client, context: str) -> str:
-        """The task of a context that waits for an answer, also one of an earlier process; empty if none does."""
+        """Return the context's task that waits for an answer, even if an earlier process started it; empty if there is
+        none."""
         wanted = ListTasksRequest(context_id=context, status=TaskState.TASK_STATE_INPUT_REQUIRED, page_size=1)
-        with suppress(A2AError), _as_a2a():  # not every agent can list them
+        with suppress(A2AError), _as_a2a():  # not every agent can list tasks
             found = await client.list_tasks(wanted)
             return next((task.id for task in found.tasks if task.context_id == context and len(task.id) <= MAX_ID), "")
         return ""
@@ -249,44 +257,44 @@ class A2AAgent(AdaptedAgent):
     async def _resume(self, client: Client, task_id: str) -> AsyncIterator[StreamResponse]:
         task = await client.get_task(GetTaskRequest(id=task_id))
         yield StreamResponse(task=task)
-        assert self._card is not None, "who resumes has connected"
+        assert self._card is not None, "connected before"
         if task.status.state not in OVER and self._card.capabilities.streaming:
-            with suppress(UnsupportedOperationError, NotImplementedError):  # it has ended since
+            with suppress(UnsupportedOperationError, NotImplementedError):  # the task has ended meanwhile
                 async for event in client.subscribe(SubscribeToTaskRequest(id=task_id)):
                     yield event
 
-    async def _cancel_there(self, client: Client, turn: IncomingTurn, task_id: str) -> None:
+    async def _cancel_remote(self, client: Client, turn: IncomingTurn, task_id: str) -> None:
         try:
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
                 with _as_a2a():
-                    task_id = task_id or await self._find_begun(client, turn)
+                    task_id = task_id or await self._find_started(client, turn)
                     if task_id:
                         await client.cancel_task(CancelTaskRequest(id=task_id))
         except (A2AError, TimeoutError) as error:
-            told = {"agent_id": self.agent_id, "task_id": task_id, "reason": str(error)}
-            _logger.warning("a task elsewhere could not be cancelled", extra=told)
+            extra = {"agent_id": self.agent_id, "task_id": task_id, "reason": str(error)}
+            _logger.warning("a remote task could not be cancelled", extra=extra)
 
-    async def _find_begun(self, client: Client, turn: IncomingTurn) -> str:
-        """The task that the message has begun, of which nothing had come yet; empty if there is none."""
+    async def _find_started(self, client: Client, turn: IncomingTurn) -> str:
+        """Return the task of the message if no update of it has arrived yet; empty if there is none."""
         wanted = ListTasksRequest(context_id=_context_of(turn), page_size=5)
-        for delay in AGAIN_AFTER_S[:3]:  # it may be on its way
+        for attempt in (1, 2, 3):  # the message may still be on its way
             for task in (await client.list_tasks(wanted)).tasks:
                 if any(message.message_id == turn.reaction for message in task.history):
                     return str(task.id)
-            await asyncio.sleep(delay)
+            await asyncio.sleep(RETRY_BACKOFF.delay_s(attempt))
         return ""
 
 
 @contextmanager
 def _as_a2a() -> Iterator[None]:
-    """Raises what the SDK makes of answers that are no A2A as an error of A2A, and what a protocol has no method for as
-    `UnsupportedOperationError`: A2A 0.3 cannot list tasks."""
+    """Convert the SDK's exceptions for invalid A2A into `A2AClientError`, and those for missing methods into
+    `UnsupportedOperationError` (A2A 0.3 cannot list tasks)."""
     try:
         yield
     except NotImplementedError as error:
         raise UnsupportedOperationError(str(error)) from error
     except BROKEN as error:
-        raise A2AClientError("What it answers is no A2A") from error
+        raise A2AClientError("The answer is not A2A") from error
 
 
 async def _read(events: AsyncIterator[StreamResponse]) -> AsyncGenerator[StreamResponse]:
@@ -295,8 +303,8 @@ async def _read(events: AsyncIterator[StreamResponse]) -> AsyncGenerator[StreamR
             yield event
 
 
-class _TaskThere:
-    """What has come of a task elsewhere."""
+class _RemoteTask:
+    """The state of a remote task and its answer so far."""
 
     def __init__(self, turn: IncomingTurn) -> None:
         self._turn = turn
@@ -305,12 +313,12 @@ class _TaskThere:
         self._artifacts: dict[str, list[Part]] = {}
         self._sizes: dict[str, int] = {}
         self._size = 0
-        self._said: list[Part] = []
-        """What its status, or a plain message, says."""
+        self._parts: list[Part] = []
+        """Content of the status, or of a plain message."""
 
         self._streamed = ""
-        self._shows: str | None = ""
-        """The artifact whose text is streamed, if the answer goes on where that has ended."""
+        self._streamed_artifact: str | None = ""
+        """Artifact whose text streams, if the answer continues at the end of the streamed text."""
 
         self._is_message = False
 
@@ -319,72 +327,76 @@ class _TaskThere:
         return self._is_message or self.state in OVER
 
     def forget(self) -> None:
-        """The message begins another task."""
+        """Expect a different task from the next message."""
         self.task_id = ""
 
     def add(self, event: StreamResponse) -> None:
-        """Take an update. Raises `ModelError` for more than an answer may hold, or what is of another task."""
+        """Process an update. Raises `ModelError` if the answer is too long, or for an update of a different task."""
         match event.WhichOneof("payload"):
             case "task":
-                self._begin(event.task)
+                self._set_task(event.task)
             case "message":
                 self._is_message = True
-                self._say(event.message)
+                self._set_message(event.message)
             case "status_update":
-                self._name(event.status_update.task_id)
+                self._check_id(event.status_update.task_id)
                 self.state = event.status_update.status.state
-                self._say(event.status_update.status.message)
+                self._set_message(event.status_update.status.message)
             case "artifact_update":
-                self._name(event.artifact_update.task_id)
-                self._take(event.artifact_update.artifact, goes_on=event.artifact_update.append)
+                self._check_id(event.artifact_update.task_id)
+                self._add_artifact(event.artifact_update.artifact, is_append=event.artifact_update.append)
 
-    def _begin(self, task: Task) -> None:
-        self._name(task.id)
+    def _set_task(self, task: Task) -> None:
+        self._check_id(task.id)
         self.state = task.status.state
-        self._say(task.status.message)
+        self._set_message(task.status.message)
         self._artifacts, self._sizes, self._size = {}, {}, 0
         for artifact in task.artifacts:
-            self._keep(artifact)
-        self._shows = None
+            self._store(artifact)
+        self._streamed_artifact = None
         text = self._read_artifacts()
-        if text.startswith(self._streamed):  # what was written anew is seen when it is sent
+        if text.startswith(self._streamed):  # a rewritten text appears when it is sent
             self._stream(text[len(self._streamed) :])
-            self._shows = next(reversed(self._artifacts), "")
+            self._streamed_artifact = next(reversed(self._artifacts), "")
 
-    def _name(self, task_id: str) -> None:
+    def _check_id(self, task_id: str) -> None:
         if not 0 < len(task_id) <= MAX_ID or self.task_id not in ("", task_id):
-            raise ModelError(f"It tells of another task, {task_id[:80]!r}.", reason="broken_reply")
+            raise ModelError(f"The agent sent an update of a different task, {task_id[:80]!r}.", reason="broken_reply")
         self.task_id = task_id
 
-    def _say(self, message: Message) -> None:
-        self._check(message.ByteSize())
-        self._said = list(message.parts)
+    def _set_message(self, message: Message) -> None:
+        self._check_size(message.ByteSize())
+        self._parts = list(message.parts)
 
-    def _take(self, artifact: Artifact, *, goes_on: bool) -> None:
+    def _add_artifact(self, artifact: Artifact, *, is_append: bool) -> None:
         name = artifact.artifact_id
         is_new = name not in self._artifacts
-        self._keep(artifact, goes_on=goes_on)
-        if is_new and self._shows is not None:
+        self._store(artifact, is_append=is_append)
+        if is_new and self._streamed_artifact is not None:
             self._stream("\n\n" if self._streamed else "")
-            self._shows = name
-        if self._shows == name and (goes_on or is_new) and all(part.HasField("text") for part in artifact.parts):
+            self._streamed_artifact = name
+        if (
+            self._streamed_artifact == name
+            and (is_append or is_new)
+            and all(part.HasField("text") for part in artifact.parts)
+        ):
             self._stream("".join(part.text for part in artifact.parts))
         else:
-            self._shows = None
+            self._streamed_artifact = None
 
-    def _keep(self, artifact: Artifact, *, goes_on: bool = False) -> None:
+    def _store(self, artifact: Artifact, *, is_append: bool = False) -> None:
         name, size = artifact.artifact_id, artifact.ByteSize()
-        known = self._sizes.get(name, 0)
-        self._sizes[name] = known + size if goes_on else size
-        self._size += self._sizes[name] - known
-        self._check(self._size)
-        if not goes_on:
+        previous = self._sizes.get(name, 0)
+        self._sizes[name] = previous + size if is_append else size
+        self._size += self._sizes[name] - previous
+        self._check_size(self._size)
+        if not is_append:
             self._artifacts[name] = []
         self._artifacts.setdefault(name, []).extend(artifact.parts)
 
-    def _check(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         if size > 8 * self._turn.max_chars:
-            raise ModelError("Its answer is longer than a message can be.", reason="broken_reply")
+            raise ModelError("The agent's answer is longer than a message may be.", reason="broken_reply")
 
     def _stream(self, text: str) -> None:
         if text:
@@ -392,27 +404,29 @@ class _TaskThere:
             self._streamed += text
 
     def conclude(self) -> str:
-        """Give the answer. Raises `ModelError` where there is none to come."""
-        said = _write(self._said)
+        """Return the answer. Raises `ModelError` if no answer will come."""
+        status_text = _write(self._parts)
         match self.state:
             case TaskState.TASK_STATE_FAILED:
-                raise ModelError(f"It has failed. {said}", reason="server")
+                raise ModelError(f"The agent's task failed. {status_text}", reason="server")
             case TaskState.TASK_STATE_CANCELED | TaskState.TASK_STATE_REJECTED:
-                raise ModelError(f"It does not do that. {said}", reason="rejected")
+                raise ModelError(f"The agent rejected or cancelled the task. {status_text}", reason="rejected")
             case TaskState.TASK_STATE_AUTH_REQUIRED:
-                raise ModelError(f"It waits for an authorization. {said}", reason="unauthorized")
+                raise ModelError(f"The agent's task needs an authorization. {status_text}", reason="unauthorized")
             case TaskState.TASK_STATE_INPUT_REQUIRED:
-                return "\n\n".join(text for text in (self._read_artifacts(), said) if text)
+                return "\n\n".join(text for text in (self._read_artifacts(), status_text) if text)
             case _:
-                return self._read_artifacts() or said
+                return self._read_artifacts() or status_text
 
     def _read_artifacts(self) -> str:
         return "\n\n".join(_write(artifact) for artifact in self._artifacts.values())
 
 
-class _OneHost(httpx.AsyncHTTPTransport):
-    """HTTP to one host alone, which may answer as it is and no more than so much. Its event streams end lines where
-    their sender does: what httpx takes for a line's end beyond that, a text may hold."""
+class _SingleHostTransport(httpx.AsyncHTTPTransport):
+    """HTTP transport to a single host, with uncompressed answers of limited size.
+
+    In event streams, it escapes line ends that httpx recognizes but a JSON text may contain.
+    """
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -420,13 +434,13 @@ class _OneHost(httpx.AsyncHTTPTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if _origin(str(request.url)) != self._origin:
-            reason = f"The card names another host, {request.url.host}: the token is not for that."
+            reason = f"The card names a different host, {request.url.host}, which must not get the token."
             raise ModelError(reason, reason="misconfigured")
         response = await super().handle_async_request(request)
         assert isinstance(response.stream, httpx.AsyncByteStream)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.stream.aclose()
-            raise ModelError("Its answer is packed, as it was not asked to.", reason="broken_reply")
+            raise ModelError("The answer is compressed, although no compression was requested.", reason="broken_reply")
         is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
         response.stream = _BoundedStream(response.stream, is_escaped=is_stream)
         return response
@@ -438,36 +452,38 @@ class _BoundedStream(httpx.AsyncByteStream):
         self._is_escaped = is_escaped
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        begun, count = b"", 0  # of a character whose rest comes with the next piece
+        rest, count = b"", 0  # `rest` holds an incomplete character at the end of a piece
         async for piece in self._stream:
             count += len(piece)
             if count > MAX_RESPONSE_BYTES:
-                raise ModelError("It answers without an end.", reason="broken_reply")
+                raise ModelError(
+                    f"The answer has more than {MAX_RESPONSE_BYTES} bytes, the maximum.", reason="broken_reply"
+                )
             if not self._is_escaped:
                 yield piece
                 continue
-            whole = begun + piece
+            whole = rest + piece
             end = next((n for n in (2, 1) if whole[-n:] in (b"\xc2", b"\xe2", b"\xe2\x80")), 0)
-            begun = whole[len(whole) - end :]
+            rest = whole[len(whole) - end :]
             yield escape_line_ends(whole[: len(whole) - end])
-        yield begun
+        yield rest
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
 
 def _write(parts: list[Part]) -> str:
-    """Parts as the text of a message: pieces of text as one, files as lines that name them."""
+    """Return parts as the text of a message: texts joined, files as lines that name them."""
     texts = "".join(part.text for part in parts)
     others = [part for part in parts if part.WhichOneof("content") not in ("text", None)]
     try:
         return "\n".join([*([texts] if texts else []), *([write_content(read_parts(others))] if others else [])])
     except ValueError as error:
-        raise ModelError(f"It says what is no JSON: {error}", reason="broken_reply") from error
+        raise ModelError(f"The answer contains invalid JSON: {error}", reason="broken_reply") from error
 
 
 def _context_of(turn: IncomingTurn) -> str:
-    """The context of a thread: the same whenever it is asked for, and nobody's but this network's."""
+    """Return the context id of a thread: always the same, and unique to this network."""
     parts = "\x1f".join(("a2a-context", turn.epoch, turn.agent_id, turn.message.thread_id))
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
@@ -477,7 +493,7 @@ def _origin(address: str) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _name(error: A2AError) -> ModelFailure:
+def _classify(error: A2AError) -> ModelFailure:
     """What a failure of the other side, or on the way to it, was."""
     cause: Any = error
     while cause is not None:

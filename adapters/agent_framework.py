@@ -1,6 +1,6 @@
 """Agents of Microsoft Agent Framework as participants: ``await AgentFrameworkAgent("helper", agent).run()``.
 
-The thread goes in as messages at each turn, without a session: what the agent knows of it is what the ledger shows it.
+Each turn passes the thread as messages, without a session. So the agent knows only what the ledger shows it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
 from roundelay.agents.runner import RunnerOptions
 from roundelay.network.extras import needs
 
-from .participant import AdaptedAgent, IncomingTurn
+from .participant import NEEDS_PERSON, AdaptedAgent, IncomingTurn
 
 with needs("agent-framework"):
     from agent_framework import AgentResponseUpdate, Message, SupportsAgentRun
@@ -34,10 +34,10 @@ class AgentFrameworkAgent(AdaptedAgent):
         calls: dict[str, int] = {}
         stream = self.adapted.run(messages, stream=True)
         async for update in stream:
-            _tell(turn, update, calls)
+            _show_update(turn, update, calls)
         response = await stream.get_final_response()
         if response.user_input_requests:
-            raise ModelError("The agent waits for a person, whom an adapter does not ask.", reason="misconfigured")
+            raise ModelError(NEEDS_PERSON, reason="misconfigured")
         used = response.usage_details or {}
         turn.count(
             Usage(
@@ -50,8 +50,8 @@ class AgentFrameworkAgent(AdaptedAgent):
         return response.messages[-1].text if response.messages else ""
 
 
-def _tell(turn: IncomingTurn, update: AgentResponseUpdate, calls: dict[str, int]) -> None:
-    """Show what an update brings; ``calls`` are the tool calls so far, by the framework's ids."""
+def _show_update(turn: IncomingTurn, update: AgentResponseUpdate, calls: dict[str, int]) -> None:
+    """Show an update. ``calls`` maps the framework's call ids to numbers."""
     turn.model = getattr(update.raw_representation, "model", None) or turn.model
     for content in update.contents:
         match content.type:

@@ -1,8 +1,8 @@
 """Agents of AgentScope as participants: ``await AgentScopeAgent("helper", make_agent).run()``.
 
-Such an agent remembers what it was told, in one memory for all conversations. So one is made anew for each message, and
-is given the thread: what was said in one enters no other that may not know it. Tools that ask a person for permission
-cannot: give the agent rules, or tools, that decide without one.
+Such an agent has one memory for all conversations. So each message creates a new agent, which gets the thread: texts of
+one thread must not reach readers of another. Tools that ask a person for permission do not work. Configure rules, or
+tools that decide without a person.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
 from roundelay.agents.runner import RunnerOptions
 from roundelay.network.extras import needs
 
-from .participant import AdaptedAgent, IncomingTurn
+from .participant import NEEDS_PERSON, AdaptedAgent, IncomingTurn
 
 with needs("agentscope"):
     from agentscope.agent import Agent
@@ -35,7 +35,7 @@ with needs("agentscope"):
 
 
 class AgentScopeAgent(AdaptedAgent):
-    """The agent that ``make`` gives as a participant."""
+    """The agents that ``make`` creates, as a participant."""
 
     framework = "agentscope"
 
@@ -45,24 +45,24 @@ class AgentScopeAgent(AdaptedAgent):
 
     async def answer(self, turn: IncomingTurn) -> str:
         agent, calls, text = self.make(), dict[str, int](), ""
-        said = [
+        messages = [
             AssistantMsg(agent.name, message.content)
             if isinstance(message, AssistantMessage)
             else UserMsg("user", message.content)
             for message in turn.chat()
         ]
-        async with aclosing(agent.reply_stream(said, yield_final_msg=True)) as stream:
+        async with aclosing(agent.reply_stream(messages, yield_final_msg=True)) as stream:
             async for event in stream:
                 if isinstance(event, Msg):
                     text = event.get_text_content() or ""
                 else:
-                    _tell(turn, event, calls)
+                    _show_event(turn, event, calls)
         return text
 
 
-def _tell(turn: IncomingTurn, event: AgentEvent, calls: dict[str, int]) -> None:
-    """Show what an event brings; ``calls`` are the tool calls so far, by the framework's ids. Raises `ModelError` for
-    what ends the work without an answer."""
+def _show_event(turn: IncomingTurn, event: AgentEvent, calls: dict[str, int]) -> None:
+    """Show an event. ``calls`` maps the framework's call ids to numbers. Raises `ModelError` if the work ends without
+    an answer."""
     match event:
         case ModelCallStartEvent():
             turn.model = event.model_name
@@ -77,7 +77,7 @@ def _tell(turn: IncomingTurn, event: AgentEvent, calls: dict[str, int]) -> None:
         case ToolResultEndEvent() if event.tool_call_id in calls:
             turn.end_call(calls[event.tool_call_id], ok=event.state == ToolResultState.SUCCESS)
         case RequireUserConfirmEvent() | RequireExternalExecutionEvent():
-            raise ModelError("The agent waits for a person, whom an adapter does not ask.", reason="misconfigured")
+            raise ModelError(NEEDS_PERSON, reason="misconfigured")
         case ReplyEndEvent() if event.error is not None:
             raise ModelError(f"The agent failed ({event.error.type}): {event.error.message}", reason="server")
         case _:

@@ -1,7 +1,7 @@
 """Agents and teams of AutoGen as participants: ``await AutoGenAgent("helper", make_agent).run()``.
 
-What runs in AutoGen remembers what it was told, in one memory for all conversations. So one is made anew for each
-message, and is given the conversation as one text: what was said in one thread enters no other that may not know it.
+An AutoGen agent has one memory for all conversations. So each message creates a new agent, which gets the conversation
+as one text: texts of one thread must not reach readers of another.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ with needs("autogen"):
 
 
 class AutoGenAgent(AdaptedAgent):
-    """What ``make`` gives, an agent or a team, as a participant; ``model`` is the name under which its use is counted,
-    since AutoGen tells none."""
+    """The agent or team that ``make`` creates, as a participant. ``model`` names the model of its usage, because
+    AutoGen does not report it."""
 
     framework = "autogen"
 
@@ -52,17 +52,17 @@ class AutoGenAgent(AdaptedAgent):
             async with aclosing(stream):
                 async for event in stream:
                     if isinstance(event, TaskResult):
-                        said = [message for message in event.messages if isinstance(message, BaseChatMessage)]
-                        text = said[-1].to_text() if said else ""
+                        messages = [message for message in event.messages if isinstance(message, BaseChatMessage)]
+                        text = messages[-1].to_text() if messages else ""
                     else:
-                        self._tell(turn, event, calls)
+                        self._show_event(turn, event, calls)
         except asyncio.CancelledError:
             token.cancel()
             raise
         return text
 
-    def _tell(self, turn: IncomingTurn, event: BaseAgentEvent | BaseChatMessage, calls: dict[str, int]) -> None:
-        """Show what an event brings; ``calls`` are the tool calls so far, by the framework's ids."""
+    def _show_event(self, turn: IncomingTurn, event: BaseAgentEvent | BaseChatMessage, calls: dict[str, int]) -> None:
+        """Show an event. ``calls`` maps the framework's call ids to numbers."""
         if event.models_usage is not None:
             used = Usage(event.models_usage.prompt_tokens, event.models_usage.completion_tokens)
             turn.count(used, self.model_name)

@@ -1,8 +1,8 @@
-"""Graphs of LangGraph, LangChain's agents among them, as participants: ``await LangGraphAgent("helper", graph).run()``.
+"""Graphs of LangGraph, including LangChain's agents, as participants: ``await LangGraphAgent("helper", graph).run()``.
 
-A graph is one whose state has ``messages``, its last one the answer. Without a checkpointer it is given the thread as
-it stands in the ledger. With one it remembers by itself, under the thread's id as ``thread_id``: it is given what came
-since its last answer, under ids of the messages, and killed in the middle it goes on at its last checkpoint.
+The graph's state must have ``messages``, whose last one is the answer. Without a checkpointer, the graph gets the
+thread from the ledger. With one, it remembers by itself, under the thread's id as ``thread_id``. Then it gets only the
+messages since its last answer, with the ids of the messages, and continues at its last checkpoint after a kill.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roundelay.agents.runner import RunnerOptions
 from roundelay.network import messages as ledger
 from roundelay.network.extras import needs
 
-from .participant import AdaptedAgent, IncomingTurn, mark
+from .participant import NEEDS_PERSON, AdaptedAgent, IncomingTurn, mark
 
 with needs("langgraph"):
     from langchain_core.callbacks import AsyncCallbackHandler
@@ -30,7 +30,7 @@ LEFT_OPEN = "This call was broken off. Whether it took effect is unknown."
 
 
 class LangGraphAgent(AdaptedAgent):
-    """A compiled ``graph`` as a participant. ``config`` is what each of its runs has, beside its thread."""
+    """A compiled ``graph`` as a participant. Each run gets ``config`` beside its thread."""
 
     framework = "langgraph"
 
@@ -47,13 +47,13 @@ class LangGraphAgent(AdaptedAgent):
         self.config = config or {}
 
     async def answer(self, turn: IncomingTurn) -> str:
-        watch = _Watch(turn)
-        given = self.config.get("callbacks") or []
+        observer = _Observer(turn)
+        callbacks = self.config.get("callbacks") or []
         config = RunnableConfig(
             **{
                 **self.config,
                 "configurable": {**self.config.get("configurable", {}), "thread_id": turn.message.thread_id},
-                "callbacks": [*given, watch] if isinstance(given, list) else [watch],
+                "callbacks": [*callbacks, observer] if isinstance(callbacks, list) else [observer],
             }
         )
         remembers = bool(self.graph.checkpointer)
@@ -61,41 +61,43 @@ class LangGraphAgent(AdaptedAgent):
         if isinstance(messages, str):
             return messages
         state: dict[str, Any] = {}
-        more: dict[str, Any] = {"durability": "sync"} if remembers else {}
-        asked = {"messages": messages} if messages is not None else None
-        async for mode, value in self.graph.astream(asked, config, stream_mode=["messages", "values"], **more):
+        options: dict[str, Any] = {"durability": "sync"} if remembers else {}
+        graph_input = {"messages": messages} if messages is not None else None
+        async for mode, value in self.graph.astream(graph_input, config, stream_mode=["messages", "values"], **options):
             if mode == "values":
                 state = value
             elif isinstance(value[0], AIMessage):
                 turn.stream(value[0].text)
         if state.get("__interrupt__"):
-            reason = "The graph waits for a person (interrupt), whom an adapter does not ask."
-            raise ModelError(reason, reason="misconfigured")
+            raise ModelError(NEEDS_PERSON, reason="misconfigured")
         return _read_answer(state.get("messages", []))
 
     async def _recall(self, turn: IncomingTurn, config: RunnableConfig) -> list[AnyMessage] | str | None:
-        """Give what the graph does not know yet; None if it is to go on where it was; its answer if it has given it."""
+        """Return the messages that the graph does not know; None if it should continue at its checkpoint; its answer if
+        it has one."""
         snapshot = await self.graph.aget_state(config)
-        known: Sequence[BaseMessage] = snapshot.values.get("messages", [])
-        if any(message.id == _name(turn.message) for message in known):
-            return None if snapshot.next else _read_answer(known)
-        answered = {message.tool_call_id for message in known if isinstance(message, ToolMessage)}
-        calls = [call["id"] for message in known if isinstance(message, AIMessage) for call in message.tool_calls]
+        messages: Sequence[BaseMessage] = snapshot.values.get("messages", [])
+        if any(message.id == _make_id(turn.message) for message in messages):
+            return None if snapshot.next else _read_answer(messages)
+        answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
+        calls = [call["id"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
         return [
             *(
                 ToolMessage(LEFT_OPEN, tool_call_id=call_id)
                 for call_id in calls
                 if call_id is not None and call_id not in answered
             ),
-            # Under one id each: what is there already is not added again.
+            # A fixed id per message: the graph does not add a known message again.
             HumanMessage(turn.guide, id="roundelay"),
-            *(HumanMessage(mark(message), id=_name(message)) for message in turn.news),
+            *(HumanMessage(mark(message), id=_make_id(message)) for message in turn.news),
         ]
 
 
-def _name(message: ledger.BaseMessage) -> str:
-    """Under this a graph remembers a message. A message's own id is its sender's to choose: by another's, or by that of
-    the guide, one would write over what is remembered there."""
+def _make_id(message: ledger.BaseMessage) -> str:
+    """Return the id of a message in the graph's memory.
+
+    Senders choose message ids freely. With the bare id, a sender could overwrite another sender's message or the guide.
+    """
     return f"{message.sender_id}/{message.message_id}"
 
 
@@ -112,8 +114,8 @@ def _read_answer(messages: Sequence[BaseMessage]) -> str:
     return messages[-1].text if messages and isinstance(messages[-1], AIMessage) else ""
 
 
-class _Watch(AsyncCallbackHandler):
-    """Tells of the tools that run in a graph, and counts what its models use."""
+class _Observer(AsyncCallbackHandler):
+    """Shows a graph's tool calls and counts the usage of its models."""
 
     def __init__(self, turn: IncomingTurn) -> None:
         self._turn = turn

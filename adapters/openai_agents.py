@@ -1,7 +1,7 @@
 """Agents of the OpenAI Agents SDK as participants: ``await OpenAIAgentsAgent("helper", agent).run()``.
 
-The thread goes in as input items at each turn, without a session: what the agent knows of it is what the ledger shows
-it. That SDK sends traces, prompts included, to OpenAI unless its tracing is disabled (`set_tracing_disabled`).
+Each turn passes the thread as input items, without a session. So the agent knows only what the ledger shows it. The SDK
+sends traces with prompts to OpenAI unless its tracing is disabled (`set_tracing_disabled`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
 from roundelay.agents.runner import RunnerOptions
 from roundelay.network.extras import needs
 
-from .participant import AdaptedAgent, IncomingTurn
+from .participant import NEEDS_PERSON, AdaptedAgent, IncomingTurn
 
 with needs("openai-agents"):
     from agents import Agent, RunConfig, Runner, StreamEvent
 
 
 class OpenAIAgentsAgent(AdaptedAgent):
-    """``agent`` as a participant; ``context`` and ``run_config`` are given to each of its runs."""
+    """``agent`` as a participant. Each run gets ``context`` and ``run_config``."""
 
     framework = "openai-agents"
 
@@ -49,12 +49,12 @@ class OpenAIAgentsAgent(AdaptedAgent):
         calls: dict[str, int] = {}
         try:
             async for event in result.stream_events():
-                _tell(turn, event, calls)
+                _show_event(turn, event, calls)
         except asyncio.CancelledError:
-            result.cancel()  # else its own tasks go on
+            result.cancel()  # otherwise the SDK's own tasks continue
             raise
         if result.interruptions:
-            raise ModelError("The agent waits for a person, whom an adapter does not ask.", reason="misconfigured")
+            raise ModelError(NEEDS_PERSON, reason="misconfigured")
         used, last = result.context_wrapper.usage, result.last_agent.model
         cached, thought = used.input_tokens_details.cached_tokens, used.output_tokens_details.reasoning_tokens
         name = last if isinstance(last, str) else getattr(last, "model", "")
@@ -65,8 +65,8 @@ class OpenAIAgentsAgent(AdaptedAgent):
         return TypeAdapter(type(output)).dump_json(output).decode()
 
 
-def _tell(turn: IncomingTurn, event: StreamEvent, calls: dict[str, int]) -> None:
-    """Show what an event brings; ``calls`` are the tool calls so far, by the framework's ids."""
+def _show_event(turn: IncomingTurn, event: StreamEvent, calls: dict[str, int]) -> None:
+    """Show an event. ``calls`` maps the framework's call ids to numbers."""
     if event.type == "raw_response_event":
         if event.data.type == "response.output_text.delta":
             turn.stream(event.data.delta)

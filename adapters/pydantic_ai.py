@@ -1,8 +1,7 @@
 """Agents of Pydantic AI as participants: ``await PydanticAIAgent("helper", agent).run()``.
 
-The thread goes in as the message history and the last words as the prompt, whose last reply is the agent's own before.
-The agent's `system_prompt` is put before the history too (`instructions` always are). Outputs that are no text are
-written as JSON.
+The thread becomes the message history, and the latest message the prompt. The agent's `system_prompt` is added before
+the history (`instructions` always are). Outputs other than text are written as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
 from roundelay.agents.runner import RunnerOptions
 from roundelay.network.extras import needs
 
-from .participant import AdaptedAgent, IncomingTurn
+from .participant import NEEDS_PERSON, AdaptedAgent, IncomingTurn
 
 with needs("pydantic-ai"):
     from pydantic_ai.agent import AbstractAgent
@@ -41,7 +40,7 @@ with needs("pydantic-ai"):
 
 
 class PydanticAIAgent(AdaptedAgent):
-    """``agent`` as a participant; ``deps`` are given to each of its runs."""
+    """``agent`` as a participant. Each run gets ``deps``."""
 
     framework = "pydantic-ai"
 
@@ -65,7 +64,7 @@ class PydanticAIAgent(AdaptedAgent):
             message_history=history,
             deps=self.deps,
             capabilities=[ReinjectSystemPrompt()],
-            event_stream_handler=partial(_tell, turn),
+            event_stream_handler=partial(_show_events, turn),
         )
         used = result.usage
         turn.count(
@@ -73,12 +72,12 @@ class PydanticAIAgent(AdaptedAgent):
         )
         output: object = result.output
         if isinstance(output, DeferredToolRequests):
-            raise ModelError("The agent waits for a person, whom an adapter does not ask.", reason="misconfigured")
+            raise ModelError(NEEDS_PERSON, reason="misconfigured")
         return output if isinstance(output, str) else TypeAdapter(type(output)).dump_json(output).decode()
 
 
-async def _tell(turn: IncomingTurn, _: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
-    """Show what one step of the agent does: a reply as it streams, or its tool calls."""
+async def _show_events(turn: IncomingTurn, _: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
+    """Show the events of one step: a streaming reply, or tool calls."""
     calls: dict[str, int] = {}
     async for event in events:
         match event:

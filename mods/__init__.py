@@ -1,4 +1,4 @@
-"""The mods that come with Roundelay, one file each. They import only `roundelay.network`."""
+"""The included mods, one module each. They import only `roundelay.network`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""`channels`: named places with members. Membership itself is the network's (it decides who a message is for); this mod
-lets participants change it."""
+"""`channels`: named places with members.
+
+The network itself owns the membership, because it decides who gets a message. This mod lets participants change it.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,12 @@ Title = Annotated[str, Meta(max_length=100, description="What people call the ch
 Who = Annotated[str, Meta(description="The id of an agent, a person or a service.")]
 PageLimit = Annotated[int, Meta(ge=1, le=1000)]
 MEMBERS_COUNTED = 50_000
-"""So many members of channels, and of those for whom a reaction is, one page looks at: the hub does nothing else
-meanwhile."""
+"""Maximum number of channel members and listeners that one page examines. The hub does nothing else meanwhile."""
 Text = Annotated[str, Meta(min_length=1, description="The text to send.")]
 
 
 class Channels(Mod):
-    """Create, join, leave and list channels, say who is in them, and write in them."""
+    """Create, join, leave and list channels, list their members, and write in them."""
 
     id = "channels"
 
@@ -54,80 +55,80 @@ class Channels(Mod):
         history: History = "since_join",
         access: Access = "open",
     ) -> dict[str, Any]:
-        """Create a channel, own it and join it. Access "open": anybody may join; "invite": everybody sees it, only
-        those whom you invite may join; "closed": nobody else even sees that there is one. With history "members",
-        late joiners may read what was written before.
-        """
+        """Create a channel, own it and join it. Access "open": anybody may join. "invite": everybody sees the channel,
+        and invited participants may join. "closed": only members and invited participants see the channel. With history
+        "members", late joiners may read earlier messages."""
         change.create_channel(name, topic=topic, history=history, access=access)
         change.join_channel(name, change.origin.agent_id)
         return {"channel": name}
 
     @operation("change")
     def join(self, change: Change, *, name: ChannelName) -> dict[str, Any]:
-        """Join a channel that is open or that you are invited to, to get its messages and to write in it."""
+        """Join a channel that is open or that you are invited to. You get its messages and may write in it."""
         change.join_channel(name, change.origin.agent_id)
         return {"channel": name}
 
     @operation("change")
     def leave(self, change: Change, *, name: ChannelName) -> dict[str, Any]:
-        """Leave a channel. To come back to one that is not open you need another invitation, unless you own it."""
+        """Leave a channel. To rejoin a channel that is not open you need a new invitation, unless you own it."""
         change.leave_channel(name, change.origin.agent_id)
         return {"channel": name}
 
     @operation("change")
     def invite(self, change: Change, *, name: ChannelName, agent_id: Who) -> dict[str, Any]:
-        """Let somebody join a channel that you own. Nobody is told: write to them, so that they join."""
-        _own(change, name, "invites")
+        """Let a participant join a channel that you own. The participant gets no notice, so write to it."""
+        _check_owner(change, name, "invites")
         change.invite_to_channel(name, agent_id)
         return {"channel": name, "agent_id": agent_id}
 
     @operation("change")
     def remove(self, change: Change, *, name: ChannelName, agent_id: Who) -> dict[str, Any]:
-        """Take a member, or an invitation, out of a channel that you own. Who was removed reads nothing that is
-        written afterwards, and comes back only if it is invited again."""
-        _own(change, name, "removes others")
+        """Remove a member or an invitation from a channel that you own. A removed member cannot read later messages,
+        and needs a new invitation to rejoin."""
+        _check_owner(change, name, "removes others")
         if agent_id == change.origin.agent_id:
             raise InvalidArguments(
-                f"To go yourself, call channels.leave; channels.set_owner gives {name!r} to another member."
+                f"You cannot remove yourself from {name!r}. Leave with channels.leave, or transfer the channel with "
+                "channels.set_owner."
             )
         change.remove_from_channel(name, agent_id)
         return {"channel": name, "agent_id": agent_id}
 
     @operation("change")
     def set_owner(self, change: Change, *, name: ChannelName, agent_id: Who) -> dict[str, Any]:
-        """Give a channel that you own to another member of it."""
-        _own(change, name, "gives it away")
+        """Transfer a channel that you own to another member."""
+        _check_owner(change, name, "gives it away")
         if not change.state.member(name, agent_id).is_in:
-            raise InvalidArguments(f"{agent_id!r} is not in the channel {name!r}; it has to join before it can own it.")
+            raise InvalidArguments(f"{agent_id!r} is not in the channel {name!r} and must join before owning it.")
         change.set_channel(name, owner=agent_id)
         return {"channel": name, "owner": agent_id}
 
     @operation("change")
     def set_access(self, change: Change, *, name: ChannelName, access: Access) -> dict[str, Any]:
         """Choose who may join a channel that you own: "open", "invite" or "closed". Its members stay."""
-        _own(change, name, "says who may join")
+        _check_owner(change, name, "says who may join")
         change.set_channel(name, access=access)
         return {"channel": name, "access": access}
 
     @operation("change")
     def set_topic(self, change: Change, *, name: ChannelName, topic: Topic) -> dict[str, Any]:
-        """Say what a channel is about; its members may."""
+        """Set the topic of a channel that you are in."""
         check_member(change.state, change.origin, find_channel(change.state, change.origin, name))
         change.set_channel(name, topic=topic)
         return {"channel": name, "topic": topic}
 
     @operation("change")
     def set_title(self, change: Change, *, name: ChannelName, title: Title) -> dict[str, Any]:
-        """Say what people call a channel that you own; an empty title takes that away. Its name stays."""
-        _own(change, name, "renames it")
+        """Set the display title of a channel that you own. An empty title removes it. The name stays."""
+        _check_owner(change, name, "renames it")
         change.set_channel(name, title=" ".join(title.split()))
         return {"channel": name, "title": " ".join(title.split())}
 
     @operation("change")
     def set_history(self, change: Change, *, name: ChannelName, history: History) -> dict[str, Any]:
-        """Choose what late joiners may read; the channel's owner may, or an operator."""
+        """Choose which messages late joiners of a channel may read. Only its owner or an operator may."""
         channel = find_channel(change.state, change.origin, name)
-        # who made it before there were owners may
+        # In channels from before ownership existed, the creator may.
         if channel.owner is not None or channel.created_by != change.origin.agent_id:
             check_owner(change.state, change.origin, channel, "changes what late joiners read")
         change.set_channel(name, history=history)
@@ -141,10 +142,10 @@ class Channels(Mod):
 
     @operation("change")
     def reply(self, change: Change, *, reply_to: Seq, text: Text, cause: Seq | None = None) -> dict[str, Any]:
-        """Answer a channel message in its reply thread; reply_to is the message's seq."""
+        """Reply to a channel message in its thread. reply_to is the message's seq."""
         parent = change.head(reply_to)
         if parent.kind != "channel":
-            raise InvalidArguments(f"Message {reply_to} is not in a channel.")
+            raise InvalidArguments(f"Message {reply_to} is not in a channel. Use a plain message to reply to it.")
         row = change.post(parent.to, text, reply_to=reply_to, cause=cause)
         return {"seq": row.seq, "thread_id": row.stream}
 
@@ -152,8 +153,8 @@ class Channels(Mod):
     async def list(
         self, reading: Reading, *, after: str = "", limit: PageLimit = 1000, trigger: Seq | None = None
     ) -> dict[str, Any]:
-        """List the channels that you may see: name, topic, who may join, who owns it, how many members, and
-        whether you are one or are invited. By name; those above `after`."""
+        """List the channels that you may see, by name after `after`: name, topic, access, owner, number of members, and
+        whether you are a member or invited."""
         state, origin = reading.hub.state, reading.origin
         listeners = await find_audience(reading, trigger)
         counted, is_cut = 0, False
@@ -163,17 +164,17 @@ class Channels(Mod):
             for name, channel in state.ascending("channel", after):
                 if not (is_found(state, origin, channel) and _reads(reading, name)):
                     continue
-                asked = listeners if channel.access == "closed" or state.rights is not None else ()
+                required = listeners if channel.access == "closed" or state.rights is not None else ()
                 if not all(
                     is_found_by(state, agent_id, channel) and has_right_to_read(state, agent_id, name)
-                    for agent_id in asked
+                    for agent_id in required
                 ):
                     continue
                 is_cut = counted > MEMBERS_COUNTED
                 if is_cut:
                     return
                 members, own = state.members(name), state.member(name, origin.agent_id)
-                counted += len(members) + len(asked)
+                counted += len(members) + len(required)
                 entry = {
                     "name": name,
                     "topic": channel.topic,
@@ -203,11 +204,12 @@ class Channels(Mod):
         limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000,
         trigger: Seq | None = None,
     ) -> dict[str, Any]:
-        """List who is in a channel, by id, those above `after`; its members and operators may ask."""
+        """List the members of a channel by id, after `after`. Members and operators may call this."""
         state, origin = reading.hub.state, reading.origin
         check_right(state, origin, "read", name)
         check_member(state, origin, find_channel(state, origin, name))
-        for agent_id in sorted(await find_audience(reading, trigger)):  # as if each asked, in one order everywhere
+        # Check as if each listener asked, sorted so that every hub refuses for the same one.
+        for agent_id in sorted(await find_audience(reading, trigger)):
             listener = state.participant(agent_id)
             kind = listener.kind if listener is not None else origin.kind
             asking = msgspec.structs.replace(origin, agent_id=agent_id, kind=kind, is_operator=False)
@@ -218,8 +220,8 @@ class Channels(Mod):
         return {"channel": name, "members": members, "has_more": has_more}
 
 
-def _own(change: Change, name: str, doing: str) -> None:
-    """Make sure that the caller owns a channel, of which the owner alone does this."""
+def _check_owner(change: Change, name: str, doing: str) -> None:
+    """Raise unless the caller owns the channel. ``doing`` names the action in the error."""
     check_owner(change.state, change.origin, find_channel(change.state, change.origin, name), doing)
 
 

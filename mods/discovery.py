@@ -1,4 +1,4 @@
-"""`discovery`: find participants by what their card says that they can do."""
+"""`discovery`: search participants by the skills on their cards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WEIGHTS = {"tags": 3, "tools": 2, "description": 1}
 
 
 class _Index(Struct, frozen=True):
-    """What one card says: as it is shown, and its words by part."""
+    """The content of a card and its words by part."""
 
     source: Raw | UnsetType
     card: dict[str, Any]
@@ -26,13 +26,13 @@ class _Index(Struct, frozen=True):
 
 
 class Discovery(Mod):
-    """Search the cards that participants show when they join."""
+    """Search the cards of participants."""
 
     id = "discovery"
 
     def __init__(self) -> None:
-        # A card is read once: a search stops the hub's loop while it runs, 40 us a card when it reads them. One entry a
-        # participant.
+        # Parse each card once: parsing takes 40 us per card, and a search blocks the hub's loop. The cache has one entry
+        # per participant.
         self._indexes: dict[str, _Index] = {}
 
     @operation("read")
@@ -40,23 +40,22 @@ class Discovery(Mod):
         self,
         reading: Reading,
         *,
-        query: Annotated[str, Meta(min_length=1, max_length=500, description="What you need done, in a few words.")],
+        query: Annotated[str, Meta(min_length=1, max_length=500, description="What you need, in a few words.")],
         limit: Annotated[int, Meta(ge=1, le=100)] = 10,
         online: bool | None = None,
     ) -> dict[str, Any]:
-        """Find participants whose card speaks of what you need: tags, tools or description. The best match comes
-        first."""
+        """Find participants whose card matches your query in tags, tools or description, best match first."""
         words = {word.lower() for word in _WORD.findall(query)}
-        found = []
+        scored = []
         for participant in reading.hub.state.participants():
             is_online = reading.hub.is_online(participant.agent_id)
             if online not in (None, is_online) or participant.agent_id == reading.origin.agent_id:
                 continue
-            index = self._index(participant)
-            # each word of the query counts once per part that has it
+            index = self._get_index(participant)
+            # Each word of the query counts once per part that contains it.
             score = sum(weight * len(words & index.words[part]) for part, weight in _WEIGHTS.items())
             if score:
-                found.append((-score, participant.agent_id, participant.kind, is_online, index.card))
+                scored.append((-score, participant.agent_id, participant.kind, is_online, index.card))
         best = (
             {
                 "agent_id": agent_id,
@@ -65,28 +64,28 @@ class Discovery(Mod):
                 "card": card,
                 "score": -score,
             }
-            for score, agent_id, kind, is_online, card in nsmallest(limit, found, key=lambda match: match[:2])
+            for score, agent_id, kind, is_online, card in nsmallest(limit, scored, key=lambda match: match[:2])
         )
         return {"participants": take_page(best, limit, reading.hub.limits.max_result_bytes)[0]}
 
-    def _index(self, participant: Participant) -> _Index:
-        found = self._indexes.get(participant.agent_id)
-        if found is None or found.source is not participant.card:
-            found = self._indexes[participant.agent_id] = _read_card(participant)
-        return found
+    def _get_index(self, participant: Participant) -> _Index:
+        index = self._indexes.get(participant.agent_id)
+        if index is None or index.source is not participant.card:
+            index = self._indexes[participant.agent_id] = _read_card(participant)
+        return index
 
 
 def _read_card(participant: Participant) -> _Index:
     card = msgspec.json.decode(participant.card) if participant.card is not UNSET else {}
     card = card if isinstance(card, dict) else {}
-    words = {part: _words(card.get(part)) for part in _WEIGHTS}
-    words["tags"] |= {participant.agent_id, *_words(participant.agent_id)}  # the id counts as a tag
+    words = {part: _list_words(card.get(part)) for part in _WEIGHTS}
+    words["tags"] |= {participant.agent_id, *_list_words(participant.agent_id)}  # the id counts as a tag
     return _Index(participant.card, card, words)
 
 
-def _words(value: object) -> set[str]:
+def _list_words(value: object) -> set[str]:
     if isinstance(value, str):
         return {word.lower() for word in _WORD.findall(value)} | set(value.lower().replace("_", " ").split())
     if isinstance(value, list):
-        return set().union(*(_words(item) for item in value))
+        return set().union(*(_list_words(item) for item in value))
     return set()

@@ -1,7 +1,9 @@
-"""`notify_when`: one message when somebody has answered or finished, for who cannot wait for it.
+"""`notify_when`: a single notification when a message was answered or an agent's work on it has ended, for callers that
+cannot wait.
 
-The message comes in the same commit as the answer or the end: once, whatever is killed. What others do besides (whether
-an agent is idle) is not told: an agent could pass it on.
+The notification is part of the same commit as the answer or the end, so it is sent exactly once, even if processes are
+killed. Other facts, such as whether an agent is idle, are not offered: a notified agent could pass them on to
+participants who may not know them.
 """
 
 from __future__ import annotations
@@ -19,19 +21,19 @@ from roundelay.network.frames import Seq
 from roundelay.network.mod import Change, Mod, operation
 
 MAX_ASKED_BY_ONE, MAX_ASKED = 50, 500
-"""What is asked and not told yet, of one and in a network."""
+"""Maximum number of open requests of one participant, and of all participants."""
 ASKED_MS = 7 * 86_400_000
-"""So long it is waited for: much never ends, and few take back what they asked."""
+"""Lifetime of a request, in milliseconds. Many reactions never end, and few callers cancel their requests."""
 
 AgentId = Annotated[str, Meta(max_length=64)]
 
 
-class _Said(Struct):
+class _Reply(Struct):
     reply_to: int | UnsetType | None = UNSET
 
 
 class NotifyWhen(Mod):
-    """Tell once of an answer."""
+    """Notify once about an answer or about the end of work."""
 
     id = "notify_when"
 
@@ -41,34 +43,36 @@ class NotifyWhen(Mod):
         change: Change,
         *,
         seq: Seq,
-        agent_id: Annotated[AgentId, Meta(description="Whose answer; without it anybody's but yours.")] = "",
+        agent_id: Annotated[
+            AgentId, Meta(description="Only answers of this participant; by default of anybody but you.")
+        ] = "",
     ) -> dict[str, Any]:
-        """Be told once, by a message, when a message that you may read is answered (`reply_to`). Only of answers that
-        come from now on, for seven days: look at the thread too."""
+        """Get one notification when a message that you may read is answered (`reply_to`). This covers answers from now
+        on, for seven days. Check the thread for earlier ones."""
         change.head(seq)
         if agent_id:
             _check_known(change, agent_id)
-        _ask(change, str(seq), [change.origin.agent_id, agent_id])
+        _add_request(change, str(seq), [change.origin.agent_id, agent_id])
         return {"seq": seq, "agent_id": agent_id or None}
 
     @operation("change")
     def finished(
-        self, change: Change, *, seq: Seq, agent_id: Annotated[AgentId, Meta(description="Which agent's work on it.")]
+        self, change: Change, *, seq: Seq, agent_id: Annotated[AgentId, Meta(description="The agent that works on it.")]
     ) -> dict[str, Any]:
-        """Be told once, by a message, when an agent's work on a message that you may read has ended, with an answer or
-        without. Only of what ends from now on, for seven days: network.message_status tells how it stands."""
+        """Get one notification when an agent's work on a message that you may read has ended, with or without an
+        answer. This covers the next seven days. network.message_status shows the current state."""
         change.head(seq)
         _check_known(change, agent_id)
-        _ask(change, f"end/{agent_id}/{seq}", [change.origin.agent_id])
+        _add_request(change, f"end/{agent_id}/{seq}", [change.origin.agent_id])
         return {"seq": seq, "agent_id": agent_id}
 
     @operation("change")
     def cancel(self, change: Change, *, seq: Seq) -> dict[str, Any]:
-        """Be told no more of answers to a message, nor of the end of anybody's work on it."""
-        caller, asked = change.origin.agent_id, _read(change)
-        mine = [request for request in asked if request.by == caller and request.seq == seq]
-        _drop(change, asked, mine)
-        return {"is_cancelled": bool(mine)}
+        """Cancel all your notifications about a message."""
+        caller, requests = change.origin.agent_id, _read_requests(change)
+        cancelled = [request for request in requests if request.by == caller and request.seq == seq]
+        _remove_requests(change, requests, cancelled)
+        return {"is_cancelled": bool(cancelled)}
 
     def ended(self, change: Change, reaction: OpenReaction) -> None:
         key, trigger = f"end/{reaction.agent_id}/{reaction.trigger}", reaction.trigger_head
@@ -77,14 +81,14 @@ class NotifyWhen(Mod):
         for [asker] in entries:
             if change.state.present(asker) is not None and may_read(change.state, asker, trigger):
                 change.answer(asker, f"{reaction.agent_id} has finished its work on #{reaction.trigger}.")
-        asked = _read(change)
-        _drop(change, asked, [request for request in asked if request.key == key])
+        requests = _read_requests(change)
+        _remove_requests(change, requests, [request for request in requests if request.key == key])
 
     def apply(self, change: Change, message: Row) -> None:
-        said = msgspec.json.decode(message.data, type=_Said)
-        if not isinstance(said.reply_to, int) or not (entries := change.get(key := str(said.reply_to))):
+        reply = msgspec.json.decode(message.data, type=_Reply)
+        if not isinstance(reply.reply_to, int) or not (entries := change.get(key := str(reply.reply_to))):
             return
-        told = [
+        notified = [
             entry
             for entry in entries
             if entry[0] != message.actor
@@ -93,15 +97,17 @@ class NotifyWhen(Mod):
             and change.state.present(entry[0]) is not None
             and may_read(change.state, entry[0], message.head)
         ]
-        for asker in dict.fromkeys(entry[0] for entry in told):
-            change.answer(asker, f"{message.actor} has answered #{said.reply_to}: #{message.seq}.")
-        if told:
-            asked = _read(change)
-            _drop(change, asked, [request for request in asked if request.key == key and request.entry in told])
+        for asker in dict.fromkeys(entry[0] for entry in notified):
+            change.answer(asker, f"{message.actor} has answered #{reply.reply_to}: #{message.seq}.")
+        if notified:
+            requests = _read_requests(change)
+            _remove_requests(
+                change, requests, [request for request in requests if request.key == key and request.entry in notified]
+            )
 
 
-class _Asked(Struct, array_like=True, frozen=True):
-    """One thing that was asked and not told: under ``key`` stands the ``entry`` too, where a message or an end finds
+class _Request(Struct, array_like=True, frozen=True):
+    """An open request. Its ``entry`` is also stored under ``key``, where a message or the end of a reaction finds
     it."""
 
     key: str
@@ -117,39 +123,39 @@ class _Asked(Struct, array_like=True, frozen=True):
         return int(self.key.rpartition("/")[2])
 
 
-def _read(change: Change) -> list[_Asked]:
-    """All that was asked, the oldest first."""
-    return msgspec.convert(change.get("asked") or [], list[_Asked])
+def _read_requests(change: Change) -> list[_Request]:
+    """Return all open requests, oldest first."""
+    return msgspec.convert(change.get("asked") or [], list[_Request])
 
 
 def _check_known(change: Change, agent_id: str) -> None:
     if change.state.present(agent_id) is None:
-        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
+        raise UnknownRecipient(f"{agent_id!r} is not registered in this network.")
 
 
-def _ask(change: Change, key: str, entry: list[str]) -> None:
-    """Keep what is asked, once. Raises `InvalidArguments` where too much is."""
-    asked = _read(change)
-    over = [
-        request for request in asked if request.until <= change.stamp or (request.key, request.entry) == (key, entry)
+def _add_request(change: Change, key: str, entry: list[str]) -> None:
+    """Store a request, unless it exists. Raises `InvalidArguments` if there are too many."""
+    requests = _read_requests(change)
+    expired = [
+        request for request in requests if request.until <= change.stamp or (request.key, request.entry) == (key, entry)
     ]
-    asked = _drop(change, asked, over)
-    if sum(request.by == entry[0] for request in asked) >= MAX_ASKED_BY_ONE or len(asked) >= MAX_ASKED:
+    requests = _remove_requests(change, requests, expired)
+    if sum(request.by == entry[0] for request in requests) >= MAX_ASKED_BY_ONE or len(requests) >= MAX_ASKED:
         raise InvalidArguments(
-            f"At most {MAX_ASKED_BY_ONE} things are asked by one, and {MAX_ASKED} in all, until they are told; "
-            "notify_when.cancel takes them back."
+            f"Too many open requests: at most {MAX_ASKED_BY_ONE} per participant and {MAX_ASKED} in the network. Cancel "
+            "some with notify_when.cancel."
         )
     change.put(key, [*(change.get(key) or []), entry])
-    change.put("asked", [*asked, _Asked(key, entry, change.stamp + ASKED_MS)])
+    change.put("asked", [*requests, _Request(key, entry, change.stamp + ASKED_MS)])
 
 
-def _drop(change: Change, asked: list[_Asked], over: list[_Asked]) -> list[_Asked]:
-    """Forget what was told, taken back or waited for long enough; gives the rest."""
-    if not over:
-        return asked
-    for key in dict.fromkeys(request.key for request in over):
-        gone = [request.entry for request in over if request.key == key]
-        change.put(key, [item for item in change.get(key) or [] if item not in gone] or None)
-    rest = [request for request in asked if request not in over]
-    change.put("asked", rest or None)
-    return rest
+def _remove_requests(change: Change, requests: list[_Request], removed: list[_Request]) -> list[_Request]:
+    """Remove requests that were notified, cancelled or have expired. Return the others."""
+    if not removed:
+        return requests
+    for key in dict.fromkeys(request.key for request in removed):
+        entries = [request.entry for request in removed if request.key == key]
+        change.put(key, [item for item in change.get(key) or [] if item not in entries] or None)
+    remaining = [request for request in requests if request not in removed]
+    change.put("asked", remaining or None)
+    return remaining

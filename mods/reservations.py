@@ -1,7 +1,7 @@
-"""`reservations`: who works on which files, for a while, so that two do not write the same one.
+"""`reservations`: temporary claims on files, so that two participants do not change the same file.
 
-A reservation hinders nobody by force: it is known, collisions are refused, and the holder is told once of who came for
-what it holds. It ends by itself, by the hub's stamps.
+A reservation is advisory: it is visible, conflicting reservations are refused, and its holder learns once of each
+participant that wanted its files. It expires by the hub's timestamps.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from roundelay.network.errors import InvalidArguments
 from roundelay.network.mod import Change, Mod, operation
 
 MAX_HELD = 500
-"""In a network."""
+"""Maximum number of reservations in a network."""
 MAX_HELD_BY_ONE = 50
 MAX_TOLD = 50
-"""Of so many who come for one reservation its holder is told."""
+"""Maximum number of participants about whom the holder of one reservation is notified."""
 
 FilePath = Annotated[
     str,
     Meta(
         min_length=1,
         max_length=200,
-        description="A path from the project's root: src/a.py, src or src/*.py (* is any text).",
+        description="A path from the project's root: src/a.py, src or src/*.py (* matches any text).",
     ),
 ]
 Paths = Annotated[list[FilePath], Meta(min_length=1, max_length=10)]
@@ -44,13 +44,13 @@ class Reservations(Mod):
         *,
         paths: Paths,
         minutes: Annotated[int, Meta(ge=1, le=1440)] = 60,
-        note: Annotated[str, Meta(max_length=200, description="What for.")] = "",
+        note: Annotated[str, Meta(max_length=200, description="Purpose of the reservation.")] = "",
     ) -> dict[str, Any]:
-        """Reserve files or patterns of files for some minutes before you change them. If somebody else holds one of
-        them, nothing is reserved: you are told who, and the holder is told of you. Your own are prolonged.
-        """
-        caller, held = change.origin.agent_id, _read(change)
-        wanted = list(dict.fromkeys(_clean(path) for path in paths))
+        """Reserve files or patterns of files for some minutes before you change them. If another participant holds one
+        of them, nothing is reserved: you learn who holds it, and the holder is notified. Your own reservations are
+        extended."""
+        caller, held = change.origin.agent_id, _read_active(change)
+        wanted = list(dict.fromkeys(_normalize(path) for path in paths))
         taken = [
             (own, reservation)
             for own in wanted
@@ -65,14 +65,14 @@ class Reservations(Mod):
                     if reservation["agent_id"] == holder and _is_news(reservation, caller)
                 ]
                 if theirs and change.state.present(holder) is not None:
-                    change.answer(holder, f"{caller} wants what you have reserved: {', '.join(_names(theirs))}.")
+                    change.answer(holder, f"{caller} wants what you have reserved: {', '.join(_list_paths(theirs))}.")
                 for other in theirs:
                     other["told"] = [*other["told"], caller]
             change.put("held", held)
             return {
                 "reserved": [],
                 "taken": [
-                    _show(reservation)
+                    _describe(reservation)
                     for reservation in {reservation["path"]: reservation for _, reservation in taken}.values()
                 ],
             }
@@ -92,40 +92,43 @@ class Reservations(Mod):
             or len(own) + sum(reservation["agent_id"] == caller for reservation in kept) > MAX_HELD_BY_ONE
         ):
             raise InvalidArguments(
-                f"At most {MAX_HELD_BY_ONE} paths are reserved by one, and {MAX_HELD} in all; release what is done."
+                f"Too many reservations: at most {MAX_HELD_BY_ONE} per participant and {MAX_HELD} in the network. "
+                "Release paths that you no longer need."
             )
         change.put("held", [*kept, *own])
-        return {"reserved": [_show(reservation) for reservation in own], "taken": []}
+        return {"reserved": [_describe(reservation) for reservation in own], "taken": []}
 
     @operation("change")
     def release(self, change: Change, *, paths: Paths | None = None) -> dict[str, Any]:
-        """Give up what you have reserved: these paths, as they were reserved, or all of it."""
-        held = _read(change)
-        given_up = [
+        """Release your reservations: the given paths as they were reserved, or all of them."""
+        held = _read_active(change)
+        released = [
             reservation
             for reservation in held
             if reservation["agent_id"] == change.origin.agent_id
-            and (paths is None or reservation["path"] in map(_clean, paths))
+            and (paths is None or reservation["path"] in map(_normalize, paths))
         ]
-        change.put("held", [reservation for reservation in held if reservation not in given_up])
-        return {"released": _names(given_up)}
+        change.put("held", [reservation for reservation in held if reservation not in released])
+        return {"released": _list_paths(released)}
 
     @operation("change")
     def list(self, change: Change) -> dict[str, Any]:
-        """List what is reserved, by whom and until when (milliseconds)."""
-        return {"reservations": [_show(reservation) for reservation in _read(change)]}
+        """List all reservations with holder and expiry time (milliseconds)."""
+        return {"reservations": [_describe(reservation) for reservation in _read_active(change)]}
 
 
 def overlaps(one: str, other: str) -> bool:
-    """Whether two paths or patterns may meet in a file. A path without a star is a file, or a folder with all that is
-    in it: beside a pattern one whose name ends as files' do (``a.md``) is a file, unless the pattern leads into it. Of
-    patterns with several stars it may see one too many, since only what stands before the first and after the last is
-    compared."""
-    return _may_meet(one, other) or _holds(one, other) or _holds(other, one)
+    """Whether two paths or patterns may match the same file.
+
+    A path without a star is a file or a folder with all of its content. Beside a pattern, a path with a file extension
+    (``a.md``) is a file, unless the pattern leads into it. For patterns with several stars the result may be a false
+    positive, because only the text before the first and after the last star is compared.
+    """
+    return _may_meet(one, other) or _contains(one, other) or _contains(other, one)
 
 
-def _holds(folder: str, other: str) -> bool:
-    """Whether a path is a folder in which the other may be."""
+def _contains(folder: str, other: str) -> bool:
+    """Whether a path is a folder that may contain the other path."""
     is_file = "*" in other and re.search(r"[^/]\.[A-Za-z]\w*$", folder)
     return "*" not in folder and (other.startswith(f"{folder}/") or (not is_file and _may_meet(f"{folder}/*", other)))
 
@@ -146,18 +149,20 @@ def _may_meet(one: str, other: str) -> bool:
     )
 
 
-def _clean(path: str) -> str:
-    """A path as it is compared: from the project's root, in one spelling. Raises `InvalidArguments` for one that leads
-    out of the project."""
+def _normalize(path: str) -> str:
+    """Return a path in a comparable form, relative to the project's root. Raises `InvalidArguments` for a path outside
+    of the project."""
     text = unicodedata.normalize("NFC", path.strip()).replace("\\", "/")
     if re.match("/|~|[A-Za-z]:/", text):
-        raise InvalidArguments(f"{path!r} is no path in the project; name it from the project's root, as src/a.py.")
+        raise InvalidArguments(
+            f"{path!r} is outside of the project. Use a path from the project's root, such as src/a.py."
+        )
     parts: list[str] = []
     for part in text.split("/"):
         if part == "..":
             if not parts or "*" in parts[-1]:
                 raise InvalidArguments(
-                    f"{path!r} leads out of the project, or nobody knows where; name it without `..`."
+                    f"{path!r} leads outside of the project, or to an unknown folder. Use a path without `..`."
                 )
             parts.pop()
         elif part not in ("", "."):
@@ -166,19 +171,19 @@ def _clean(path: str) -> str:
     return "/".join([*parts, "*"] if is_folder else parts)
 
 
-def _read(change: Change) -> list[dict[str, Any]]:
-    """What is reserved still, by the hub's time."""
+def _read_active(change: Change) -> list[dict[str, Any]]:
+    """Return the reservations that have not expired by the hub's time."""
     return [held for held in change.get("held") or [] if held["until"] > change.stamp]
 
 
 def _is_news(held: dict[str, Any], caller: str) -> bool:
-    """Whether the holder is to be told of who came, once for each."""
+    """Whether to notify the holder of this caller, which happens once."""
     return caller not in held["told"] and len(held["told"]) < MAX_TOLD
 
 
-def _show(held: dict[str, Any]) -> dict[str, Any]:
+def _describe(held: dict[str, Any]) -> dict[str, Any]:
     return {key: held[key] for key in ("path", "agent_id", "until", "note")}
 
 
-def _names(held: list[dict[str, Any]]) -> list[str]:
+def _list_paths(held: list[dict[str, Any]]) -> list[str]:
     return [reservation["path"] for reservation in held]

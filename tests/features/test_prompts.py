@@ -60,8 +60,8 @@ async def test_system_and_user_prompt_are_rendered_each_turn() -> None:
     system = system_of(provider.requests[0])
     assert system.startswith("You know rivers.\n\nDate: Thursday, 1 January 1970\n")
     for expected in (
-        "What you know by yourself ends at 2024-06;", "Others know you as: Knows maps\n", 'team: geo\nregions: ["north", "west"]\n',
-        "# Constraints\n- Never quote prices.\n", "At most 3 tool calls are run in one turn.",
+        "Your own knowledge ends at 2024-06.", "Others see this description of you: Knows maps\n", 'team: geo\nregions: ["north", "west"]\n',
+        "# Constraints\n- Never quote prices.\n", "At most 3 tool calls run in one turn.",
         "## search\nPeople call it Library search.\nLook something up.\n\nSearch before you answer.\n",
         "The wiki server takes page titles.", "# Instructions for Atlas\nAnswer in French.",
     ):  # fmt: skip
@@ -77,7 +77,7 @@ async def test_what_stands_before_the_history_changes_only_for_the_format_of_a_t
     async with Provider(SCRIPT) as provider:
         await Loop(make_agent(provider.model())).drive()
     first, second, third = (body["messages"] for body in provider.requests)
-    shown = "\n\nHow to show what it gave: Show it as a table."
+    shown = "\n\nHow to show its results: Show it as a table."
     assert shown not in first[0]["content"]
     assert second[0]["content"].replace(shown, "") == first[0]["content"]
     assert third[: len(second) - 1] == second[:-1]

@@ -14,6 +14,7 @@ import pytest
 from roundelay.adapters import a2a
 from roundelay.adapters.a2a import A2AAgent
 from roundelay.agents.policy import AgentPolicy
+from roundelay.network.backoff import Backoff
 from roundelay.network.client import NetworkClient
 from tests.support.asked import working
 from tests.support.node import running_node
@@ -213,8 +214,9 @@ OUTCOMES: dict[str, tuple[Reply, str, str, int]] = {
 @pytest.mark.parametrize("name", OUTCOMES, ids=lambda it: it.replace(" ", "-"))
 async def test_what_an_agent_elsewhere_does_ends_its_answer_at_most(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reply, told, failure, sent = OUTCOMES[name]
-    monkeypatch.setattr(a2a, "AGAIN_AFTER_S", (0.01, 0.01))
-    monkeypatch.setattr(a2a, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(a2a, "RETRY_BACKOFF", Backoff(0.01, 0.01))
+    monkeypatch.setattr(a2a, "MAX_RETRIES", 2)
+    monkeypatch.setattr(a2a, "POLL_S", 0.01)
     monkeypatch.setattr(a2a, "MAX_RESPONSE_BYTES", 4 << 20)
     other = Elsewhere(reply)
     async with asyncio.timeout(20):
