@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +34,7 @@ _SEQ = re.compile(rb'"seq":(\d+)')
 class History:
     """Two ledgers of one network: ``small`` is ``large`` as it was after a tenth of its messages."""
 
-    small: Path
-    large: Path
+    path: Path
     messages: int
     missed: int
     resume: dict[str, object]
@@ -45,24 +43,19 @@ class History:
 
 def write_history(bench: Bench, messages: int, missed: int) -> History:
     """Have a node write both. Raises `LoadError`."""
-    small, large = bench.scratch / "small.db", bench.scratch / "large.db"
+    path = bench.scratch / "history.db"
     targets = _targets()
     readers_seqs: list[int] = []
-    with bench.start(NODE, large) as (url, _pid):
+    with bench.start(NODE, path) as (url, _pid):
         writer = _settle(url)
-        readers_seqs += _write(writer, targets, messages // 10)
-        writer.close()
-    shutil.copyfile(large, small)
-    with bench.start(NODE, large) as (url, _pid):
-        writer = _join(url, WRITER)
-        readers_seqs += _write(writer, targets, messages - messages // 10)
+        readers_seqs += _write(writer, targets, messages)
         network = writer.welcome["network"]
         writer.close()
     os.sync()  # else what was written goes to the disk while the nodes that come next wait for it
     assert isinstance(network, dict)
     if len(readers_seqs) <= missed:
         raise LoadError(f"{messages} messages hold no {missed} of the reader's")
-    return History(small, large, messages, missed, {"epoch": network["epoch"], "cursor": readers_seqs[-missed - 1]})
+    return History(path, messages, missed, {"epoch": network["epoch"], "cursor": readers_seqs[-missed - 1]})
 
 
 def _settle(url: str) -> Participant:

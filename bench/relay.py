@@ -1,4 +1,4 @@
-"""Messages per second through the hub, beside the relays of floors.py.
+"""Messages per second through the hub, beside the relays of relays.py.
 
 Each round measures every subject once, on a server process of its own, started for it: one sender to one receiver and
 one to 100, pipelined, then one message at a time. A ratio is taken within each round before its median is, so that a slow

@@ -38,7 +38,7 @@ class Resume:
         self._elapsed_ms: list[float] = []
 
     def run_round(self, number: int) -> str:
-        with self._bench.start(HUB, self._history.large) as (url, pid):
+        with self._bench.start(HUB, self._history.path) as (url, pid):
             for _ in range(2):  # the first ones read the file into the cache
                 self._come_back(self._open(url))
             readers = [self._open(url) for _ in range(self._returns)]

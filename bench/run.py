@@ -17,9 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from growth import LedgerGrowth
 from history import History, write_history
-from idle import IdleMemory, ManyIdle
 from machine import describe_machine, pin_process, split_cores
 from outside import Outside
 from relay import Relay
@@ -29,7 +27,7 @@ from servers import DEFAULT_NODE, Bench
 from table import Line
 from wire import LoadError
 
-MEASURES = (Relay.name, Outside.name, IdleMemory.name, ManyIdle.name, Resume.name, LedgerGrowth.name)
+MEASURES = (Relay.name, Outside.name, Resume.name)
 
 
 class Measure(Protocol):
@@ -54,9 +52,6 @@ class Size:
     rounds: int
     messages: int
     """One sender to one receiver; where it is one to 100, a twentieth."""
-    latency_messages: int
-    memory_connections: int
-    idle_connections: int
     ledger_messages: int
     missed: int
     returns: int
@@ -65,9 +60,9 @@ class Size:
 
 
 SIZES = {
-    "full": Size(5, 40_000, 4_000, 2_000, 10_000, 300_000, 500, 20),
-    "quick": Size(1, 4_000, 500, 500, 1_000, 20_000, 500, 5),
-    "tiny": Size(1, 300, 50, 60, 60, 1_200, 100, 2, ("broadcast", "hub memory", "hub full")),
+    "full": Size(5, 40_000, 300_000, 500, 20),
+    "quick": Size(1, 4_000, 20_000, 500, 5),
+    "tiny": Size(1, 300, 1_200, 100, 2, ("broadcast", "hub memory", "hub full")),
 }
 
 
@@ -81,10 +76,10 @@ def run(size: Size, names: Sequence[str], *, rounds: int, window: int, node: Seq
         bench = Bench(node, Path(scratch), frozenset(server_cores))
         machine = describe_machine(Path(scratch))
         history = None
-        if Resume.name in names or LedgerGrowth.name in names:
+        if Resume.name in names:
             tell(f"a node writes {size.ledger_messages:,} messages for what a long ledger costs")
             history = write_history(bench, size.ledger_messages, size.missed)
-        measures = _make_measures(bench, size, names, window, frozenset(own_cores), history)
+        measures = _make_measures(bench, size, names, window, history)
         for number in range(rounds):
             for measure in measures:
                 tell(f"round {number + 1}/{rounds}  {measure.name}: {measure.run_round(number)}")
@@ -103,22 +98,15 @@ def run(size: Size, names: Sequence[str], *, rounds: int, window: int, node: Seq
 
 
 def _make_measures(
-    bench: Bench, size: Size, names: Sequence[str], window: int, own_cores: frozenset[int], history: History | None
+    bench: Bench, size: Size, names: Sequence[str], window: int, history: History | None
 ) -> list[Measure]:
     measures: list[Measure] = []
     if Relay.name in names:
         measures.append(Relay(bench, messages=size.messages, window=window, subjects=size.subjects, report=tell))
     if Outside.name in names:
         measures.append(Outside(bench, messages=size.messages, subjects=size.subjects, report=tell))
-    if IdleMemory.name in names:
-        measures.append(IdleMemory(bench, size.memory_connections, own_cores))
-    if ManyIdle.name in names:
-        half = size.messages // 2
-        measures.append(ManyIdle(bench, size.idle_connections, own_cores, half, size.latency_messages))
     if history is not None and Resume.name in names:
         measures.append(Resume(bench, history, size.returns))
-    if history is not None and LedgerGrowth.name in names:
-        measures.append(LedgerGrowth(bench, history, size.messages // 2))
     return measures
 
 

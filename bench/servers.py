@@ -1,4 +1,4 @@
-"""The servers under measurement: a node, or a relay of floors.py, each a process of its own; and what can be read of it from outside.
+"""The servers under measurement: a node, or a relay of relays.py, each a process of its own; and what can be read of it from outside.
 
 Owns: how a node is configured for a measurement, its start and end, its memory and its figures. Stands under every measurement;
 measures nothing itself.
@@ -44,11 +44,11 @@ class Subject:
     """One server under measurement."""
 
     name: str
-    durability: str | None = None  # of the hub; None: a relay of floors.py
+    durability: str | None = None  # of the hub; None: a relay of relays.py
 
     def build_command(self, directory: Path, node: Sequence[str], db: Path | None = None) -> list[str]:
         if self.durability is None:
-            return [sys.executable, str(HERE / "floors.py"), self.name]
+            return [sys.executable, str(HERE / "relays.py"), self.name]
         config = directory / "node.yaml"
         config.write_text(HUB_CONFIG.format(db=db or directory / "bench.db", durability=self.durability))
         return [*node, str(config)]
