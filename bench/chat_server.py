@@ -1,12 +1,12 @@
-"""A chat-completions server that costs its client nothing but the wire: what turns are measured against.
+"""A chat-completions server that adds nothing but network time to a measured client.
 
     python bench/chat_server.py
 
-A process of its own, so that its CPU is nobody's under measurement; it prints one ready line. It answers a conversation's first
-`CALLING_TURNS` requests with one call of the tool ``look_up`` each, and then with text, or with a call of ``give_answer`` where that is offered;
-a request without tools it answers with text. Which turn it is, it reads where the request says so (ours do), else it counts the model's own
-messages. Answers are made once, at the start; nothing else is read of a request, and nothing is checked.
-That the loops send what a provider takes is shown by the tests, whose server is strict.
+It runs in a process of its own, so that its CPU is not measured, and prints one ready line. It answers the first
+`CALLING_TURNS` requests of a conversation with one call of the tool ``look_up`` each, then with text, or with a call of
+``give_answer`` if that is offered. A request without tools gets text. It takes the turn from the request if that names
+it (ours do), otherwise it counts the model's messages. Answers are prepared at the start. Requests are not checked; the
+tests have a strict server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PIECE_CHARS = 5  # about a token
 
 
 def build_completion(turn: int, *, is_structured: bool = False) -> bytes:
-    """Give the whole response of a turn."""
+    """Return the whole response of a turn."""
     message = _build_structured() if is_structured else _build_message(turn)
     reason = "tool_calls" if "tool_calls" in message else "stop"
     body = json.dumps(
@@ -55,7 +55,7 @@ def build_completion(turn: int, *, is_structured: bool = False) -> bytes:
 
 
 def build_stream(turn: int) -> bytes:
-    """Give the response of a turn as server-sent events: the text, or the call's arguments, some characters at a time."""
+    """Return the response of a turn as server-sent events: the text, or the call's arguments, a few characters each."""
     message = _build_message(turn)
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": None if "tool_calls" in message else ""}]
     if "tool_calls" in message:
@@ -105,7 +105,7 @@ def _split(text: str) -> list[str]:
 
 
 class ChatConnection(asyncio.Protocol):
-    """One client's connection, kept alive; its requests come one after the other."""
+    """A client's keep-alive connection. Its requests come one after the other."""
 
     completions = tuple(build_completion(turn) for turn in range(1, TURNS + 1))
     streams = tuple(build_stream(turn) for turn in range(1, TURNS + 1))

@@ -1,14 +1,15 @@
-"""What a shared log costs: a node that leads on one NATS server or on three, alone or with one that follows, beside one durable node
-(FULL); how far behind a node is that follows, how fast it catches up; and how soon another takes over.
+"""Cost of a shared log, compared to one durable node (FULL): throughput, latency, the lag of a follower, and a
+takeover.
 
     ./dev bench cluster [--quick] [--rounds 5] [--json FILE] [--postgres postgres://USER:PASSWORD@HOST/DATABASE]
 
-Each round measures each subject once, on processes of its own; a ratio is taken within its round. One sender keeps a window of
-messages under way, then sends one at a time (load.py, which verifies every message). A takeover begins with the `kill -9` of
-the leader and ends when the node that followed answers that it is ready. How far behind a follower is: from `stored`, at the
-leader, until the message is delivered to who reads at the follower; both are seen by one process. Catching up: the same number of
-messages as the leader was sent, into an empty database, less what a start takes with nothing to take in. NATS syncs each record (`always`), or as it does by default.
-With --postgres a leader whose log is in that database is measured as well; the tables roundelay_bench_* are left there.
+A node leads on one NATS server or on three, alone or with a follower. Each round measures each subject once, on new
+processes; a ratio is taken within its round. One sender keeps a window of messages in flight, then sends one at a time
+(load.py verifies every message). A takeover lasts from the `kill -9` of the leader until the follower is ready. The lag
+is the time from `stored` at the leader to the delivery at a reader of the follower, observed by one process. Catching
+up transfers the leader's messages into an empty database, minus the time of a start without messages. NATS syncs each
+record (`always`) or uses its default. With --postgres, a leader with its log in that database is measured as well; the
+tables roundelay_bench_* stay there.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ POSTGRES = "leader, PostgreSQL"
 
 @dataclass(frozen=True)
 class OnNats:
-    """A leader on servers that sync so, maybe with a node that follows on the same machine; and what is wanted of it."""
+    """A leader on servers with this sync interval, optionally with a follower on the same machine, and the bounds for
+    it."""
 
     servers: int
     sync: str
@@ -97,7 +99,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Following:
-    """What a follower did beside its leader, on the same machine."""
+    """Results of a follower on the leader's machine."""
 
     leader_per_s: float
     caught_up_per_s: float
@@ -114,7 +116,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def nats_servers(folder: Path, sync: str, count: int = 1) -> Iterator[str]:
-    """The address of a log on servers that were started for it."""
+    """Yield the address of a log on newly started servers."""
     ports, routes = [free_port() for _ in range(count)], [free_port() for _ in range(count)]
     others = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in routes)
     with contextlib.ExitStack() as stack:
@@ -132,7 +134,7 @@ def nats_servers(folder: Path, sync: str, count: int = 1) -> Iterator[str]:
 
 
 async def wait_until_chosen(urls: list[str]) -> None:
-    """Wait until the servers take a stream that all of them keep."""
+    """Wait until the servers accept a stream that all of them store."""
     deadline_s = time.monotonic() + 30
     while time.monotonic() < deadline_s:
         with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
@@ -144,7 +146,7 @@ async def wait_until_chosen(urls: list[str]) -> None:
 
 
 async def _pass_over(error: Exception) -> None:
-    """A server that is not there yet is tried again."""
+    """Ignore errors of a server that does not run yet; the client retries."""
 
 
 def node_command(folder: Path, name: str, log: str | None, port: int = 0) -> list[str]:
@@ -156,7 +158,7 @@ def node_command(folder: Path, name: str, log: str | None, port: int = 0) -> lis
 
 
 def name_network(postgres: str) -> str:
-    """The address of a log in this database that nobody has used."""
+    """Return the address of an unused log in this database."""
     return f"{postgres}?network=bench_{secrets.token_hex(8)}"
 
 
@@ -184,7 +186,7 @@ def measure(subject: str, size: Size, scratch: Path, postgres: str) -> Sample:
 
 
 def start_follower(stack: contextlib.ExitStack, folder: Path, log: str, port: int) -> None:
-    """Another node, once it says that it follows."""
+    """Start a second node and wait until it follows."""
     other = subprocess.Popen(
         node_command(folder, "b", log, port), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -224,7 +226,7 @@ def _time(work: Callable[[], object]) -> float:
 
 
 def measure_lag(fleet: Fleet, follower: str, rate: int, seconds: int) -> list[float]:
-    """How long after the sender's `stored` each message is delivered at the follower: median, 99th percentile, most, ms."""
+    """Return the delay from `stored` to the delivery at the follower in ms: median, 99th percentile and maximum."""
     count, (at_leader,) = rate * seconds, fleet.receivers
     reader = Participant.join(follower, at_leader.agent_id, counted=(b'{"type":"deliver"',))
     ids = [make_message_id() for _ in range(count)]
@@ -264,7 +266,7 @@ def measure_lag(fleet: Fleet, follower: str, rate: int, seconds: int) -> list[fl
 
 
 def measure_takeover(scratch: Path, postgres: str = "") -> float:
-    """Seconds from the leader's death until the node that followed is ready; on NATS unless a database is named."""
+    """Return the seconds from the leader's death until the follower is ready; on NATS unless a database is given."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
         log = name_network(postgres) if postgres else stack.enter_context(nats_servers(folder, "always"))

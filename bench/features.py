@@ -1,8 +1,9 @@
-"""What each feature of an agent costs when it is used: CPU of a turn with it, divided by that of the plain reaction in the same run.
+"""Cost of each feature of an agent: CPU of a turn with the feature, divided by that of the plain reaction in the same
+run.
 
-The plain reaction and those with a feature take turns, run by run, against one server. What a feature brings along is its cost too: more to read in
-each request, or another call of the model. Budgets ask the hub before each turn, so they are held against the reaction whose records go there.
-Owned here: how each feature is used; what a turn is, is `loops`'s.
+The plain reaction and those with a feature alternate, against one server. The feature's side effects count: longer
+requests, or additional model calls. Budgets ask the hub before each turn, so they are compared with the reaction whose
+records go there. `loops` defines a turn; this module defines how each feature is used.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _find(article: str) -> list[Any]:
 
 
 class Shelf(BaseModel):
-    """What a structured answer is."""
+    """A structured answer."""
 
     text: str
     articles: list[str]
@@ -113,7 +114,7 @@ class Shelf(BaseModel):
 
 
 class NoExporter(SpanExporter):
-    """Takes spans and drops them."""
+    """Receives spans and drops them."""
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
         return SpanExportResult.SUCCESS
@@ -126,7 +127,7 @@ def _trace(*, content: bool = False) -> Tracing:
 
 
 class Stock(McpServers):
-    """The server of `mcp_stock`, its tool under the name that the model calls."""
+    """The server of `mcp_stock`, with its tool under the name that the model calls."""
 
     _given: Sequence[Tool] = ()
     _renamed: Sequence[Tool] = ()
@@ -145,7 +146,7 @@ def _make_stock() -> Stock:
 
 
 class EveryHook(Middleware):
-    """Overrides each hook and changes nothing: the price of being asked."""
+    """Overrides every hook without any effect, to measure the cost of the calls."""
 
     def initial_state(self) -> Mapping[str, object]:
         return {"hooks": 0}
@@ -222,7 +223,7 @@ MASKS = (r"\b\d{4} \d{4} \d{4} \d{4}\b", r"[\w.]+@[\w.]+\.\w+")
 
 @dataclass(frozen=True)
 class Case:
-    """One feature in use. ``base`` is the reaction that it is held against."""
+    """One feature in use. ``base`` is the reaction to compare with."""
 
     title: str
     options: Callable[[], Mapping[str, Any]]
@@ -310,7 +311,7 @@ CASES: dict[str, Case] = {
 
 
 class FeatureCost:
-    """CPU of a turn with each feature, relative to the plain reaction; ``runs`` of each in a round, of six turns."""
+    """CPU of a turn with each feature, relative to the plain reaction; ``runs`` of each per round, of six turns."""
 
     name = "features"
 

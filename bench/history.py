@@ -1,8 +1,8 @@
-"""A ledger with a past, as a node has written it: for what a long history costs.
+"""A ledger with a long history, written by a node of this checkout.
 
-A node of this checkout takes the messages as from any client, so the file is what a hub leaves behind, indexes and state included.
-Written once a run, in two sizes. Of six messages two are direct ones between others, two go to the channels that the reader is in,
-one is broadcast and one goes to channels that it is not in: half of them are the reader's.
+The node receives the messages from a client, so the file contains everything that a hub writes, including indexes and
+state. Of six messages, two are direct messages between others, two go to channels of the reader, one is a broadcast and
+one goes to a channel without the reader. So half of them are the reader's.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _SEQ = re.compile(rb'"seq":(\d+)')
 
 @dataclass(frozen=True)
 class History:
-    """Two ledgers of one network: ``small`` is ``large`` as it was after a tenth of its messages."""
+    """A ledger on disk."""
 
     path: Path
     messages: int
     missed: int
     resume: dict[str, object]
-    """What the reader says to be given exactly the last ``missed`` messages that are its own."""
+    """The reader's arguments to get exactly its last ``missed`` messages."""
 
 
 def write_history(bench: Bench, messages: int, missed: int) -> History:
-    """Have a node write both. Raises `LoadError`."""
+    """Let a node write the ledger. Raises `LoadError`."""
     path = bench.scratch / "history.db"
     targets = _targets()
     readers_seqs: list[int] = []
@@ -51,7 +51,7 @@ def write_history(bench: Bench, messages: int, missed: int) -> History:
         readers_seqs += _write(writer, targets, messages)
         network = writer.welcome["network"]
         writer.close()
-    os.sync()  # else what was written goes to the disk while the nodes that come next wait for it
+    os.sync()  # otherwise the next nodes compete with the write-back of these pages
     assert isinstance(network, dict)
     if len(readers_seqs) <= missed:
         raise LoadError(f"{messages} messages hold no {missed} of the reader's")
@@ -59,7 +59,7 @@ def write_history(bench: Bench, messages: int, missed: int) -> History:
 
 
 def _settle(url: str) -> Participant:
-    """Register everybody and make the channels; gives the writer, who is in all of them."""
+    """Register all participants and create the channels. Return the writer, who is in all of them."""
     reader = _join(url, READER)
     writer = _join(url, WRITER)
     _call(writer, [("channels.create", name) for name in (*READERS_CHANNELS, *OTHER_CHANNELS)])
@@ -71,7 +71,7 @@ def _settle(url: str) -> Participant:
 
 
 def _targets() -> itertools.cycle[tuple[str, bool]]:
-    """Where one message after the other goes, and whether it is the reader's."""
+    """Yield the address of each message, and whether the reader gets it."""
     others = itertools.cycle(OTHERS)
     turns = zip(itertools.cycle(READERS_CHANNELS), OTHER_CHANNELS * 5, strict=False)
     return itertools.cycle(
@@ -89,14 +89,14 @@ def _targets() -> itertools.cycle[tuple[str, bool]]:
 
 
 def _write(writer: Participant, targets: itertools.cycle[tuple[str, bool]], messages: int) -> list[int]:
-    """Send so many messages, at most `WINDOW` not yet stored; gives the seqs of the reader's, ascending."""
+    """Send this many messages, at most `WINDOW` not yet stored. Return the seqs of the reader's messages, ascending."""
     readers_seqs: list[int] = []
     while messages > 0:
         portion = list(itertools.islice(targets, min(messages, PORTION)))
         messages -= len(portion)
         filler = os.urandom(SIZE_BYTES).hex().encode()
         frames = [encode_send(make_message_id(), to, filler, SIZE_BYTES) for to, _ in portion]
-        stored = _pour(writer, frames)
+        stored = _send_frames(writer, frames)
         seqs = [int(match[1]) for frame in stored if (match := _SEQ.search(frame))]
         if len(seqs) != len(portion):
             raise LoadError(f"{len(portion)} messages were sent, and {len(seqs)} of them stored")
@@ -104,8 +104,8 @@ def _write(writer: Participant, targets: itertools.cycle[tuple[str, bool]], mess
     return readers_seqs
 
 
-def _pour(writer: Participant, frames: Sequence[bytes]) -> list[bytes]:
-    """Send frames and give their answers."""
+def _send_frames(writer: Participant, frames: Sequence[bytes]) -> list[bytes]:
+    """Send frames and return their answers."""
     writer.forget()
     mask = os.urandom(4)
     masked = [encode_masked_frame(frame, mask) for frame in frames]
@@ -125,7 +125,7 @@ def _call(caller: Participant, calls: Sequence[tuple[str, str]]) -> None:
         % (make_message_id(), op.encode(), name.encode())
         for op, name in calls
     ]
-    _pour(caller, frames)
+    _send_frames(caller, frames)
 
 
 def _join(url: str, agent_id: str) -> Participant:

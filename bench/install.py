@@ -1,11 +1,11 @@
-"""What a newcomer installs: CPU seconds, megabytes and packages, of Roundelay and of comparable projects.
+"""Cost of an installation: CPU seconds, megabytes and packages, of Roundelay and of comparable projects.
 
     python bench/install.py [--runs 3] [--only roundelay,langgraph] [--json FILE]
 
-Each project is installed from the package index into an empty virtual environment, by pip without a cache, in turn so that a
-slow minute hits all of them. Roundelay's wheel is built from this checkout. Shown are medians; CPU is that of pip and its
-children; megabytes are those of the environment beyond an empty one. For Roundelay the demo is run as well, from the
-installed wheel. Exits with 1 when a target is missed.
+pip installs each project from the package index into an empty virtual environment, without a cache. The projects
+alternate, so that a slow minute affects all of them. Roundelay's wheel is built from this checkout. The output shows
+medians. CPU includes pip and its children; megabytes are those beyond an empty environment. For Roundelay, the demo
+runs as well, from the installed wheel. Exits with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CPU_TARGET_S, SIZE_TARGET_MB = 20.0, 130.0
 
 @dataclass
 class Cost:
-    """One project; one value of each per run."""
+    """One project, with one value of each kind per run."""
 
     name: str
     cpu_s: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Cost:
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build the wheel of this checkout from a copy of what git tracks, so that nothing is left in the tree."""
+    """Build the wheel of this checkout from a copy of the tracked files, so that the tree stays clean."""
     source = folder / "source"
     source.mkdir()
     packed = folder / "source.tar"
@@ -64,7 +64,7 @@ def measure_size_mb(folder: Path) -> float:
 
 
 def measure(cost: Cost, wanted: str, folder: Path) -> None:
-    """Install ``wanted`` into a new environment, and add what it cost. Roundelay's demo is a part of its cost."""
+    """Install ``wanted`` into a new environment and add its cost. For Roundelay, that includes the demo."""
     home = folder / "environment"
     venv.create(home, with_pip=True)
     python, empty_mb = home / "bin" / "python", measure_size_mb(home)

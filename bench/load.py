@@ -1,10 +1,9 @@
-"""The load generator: plain PROTOCOL.md clients on raw sockets, several times cheaper than any server it measures.
+"""The load generator: plain clients of docs/protocol.md on raw sockets, several times cheaper than any measured server.
 
-Frames to send are encoded and masked before the clock starts and leave in large slices; received bytes are only split
-at frame boundaries while the clock runs. What arrived is read afterwards: each receiver must hold every sent id exactly
-once, in order, and the sender one `stored` for each, or the measurement fails.
-
-Never: starts servers, prints, or decides how much to measure.
+Frames are encoded and masked before the clock starts and sent in large slices. While the clock runs, received bytes are
+only split at frame boundaries. They are checked afterwards: each receiver must have every sent id exactly once, in
+order, and the sender one `stored` for each. Otherwise the measurement fails. Never starts servers, prints, or decides
+how much to measure.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Latency:
-    """Microseconds from writing a message, with nothing else in flight, to what came back."""
+    """Microseconds from sending a message, with nothing else in flight, to the response."""
 
     delivered_p50_us: float
     delivered_p99_us: float
@@ -71,10 +70,10 @@ class Latency:
 
 
 class Participant:
-    """One connected participant. Counts the frames named `counted` and keeps all bytes for `read_frames`."""
+    """A connected participant. Counts the frames with a prefix in `counted` and keeps all bytes for `read_frames`."""
 
     def __init__(self, url: str, agent_id: str, *, counted: Sequence[bytes], source: str | None = None) -> None:
-        """Open the connection, from the address ``source`` if given; `say_hello` and `await_welcome` come next."""
+        """Open the connection, from the address ``source`` if given. Call `say_hello` and `await_welcome` next."""
         self.agent_id = agent_id
         self.welcome: dict[str, object] = {}
         self.received = 0
@@ -87,7 +86,7 @@ class Participant:
 
     @classmethod
     def join(cls, url: str, agent_id: str, *, counted: Sequence[bytes]) -> Participant:
-        """Connect and be welcomed."""
+        """Connect and wait for the welcome."""
         participant = cls(url, agent_id, counted=counted)
         participant.say_hello()
         participant.await_welcome()
@@ -115,7 +114,7 @@ class Participant:
         self.socket.sendall(encode_masked_frame(json.dumps(frame, separators=(",", ":")).encode(), os.urandom(4)))
 
     def read(self) -> bool:
-        """Take what the socket holds. True if counted frames were among it."""
+        """Read from the socket. Return whether counted frames arrived."""
         try:
             size = self.socket.recv_into(_read_buffer)
         except BlockingIOError:
@@ -128,7 +127,7 @@ class Participant:
         return self.received > before
 
     def ack_if_due(self, every: int = ACK_EVERY) -> None:
-        """Acknowledge cumulatively once so many deliveries are waiting for it."""
+        """Acknowledge cumulatively once enough deliveries are waiting."""
         if self.received - self._acked_at >= every:
             self.ack()
 
@@ -139,12 +138,12 @@ class Participant:
         self._acked_at = self.received
 
     def forget(self) -> None:
-        """Drop what was read so far; counting starts at 0."""
+        """Drop the bytes read so far and restart the count at 0."""
         self._whole.clear()
         self.received = self._acked_at = 0
 
     def read_frames(self) -> list[bytes]:
-        """The payloads of the counted frames since `forget`, oldest first."""
+        """Return the payloads of the counted frames since `forget`, oldest first."""
         frames: list[bytes] = []
         for block in self._whole:
             position = 0
@@ -159,11 +158,11 @@ class Participant:
         self.socket.close()
 
     def _split(self, data: bytes) -> None:
-        """Count the whole frames in `data`, and keep the rest for the next read.
+        """Count the complete frames in `data`, and keep the rest for the next read.
 
-        Frames of one length usually follow each other, so a run of them is recognised at once: the header bytes at
-        every multiple of the length are compared by slices. That a run is one follows by induction: frame k+1 begins
-        where frame k ends, and has the header that was compared.
+        Consecutive frames usually have one length, so a run of them is recognized at once: slices compare the header
+        bytes at every multiple of the length. By induction the run is valid: frame k+1 begins where frame k ends, and
+        has the compared header.
         """
         position, size = 0, len(data)
         while size - position >= 2:
@@ -214,7 +213,7 @@ class Participant:
 
 
 class Fleet:
-    """One sender and its receivers, connected, and one selector over them."""
+    """One sender and its receivers, connected, with one selector."""
 
     def __init__(
         self,
@@ -226,9 +225,9 @@ class Fleet:
         ack_every: int = ACK_EVERY,
         is_answered: bool = True,
     ) -> None:
-        """`names_stored`: whether a `stored` names its message's id (the relays, which never parse, cannot).
-        `ack_every`: after so many deliveries a receiver acknowledges; 1: once for each read that brought any, as the
-        network's client does for each turn of its loop. Without `is_answered` the server only forwards."""
+        """`names_stored`: whether a `stored` contains its message's id (the relays cannot, because they never parse).
+        `ack_every`: number of deliveries after which a receiver acknowledges; 1 means once per read with deliveries,
+        like the network's client. Without `is_answered` the server only forwards."""
         self._names_stored = names_stored
         self._make_id = make_id
         self._ack_every = ack_every
@@ -251,7 +250,7 @@ class Fleet:
             participant.close()
 
     def send_pipelined(self, messages: int, *, to: str, size_bytes: int, window: int) -> Throughput:
-        """Send `messages`, at most `window` of them not yet both stored and delivered everywhere; then verify."""
+        """Send `messages`, at most `window` of them not yet stored and delivered everywhere. Then verify."""
         ids, frames = self._encode_messages(messages, to, size_bytes)
         frame_bytes = len(frames) // messages
         view = memoryview(frames)
@@ -284,7 +283,7 @@ class Fleet:
         return Throughput(messages, len(self.receivers), elapsed_s, cpu_s, machine_cpu_s)
 
     def send_one_by_one(self, messages: int, *, to: str, size_bytes: int) -> Latency:
-        """Send each message when the one before was stored and delivered; then verify."""
+        """Send each message after the previous one was stored and delivered. Then verify."""
         ids, frames = self._encode_messages(messages, to, size_bytes)
         frame_bytes = len(frames) // messages
         for participant in (self.sender, *self.receivers):
@@ -313,11 +312,11 @@ class Fleet:
         return Latency(delivered_us[messages // 2], delivered_us[int(messages * 0.99)], stored_p50_us)
 
     def _stored(self) -> int:
-        """How many are stored, as far as the server says so."""
+        """Return how many messages the server has confirmed as stored."""
         return self.sender.received if self._is_answered else self.receivers[0].received
 
     def _encode_messages(self, messages: int, to: str, size_bytes: int) -> tuple[list[bytes], bytes]:
-        """Ids never used before, and the frames that carry them, all of one length."""
+        """Return new ids and the frames with them, all of one length."""
         ids = [self._make_id() for _ in range(messages)]
         filler = os.urandom(size_bytes).hex().encode()
         frames = [encode_send(message_id, to, filler, size_bytes) for message_id in ids]

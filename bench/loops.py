@@ -1,7 +1,7 @@
-"""The loops whose turns are measured: one written by hand over the `openai` SDK, and the reaction of an agent.
+"""The measured loops: one by hand over the `openai` SDK, and the reaction of an agent.
 
-Each asks the same server the same thing: it is told to look five articles up, calls a tool for each, and answers with a text. ``run`` of a
-loop does all of that once and checks what came of it. Owned here: what each loop is; how often and when they run is `turn_cost`'s.
+Both ask the same server the same question: look up five articles with a tool call each, then answer with text. ``run``
+does all of it once and checks the result. `turn_cost` decides when and how often they run.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def look_up_blocking(article: str, warehouse: str) -> str:
 
 
 class Loop(Protocol):
-    """One way to come from a question to its answer."""
+    """One way from a question to its answer."""
 
     async def run(self) -> None:
-        """Go through the turns once. Raises `LoadError` when the result is not the right one."""
+        """Run all turns once. Raises `LoadError` for a wrong result."""
 
     async def close(self) -> None: ...
 
 
 class HandWritten:
-    """The plainest loop that is right: ask, call what was asked for, append, until there is no call."""
+    """The simplest correct loop: ask, run the calls, append the results, until there is no call."""
 
     def __init__(self, base_url: str, *, stream: bool, function: Callable[..., Any] = look_up) -> None:
         self._client = AsyncOpenAI(base_url=base_url, api_key="none")
@@ -155,7 +155,7 @@ class _Kept:
 
 
 class Nowhere:
-    """A journal's other end that keeps nothing: what remains is the loop."""
+    """A journal's destination that stores nothing, so that only the loop is measured."""
 
     agent_id = "nobody"
 
@@ -170,8 +170,11 @@ _KEPT = _Kept()
 
 
 class OurReaction:
-    """A reaction as a runner drives it: `Reaction`, `Driver`, a journal. Its records go to ``client``, or nowhere; ``options`` are its agent's.
-    Without a ``function`` its middleware brings the tool. ``content`` is that of its message."""
+    """A reaction as a runner drives it: `Reaction`, `Driver`, a journal.
+
+    Its records go to ``client``, or nowhere. ``options`` are its agent's. Without a ``function``, its middleware adds
+    the tool. ``content`` is that of its message.
+    """
 
     def __init__(
         self,
@@ -240,7 +243,7 @@ def _check(answer: str | None, turns: int, expected: str = ANSWER) -> None:
 
 
 async def join(url: str) -> tuple[NetworkClient, int]:
-    """Give the connection of the agent, its only reactor, and the seq of a message that its reactions may have as their trigger."""
+    """Return the connection of the agent, its only reactor, and the seq of a message to use as a trigger."""
     client = NetworkClient(AGENT_ID, url, token=make_token(AGENT_ID), role="reactor")
     await client.connect()
     stored = await client.broadcast("Are A-0001 to A-0005 in stock?")

@@ -1,7 +1,7 @@
-"""Facts about the machine and the process under measurement, so that a number can be read later.
+"""Facts about the machine and the measured process, for the interpretation of a result.
 
-Owns: the description that accompanies each result, the fdatasync probe, and the CPU clock of another process.
-Stands beside the measurements, never inside a timed section.
+Owns the description with each result, the fdatasync probe and the CPU clock of another process. Never runs inside a
+timed section.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MachineFacts:
 
 
 def describe_machine(directory: Path) -> MachineFacts:
-    """The machine as it is now; the disk facts are about the file system that holds `directory`."""
+    """Describe the machine. The disk facts are those of the file system with `directory`."""
     p50_us, p99_us = measure_fdatasync(directory)
     return MachineFacts(
         cpu_model=_read_cpu_model(),
@@ -48,7 +48,7 @@ def describe_machine(directory: Path) -> MachineFacts:
 
 
 def measure_fdatasync(directory: Path, writes: int = 200) -> tuple[float, float]:
-    """(p50, p99) in microseconds of a 4 KiB append followed by fdatasync, as a write-ahead log does it."""
+    """Return (p50, p99) in microseconds of a 4 KiB append and its fdatasync, like a write-ahead log."""
     # macOS has no fdatasync in `os`, and its fsync does not reach the platter: the numbers there flatter the disk.
     synchronise = getattr(os, "fdatasync", os.fsync)
     page = os.urandom(4096)
@@ -64,7 +64,8 @@ def measure_fdatasync(directory: Path, writes: int = 200) -> tuple[float, float]
 
 
 def read_process_cpu_s(pid: int) -> float:
-    """CPU seconds, user and system, that all threads of process `pid` have used. 0.0 where the system cannot tell."""
+    """Return the CPU seconds, user and system, of all threads of process `pid`; 0.0 if the system cannot report
+    them."""
     if sys.platform != "linux":
         return 0.0
     # The kernel's id of another process's CPU clock (clock_getcpuclockid(3)): nanoseconds, where /proc/PID/stat has
@@ -73,7 +74,8 @@ def read_process_cpu_s(pid: int) -> float:
 
 
 def read_written_bytes(pid: int) -> int:
-    """Bytes that process `pid` has given to files on a disk, each page once until it is there. 0 where the system cannot tell."""
+    """Return the bytes that process `pid` wrote to files on a disk, each page once; 0 if the system cannot report
+    them."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:
@@ -82,7 +84,8 @@ def read_written_bytes(pid: int) -> int:
 
 
 def read_machine_cpu_s() -> float:
-    """CPU seconds that all cores were busy or taken by the hypervisor. 0.0 where the system cannot tell."""
+    """Return the CPU seconds of all cores, including those taken by the hypervisor; 0.0 if the system cannot report
+    them."""
     try:
         fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except OSError:
@@ -92,10 +95,11 @@ def read_machine_cpu_s() -> float:
 
 
 def split_cores() -> tuple[set[int], set[int]]:
-    """(the servers' cores, the load generator's), which is the last one. Both empty where nothing can be pinned.
+    """Return the cores of the servers and that of the load generator, the last one. Both are empty if nothing can be
+    pinned.
 
-    Left alone, the kernel moves two processes that keep waking each other to one core: they then take turns, and a server
-    that answers each message by itself is measured at three quarters of its speed.
+    Otherwise the kernel moves two processes that wake each other to one core. They then alternate, and a server that
+    answers each message separately reaches only three quarters of its speed.
     """
     if not hasattr(os, "sched_getaffinity"):
         return set(), set()
@@ -104,7 +108,7 @@ def split_cores() -> tuple[set[int], set[int]]:
 
 
 def pin_process(pid: int, cores: Set[int]) -> None:
-    """Keep a process (0: this one), with all the threads it will have, on these cores; no cores: leave it alone."""
+    """Keep a process (0: this one) and all its threads on these cores. Without cores, change nothing."""
     if cores:
         os.sched_setaffinity(pid, cores)
 
@@ -125,7 +129,7 @@ def _find_version(distribution: str) -> str:
 
 
 def _find_filesystem(directory: Path) -> str:
-    """The type of the innermost mount that holds `directory`."""
+    """Return the type of the innermost mount with `directory`."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""An MCP server over stdio with the tool that the measured loops call, for `features`."""
+"""An MCP server over stdio with the tool of the measured loops, for `features`."""
 
 from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations

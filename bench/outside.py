@@ -1,10 +1,9 @@
-"""The same hub as somebody else measures it, who knows docs/protocol.md and not this network's own client.
+"""The hub as an external program measures it, which knows only docs/protocol.md.
 
-It differs from relay.py in four things, each of which makes the hub look dearer. Ids are wholly random, so that each
-stands somewhere else in the ledger's index of them. Each receiver acknowledges once for each read that brought anything,
-as the network's client does once a turn of its loop, and not every 64 messages. The relay beside it only forwards: it
-answers its sender nothing, and is told nothing else. And with few messages under way, 8, which is nearer to conversations,
-a write and a commit are shared by fewer. Owned here: what is measured so; how, is relay.py's.
+It differs from relay.py in four ways that make the hub look slower. Ids are random, so they are scattered in the
+ledger's index. Each receiver acknowledges once per read with deliveries, like the network's client, not every 64
+messages. The relay only forwards and answers its sender nothing. With only 8 messages in flight, closer to
+conversations, fewer messages share a write and a commit. relay.py does the measuring.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ALL = Scenario("outside_all", "out to 100", 100, TO_ALL, (FORWARD_ALL, HUBS[0]),
 SCENARIOS = (
     ONE,
     replace(ONE, name="outside_few", title="of 8", window=FEW),
-    # the same but for the ids
+    # The same with ordered ids.
     Scenario("outside_ordered", "ordered", 1, TO_ONE, HUBS[1:], MANY, ack_every=1),
     ALL,
     replace(ALL, name="outside_all_few", title="100, of 8", window=FEW),
@@ -33,7 +32,7 @@ SCENARIOS = (
 
 
 def _ratios() -> list[Ratio]:
-    """Each by rate and by CPU; the bounds are those of the rates."""
+    """Return the ratios by rate and by CPU. The bounds apply to the rates."""
     memory, normal, full = (hub.name for hub in HUBS)
     found = []
     for scenario, ending, bounds in (("outside", "", True), ("outside_few", ", 8 under way", False)):
@@ -58,7 +57,7 @@ def _ratios() -> list[Ratio]:
 
 
 class Outside(Relay):
-    """Throughput, latency, CPU and bytes of the hub in its three durabilities, as an outsider measures them."""
+    """Throughput, latency, CPU and bytes of the hub in its three durabilities, measured from outside."""
 
     name = "outside"
     scenarios = SCENARIOS

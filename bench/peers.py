@@ -1,6 +1,6 @@
-"""The same turns by other libraries, where they are installed beside this one: `./dev bench turns --peers`.
+"""The same turns in other libraries, if they are installed: `./dev bench turns --peers`.
 
-They are no dependencies of ours, not even for measuring. Each is used as its documentation begins, without tracing and without streaming.
+They are not dependencies. Each is used as in the beginning of its documentation, without tracing and streaming.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PEERS: dict[str, tuple[str, type[OpenAIAgents] | type[PydanticAI]]] = {
 
 
 def make_peers(base_url: str) -> dict[str, Loop]:
-    """Give the loops of those that are installed. Raises `LoadError` when none is."""
+    """Return the loops of the installed libraries. Raises `LoadError` if there are none."""
     found = {name: make for name, (module, make) in PEERS.items() if importlib.util.find_spec(module) is not None}
     if not found:
         raise LoadError(f"none of {', '.join(PEERS)} is installed; pip install them into an environment with Roundelay")

@@ -1,4 +1,4 @@
-"""What goes to the model: CPU of rendering a long conversation, and of choosing among its messages."""
+"""CPU of rendering a long conversation, and of selecting its messages by a budget."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _TEXT = (
 
 
 class Rendering:
-    """Milliseconds of CPU to render the conversation prompt of 20 threads of 10 messages, in jinja's sandbox; and to choose among them by a
-    budget that leaves half of them out."""
+    """Milliseconds of CPU to render a conversation prompt of 20 threads of 10 messages in jinja's sandbox, and to
+    select about half of them by a budget."""
 
     name = "prompt"
 

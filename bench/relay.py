@@ -1,9 +1,9 @@
 """Messages per second through the hub, beside the relays of relays.py.
 
-Each round measures every subject once, on a server process of its own, started for it: one sender to one receiver and
-one to 100, pipelined, then one message at a time. A ratio is taken within each round before its median is, so that a slow
-minute of the machine hits both of its sides. Server CPU is what the server's process used, all threads, during the timed
-section. The load generator (load.py) verifies every message: its id is its own, it is stored once and delivered once.
+Each round measures every subject once, on a new server process: one sender to one receiver and one to 100, pipelined,
+then one message at a time. A ratio is taken within each round before its median, so a slow minute of the machine
+affects both sides. Server CPU is that of all threads of the server's process during the timed section. The load
+generator (load.py) verifies that every message is stored once and delivered once.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Relay:
         subjects: Collection[str] = (),
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``subjects``: these alone, all if none is named."""
+        """``subjects`` selects some of them; empty selects all."""
         self.fdatasync_p50_us: list[float] = []  # one per round, measured just before it
         self._bench = bench
         self._messages = messages
@@ -139,7 +139,7 @@ class Relay:
         self.fdatasync_p50_us.append(measure_fdatasync(self._bench.scratch)[0])
         for scenario in self.scenarios:
             subjects = [it for it in scenario.subjects if not self._subjects or it.name in self._subjects]
-            # Each round begins with another subject: none always runs on the machine that the same one left behind.
+            # Each round begins with a different subject, so that none always follows the same one.
             turn = number % len(subjects) if subjects else 0
             for subject in subjects[turn:] + subjects[:turn]:
                 sample = self._measure(subject, scenario)
@@ -153,7 +153,7 @@ class Relay:
         return f"fdatasync p50 before this round: {self.fdatasync_p50_us[-1]:.0f} us"
 
     def _measure(self, subject: Subject, scenario: Scenario) -> Sample:
-        """Start the subject, warm it up, measure it, end it."""
+        """Start the subject, warm it up, measure it and end it."""
         is_hub, is_kept = subject.durability is not None, subject.durability in ("normal", "full")
         messages = self._messages if scenario.receivers == 1 else self._fanout_messages
         window = scenario.window or self._window
@@ -179,7 +179,7 @@ class Relay:
                 commits = read_figure(url, "commits_total") - commits if is_hub else 0.0
                 others_cpu_s = sent.machine_cpu_s - cpu_s - sent.generator_cpu_s
                 log_bytes = Path(f"{db}-wal").stat().st_size if is_kept else None
-                # One at a time says nothing more about 100 receivers: what it takes is the fan-out.
+                # With 100 receivers, sending one at a time would only measure the fan-out again.
                 latency, alone = None, max(messages // 40, 50) if scenario.receivers == 1 else 0
                 if alone:
                     latency = fleet.send_one_by_one(alone, to=scenario.to, size_bytes=SIZE_BYTES)
@@ -224,13 +224,13 @@ class Relay:
         return lines
 
     def _compute(self, ratio: Ratio) -> list[float]:
-        """The ratio in each round; empty when either side was not measured."""
+        """Return the ratio of each round; empty if a side was not measured."""
         of, to = self._sides(ratio)
         values = [(ratio.measure(one), ratio.measure(other)) for one, other in zip(of, to, strict=False)]
         return [one / other for one, other in values if one is not None and other]
 
     def _describe(self, ratio: Ratio) -> str:
-        """Both sides' medians: what was measured, and the CPU per message."""
+        """Return both sides' medians: the measured value, and CPU per message."""
         of, to = self._sides(ratio)
         if ratio.measure is delivered_p50:
             return " / ".join(f"{_median([it.delivered_p50_us for it in side]):.0f} us" for side in (of, to))
@@ -256,7 +256,7 @@ class Relay:
         }
 
     def describe(self) -> str:
-        """Every subject's medians, for a terminal."""
+        """Return every subject's medians, for a terminal."""
         lines = [
             f"{'':<12}{'subject':<12}{'messages/s':>12}{'CPU us/msg':>12}{'server':>8}{'generator':>11}{'others':>8}"
             f"{'p50 us':>9}{'p99 us':>9}{'stored p50':>12}{'commits/1000':>14}"

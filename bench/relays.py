@@ -1,17 +1,16 @@
-"""Relays to compare the hub with: what the WebSocket layer alone costs, without any of our logic.
+"""Relays to compare the hub with: the cost of the WebSocket layer alone.
 
-    plain      `async for message in websocket: await receiver.send(message)`: one coroutine step per message, the way
-               most `websockets` programs are written
-    broadcast  the same, with `websockets.broadcast()` towards the receivers
-    bare       a connection subclass that routes in the protocol callback and writes once per connection and loop tick:
-               the frame parser of `websockets` and the socket are all that is left
-    forward    `plain`, which answers its senders nothing: it only forwards
+    plain        `async for message in websocket: await receiver.send(message)`, like most `websockets` programs
+    broadcast    the same with `websockets.broadcast()` to the receivers
+    bare         routes in the protocol callback and writes once per connection and loop tick: only the frame parser
+                 of `websockets` and the socket remain
+    forward      `plain` without answers to the sender
     forward-all  the same with `websockets.broadcast()`
 
-Each is a process of its own that prints one ready line. The first frame of a connection is a `hello`, as with the hub;
-a participant whose id starts with `receiver` gets every message. So that the work compares with the hub's, each message
-is also answered to its sender with a frame of the size of `stored` (by all but the last two), and acks are read and
-dropped. The messages are forwarded as they came: the relays never parse, store, order or check them.
+Each is a process of its own that prints one ready line. The first frame of a connection is a `hello`, as with the hub.
+A participant whose id starts with `receiver` gets every message. Except for the last two, each message is answered with
+a frame of the size of `stored`, and acks are read and dropped, so that the work compares with the hub's. The relays
+never parse, store, order or check messages.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Handler = Callable[[ServerConnection], Awaitable[None]]
 
 
 def make_plain_handler(*, uses_broadcast: bool, answers: bool) -> Handler:
-    """A handler that awaits `recv()` and `send()` for each message."""
+    """Return a handler that awaits `recv()` and `send()` for each message."""
     receivers: list[ServerConnection] = []
 
     async def relay(sender: ServerConnection) -> None:
@@ -75,7 +74,7 @@ def make_plain_handler(*, uses_broadcast: bool, answers: bool) -> Handler:
 
 
 class BareConnection(ServerConnection):
-    """Routes inside `data_received`: no task switch, no queue, no await per message."""
+    """Routes inside `data_received`: no task switch, queue or await per message."""
 
     receivers: ClassVar[list[BareConnection]] = []
     written_this_tick: ClassVar[list[BareConnection]] = []
@@ -120,12 +119,12 @@ class BareConnection(ServerConnection):
 
 
 async def wait_until_closed(connection: ServerConnection) -> None:
-    """The handler of a bare connection, whose frames are all taken by its callback."""
+    """Handle a bare connection, whose callback processes all frames."""
     await connection.wait_closed()
 
 
 def encode_text_frame(payload: bytes) -> bytes:
-    """An unmasked, unfragmented text frame, as servers send them (RFC 6455, 5.2)."""
+    """Return an unmasked, unfragmented text frame, as servers send it (RFC 6455, 5.2)."""
     length = len(payload)
     if length < 126:
         return struct.pack("!BB", 0x81, length) + payload
@@ -134,8 +133,8 @@ def encode_text_frame(payload: bytes) -> bytes:
     return struct.pack("!BBQ", 0x81, 127, length) + payload
 
 
-async def run_floor(name: str, port: int) -> None:
-    """Serve the named relay until the process is ended."""
+async def run_relay(name: str, port: int) -> None:
+    """Serve the named relay until the process ends."""
     if name == "bare":
         server = serve(
             wait_until_closed,
@@ -175,7 +174,7 @@ def main() -> None:
     parser.add_argument("--loop", choices=["uvloop", "asyncio"], default="uvloop")
     options = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if options.loop == "uvloop" else None) as runner:
-        runner.run(run_floor(options.name, options.port))
+        runner.run(run_relay(options.name, options.port))
 
 
 if __name__ == "__main__":

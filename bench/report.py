@@ -1,4 +1,4 @@
-"""How a measurement is asked for, and how its results are told: the options that every one has, a table, JSON, Markdown of a run that was kept."""
+"""Options and output of every measurement: a table, JSON, or Markdown of a stored run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from table import Line, format_lines, format_markdown
 
 Results = dict[str, Any]
-"""Plain data. Its lines stand under ``table``."""
+"""Plain data. Its lines are in ``table``."""
 
 Size = TypeVar("Size")
 
 
 def make_parser(description: str | None, sizes: Iterable[str], *, quick: str, rounds: str) -> argparse.ArgumentParser:
-    """A parser with the options of every measurement; ``quick`` and ``rounds`` say what these two mean here."""
+    """Return a parser with the options of every measurement. ``quick`` and ``rounds`` describe these two."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--size", choices=sizes, default="full", help="tiny: whether it works at all")
@@ -39,7 +39,8 @@ def tell_results(
     *,
     failure: type[Exception] = RuntimeError,
 ) -> None:
-    """Measure, unless a kept run is to be shown, and tell it as it was asked for. ``failure`` ends the process with its sentence."""
+    """Measure, or load a stored run, and print the results as requested. ``failure`` ends the process with its
+    sentence."""
     if options.markdown:
         kept = json.loads(Path(options.markdown).read_text())
         print(f"```\n{describe(kept)}\n```\n\n{format_markdown(_read_lines(kept))}")
@@ -59,7 +60,7 @@ def tell_results(
 
 
 def tell(text: str) -> None:
-    """What it is at, beside the results."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

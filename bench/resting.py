@@ -1,10 +1,10 @@
-"""What agents hold in memory that wait for messages: hundreds of them in one process, on a node in another one.
+"""Memory of waiting agents: hundreds of them in one process, on a node in another.
 
     python bench/resting.py URL COUNT
 
-As a program it runs them: it prints how much memory an agent takes once all are connected, and again after each has reacted to a
-message. Memory is what the process holds resident, after so many more agents, divided by their number; the first ones, which also bring
-in the code and fill caches, are not counted. The node and the model's server are processes of their own.
+As a program it runs them. It prints the memory per agent once all are connected, and again after each has reacted to a
+message. Memory is the resident size of the process after COUNT more agents, divided by COUNT. The first agents, which
+also load code and fill caches, are not counted. The node and the model's server are separate processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TIMEOUT_S = 300.0
 
 
 class RestingAgents:
-    """KiB per agent in one process, while it waits: for its first message, and after it has reacted to one."""
+    """KiB per waiting agent in one process: before its first message, and after one reaction."""
 
     name = "resting"
 
@@ -69,7 +69,7 @@ class RestingAgents:
 
 
 async def hold(url: str, base_url: str, count: int) -> dict[str, float]:
-    """Run agents, each with its own connection and its own model, and measure; they end with it."""
+    """Run and measure agents, each with a connection and a model of its own. They end with the block."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     async with NetworkClient("asker", url, token=make_token("asker")) as asker, asyncio.TaskGroup() as group:
@@ -109,7 +109,7 @@ async def _start(url: str, base_url: str, begin: int, count: int, group: asyncio
 
 
 async def _ask(asker: NetworkClient, runners: list[SimpleAgentRunner]) -> None:
-    """Ask each agent something, a few at once, and wait for the answers."""
+    """Ask each agent, a few at once, and wait for the answers."""
     answers = asker.deliveries()
     for start in range(0, len(runners), TOGETHER):
         some = runners[start : start + TOGETHER]

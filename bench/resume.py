@@ -1,9 +1,9 @@
-"""What a return costs the hub: a participant of broadcast and ten channels missed 500 of 300,000 messages.
+"""Cost of a return for the hub: a participant of ten channels missed 500 of 300,000 messages.
 
-It comes with a cursor of its own, so the same return can be repeated: a cursor moves nothing. The handshakes are over before the
-clock starts; counted is the CPU time of the hub's process, all threads, from `hello` to the last delivery, its commits and page reads
-included. The reader acknowledges as clients do, for the window is smaller than what it missed. Each return is verified: exactly the
-missed messages, each once, ascending.
+The participant brings its cursor, so the same return can be repeated. The clock starts after the handshakes. It counts
+the CPU of all threads of the hub's process from `hello` to the last delivery, with commits and page reads. The reader
+acknowledges like a client, because the window is smaller than the missed messages. Each return is verified: exactly the
+missed messages, once each, ascending.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEQ = re.compile(rb'"seq":(\d+)')
 
 
 class Resume:
-    """Milliseconds of the hub per return."""
+    """Milliseconds of the hub's CPU per return."""
 
     name = "resume"
 
@@ -55,7 +55,7 @@ class Resume:
         return Participant(url, READER, counted=(b'{"type":"deliver"',))
 
     def _come_back(self, reader: Participant) -> float:
-        """Seconds from `hello` to the last delivery."""
+        """Return the seconds from `hello` to the last delivery."""
         started_s = time.perf_counter()
         reader.say_hello(self._history.resume)
         reader.await_welcome()

@@ -1,10 +1,10 @@
-"""Every measure of the network's speed, in one run and one table.
+"""All measures of the network, in one run and one table.
 
     ./dev bench [--quick] [--rounds 5] [--only MEASURE ...] [--json FILE]
     ./dev bench --markdown FILE
 
-Each round takes every measure once; the table has the medians over the rounds. Ratios are taken within a round. The second form prints
-the table of a run that was kept. docs/performance.md tells what each line means.
+Each round takes every measure once. The table shows medians over the rounds; ratios are taken within a round. The
+second form prints the table of a stored run. docs/performance.md explains each line.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ MEASURES = (Relay.name, Outside.name, Resume.name)
 
 
 class Measure(Protocol):
-    """One family of measures, with a module of its own."""
+    """A family of measures with a module of its own."""
 
     name: str
 
     def run_round(self, number: int) -> str:
-        """Measure once; gives what it came to, in a line."""
+        """Measure once. Return a one-line summary."""
 
     def lines(self) -> list[Line]:
-        """What goes into the table, after one round at least."""
+        """Return the lines of the table, after at least one round."""
 
     def details(self) -> dict[str, Any]:
-        """Everything that was measured, as plain data."""
+        """Return all measured values as plain data."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """Amount of work."""
 
     rounds: int
     messages: int
-    """One sender to one receiver; where it is one to 100, a twentieth."""
+    """Messages from one sender to one receiver; to 100 receivers, a twentieth of them."""
     ledger_messages: int
     missed: int
     returns: int
     subjects: tuple[str, ...] = ()
-    """Of the relays and hubs these alone; all if none is named."""
+    """Names of the relays and hubs to measure; empty for all."""
 
 
 SIZES = {
@@ -67,9 +67,9 @@ SIZES = {
 
 
 def run(size: Size, names: Sequence[str], *, rounds: int, window: int, node: Sequence[str]) -> Results:
-    """Take the named measures, ``rounds`` times, interleaved; gives the results as plain data. Raises `LoadError`."""
+    """Take the named measures ``rounds`` times, interleaved. Return the results as plain data. Raises `LoadError`."""
     started_s = time.monotonic()
-    # Here, not in the system's folder for such files: that may be in memory, and the disk is part of what is measured.
+    # Not in the system's temporary folder, which may be in memory: the disk is part of the measurement.
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as scratch:
         server_cores, own_cores = split_cores()
         pin_process(0, own_cores)
@@ -111,7 +111,7 @@ def _make_measures(
 
 
 def describe_run(results: Results) -> str:
-    """The machine and the run."""
+    """Describe the machine and the run."""
     facts, size = results["machine"], results["size"]
     cores = ", ".join(map(str, results["server_cores"])) or "any"
     return "\n".join(

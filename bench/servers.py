@@ -1,7 +1,7 @@
-"""The servers under measurement: a node, or a relay of relays.py, each a process of its own; and what can be read of it from outside.
+"""The measured servers: a node or a relay of relays.py, each in a process of its own, and its memory and metrics from
+outside.
 
-Owns: how a node is configured for a measurement, its start and end, its memory and its figures. Stands under every measurement;
-measures nothing itself.
+Owns the node's configuration for a measurement, its start and its end. Measures nothing itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 DEFAULT_NODE = (sys.executable, "-m", "roundelay", "up")
 
-# Rates that no run reaches: what is measured is the hub, not its brakes. Everything else is as a user finds it.
+# Rate limits that no run reaches, so that the hub is measured and not its limits. All other settings are the defaults.
 HUB_CONFIG = """\
 name: bench
 host: 127.0.0.1
@@ -41,7 +41,7 @@ limits:
 
 @dataclass(frozen=True)
 class Subject:
-    """One server under measurement."""
+    """One measured server."""
 
     name: str
     durability: str | None = None  # of the hub; None: a relay of relays.py
@@ -56,7 +56,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Bench:
-    """What every measurement needs to know: how a node is started, where files may be made, which cores the servers have."""
+    """Settings of every measurement: the node's command, the folder for files, and the servers' cores."""
 
     node: Sequence[str]
     scratch: Path
@@ -64,7 +64,7 @@ class Bench:
 
     @contextlib.contextmanager
     def start(self, subject: Subject, db: Path | None = None) -> Iterator[tuple[str, int]]:
-        """The subject's URL and process id; it keeps its files in a folder of its own, or a database that is already there."""
+        """Start the subject. Yield its URL and process id. It uses a new folder, or an existing database."""
         with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
             command = subject.build_command(Path(folder), self.node, db)
             with start_server(command, self.server_cores, Path(folder)) as started:
@@ -75,8 +75,8 @@ class Bench:
 def start_server(
     command: Sequence[str], cores: frozenset[int] = frozenset(), home: Path | None = None
 ) -> Iterator[tuple[str, int]]:
-    """The server's URL and process id, once it has printed its ready line; it is ended on the way out."""
-    # Nothing of the user's gets in, and no note of this node reaches the user's other commands.
+    """Start a server, wait for its ready line, and yield its URL and process id. End it afterwards."""
+    # Isolate the node from the user's settings, and the user's commands from this node.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDELAY_")}
     environment |= {"PYTHONUNBUFFERED": "1"} | ({"ROUNDELAY_HOME": str(home)} if home is not None else {})
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -99,7 +99,7 @@ def start_server(
 
 
 def read_figure(url: str, name: str) -> float:
-    """One figure of a hub, from its ``/metrics``."""
+    """Return one metric of a hub from ``/metrics``."""
     with urllib.request.urlopen(url.replace("ws", "http", 1) + "metrics", timeout=10) as response:
         text = response.read().decode()
     found = re.search(rf"^roundelay_{name} (\S+)$", text, re.MULTILINE)
@@ -109,7 +109,7 @@ def read_figure(url: str, name: str) -> float:
 
 
 def read_memory_kb(pid: int) -> float:
-    """What process ``pid`` holds resident, in KiB. 0.0 where the system cannot tell."""
+    """Return the resident memory of process ``pid`` in KiB; 0.0 if the system cannot report it."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

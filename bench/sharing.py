@@ -1,12 +1,11 @@
-"""What goes to the model again and again: how much of a request the one before began with, how many tokens it has, and what the ledger
-keeps of a long conversation.
+"""How much of a request repeats the previous one, its tokens, and the growth of the ledger in a long conversation.
 
     ./dev bench sharing [--quick] [--json FILE]
 
-An agent in this process reacts to one person, sixty times, in three ways of coming by: in one thread, in five threads in turn, in
-twenty as often as Zipf's law says. A provider's cache holds the beginning of a prompt, up to its first difference. What is compared are
-the messages of consecutive requests, the system message included; the tools, which a provider puts in front and which stay the same, are
-left out of the shares. Nothing is timed. docs/performance.md has the table, docs/costs.md says what to make of it.
+An agent in this process reacts to one person sixty times, in one thread, in five threads in turn, or in twenty threads
+by Zipf's law. A provider caches the beginning of a prompt up to its first difference. So the messages of consecutive
+requests are compared, including the system message. The tools, which a provider puts first and which stay the same, are
+left out. Nothing is timed. docs/performance.md has the table, docs/costs.md the advice.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ CALLS, CONVERSATION_CHARS = 100, 800_000
 
 @dataclass(frozen=True)
 class Shared:
-    """Of one way of coming by: percent of a request that the one before it began with, and tokens of a request (estimated), on average."""
+    """Mean values of one order of threads: percent of a request that repeats the previous one, and estimated tokens."""
 
     way: str
     shared: float
     messages: float
-    """Tokens of the messages, those that a cache holds included."""
+    """Tokens of the messages, including cached ones."""
     fresh: float
-    """Those that no cache can hold."""
+    """Tokens that no cache can hold."""
     tools: float
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one reaction of so many model calls: bytes that its requests had together, that were said in it, and by which the ledger grew."""
+    """Bytes of one reaction with this many model calls: of its requests, of its content, and of the ledger's growth."""
 
     calls: int
     requests: int
@@ -67,7 +66,7 @@ class Growth:
 
 
 class Listener:
-    """A model that answers every request with a text, and keeps what it was asked."""
+    """A model that answers every request with text, and stores the requests."""
 
     name = "listener"
 
@@ -80,7 +79,7 @@ class Listener:
 
 
 class Reader:
-    """A model that calls a tool in each turn until the last, and adds up what it was sent."""
+    """A model that calls a tool in each turn except the last, and sums up the size of its requests."""
 
     name = "reader"
 
@@ -96,7 +95,7 @@ class Reader:
 
 
 def choose_threads(way: str, reactions: int) -> list[int]:
-    """Give the thread of each message."""
+    """Return the thread of each message."""
     if way == WAYS[0]:
         return [0] * reactions
     if way == WAYS[1]:
@@ -105,7 +104,7 @@ def choose_threads(way: str, reactions: int) -> list[int]:
 
 
 async def measure_sharing(way: str, reactions: int, policy: AgentPolicy | None = None) -> Shared:
-    """Let an agent answer so many messages and compare its requests."""
+    """Let an agent answer this many messages, and compare its requests."""
     model = Listener()
     newest: dict[int, AnyMessage] = {}  # of each thread, the last answer: the next message there is a reply to it
     async with Network.open() as network:
@@ -134,7 +133,7 @@ async def measure_sharing(way: str, reactions: int, policy: AgentPolicy | None =
 
 
 async def measure_growth(calls: int, chars: int) -> Growth:
-    """Let an agent read a long text page by page, in one reaction, on a ledger in a file."""
+    """Let an agent read a long text page by page in one reaction, on a ledger in a file."""
 
     @tool(idempotent=True)
     def read_page(number: int) -> str:
@@ -168,13 +167,13 @@ def _plain(message: object) -> dict[str, object]:
 
 
 def _count_shared(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return the number of characters with which both texts begin."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def describe(shared: Sequence[Shared], growth: Growth) -> str:
-    """The table, in Markdown."""
+    """Return the table in Markdown."""
     lines = [
         "| messages come | shared with the request before | tokens of messages | of these fresh | tokens of tools |",
         "| --- | ---: | ---: | ---: | ---: |",

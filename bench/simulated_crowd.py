@@ -1,8 +1,9 @@
-"""Thousands of simple agents in one simulation: each is a session of the hub and a function, without a task, a journal or a model of its own.
+"""Thousands of simple agents in one simulation: each is a session of the hub and a function, without task, journal or
+model.
 
-For questions about networks, not about one agent: how a rumour spreads, what a limit does to ten thousand. A member reads what is delivered
-to it and answers at once, in the same sessions and frames as everybody else. What a member does not do: keep turn records, wait, or resume.
-`simulation.start_agent` is for agents that do. Used by `simulation.py` beside it; docs/scenarios.md shows it.
+For questions about networks instead of single agents: how a rumor spreads, or how a limit affects ten thousand agents.
+A member reads its deliveries and answers at once, with the same sessions and frames as everybody else. It never keeps
+turn records, waits, or resumes; use `simulation.start_agent` for that. docs/scenarios.md shows an example.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _window_decoder = msgspec.json.Decoder(_Window)
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """What a member of a crowd reacts to. ``prompt`` is the rendered conversation, empty where the crowd renders none."""
+    """A delivery to a member. ``prompt`` is the rendered conversation, empty if the crowd renders none."""
 
     agent_id: str
     sender_id: str
@@ -78,7 +79,7 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message that a member sends: to an id or an address."""
+    """A message from a member to an id or an address."""
 
     to: str
     text: str
@@ -89,10 +90,10 @@ CrowdScript = Callable[[Incoming], Iterable[Message]]
 
 
 class Crowd:
-    """The members of one simulation that follow one script. With ``renders_prompts`` each message's conversation is read
-    from the hub under the same visibility as an agent's, and rendered as for a model.
+    """The members of a simulation that follow one script.
 
-    Who reacts first of those that something reached at the same moment is a matter of the seed.
+    With ``renders_prompts``, each message's conversation is read from the hub with the visibility of an agent, and
+    rendered as for a model. The seed decides the order of members that receive messages at the same moment.
     """
 
     def __init__(self, simulation: Simulation, script: CrowdScript, *, renders_prompts: bool = False) -> None:
@@ -119,7 +120,7 @@ class Crowd:
         return len(self._members)
 
     async def join(self, agent_ids: Sequence[str]) -> None:
-        """Let these join, all at once. Raises what the hub refuses."""
+        """Let participants join, all at once. Raises the hub's refusals."""
         hub = self._simulation.hub
         if hub is None:
             raise SimulationError("The simulated hub is down.")
@@ -130,11 +131,11 @@ class Crowd:
         self._joining.clear()
 
     def send(self, agent_id: str, to: str, text: str) -> None:
-        """Let a member begin: it sends this by itself."""
+        """Let a member send a message without a trigger."""
         self._members[agent_id].say(Message(to, text), None)
 
     def leave(self) -> None:
-        """Everybody goes away."""
+        """Disconnect all members."""
         self._acknowledge()
         for member in self._members.values():
             member.leave()
@@ -179,7 +180,7 @@ class Crowd:
             self.errors.append(error)
 
     def render(self, message: WireMessage, window: list[dict[str, Any]]) -> str:
-        """The conversation prompt for a message, which is in its window."""
+        """Return the conversation prompt of a message, which must be in its window."""
         assert self._prompt is not None
         threads, trigger = [], None
         for thread in window:
@@ -197,7 +198,7 @@ class Crowd:
         return self._prompt.render(shown, trigger.thread_id, trigger)
 
     def make_id(self) -> str:
-        """A message's id, new for a member that comes back too."""
+        """Return a new message id, even for a member that returns."""
         return f"crowd-{self._number}-{next(self._ids)}"
 
     @property
@@ -210,7 +211,7 @@ class Crowd:
 
 
 class _Member:
-    """One member: the hub's `Connection`, and what stands at its other end."""
+    """One member: the hub's `Connection` and its other end."""
 
     __slots__ = (
         "_crowd",
@@ -249,7 +250,7 @@ class _Member:
             self._crowd.joined(self.agent_id, SimulationError(f"{self.agent_id} was closed with {code}: {reason}"))
 
     def admit(self) -> None:
-        """It takes nobody's place."""
+        """Accept without displacing a connection."""
 
     def pause_reading(self) -> None:
         self._is_held = True
@@ -313,7 +314,7 @@ class _Member:
                 self._crowd.acknowledge_soon(self)
 
     def acknowledge(self) -> None:
-        """Everything that was delivered is handled."""
+        """Acknowledge all deliveries."""
         if self._taken:
             self._taken = 0
             self._send(AckFrame(seq=self._last))
