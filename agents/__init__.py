@@ -1,10 +1,13 @@
-"""Agents: runners that react to messages by asking a model and running tools, each reaction journaled and resumable.
+"""Agents: runners that react to messages by asking a model and running tools. Every reaction is journaled and resumes
+after a restart.
 
-The way in is `simple` (`SimpleAgentRunner`), for agents in YAML `team`. A reaction's path: `runner` -> `inbox` ->
-`prompt` -> `reaction` (what to do next) and `driver` (does it), with `models` and `tools`, written down by
-`journal`, told by `events`. What can be added to the loop is `middleware`, one module each under `features`;
-docs/design.md lists them all. Imports only `roundelay.network` and `roundelay.templates`; no model provider is loaded
-until one is built, and of this package nothing until it is used: who reads records runs no agents.
+Start at `simple` (`SimpleAgentRunner`), for agents in YAML at `team`. The path of a reaction: `runner` ->
+`reaction_scheduler` -> `inbox` -> `prompt`, then `reaction` (the next step) and `driver` (performs it), with `models`
+and `tools`. `journal` records it, `events` report it. Additions to the loop are `middleware`, one module each under
+`features`; docs/design.md lists them all.
+
+Imports only `roundelay.network` and `roundelay.templates`. Nothing of this package is loaded before it is used, and no
+model provider before one is built: programs that only read records run no agents.
 """
 
 from __future__ import annotations

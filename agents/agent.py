@@ -146,7 +146,7 @@ class Handoff:
         properties = {"note": note}
         schema = {"type": "object", "properties": properties, "required": ["note"], "additionalProperties": False}
         return ToolSpec(
-            self.name, f"Hand the conversation over to {self.agent.id}, who goes on with it.{about}", schema
+            self.name, f"Hand the conversation over to {self.agent.id}, who continues with it.{about}", schema
         )
 
 

@@ -1,7 +1,7 @@
 """Agents that other agents call: an agent as a tool, agents elsewhere as tools, and instructions from templates.
 
-An agent as a tool has a run of its own, whose only message is the tool's input. Its usage counts in the caller's
-reaction, its records stand there under the call's path, and it is cancelled with the caller. `Handoff` in `agent` hands
+An agent as a tool runs on the tool's input alone. Its usage counts in the caller's reaction, which also has its records,
+under the call's path. Cancelling the caller cancels it too. `Handoff` in `agent` hands
 a conversation over; `ask` asks agents elsewhere.
 """
 

@@ -100,7 +100,7 @@ class RequestedCall(NamedTuple):
 
     rule: EffectiveRule
     deciders: tuple[str, ...] | None = None
-    """Who may decide; None: whoever reads the request, and operators."""
+    """People who may decide. None: all readers of the request, and operators."""
 
 
 def describe_request(
@@ -199,7 +199,7 @@ async def has_operators(client: RecordClient) -> bool:
 
 
 async def find_people(client: RecordClient, trigger: AnyMessage) -> set[str] | None:
-    """Return the people who read a message's thread, any of whom can decide; None if the hub does not say."""
+    """Return the people who read a message's thread, any of whom can decide, or None if the hub does not say."""
     readers = {trigger.sender_id}
     people: set[str] = set()
     try:
@@ -309,7 +309,7 @@ async def reply_to_decider(
 
 
 async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Approval | None, bool] | None:
-    """Return the approval of the request that a decision answers, and whether its reaction has ended; None if it
+    """Return the approval of the request that a decision answers, and whether its reaction has ended, or None if it
     answers no request of this agent."""
     seq = find_request(decision)
     try:
@@ -334,14 +334,14 @@ async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Ap
 
 
 def read_deciders(request: BaseMessage) -> list[str] | None:
-    """Return the only people who may decide on a request; None if its author names none."""
+    """Return the only people who may decide on a request, or None if its author names none."""
     approval = (request.metadata or {}).get("approval")
     deciders = approval.get("deciders") if isinstance(approval, dict) else None
     return [it for it in deciders if isinstance(it, str)] if isinstance(deciders, list) else None
 
 
 def read_decided(message: BaseMessage) -> Mapping[str, Any] | None:
-    """Return what an agent reports of a decision that people gave elsewhere (``decided``); None for any other message."""
+    """Return what an agent reports of a decision that people gave elsewhere (``decided``), or None for any other message."""
     told = (message.metadata or {}).get("decided")
     if message.sender_kind != "agent" or not isinstance(told, dict):
         return None
@@ -353,7 +353,7 @@ def read_decided(message: BaseMessage) -> Mapping[str, Any] | None:
 
 
 def read_request(message: BaseMessage) -> str | None:
-    """Return the reaction that waits for a person's decision on this message; None if it asks for none."""
+    """Return the reaction that waits for a person's decision on this message, or None if it asks for none."""
     approval = (message.metadata or {}).get("approval")
     reaction = approval.get("reaction") if isinstance(approval, dict) else None
     return reaction if isinstance(reaction, str) else None

@@ -1,9 +1,9 @@
-"""Jinja templates that operators write and that strangers' texts go into: each rendering ends, and stays small.
+"""Jinja templates of operators with strangers' texts: each rendering ends, and stays small.
 
-The sandbox of jinja bounds what a template may reach, not how much it computes: ``{{ match.n | int ** match.m | int }}``
-or a loop in a loop would hold Python's lock without end. `BoundedEnvironment` counts loops, calls and operators of a
-rendering, and checks the size of what they make before they make it. It counts instead of looking at a clock, so that
-a reaction which is resumed or replayed renders the same. Every refusal is a `TemplateError`.
+Jinja's sandbox limits what a template may reach, not how much it computes: ``{{ match.n | int ** match.m | int }}``, or
+a loop in a loop, would hold Python's lock without end. `BoundedEnvironment` counts loops, calls and operators of a
+rendering, and checks the size of results before it makes them. It counts instead of reading a clock, so that a resumed
+or replayed reaction renders the same. Every refusal is a `TemplateError`.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 1_000_000
-"""Rounds of loops, calls and operators of one rendering: about a second. A prompt of 100 threads takes some 30,000."""
+"""Maximum rounds of loops, calls and operators of one rendering: about a second. A prompt of 100 threads takes some
+30,000."""
 
 STEPS_OF_CALL = 10
-"""Steps that a call counts for, since calling a macro takes ten times as long as a round."""
+"""Steps that a call counts for: a macro call takes ten times as long as a round of a loop."""
 
 MAX_CHARS = 8_000_000
-"""Characters that one rendering writes or puts together, at one time; also items of a list that it makes."""
+"""Maximum characters that one rendering writes or joins at a time, and maximum items of a list that it makes."""
 
 MAX_WIDTH = 100_000
-"""For filling, indenting, rounding and cutting into parts."""
+"""Maximum number for filling, indenting, rounding and slicing."""
 
 MAX_BITS = 20_000
-"""Length of a whole number that a power or a product gives."""
+"""Maximum bits of an integer that a power or a product makes."""
 
 
 class TemplateTooLarge(TemplateRuntimeError):
-    """A template computes more than `MAX_STEPS`, or something larger than one of the other bounds."""
+    """A template computes more than `MAX_STEPS`, or a value beyond another limit."""
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ _budget: ContextVar[_Budget | None] = ContextVar("roundelay_template_budget", de
 
 
 class BoundedTemplate(Template):
-    """A template whose rendering is bounded."""
+    """A template with limits on its rendering."""
 
     def render(self, *args: Any, **kwargs: Any) -> str:
         token = _budget.set(_Budget())
@@ -71,14 +72,14 @@ class BoundedTemplate(Template):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox with bounds on what a rendering computes. Options are those of jinja's environments."""
+    """The sandbox with limits on what a rendering computes. Options are those of jinja's environments."""
 
     intercepted_binops = frozenset({"+", "*", "%", "**"})
     template_class = BoundedTemplate
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        del self.globals["lipsum"]  # makes as much text as it is told to
+        del self.globals["lipsum"]  # makes any amount of text
         for name in ("batch", "center", "indent", "round", "slice", "truncate", "wordwrap"):
             self.filters[name] = _check_numbers(self.filters[name])
         for name in ("join", "replace", "format", "xmlattr", "pprint", "tojson", "string"):
@@ -111,7 +112,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-# --- what the parsed template goes through
+# --- changes to the parsed template
 
 _COUNT, _MEASURE = "_count_rounds", "_measure_output"
 
@@ -124,7 +125,7 @@ def _through(name: str, node: nodes.Node) -> nodes.Expr:
 
 
 class _Rounds:
-    """What a loop goes over, each round of it counted."""
+    """The items of a loop; counts each round."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items
@@ -138,7 +139,7 @@ class _Rounds:
 
 
 class _SizedRounds(_Rounds):
-    """The same, as long as the original: for ``loop.last`` and its like."""
+    """Rounds with the length of the original, for ``loop.last`` and its like."""
 
     def __len__(self) -> int:
         return len(self._items)  # type: ignore[arg-type]  # it has one
@@ -146,7 +147,7 @@ class _SizedRounds(_Rounds):
 
 def _count_rounds(items: Any) -> Any:
     if not isinstance(items, Iterable):
-        return items  # jinja says what is wrong with it
+        return items  # jinja reports the error
     return _SizedRounds(items) if hasattr(items, "__len__") else _Rounds(items)
 
 
@@ -159,7 +160,7 @@ def _measure_output(value: Any) -> Any:
     return value
 
 
-# --- how large something would become
+# --- sizes of results, before they are made
 
 
 def _measure(value: Any, most: int) -> int:
@@ -213,7 +214,7 @@ _WIDTH = re.compile(rf"[0-9]{{{len(str(MAX_WIDTH))},}}")
 
 
 def _check_format(form: str, values: Iterable[Any]) -> None:
-    """Check a format and what goes into it: widths may stand in both, and a value may be named many times."""
+    """Check a format and its values: both may hold widths, and a value may be used many times."""
     if _WIDTH.search(form):
         raise TemplateTooLarge(f"it fills up a text to more than {MAX_WIDTH:,} characters")
     values = list(values)
@@ -230,7 +231,7 @@ def _is_wide(value: Any) -> bool:
 
 
 def _check_method(owner: str, name: str, args: list[Any]) -> None:
-    """Check a call of a text's own method that may give more than the text."""
+    """Check a call of a text's method that may return more than the text."""
     match name:
         case "center" | "ljust" | "rjust" | "zfill" | "expandtabs":
             if any(_is_wide(it) for it in args):
@@ -263,8 +264,8 @@ def _check_joined(items: Any, separator: Any) -> None:
 
 
 def _check_numbers(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Bound a filter of which a number says how much it makes."""
-    places = 2 if hasattr(inner, "jinja_pass_arg") else 1  # an environment may stand before the value
+    """Limit a filter whose output size depends on a number."""
+    places = 2 if hasattr(inner, "jinja_pass_arg") else 1  # jinja may pass an environment before the value
 
     @wraps(inner)
     def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -276,11 +277,11 @@ def _check_numbers(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_text(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Bound a filter of which the value says how much it makes."""
+    """Limit a filter whose output size depends on the value."""
 
     @wraps(inner)
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        # An environment, or a context of an evaluation, may stand before the value.
+        # Jinja may pass an environment or an evaluation context before the value.
         value, *rest = args[1:] if hasattr(inner, "jinja_pass_arg") else args
         match name:
             case "join":

@@ -195,7 +195,7 @@ class CallApproval:
     # --- asking people
 
     async def _find_approvers(self, stage: int) -> Approvers | None:
-        """Return the people named for a stage of the request; None if the rule names nobody."""
+        """Return the people named for a stage of the request, or None if the rule names nobody."""
         names = self.rule.escalate_to if stage else self.rule.approvers
         if not names:
             return None
@@ -241,7 +241,7 @@ class CallApproval:
         return f"it needs {needs} of {named}, and there are not enough: {'; '.join(reasons) or 'nobody is there'}."
 
     async def _ask(self, approvers: Approvers | None, readers: set[str] | None) -> Wait:
-        """Send the requests, and return the wait for decisions. ``readers``: the people who read the trigger's thread;
+        """Send the requests, and return the wait for decisions. ``readers``: the people who read the trigger's thread, or
         None if the hub does not say."""
         assert self.waiter is not None
         told_apart = approvers.told_apart if approvers is not None else []
@@ -336,7 +336,7 @@ class CallApproval:
     # --- decisions
 
     async def _await_approval(self, wait: Wait) -> Approval | None:
-        """Wait until people have decided, and record the outcome; None if the time is over."""
+        """Wait until people have decided, and record the outcome, or None if the time is over."""
         assert self.waiter is not None
         while True:
             decisions = await self.waiter.wait_for_decisions(wait, self.rule.timeout_s)
@@ -357,7 +357,7 @@ class CallApproval:
                 wait = escalated
 
     async def _escalate(self, wait: Wait) -> Wait | None:
-        """Ask the people of ``escalate_to`` after the first timeout; None if there is nobody else to ask."""
+        """Ask the people of ``escalate_to`` after the first timeout, or None if there is nobody else to ask."""
         if wait.stage or not self.rule.escalate_to:
             return None
         readers = await find_people(self.journal.client, self._trigger) if wait.deciders is None else None

@@ -1,7 +1,7 @@
-"""What an agent's behaviour depends on, as one hash: a reaction that is resumed under another one says so.
+"""One hash of what an agent's behavior depends on. A reaction that resumes under another hash reports that.
 
-`simple` asks for it. All that is data counts, and is the same in every process: instruction, model and its settings,
-limits, tools, handoffs, the options of middleware. Code counts by its name. Only the hash is kept, so options may hold
+`simple` asks for it. Data counts by value and is the same in every process: instruction, model and its settings,
+limits, tools, handoffs, options of middleware. Code counts by name. Only the hash is kept, so options may hold
 anything. Pure.
 """
 
@@ -28,37 +28,37 @@ from .patterns import BoundedPattern
 from .tools import Tool, index_tools
 
 MAX_DEPTH = 20
-"""Of values inside of values; what is deeper counts by its type."""
+"""Maximum nesting of values; deeper ones count by their type."""
 
 
 MAX_OBJECTS = 2
-"""The same of objects that are no data: middleware, and a check that it holds."""
+"""Maximum nesting of objects that are no data, such as middleware and a check that it holds."""
 
 
 _OPAQUE = sys.stdlib_module_names | {"pydantic", "jinja2"}
-"""Whose objects hold what they are at, or what differs in each process: a lock, a compiled template."""
+"""Packages whose objects hold runtime state, or something that differs in each process: a lock, a compiled template."""
 
 
 def hash_config(agent: Agent, described: Mapping[int, object], *beside: object) -> str:
-    """Give the hash of an agent, of those that it may hand over to, and of what else matters; ``described`` is of
-    `describe_middleware`."""
+    """Return the hash of an agent, of the agents it may hand over to, and of other values that matter. ``described``
+    comes from `describe_middleware`."""
     return hash_text(json.dumps([_describe_agent(agent, described), describe_value(beside)], sort_keys=True))
 
 
 def hash_text(text: str) -> str:
-    """Give the hash of a text, in 32 characters."""
+    """Return the hash of a text, as 32 characters."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def describe_middleware(agents: Iterable[Agent]) -> dict[int, object]:
-    """Give what the middleware of these agents is set to, by its identity: once, before it is at work and keeps in
-    itself what it is at."""
+    """Return the settings of these agents' middleware, by its identity. Call it once, before the middleware runs and
+    keeps runtime state in itself."""
     return {id(layer): _describe_layer(layer) for agent in agents for layer in agent.middleware}
 
 
 def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
-    """Give a value as JSON that is the same in every process: data by what it says, code by its name, other objects by
-    what they hold."""
+    """Return a value as JSON that is the same in every process: data by value, code by name, other objects by their
+    type and attributes."""
 
     def inside(it: object) -> object:
         return describe_value(it, depth + 1, objects)

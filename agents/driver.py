@@ -53,11 +53,11 @@ class NewMessagesSource(Protocol):
     """Messages that arrive in the thread of a reaction and are read in it."""
 
     async def take(self) -> NewMessages | None:
-        """Take what has arrived; None if nothing has."""
+        """Take what has arrived, or None if nothing has."""
         ...
 
     async def settle(self, new: NewMessages) -> None:
-        """Mark messages as read, once they are recorded: they need no reaction of their own."""
+        """Mark messages as read, once they are recorded: no further reaction is needed."""
         ...
 
 
@@ -86,7 +86,7 @@ class Driver:
         self._new_messages = new_messages
         self._reaction = reaction
         self._journal = journal
-        self._step: Step | None = None  # the next step; None before the first
+        self._step: Step | None = None  # the next step, or None before the first
         self._turn_text: str | None = None  # of the current turn's reply
         self._agent: AgentView = reaction.agent  # of the last turn that ran
         self._outer_store = journal.store  # hook of the runs around this one
@@ -274,7 +274,7 @@ class Driver:
         return {index: task.result() for index, task in tasks.items()}
 
     def _make_inner(self, turn: int, call: int, number: int, agent: Agent, text: str) -> Driver:
-        """Create the run of an agent inside a call. It reads ``text`` alone and has turns of its own. Raises
+        """Create the run of an agent inside a call. It reads ``text`` alone and counts its own turns. Raises
         `ToolError` if agents call each other too deeply."""
         outer = self._reaction
         journal = self._journal.descend(turn, call, number)
@@ -304,7 +304,7 @@ class Driver:
         return Finish("cancelled", "", usage=self._reaction.usage, tool_calls=self._reaction.tool_calls)
 
     def find_stopped(self, by: str) -> StopTrace | None:
-        """Return what is left of a run that ``by`` has stopped; None if a replay knows that nothing was recorded."""
+        """Return what is left of a run that ``by`` has stopped, or None if a replay knows that nothing was recorded."""
         run = self._run
         if run.playback is not None:
             return run.playback.find_stopped(run.id)

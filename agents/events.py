@@ -1,4 +1,4 @@
-"""What happens in a reaction, as typed events: the same objects for the terminal, traces and tests.
+"""Typed events of a reaction: the same objects for the terminal, traces and tests.
 
 `driver` and its parts create them, `live_activity` those of agents elsewhere. A callback gets them in order. Events are
 frozen and convert to plain JSON (`event_to_json`). No IO, no clock.
@@ -37,7 +37,7 @@ def event_to_json(event: Event) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
-    """A reaction from before a restart goes on. ``turns`` are read from its records, without events of their own."""
+    """A reaction from before a restart continues. ``turns`` of it are read from its records."""
 
     type = "resumed"
     turns: int

@@ -13,24 +13,24 @@ from roundelay.network.errors import ConfigError
 
 
 def import_named(spec: str, what: str, form: str = "name") -> Any:
-    """Give what ``spec`` names. Raises `ConfigError`, which says ``what`` it was to be, a ``form`` of a module,
-    whatever that raises."""
+    """Return what ``spec`` names. Raises `ConfigError`, whatever the module raises. The error says ``what`` was to be
+    imported, and which ``form`` of name a module has."""
     module_name, colon, attribute = spec.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigError(f"the {what} {spec!r} is no import path: write package.module:{form}")
     try:
-        found: object = importlib.import_module(module_name)
+        target: object = importlib.import_module(module_name)
         for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # of the user's module
-        where = _tell_where(module_name, error) if isinstance(error, ModuleNotFoundError) else ""
+            target = getattr(target, part)
+    except Exception as error:  # the module is user code
+        where = _describe_search_path(module_name, error) if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"the {what} {spec!r} cannot be loaded ({type(error).__name__}: {error}){where}") from error
-    return found
+    return target
 
 
-def _tell_where(module_name: str, error: ModuleNotFoundError) -> str:
-    """Where a module that is not found was looked for, but for where packages are installed; nothing of what a module
-    that was found lacks."""
+def _describe_search_path(module_name: str, error: ModuleNotFoundError) -> str:
+    """Return where a missing module was searched, beside the installed packages; empty if the module was found and one
+    of its own imports is missing."""
     if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
         return ""
     installed = {"site-packages", "dist-packages", "lib-dynload", Path(os.__file__).parent.name}
@@ -40,8 +40,8 @@ def _tell_where(module_name: str, error: ModuleNotFoundError) -> str:
 
 
 def import_callable(spec: str, what: str) -> Any:
-    """As `import_named`; what is found can be called."""
-    found = import_named(spec, what, "function")
-    if not callable(found):
-        raise ConfigError(f"the {what} {spec!r} is a {type(found).__name__}, not a function")
-    return found
+    """Return the callable that ``spec`` names. Raises `ConfigError`."""
+    target = import_named(spec, what, "function")
+    if not callable(target):
+        raise ConfigError(f"the {what} {spec!r} is a {type(target).__name__}, not a function")
+    return target

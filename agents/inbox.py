@@ -1,5 +1,4 @@
-"""What wakes an agent, and in which order it reacts: one reaction at a time per thread, threads in parallel, with
-limits.
+"""The wake rule of an agent, and the order of its reactions: one at a time per thread, threads in parallel, with limits.
 
 Stands between the deliveries and `reaction_scheduler`, which starts a reaction for each `next_message`. Pure: no IO, no
 clock, no tasks. Memory is limited by what the hub leaves unacknowledged (`max_unacked`) and by `REMEMBERED`. The path
@@ -46,7 +45,7 @@ from .mentions import mentions
 from .values import Scope
 
 ReactTo = Literal["mentions", "mentions_only", "all"]
-"""What wakes an agent in channels and broadcasts; `wakes` has the rule."""
+"""Which messages wake an agent in channels and broadcasts; `wakes` has the rule."""
 
 Visibility = Literal["people", "strict", "all", "current"]
 
@@ -97,7 +96,7 @@ def is_addressed(message: BaseMessage, agent_id: str) -> bool:
 
 
 class Arrival(Enum):
-    """What becomes of a delivered message."""
+    """Outcome of a delivery."""
 
     QUEUED = "queued"
     """It gets a reaction when `next_message` returns it."""
@@ -223,14 +222,14 @@ class Inbox:
         return messages
 
     def pop_superseded(self) -> list[BaseMessage]:
-        """Remove and return the superseded messages, which need no reaction of their own."""
+        """Remove and return the superseded messages. They need no reaction."""
         passed, self.superseded = self.superseded, []
         for message in passed:
             self.note_handled(message.seq)
         return passed
 
     def _hold_back(self, thread_id: str, messages: Collection[BaseMessage]) -> None:
-        """Add messages to a taken-over thread. Of messages that are no questions keep only the newest."""
+        """Add messages to a taken-over thread, and keep only the newest of those that are no questions."""
         kept = sorted((*self._taken_over[thread_id], *messages), key=lambda it: it.seq)
         newest = max((it.seq for it in kept if not is_question(it, self.agent_id)), default=0)
         held = self._taken_over[thread_id] = [it for it in kept if it.seq == newest or is_question(it, self.agent_id)]
@@ -238,7 +237,7 @@ class Inbox:
         self.superseded += [it for it in kept if it.seq not in seqs]
 
     def next_message(self) -> BaseMessage | None:
-        """Return the next message to react to and mark its thread as busy; None if none can start now."""
+        """Return the next message to react to and mark its thread as busy, or None if none can start now."""
         if self.at_work >= self.max_parallel:
             return None
         if self._askable:
@@ -278,7 +277,7 @@ class Inbox:
             busy.waiting = deque(sorted(busy.waiting, key=lambda it: it.seq))
 
     def note_handled(self, seq: int) -> None:
-        """Mark a message as handled: it needs no reaction of its own."""
+        """Mark a message as handled: it needs no further reaction."""
         self._known.discard(seq)
         self._handled[seq] = None
         if len(self._handled) > REMEMBERED:
@@ -297,7 +296,7 @@ class Inbox:
             self._update_askable(thread_id)
 
     def resume(self, reaction: str) -> None:
-        """Note that the reaction goes on. For a while more reactions than ``max_parallel`` may run."""
+        """Note that the reaction continues. For a while more reactions than ``max_parallel`` may run."""
         self._waits[reaction] -= 1
         if self._waits[reaction]:
             return
@@ -309,7 +308,7 @@ class Inbox:
             self._update_askable(thread_id)
 
     def finish(self, message: BaseMessage) -> None:
-        """Note that the reaction to this message has ended, well or not. Its thread goes on with the next message."""
+        """Note that the reaction to this message has ended, well or not. Its thread continues with the next message."""
         self.note_handled(message.seq)
         self._leave(message)
 
@@ -351,7 +350,7 @@ class Inbox:
 
 
 def _pair_of(thread_id: str) -> tuple[str, str] | None:
-    """Return the two parties of a named conversation; None for other threads."""
+    """Return the two parties of a named conversation, or None for other threads."""
     return thread_parties(thread_id) if conversation_of(thread_id) else None
 
 
@@ -378,7 +377,7 @@ class Decision(NamedTuple):
 
 def read_decision(message: BaseMessage) -> Decision | None:
     """Return a person's decision (``/approve``, ``/approve thread``, ``/approve always``, ``/deny REASON``, ``/edit
-    ARGUMENTS``), sent by the person or reported by the network; None for any other message."""
+    ARGUMENTS``), sent by the person or reported by the network, or None for any other message."""
     if message.sender_kind != "human":
         return parse_decision(report["decision"]) if (report := _read_report(message)) is not None else None
     return parse_decision(message.said)
@@ -408,7 +407,7 @@ def is_reported_by_network(message: BaseMessage) -> bool:
 
 
 def _read_report(message: BaseMessage) -> dict[str, Any] | None:
-    """Return the network's report of a decision; None for any other message. Nobody else can send under its name."""
+    """Return the network's report of a decision, or None for any other message. Nobody else can send under its name."""
     if message.kind != "mod" or message.sender_id != "network":
         return None
     match message.content:
@@ -419,7 +418,7 @@ def _read_report(message: BaseMessage) -> dict[str, Any] | None:
 
 
 def parse_decision(text: str) -> Decision | None:
-    """Return the decision in a person's words; None for any other text."""
+    """Return the decision in a person's words, or None for any other text."""
     word, *said = text.strip().split(maxsplit=1) or [""]
     rest = said[0] if said else ""
     match word.lower():

@@ -1,6 +1,6 @@
 """Isolated calls of user code (tools, models, hooks): whatever the code does ends its own call and nothing else.
 
-`run_isolated` runs each call in a task of its own and abandons it after a grace period. Code that exits, crashes,
+`run_isolated` runs each call in a separate task and abandons it after a grace period. Code that exits, crashes,
 cancels itself or ignores its cancellation reaches neither the reaction nor the runner. `run_in_thread` runs a sync tool
 in one of a limited number of threads. `run_hook` limits the time of a hook; what the hook awaits of the run
 (``proceed``, `Around.complete`, the hub: `pause_hook_timer`) has limits of its own and does not count. `retry_later`
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class HookTimedOut(TimeoutError):
-    """A hook took longer than ``hook_timeout_s`` by itself, and was stopped."""
+    """A hook took longer than ``hook_timeout_s``, and was stopped."""
 
 
 class _HookTimer:
@@ -163,7 +163,7 @@ class CallCrashed(Exception):
 
 
 async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s: float = math.inf) -> T:
-    """Await ``work()`` in a task of its own. Raises its `Exception` as it is, `CallCrashed` for anything else,
+    """Await ``work()`` in a separate task. Raises its `Exception` as it is, `CallCrashed` for anything else,
     `CallTimedOut` after ``timeout_s``.
 
     Cancelling the caller cancels the work and waits for its end, `GRACE_S` at most.
@@ -186,7 +186,7 @@ async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s
 
 
 async def abandon(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, wait `GRACE_S` for its end, and abandon it if it goes on."""
+    """Cancel a task, wait `GRACE_S` for its end, and abandon it if it continues."""
     task.cancel()
     try:
         await asyncio.wait({task}, timeout=GRACE_S)
@@ -194,7 +194,7 @@ async def abandon(task: asyncio.Task[Any]) -> None:
         if task.done():
             _forget(task)
         else:
-            _logger.error("work goes on after its cancellation", extra={"work": task.get_name()})
+            _logger.error("work continues after its cancellation", extra={"work": task.get_name()})
             _abandoned.add(task)
             task.add_done_callback(_forget)
 

@@ -274,7 +274,7 @@ def _shorten(pieces: list[_Piece]) -> list[_Piece]:
 
 
 def describe_call(event: CallEvent, *, is_watched: bool) -> dict[str, object] | None:
-    """Return the body of the signal that reports a call; None for an event that changes nothing. ``is_watched``: a
+    """Return the body of the signal that reports a call, or None for an event that changes nothing. ``is_watched``: a
     person may want to know for whom the call waits, and which calls those agents make."""
     match event:
         case ToolCallStart():
@@ -372,7 +372,7 @@ class RemoteActivity:
             self._watching = session
             try:
                 await self._client.call("network.watch", {"signals": True})
-            except RoundelayError as error:  # people see less, but the wait goes on
+            except RoundelayError as error:  # people see less, but the wait continues
                 self._watching = ""
                 _logger.debug("signals cannot be watched", extra={"code": error.code})
 
@@ -396,7 +396,7 @@ class RemoteActivity:
 
 @dataclass(frozen=True, slots=True)
 class CallSignal:
-    """What a signal says of a call; ``asked`` are the agents whose answers the call waits for."""
+    """Content of a signal about a call; ``asked`` are the agents whose answers the call waits for."""
 
     path: str
     turn: int
@@ -422,7 +422,7 @@ class PieceSignal:
 
 
 def read_call(body: Mapping[str, object]) -> CallSignal | None:
-    """Read a signal of kind ``tool``; None if it is malformed."""
+    """Read a signal of kind ``tool``, or None if it is malformed."""
     place, tool, is_active = _read_place(body), body.get("tool", "a tool"), body.get("active")
     if place is None or not isinstance(tool, str) or not isinstance(is_active, bool):
         return None
@@ -452,7 +452,7 @@ def read_pieces(body: Mapping[str, object]) -> Iterator[PieceSignal]:
 
 
 def _read_place(body: Mapping[str, object]) -> tuple[str, int, int | None] | None:
-    """Return the path of the run, the turn and the call of a signal; None if they are malformed. An agent that does not
+    """Return the path of the run, the turn and the call of a signal, or None if they are malformed. An agent that does not
     number its calls has one at a time."""
     path, turn, call = body.get("path") or "", body.get("turn") or 0, body.get("call")
     if not isinstance(path, str) or not _is_number(turn) or not (call is None or _is_number(call)):
@@ -499,6 +499,6 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 
 def _join(outer: str, inner: str) -> str | None:
-    """Return the path of the run at ``inner`` of an agent at ``outer``; None if it is too deep."""
+    """Return the path of the run at ``inner`` of an agent at ``outer``, or None if it is too deep."""
     path = f"{outer}/{inner}" if inner else outer
     return path if len(path) <= MAX_PATH_CHARS else None

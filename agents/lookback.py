@@ -1,9 +1,9 @@
-"""Tools by which an agent looks back: why it got its message, what was said before, and where something was said. For
-the ``tools`` of an agent that needs them; `features.memory` brings the last two.
+"""Tools by which an agent looks back: why it got its message, and what was said before. For the ``tools`` of an agent;
+`features.memory` brings the last two.
 
-They read what the reaction's prompt may hold and nothing else (`ToolClient`): a model that is talked into looking finds
-no more than it was shown. Each message that they tell of is an element of its own, with its number (its ``seq``), so
-that no text in one passes for another.
+They read only what the reaction's prompt may hold (`ToolClient`), so a model that is talked into looking finds no more
+than it was shown. Each message stands in an element of its own with its number (``seq``), so that no text in one passes
+for another.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ async def read_history(
 ) -> str:
     """Read earlier messages of a thread, oldest first, up to the incoming message."""
     history = await context.client.history(thread_id, limit=limit, before=before or None)
-    told = [_write(message) for message in history.messages]
+    lines = [_write(message) for message in history.messages]
     if history.has_more and history.messages:
-        told.insert(0, f"There are earlier ones: before={history.messages[0].seq}")
-    return "\n".join(told) or "Nothing was said there."
+        lines.insert(0, f"There are earlier ones: before={history.messages[0].seq}")
+    return "\n".join(lines) or "Nothing was said there."
 
 
 @tool(idempotent=True)
@@ -56,13 +56,12 @@ async def search_history(
 ) -> str:
     """Find earlier messages by the words in them, however long ago they were said."""
     args = {"query": query, "limit": limit, "thread_id": thread_id or None, "before": before or None}
-    given = {name: value for name, value in args.items() if value is not None}
-    value = await context.client.call("network.search", given)
-    found = [message_from_wire(it) for it in value["messages"]]
-    told = [_write(message, thread=message.thread_id) for message in found]
-    if value["has_more"] and found:
-        told.insert(0, f"There may be earlier ones: before={found[0].seq}")
-    return "\n".join(told) or "Nothing was found. Fewer words, or others, may find it."
+    page = await context.client.call("network.search", {k: value for k, value in args.items() if value is not None})
+    messages = [message_from_wire(it) for it in page["messages"]]
+    lines = [_write(message, thread=message.thread_id) for message in messages]
+    if page["has_more"] and messages:
+        lines.insert(0, f"There may be earlier ones: before={messages[0].seq}")
+    return "\n".join(lines) or "Nothing was found. Fewer words, or others, may find it."
 
 
 def _write(message: BaseMessage, **more: object) -> str:

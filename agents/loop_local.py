@@ -1,5 +1,5 @@
-"""Objects that belong to an event loop, such as connections. A program may have several loops: `asyncio.run` twice, the
-loops of a test suite, one for each thread."""
+"""Objects that belong to an event loop, such as connections. A program may have several loops: `asyncio.run` called
+twice, the loops of a test suite, one in each thread."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class LoopLocal(Generic[T]):
-    """One object for each event loop, made where it is first used. That of a closed loop is dropped: it cannot be used
-    or closed any more."""
+    """One object for each event loop, created at its first use. The object of a closed loop is dropped: it can be
+    neither used nor closed any more."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -30,9 +30,9 @@ class LoopLocal(Generic[T]):
         return made
 
     def find(self) -> T | None:
-        """Return the object of the running loop; None if it was not used yet."""
+        """Return the object of the running loop, or None before its first use."""
         return self._made.get(asyncio.get_running_loop())
 
     def pop(self) -> T | None:
-        """Take out the object of the running loop; None if there is none."""
+        """Remove and return the object of the running loop, or None if there is none."""
         return self._made.pop(asyncio.get_running_loop(), None)

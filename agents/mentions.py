@@ -1,7 +1,7 @@
 """Which participants a text mentions. Pure; the page's `core/mentions.js` reads texts by the same rule.
 
-What is quoted, shown as code, or part of an address mentions nobody: code blocks and inline code, quoted lines, links
-and their texts, e-mail addresses, paths, package names (``@ann/tools``) and names at other hosts (``@ann@host``).
+Quotes, code and parts of addresses mention nobody: code blocks and inline code, quoted lines, links and their texts,
+e-mail addresses, paths, package names (``@ann/tools``) and names at other hosts (``@ann@host``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 # Ids are lower case, people's shift keys are not.
 _NAME = re.compile(r"@([a-z0-9][a-z0-9._-]*)", re.IGNORECASE | re.ASCII)
-# With one of these before it, a name is the end of an address, a path or an escape.
+# After one of these characters a name is the end of an address, a path or an escape.
 _PART_OF_A_WORD = re.compile(r"[A-Za-z0-9._%+@\\-]")
 _BEFORE_A_SLASH = re.compile(r"@[a-z0-9._-]+/\Z", re.IGNORECASE | re.ASCII)
 # A package or path, a name at another host, or one on a server.
@@ -25,11 +25,11 @@ _BACKTICKS = re.compile(r"`+")
 _LINK = re.compile(r"!?\[[^\[\]]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)?(?:\s+(?:\"[^\"]*\"|'[^']*'))?\s*\)")
 _URL = re.compile(r"(?:\b[a-z][a-z0-9+.-]{0,30}://|\bwww\.|\bmailto:)[^\s<>]*", re.IGNORECASE | re.ASCII)
 _NOTHING = "\ufffc"
-"""What stands in place of what is left out: no letter of an id, and no space."""
+"""Replaces omitted text: a character that is neither part of an id nor a space."""
 
 
 def mentions(text: str, agent_id: str) -> bool:
-    """Tell whether ``@agent_id`` stands in the text. ``@bob.`` ends a sentence, ``@bob.smith`` is another
+    """Return whether ``@agent_id`` stands in the text. ``@bob.`` ends a sentence, ``@bob.smith`` is another
     participant."""
     if f"@{agent_id}" not in text.lower():
         return False
@@ -40,7 +40,7 @@ def mentions(text: str, agent_id: str) -> bool:
 
 
 def list_names(text: str) -> Iterator[str]:
-    """Give what stands behind each ``@`` that mentions somebody, in lower case, with the points that may end its
+    """Yield the name behind each ``@`` that mentions somebody, in lower case, with the points that may end its
     sentence."""
     text = _leave_out(text)
     for found in _NAME.finditer(text):
@@ -57,13 +57,13 @@ def list_names(text: str) -> Iterator[str]:
 
 
 def _leave_out(text: str) -> str:
-    """Give a text without its code, quoted lines, links and addresses."""
+    """Return a text without its code, quoted lines, links and addresses."""
     said = "\n".join(_list_said(text.replace("\r\n", "\n").replace("\r", "\n").split("\n")))
     return _URL.sub(_NOTHING, _LINK.sub(_NOTHING, _leave_out_code(said)))
 
 
 def _list_said(lines: list[str]) -> Iterator[str]:
-    """Give the lines that are neither quoted nor in a code block; an empty one for each other."""
+    """Yield the lines that are neither quoted nor in a code block, and an empty line for each other one."""
     fence, is_apart, is_listed = "", True, False  # apart: behind an empty line, where four spaces begin a code block
     for line in lines:
         opened = _FENCE.match(line)
@@ -87,7 +87,7 @@ def _list_said(lines: list[str]) -> Iterator[str]:
 
 
 def _leave_out_code(text: str) -> str:
-    """Give a text without inline code: what stands between two equal numbers of backticks in one paragraph."""
+    """Return a text without inline code: what stands between two equal numbers of backticks in one paragraph."""
     kept: list[str] = []
     for paragraph in re.split(r"(\n\s*\n)", text):
         runs = [(it.start(), it.end()) for it in _BACKTICKS.finditer(paragraph)]

@@ -50,7 +50,7 @@ ResultT = TypeVar("ResultT")
 FormT = TypeVar("FormT", bound=BaseModel)
 
 Instruction = str | Callable[[TurnState], str]
-"""What an agent is told: a text, or a callable that returns one for each turn (`template_instruction` makes one of a
+"""An agent's instruction: a text, or a callable that returns one for each turn (`template_instruction` makes one of a
 jinja template)."""
 
 FAILED_CHECKS = "failed_checks"
@@ -99,8 +99,7 @@ class AgentHooks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """What hooks may see of an agent: everything of `agent.Agent` but its handoffs, and nothing that could change the
-    loop."""
+    """View of an agent for hooks: everything of `agent.Agent` but its handoffs, and nothing that could change the loop."""
 
     id: str
     instruction: Instruction
@@ -109,7 +108,7 @@ class AgentView:
     policy: AgentPolicy = field(default_factory=AgentPolicy)
     description: str = ""
     specs: tuple[ToolSpec, ...] = field(init=False, repr=False, compare=False)
-    """What the model may call, handoffs included."""
+    """Tools that the model may call, handoffs included."""
 
     _tools: dict[str, Tool] = field(init=False, repr=False, compare=False)
     chain: AgentHooks = field(init=False, repr=False, compare=False)
@@ -182,7 +181,7 @@ class Keep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What middleware may know of the run around which it is called, and do in it.
+    """The run around which middleware is called: what middleware may know of it and do in it.
 
     ``complete`` asks a model, with the agent's retries; its cost counts in the reaction. ``context`` is the context of
     a call of this run: its client sends and reads under ids derived for it.
@@ -200,7 +199,7 @@ class Around:
     complete: Callable[[Model, ModelRequest], Awaitable[ModelReply]]
     keep: Keep
     replayed: Callable[[str], JsonValue]
-    """Returns what was kept in this turn under a name, in the run that is replayed; None if nothing was, and in every
+    """Returns what was kept in this turn under a name, in the run that is replayed, or None if nothing was, and in every
     other run."""
     max_kept_chars: int
     """Maximum characters of text in one kept value."""
@@ -321,7 +320,7 @@ class Middleware:
         return None
 
     def preprocess_arguments(self, state: TurnState, call: ToolCall) -> str | Mapping[str, object] | BaseModel | None:
-        """Return the arguments to use, as an object or its text; None to leave them. Raises `ToolArgumentsError`, whose
+        """Return the arguments to use, as an object or its text, or None to leave them. Raises `ToolArgumentsError`, whose
         text the model reads instead of a result."""
         return None
 
@@ -338,7 +337,7 @@ class Middleware:
         return [text for text, _ in answers], {}
 
     def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
-        """Return a text, with which the model is asked again, or `End`; None for the default."""
+        """Return a text, with which the model is asked again, or `End`, or None for the default."""
         return None
 
     # --- hooks around what is done: called only for what is not recorded yet

@@ -115,7 +115,7 @@ class ModelCaller:
             await asyncio.sleep(delay_s)
 
     def _find_retry_delay(self, request: ModelRequest, error: ModelError, attempt: int) -> float | None:
-        """Return the seconds to wait before the next attempt; None if there is none."""
+        """Return the seconds to wait before the next attempt, or None if there is none."""
         policy = self._run.reaction.agent.policy
         if not error.retryable or attempt >= policy.model_attempts:
             return None

@@ -1,9 +1,9 @@
-"""Options of what a program makes and a file names: read from a constructor's signature, checked once for both.
+"""Options of features, read from a constructor's signature and checked once for programs and files.
 
-A parameter's annotation says what its value may be, with pydantic's ``Field`` in `Annotated`. `form_of` gives the form
-in which a file says the same; `checked` holds what a program gives against that form, so both are refused by the same
-sentence. `IN_CODE` marks what has no place in a file (a model, a function), `InFile` says what stands there instead.
-Pure.
+A parameter's annotation says what its value may be, with pydantic's ``Field`` in `Annotated`. `form_of` returns the
+form in which a file states the same; `checked` validates a program's values against that form, so both get the same
+error. `IN_CODE` marks parameters that have no place in a file (a model, a function); `InFile` gives the form of a
+file's value. Pure.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ OwnerT = TypeVar("OwnerT")
 MadeT = TypeVar("MadeT")
 
 IN_CODE = "only a program can give it"
-"""In the `Annotated` of a parameter: a file has no such option."""
+"""In a parameter's `Annotated`: only a program can set it, a file has no such option."""
 
 OR_NONE = "there may be none of them"
-"""In the `Annotated` of ``*options``, of which else at least one is given."""
+"""In the `Annotated` of ``*options``: there may be none. Otherwise at least one is required."""
 
 MAX_COUNT = 1_000_000
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[float, Field(gt=0)]
-"""Infinity is no limit; files, which are read as JSON is, know none."""
+"""Seconds. Infinity means no limit; files cannot state it, since they are read as JSON."""
 
 Text = Annotated[str, Field(min_length=1)]
 
 VariableName = Annotated[str, AfterValidator(check_variable_name)]
-"""Of the environment: a secret stands there, and its variable's name in a file."""
+"""Name of an environment variable that holds a secret. A file has only the name."""
 
 
 class Strict(BaseModel):
-    """What a file's mapping is read as, where it is no constructor's: no key but its fields."""
+    """Base of forms that no constructor has: unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True, slots=True)
 class InFile:
-    """In the `Annotated` of a parameter, or of a dataclass's field: what a file's value is read as."""
+    """In the `Annotated` of a parameter or field: the type of a file's value."""
 
     form: Any
 
@@ -60,7 +60,7 @@ class InFile:
 
 @cache
 def form_of(make: Any) -> Any:
-    """Give the pydantic model of the options that ``make`` takes: a function, or a class by its constructor.
+    """Return the pydantic model of the options of ``make``, a function, or a class by its constructor.
 
     Parameters behind a ``*`` are a list with at least one item.
     """
@@ -78,25 +78,26 @@ def form_of(make: Any) -> Any:
 
 
 def optional_form(make: Callable[..., object], *, without: Collection[str] = ()) -> Any:
-    """Give the form of options each of which a file may leave out or empty: None keeps the default of ``make``."""
+    """Return the form of options that a file may leave out or leave empty: None keeps the default of ``make``."""
     own: dict[str, Any] = {name: (kind | None, None) for name, kind, _ in _list_options(make) if name not in without}
     return create_model(make.__qualname__, __base__=Strict, **own)
 
 
 def read_form(form: BaseModel) -> dict[str, Any]:
-    """Give what a form holds, by name; what is inside of a value stays as it is."""
+    """Return the values of a form by name, without converting them further."""
     return {name: getattr(form, name) for name in type(form).model_fields}
 
 
 def make_from(make: Callable[..., MadeT], form: BaseModel, **beside: object) -> MadeT:
-    """Call ``make`` with what its form says."""
+    """Call ``make`` with the values of its form."""
     options = {**read_form(form), **beside}
     several = [it for name in _list_several(make) for it in options.pop(name)]
     return make(*several, **options)
 
 
 def checks(check: Callable[..., None] | None) -> Callable[[Callable[P, MadeT]], Callable[P, MadeT]]:
-    """Have the form of a function hold its options, by name, against one another: ``check`` raises `ValueError`."""
+    """Let the form of a function check its options against each other: ``check`` gets them by name and raises
+    `ValueError`."""
 
     def decorate(make: Callable[P, MadeT]) -> Callable[P, MadeT]:
         make.check_options = check  # type: ignore[attr-defined]  # a function's own attribute
@@ -108,8 +109,8 @@ def checks(check: Callable[..., None] | None) -> Callable[[Callable[P, MadeT]], 
 def checked(
     check: Callable[..., None] | None = None,
 ) -> Callable[[Callable[Concatenate[OwnerT, P], None]], Callable[Concatenate[OwnerT, P], None]]:
-    """Hold the options of a constructor against its form, and against one another as `checks` does. The constructor is
-    called with what was read of them. It raises `ConfigError`, which names the class."""
+    """Validate the options of a constructor with its form, and against each other as `checks` does. The constructor
+    gets the validated values. Raises `ConfigError`, which names the class."""
 
     def decorate(init: Callable[Concatenate[OwnerT, P], None]) -> Callable[Concatenate[OwnerT, P], None]:
         signature, several = inspect.signature(init), _list_several(init)
@@ -130,7 +131,7 @@ def checked(
 
 
 def check_fields(made: Any) -> None:
-    """Hold a dataclass's fields against their annotations, for its ``__post_init__``. Raises `ValueError`."""
+    """Validate a dataclass's fields with their annotations, in its ``__post_init__``. Raises `ValueError`."""
     whose: Any = type(made)
     form = form_of(whose)
     try:
@@ -141,7 +142,7 @@ def check_fields(made: Any) -> None:
 
 @cache
 def list_in_code(make: Any) -> tuple[str, ...]:
-    """Give the names of what only a program can give."""
+    """Return the names of the options that only a program can set."""
     hints = get_type_hints(make if is_dataclass(make) else _find_constructor(make), include_extras=True)
     return tuple(name for name, kind in hints.items() if _is_in_code(kind))
 
@@ -156,7 +157,7 @@ def _list_several(make: Callable[..., object]) -> list[str]:
 
 
 def _list_options(make: Callable[..., object]) -> Iterator[tuple[str, Any, Any]]:
-    """Give the name, the form and the default of each option."""
+    """Yield the name, the form and the default of each option."""
     hints = get_type_hints(make if is_dataclass(make) else _find_constructor(make), include_extras=True)
     made = {it.name: it.default_factory for it in fields(make)} if is_dataclass(make) else {}
     for name, parameter in inspect.signature(make).parameters.items():
@@ -189,7 +190,7 @@ def _is_in_code(kind: Any) -> bool:
 
 
 def _read_kind(kind: Any) -> Any:
-    """Give the type that a file's value has."""
+    """Return the type of a file's value."""
     if get_origin(kind) is not Annotated:
         return kind
     found = [it for it in kind.__metadata__ if isinstance(it, InFile)]

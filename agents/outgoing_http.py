@@ -1,8 +1,8 @@
-"""Proxies and certificates that the environment names, for the HTTP requests to models and MCP servers.
+"""Proxies and certificates from the environment, for HTTP requests to models and MCP servers.
 
-A wrong variable there is this side's mistake and stays wrong. `check_environment` and `load_certificates` report it
-in one sentence with the variable's name, before a request fails and the provider is blamed. The rules are those of `httpx2`,
-which reads the same variables (https://www.python-httpx.org/environment_variables/).
+A wrong variable is a mistake on this side and stays wrong. `check_environment` and `load_certificates` report it with
+the variable's name before a request fails and the provider is blamed. The rules are those of `httpx2`, which reads the
+same variables (https://www.python-httpx.org/environment_variables/).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _KINDS = ("http", "https", "socks5", "socks5h")
 
 
 class ProxyInUse(NamedTuple):
-    """The proxy that a request goes through: its address as it may be shown, and the variable that names it."""
+    """The proxy that a request goes through: its address without secrets, and the variable that names it."""
 
     url: str
     variable: str
 
 
 def check_environment() -> None:
-    """Raises `ConfigError` for a proxy that cannot be used: `httpx2` makes a client of each, whichever it needs."""
+    """Raise `ConfigError` for a proxy that cannot be used: `httpx2` creates a client of each, whichever it needs."""
     import httpx2  # not at the start of every command
 
     for name in _PROXIES:
@@ -75,7 +75,7 @@ def find_proxy(url: str) -> ProxyInUse | None:
 
 
 def describe_proxy(url: str) -> str:
-    """Return a sentence about the proxy that requests to this address go through, or nothing."""
+    """Return a sentence about the proxy that requests to this address go through; empty if there is none."""
     proxy = find_proxy(url)
     if proxy is None:
         return ""
@@ -87,8 +87,8 @@ def describe_proxy(url: str) -> str:
 
 
 def load_certificates() -> ssl.SSLContext:
-    """Return the certificates that servers are checked against. One context serves all models of a process: it takes
-    20 ms and 0.8 MB, which hundreds of agents would pay each. Raises `ConfigError`."""
+    """Return the certificates that servers are checked against. One context serves all models of a process: it takes 20
+    ms and 0.8 MB, which hundreds of agents would each pay. Raises `ConfigError`."""
     return _load(os.environ.get("SSL_CERT_FILE", ""), os.environ.get("SSL_CERT_DIR", ""))
 
 
@@ -112,7 +112,7 @@ def _load(file: str, folder: str) -> ssl.SSLContext:
 
 
 def _read(name: str) -> tuple[str, str]:
-    """Return the variable that counts and its value; the lower case one goes first, as in `urllib.request`."""
+    """Return the variable that counts and its value. The lower-case one goes first, as in `urllib.request`."""
     low = name.lower()
     if os.environ.get(low):
         return low, os.environ[low]
@@ -122,7 +122,7 @@ def _read(name: str) -> tuple[str, str]:
 
 
 def _is_exempt(host: str, url: str) -> bool:
-    """Whether NO_PROXY names the host."""
+    """Return whether NO_PROXY names the host."""
     for entry in _read("NO_PROXY")[1].split(","):
         name = entry.strip().lower()
         if name == "*":

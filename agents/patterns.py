@@ -1,9 +1,9 @@
-"""Regular expressions that operators write and that run on texts of strangers: each search ends after a while.
+"""Regular expressions of operators that run on strangers' texts: each search ends after a while.
 
-Python's own `re` searches without end where a pattern such as ``(a+)+$`` meets a text that almost fits, and it holds
-Python's lock meanwhile: the agent would be gone. The package `regex` reads the same patterns and takes a time limit.
-Rejected: engines without backtracking, which know neither lookarounds nor backreferences, and a process for each
-search, which costs more than most searches.
+Python's `re` may search without end, for example with ``(a+)+$`` in a text that almost matches, and it holds Python's
+lock meanwhile: the agent would be gone. The package `regex` reads the same patterns and has a time limit. Rejected:
+engines without backtracking, which know neither lookarounds nor backreferences, and a process for each search, which
+costs more than most searches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import regex
 from roundelay.network.errors import RoundelayError
 
 SEARCH_S = 0.5
-"""Time limit of one search, in seconds; an ordinary one takes microseconds. The engine looks at the clock now and then:
+"""Time limit of one search, in seconds; an ordinary one takes microseconds. The engine checks the clock now and then:
 in a long text a search may take two seconds more."""
 
 _FLAGS = {re.ASCII: regex.ASCII, re.I: regex.I, re.M: regex.M, re.S: regex.S, re.X: regex.X}
@@ -37,11 +37,11 @@ class PatternTimedOut(RoundelayError):
 
 
 class BoundedPattern:
-    """A regular expression whose searches end; ``flags`` are those of `re`. Raises `re.error` for one that is wrong."""
+    """A regular expression with a time limit; ``flags`` are those of `re`. Raises `re.error` for a wrong one."""
 
     def __init__(self, source: str, flags: int = 0) -> None:
         self.source = source
-        self.flags = re.compile(source, flags).flags  # it says what is wrong as people know it
+        self.flags = re.compile(source, flags).flags  # raises the error that people know
         # The two packages number some flags differently: re.DEBUG is regex.ASCII.
         mapped = sum(int(ours) for theirs, ours in _FLAGS.items() if flags & theirs)
         try:
@@ -55,7 +55,7 @@ class BoundedPattern:
         return cls(pattern.pattern, pattern.flags)
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Find the first place. Raises `PatternTimedOut`."""
+        """Return the first match. Raises `PatternTimedOut`."""
         try:
             found: re.Match[str] | None = self._compiled.search(text, timeout=SEARCH_S)
         except TimeoutError:
@@ -63,7 +63,7 @@ class BoundedPattern:
         return found
 
     def replace(self, text: str, replacement: str) -> str:
-        """Put a text, as it is, in place of all that is found. Raises `PatternTimedOut`."""
+        """Replace all matches by a literal text. Raises `PatternTimedOut`."""
         try:
             replaced: str = self._compiled.sub(lambda _: replacement, text, timeout=SEARCH_S)
         except TimeoutError:
@@ -73,5 +73,5 @@ class BoundedPattern:
 
 @lru_cache(maxsize=1024)
 def compile_pattern(source: str) -> BoundedPattern:
-    """Return the pattern, compiled once. Raises `re.error`."""
+    """Return the pattern; compiled once. Raises `re.error`."""
     return BoundedPattern(source)

@@ -29,7 +29,7 @@ Preprocess = Callable[[ToolCall], Awaitable[ToolCall]]
 
 @dataclass(slots=True)
 class Plan:
-    """What happens to the calls of one reply, by their index. `finish` and handoffs are neither planned nor refused."""
+    """Decisions on the calls of one reply, by their index. `finish` and handoffs are neither planned nor refused."""
 
     planned: tuple[PlannedCall, ...] = ()
     refused: dict[int, ToolResult] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Planner:
     async def _decide(
         self, agent: Agent, reply: ModelReply, index: int, call: ToolCall, is_last: bool, preprocess: Preprocess
     ) -> PlannedCall | ToolResult | None:
-        """Return the call to run, or the refusal; None for `finish` and handoffs, which the loop handles."""
+        """Return the call to run, or the refusal, or None for `finish` and handoffs, which the loop handles."""
         limit, max_same = agent.policy.max_tool_calls_per_turn, agent.policy.max_same_calls
         if index >= limit:
             return refuse(f"Not run: at most {limit} calls are run in one turn. Call it again in the next one.")
@@ -121,7 +121,7 @@ class Planner:
 async def _recall(
     agent: Agent, index: int, call: ToolCall, replay: Replayed | None, preprocess: Preprocess
 ) -> PlannedCall | ToolResult | None:
-    """Return what the records say of a call: its result, or that it was interrupted; None if they say nothing."""
+    """Return what the records say of a call: its result, or that it was interrupted, or None if they say nothing."""
     if replay is None:
         return None
     if index in replay.results:

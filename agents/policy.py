@@ -1,4 +1,4 @@
-"""What an agent's author chooses: limits, which messages enter the prompt, and functions that the loop calls.
+"""Choices of an agent's author: limits, the messages that enter the prompt, and functions that the loop calls.
 
 Plain data and small callables, no IO. The bounds of each limit stand once, in its annotation: `AgentPolicy` checks what
 a program gives, `AgentLimits` what a file gives. A `MessageFilter` applies to the window of the conversation that the
@@ -69,7 +69,7 @@ def _tell_apart(given: object) -> str:
 
 _Growing = Annotated[GrowingWindow, Tag("growing")]
 PerThread = Annotated[Annotated[_Shown, Tag("fixed")] | _Growing, Discriminator(_tell_apart)]
-"""How many messages of a thread are shown: a fixed number, or a window that grows."""
+"""Number of messages shown of a thread: fixed, or a window that grows."""
 
 _OrNone = Annotated[Annotated[int, Field(ge=0, le=MAX_PER_THREAD), Tag("fixed")] | _Growing, Discriminator(_tell_apart)]
 
@@ -127,11 +127,11 @@ def _fits(sender_id: str, patterns: Collection[str]) -> bool:
 
 
 OnText = Literal["auto", "reply", "nudge", "record"]
-"""What happens to text without a tool call.
+"""Use of text without a tool call.
 
 ``auto``: it is sent to the incoming thread if a person wrote the trigger or a response is required of this agent;
-otherwise it is only recorded. ``reply``: it is always sent. ``nudge``: the model is told to use a tool, and its closing
-answer is treated as by ``auto``. ``record``: it is only recorded.
+otherwise it is only recorded. ``reply``: it is always sent. ``nudge``: the model reads that it must use a tool, and its
+closing answer is treated as by ``auto``. ``record``: it is only recorded.
 """
 
 OnNewMessage = Literal["queue", "inject"]
@@ -139,8 +139,8 @@ OnNewMessage = Literal["queue", "inject"]
 
 @dataclass(frozen=True, slots=True)
 class KeptRecords:
-    """What the journal keeps beside what resuming needs: the ``thinking`` of models, if their provider returns it; the
-    ``progress`` that calls report; the exact ``prompt`` of each turn."""
+    """Records that the journal keeps beside those that resuming needs: the ``thinking`` of models, if their provider
+    returns it; the ``progress`` that calls report; the exact ``prompt`` of each turn."""
 
     thinking: bool = False
     progress: bool = False
@@ -219,8 +219,8 @@ class AgentPolicy:
     """Maximum attempts of a tool's request to the hub while the hub answers ``rate_limited`` or ``overloaded``."""
 
     max_same_calls: Count = 3
-    """Maximum number of times that a call with the same arguments runs while its result stays the same. Then the model
-    is told so."""
+    """Maximum number of times that a call with the same arguments runs while its result stays the same. Then it is
+    refused."""
 
     max_idle_turns: Count = 3
     """Maximum turns in a row without effect. The next turn is the last, without tools. A turn has no effect if its
@@ -238,26 +238,26 @@ class AgentPolicy:
     """Maximum depth to which agents call each other as tools."""
 
     on_new_message: OnNewMessage = "queue"
-    """What happens to messages that arrive in a thread during a reaction. ``queue``: each gets its own reaction
-    afterwards. ``inject``: the model reads them before its next turn, and they get none."""
+    """Use of messages that arrive in a thread during a reaction. ``queue``: each gets its own reaction afterwards.
+    ``inject``: the model reads them before its next turn, and they get none."""
 
     on_text: OnText = "auto"
-    """What happens to text without a tool call."""
+    """Use of text without a tool call."""
 
     max_threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 50
     """Maximum number of threads that the prompt shows, the incoming one included."""
 
     per_thread: PerThread = GrowingWindow(10, 30)
-    """How many messages of each thread the prompt shows: a fixed number of the last, or a window that grows."""
+    """Number of messages of each thread that the prompt shows: a fixed number of the last, or a window that grows."""
 
     max_parallel_reactions: Count = 8
-    """Maximum number of reactions that run at once, each in its own thread. Those that only wait for others do not
+    """Maximum number of reactions that run at once, each in its own thread. Reactions that only wait for others do not
     count."""
     message_filter: MessageFilter = ALL
     """Which messages of the conversation the prompt shows, and how many of each thread."""
 
     keep: KeptRecords = KeptRecords()
-    """What the journal keeps beside what resuming needs."""
+    """Records that the journal keeps beside those that resuming needs."""
 
     describe_turn: Annotated[Callable[[int, int], str], IN_CODE] = describe_turn
 
@@ -267,10 +267,10 @@ class AgentPolicy:
     """Returns whether a turn has tools. Without them a reply in text still ends the reaction."""
 
     choose_model: Annotated[Callable[[TurnState], Given[Model | str | None]] | None, IN_CODE] = None
-    """Returns the model of a turn, or its name on the server of the agent's own model; None for that one."""
+    """Returns the model of a turn, or its name on the server of the agent's own model, or None for that one."""
 
     choose_tool: Annotated[Callable[[TurnState], Given[str | None]] | None, IN_CODE] = None
-    """Returns the tool that a turn must call; None for the model's choice."""
+    """Returns the tool that a turn must call, or None for the model's choice."""
 
     calculate_usage: Annotated[Callable[[TurnState, ModelReply], Given[Usage]] | None, IN_CODE] = None
     process_tool_calls: Annotated[

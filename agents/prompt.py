@@ -1,4 +1,4 @@
-"""What a model reads of the conversation: which messages, escaped, rendered.
+"""The prompt: selects the messages that a model reads, escapes and renders them.
 
 `build_context` asks the hub for the window that the agent may see (``network.window``, under its visibility);
 `select_threads` limits and orders it. This module only leaves out messages, it never adds any. `ConversationPrompt`

@@ -98,7 +98,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReactionSetup:
-    """Where a run comes from, and how its prompt is written. The defaults are those of a run inside a tool call."""
+    """Origin of a run, and how its prompt is written. The defaults are those of a run inside a tool call."""
 
     threads: Collection[str] = ()
     """Ids of the threads in which the answer would stand."""
@@ -156,7 +156,7 @@ class Control:
 
 @dataclass(slots=True)
 class TurnInProgress:
-    """What the loop knows of the current turn."""
+    """The current turn, as far as it has come."""
 
     number: int = 0
     is_last: bool = False
@@ -636,7 +636,7 @@ Step = CallModel | CallTools | Review | Finish
 
 
 class LoopState(Enum):
-    """What a reaction waits for."""
+    """Events that a reaction waits for."""
 
     NEW = "new"
     ASKING = "waiting for its model"

@@ -61,7 +61,7 @@ class ReactingAgent(Protocol):
 
 
 class _Outcome(Enum):
-    """What became of an attempt to react."""
+    """Outcome of an attempt to react."""
 
     HANDLED = "handled"
     RETURNED = "returned"
@@ -138,7 +138,7 @@ class ReactionScheduler:
             await delivery.ack()
 
     async def _mark_read(self, seq: int, thread_id: str, reader: str) -> None:
-        """Record that a message was read in the reaction ``reader`` to another one, and needs none of its own."""
+        """Record that a message was read in the reaction ``reader`` to another one, and needs no further reaction."""
         await record_as_read(self._client, seq, thread_id, reader)
         self.inbox.note_handled(seq)
         await self._acknowledge(seq)
@@ -156,7 +156,7 @@ class ReactionScheduler:
                 if await self._takeovers.add_open_reaction(message, opened.reaction, ids, recorded.read_meanwhile()):
                     self.inbox.admit(message)
                 continue
-            # Expect replies before any is delivered: otherwise a reply would start a reaction of its own.
+            # Expect replies before any is delivered: otherwise a reply would start a new reaction.
             questions = await expect_replies(recorded, self.replies)
             for seq in recorded.read_meanwhile():
                 try:

@@ -59,7 +59,7 @@ class Approval(BaseModel):
     """The words of the decision."""
 
     votes: list[Vote] = []
-    """What each person said, if more than one had to approve. ``by`` is the last."""
+    """All votes, if more than one person had to approve. ``by`` gave the last."""
 
     @property
     def people(self) -> list[str]:
@@ -108,8 +108,8 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True)
 class _RecordPlace:
-    """Where a record belongs: turn and call. ``send``: place of a reviewed message in its call, from 1. ``replies``:
-    seqs of the replies that the call got."""
+    """Place of a record: turn and call. ``send``: place of a reviewed message in its call, from 1. ``replies``: seqs of
+    the replies that the call got."""
 
     turn: int = 0
     call: int = 0
@@ -144,8 +144,8 @@ _CallAt = tuple[int, int]  # a call: its turn, its place in that
 
 @dataclass(slots=True)
 class Recorded:
-    """What a run has recorded so far; read-only. Turns count from 1, calls by their place in the turn, from 0.
-    ``children`` are the runs inside it, by path."""
+    """Everything that a run has recorded so far; read-only. Turns count from 1, calls by their place in the turn, from
+    0. ``children`` are the runs inside it, by path."""
 
     started: Started | None = None
     replies: dict[int, ModelReply] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class Recorded:
 
     results: dict[_CallAt, ToolResult] = field(default_factory=dict)
     used: dict[_CallAt, tuple[ModelUse, ...]] = field(default_factory=dict)
-    """What models used in calls, beside agents inside them."""
+    """Model use in calls, beside agents inside them."""
 
     thinking: dict[int, str] = field(default_factory=dict)
     progress: dict[_CallAt, tuple[str, ...]] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class Recorded:
     """Reviews of messages, by turn, call, and the message's place in the call, from 1."""
 
     notes: dict[int, dict[str, JsonValue]] = field(default_factory=dict)
-    """What middleware kept in a turn, by name."""
+    """Values that middleware kept in a turn, by name."""
 
     altered: dict[int, Altered] = field(default_factory=dict)
     stopped: StopTrace | None = None
@@ -228,7 +228,7 @@ class Recorded:
         return any(question in it.questions.values() for it in self.open_waits())
 
     def replay(self, turn: int) -> Replayed | ModelFailed | None:
-        """Return what is recorded of a turn; None if nothing is."""
+        """Return what is recorded of a turn, or None if nothing is."""
         if turn not in self.replies:
             return self.failures.get(turn)
         return Replayed(

@@ -48,20 +48,20 @@ class Playback(Protocol):
         ...
 
     async def perform(self, reaction: str, path: str, turn: int, planned: PlannedCall) -> ToolResult | None:
-        """Return the recorded result of a call; None if the tool has to run."""
+        """Return the recorded result of a call, or None if the tool has to run."""
         ...
 
     def review(self, reaction: str, path: str, turn: int, message: tuple[int, int] | None = None) -> Reviewed | None:
-        """Return the recorded review of an answer, or of a ``message`` (its call and its place there); None if the
+        """Return the recorded review of an answer, or of a ``message`` (its call and its place there), or None if the
         reviewers have to be asked."""
         ...
 
     def find_note(self, reaction: str, path: str, turn: int, name: str) -> JsonValue:
-        """Return what middleware kept in a turn; None if nothing."""
+        """Return what middleware kept in a turn, or None if nothing."""
         ...
 
     def find_stopped(self, reaction: str) -> StopTrace | None:
-        """Return the trace of a person's stop; None if the stop left none."""
+        """Return the trace of a person's stop, or None if the stop left none."""
         ...
 
     def reads_new_messages(self, reaction: str) -> bool:
@@ -149,7 +149,7 @@ class RunContext:
         return tuple(dict.fromkeys((trigger, *read_later)))
 
     def find_replayed_note(self, turn: int, name: str) -> JsonValue:
-        """Return a note of the run that is replayed; None outside a replay."""
+        """Return a note of the run that is replayed, or None outside a replay."""
         return self.playback.find_note(self.id, self.path, turn, name) if self.playback is not None else None
 
 

@@ -60,7 +60,7 @@ reaction."""
 
 @dataclass(frozen=True, slots=True)
 class ReactionResult:
-    """How a reaction ended. ``text`` is the answer sent to the incoming thread; None if none was sent."""
+    """End of a reaction. ``text`` is the answer sent to the incoming thread, or None."""
 
     reaction: str
     status: Status
@@ -81,10 +81,10 @@ class RunningReaction:
     reporter: ActivityReporter
     replies: Replies
     recorded: Recorded | None = None
-    """Records from before a restart; None for a new reaction."""
+    """Records from before a restart, or None for a new reaction."""
 
     delivery: Delivery | None = None
-    """Delivery to acknowledge or return; None for a resumed reaction."""
+    """Delivery to acknowledge or return, or None for a resumed reaction."""
 
     task: asyncio.Task[Finish] | None = None
     """Task of the run. A stop or a takeover cancels this task alone."""
@@ -112,7 +112,7 @@ class RunningReaction:
     """Source of messages that the model reads while it runs."""
 
     stopped: StopTrace | None = None
-    """What a person's stop left: the text that had streamed."""
+    """Trace of a person's stop: the text that had streamed."""
 
     is_answered: bool = False
     """Whether the answer is in the thread."""
@@ -143,7 +143,7 @@ class RunningReaction:
         return await self.conclude(await self._drive(driver, config_hash, prompt_hash))
 
     async def _drive(self, driver: Driver, config_hash: str, prompt_hash: str) -> Finish:
-        """Drive the run in a task of its own, which a person's stop can cancel alone."""
+        """Drive the run in a separate task, which a person's stop can cancel alone."""
         if self.stopped_by is not None or (self.recorded is not None and self.recorded.stopped is not None):
             return await self._stop(driver)
         run = driver.run(self.recorded, config_hash=config_hash, prompt_hash=prompt_hash)
@@ -304,7 +304,7 @@ class InboxMessages:
         self._mark_read = mark_read
 
     async def take(self) -> NewMessages | None:
-        """Take what has arrived; None if nothing has."""
+        """Take what has arrived, or None if nothing has."""
         running = self._running
         waiting = self._inbox.withdraw(running.message)
         if not waiting:
@@ -321,7 +321,7 @@ class InboxMessages:
         return NewMessages(render_new_messages(messages), tuple(running.unsettled), answers)
 
     async def settle(self, new: NewMessages) -> None:
-        """Mark messages as read once they are recorded: they get no reaction of their own."""
+        """Mark messages as read once they are recorded: they need no further reaction."""
         for seq in new.seqs:
             await self._mark_read(seq, self._running.message.thread_id, self._running.id)
             del self._running.unsettled[seq]
@@ -345,7 +345,7 @@ class InboxMessages:
 
 
 async def record_as_read(client: NetworkClient, seq: int, thread_id: str, reader: str) -> None:
-    """Record that a message was read in the reaction ``reader``, as a finished reaction of its own: the hub and a
+    """Record that a message was read in the reaction ``reader``, as a separate finished reaction: the hub and a
     restarted agent then know that nothing is left to do."""
     journal = open_journal(client, reaction_id(client.agent_id, seq, client.welcome.network.epoch))
     await journal.record_started(Started(trigger=seq, thread_id=thread_id, as_of=seq, manifest=[seq], config_hash=""))

@@ -56,7 +56,7 @@ class Takeovers:
         self._ends = 0  # number of takeovers that ended, or may have
 
     def find_next_id(self, trigger: int) -> str | None:
-        """Return the id of the reaction that replaces an interrupted one; None if none was interrupted."""
+        """Return the id of the reaction that replaces an interrupted one, or None if none was interrupted."""
         reaction = self._interrupted.get(trigger)
         return None if reaction is None else _derive_next_id(reaction)
 
@@ -153,7 +153,7 @@ class Takeovers:
         await self._ack(seq)
 
     async def _find_taken_over(self, message: BaseMessage) -> str | None:
-        """Return the taken-over thread in which a message would be answered; None if there is none any more."""
+        """Return the taken-over thread in which a message would be answered, or None if there is none any more."""
         for thread_id in list_answer_threads(message):
             args = {"thread_id": thread_id, "limit": 1}
             try:
@@ -181,7 +181,7 @@ class MessagesDuringTakeover:
         self._is_read = False
 
     async def take(self) -> NewMessages | None:
-        """Take the messages of the takeover the first time, then what arrives; None if there is nothing."""
+        """Take the messages of the takeover the first time, then what arrives, or None if there is nothing."""
         if not self._is_read:
             self._is_read = True
             messages = await self._find_messages()

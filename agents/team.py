@@ -1,6 +1,6 @@
-"""Agents written in YAML: read strictly, then built into runners.
+"""Agents in YAML: read strictly, then built into runners.
 
-One agent to a file (a mapping with ``id``), or several (a list under ``agents``, whose items are agents or paths of
+A file has one agent (a mapping with ``id``) or several (a list under ``agents``, whose items are agents or paths of
 agent files)::
 
     id: ann
@@ -13,9 +13,9 @@ agent files)::
     limits: {max_turns: 6}
     middleware: [{budget: {tokens: {day: 100000}}}]
 
-`load_agents` reads and checks, `build_runner` imports tools and makes the model. An item of ``middleware`` names one of
-`FEATURES` with its options, or ``custom``, a ``module:callable`` that gives a `Middleware`; the first item is
-outermost. An unknown key or a wrong value is a `ConfigError` with file, line and the nearest known key. Nothing here
+`load_agents` reads and checks the file; `build_runner` imports tools and creates the model. An item of ``middleware``
+names one of `FEATURES` with its options, or ``custom``, a ``module:callable`` that returns a `Middleware`. The first item
+is outermost. An unknown key or a wrong value raises `ConfigError` with file, line and the nearest known key. Nothing here
 connects to anything.
 """
 
@@ -89,14 +89,14 @@ from .values import ToolError
 
 
 def trace(content: bool = False) -> Middleware:
-    """Give traces; ``content``: prompts, replies, arguments and results are in the spans too."""
+    """Return tracing middleware. ``content``: spans hold prompts, replies, arguments and results too."""
     from .features.tracing import Tracing  # needs an extra, which not everybody has
 
     return Tracing(content=content)
 
 
 def load_custom(spec: str) -> Middleware:
-    """Give what ``module:callable`` makes. Raises `ConfigError`."""
+    """Return the middleware that ``module:callable`` makes. Raises `ConfigError`."""
     make = import_callable(spec, "middleware")
     try:
         made = make()
@@ -131,7 +131,7 @@ FEATURES: Mapping[str, Callable[..., Middleware]] = {
     "structured": StructuredAnswer.from_file,
     "tracing": trace,
 }
-"""What makes each item of ``middleware``: a file's options are what it takes (`options`)."""
+"""Constructor of each kind of ``middleware`` item; its parameters are the options of a file (`options`)."""
 
 
 class _Choice(Strict):
@@ -164,12 +164,12 @@ class MiddlewareChoice(create_model("Choice", __base__=_Choice, **_FORMS)):  # t
 SEVERAL = frozenset(
     {"custom", "attachments", "data_policy", "evaluations", "few_shot", "images", "mcp", "postprocessors", "prompts"}
 )
-"""Which may stand there for different models, servers or checks. Of the others a second one would do its work on what
-the first has done already."""
+"""Kinds that may stand there several times, for different models, servers or checks. A second item of another kind
+would work on the output of the first."""
 
 
 def check_place(choice: MiddlewareChoice, before: Sequence[MiddlewareChoice]) -> None:
-    """Refuse an item that does not go with those before it. Raises `ConfigError`."""
+    """Refuse an item that does not fit those before it. Raises `ConfigError`."""
     names = [it.name for it in before]
     if choice.name not in SEVERAL and choice.name in names:
         raise ConfigError(f"{choice.name} stands in the list already, as item {names.index(choice.name) + 1}: keep one")
@@ -178,7 +178,7 @@ def check_place(choice: MiddlewareChoice, before: Sequence[MiddlewareChoice]) ->
 
 
 def build_middleware(choice: MiddlewareChoice, folder: Path) -> Middleware:
-    """Make what an item names; ``folder`` is its file's. Raises `ConfigError`."""
+    """Build the middleware of an item; ``folder`` is its file's. Raises `ConfigError`."""
     if choice.custom is not None:
         return load_custom(choice.custom)
     make = FEATURES[choice.name]
@@ -198,7 +198,7 @@ _Id = Annotated[str, AfterValidator(_check_id)]
 
 
 class RulesChoice(Strict):
-    """What an OpenAI-compatible server wants otherwise than its address says (`models.endpoint_rules`). ``provider``
+    """Differences of an OpenAI-compatible server from what its address suggests (`models.endpoint_rules`). ``provider``
     names the rules to begin with."""
 
     provider: Literal["openai", "azure", "mistral", "deepseek", "kimi", "gemini", "bedrock", "other"] | None = None
@@ -249,7 +249,7 @@ _BASE_URLS: Mapping[str, str] = {
     "vllm": "http://127.0.0.1:8000/v1",
     "llama": "http://127.0.0.1:8080/v1",
 }
-"""Base URLs by what people call a server; docs/agents.md, "Model servers", has the table."""
+"""Base URLs by common names of servers; docs/agents.md, "Model servers", has the table."""
 
 
 def _explain_servers(written: str) -> str:
@@ -261,8 +261,8 @@ def _explain_servers(written: str) -> str:
 
 
 class ModelChoice(Strict):
-    """Which model: exactly one of the five. ``script`` is a file of rules or ``module:function``; ``rules`` are those
-    rules, inline; ``replay`` is a tape, the recorded replies of a model."""
+    """A model: exactly one of the five. ``script`` is a file of rules or ``module:function``; ``rules`` are such rules,
+    inline; ``replay`` is a tape with a model's recorded replies."""
 
     openai: OpenAIChoice | None = None
     script: Text | None = None
@@ -270,7 +270,7 @@ class ModelChoice(Strict):
     local: LocalChoice | None = None
     replay: Path | None = None
     fallback: ModelChoice | None = None
-    """Beside the one chosen: what is asked when that is down, busy or out of credit."""
+    """Model that is asked if this one is down, busy or out of credit."""
 
     @model_validator(mode="before")
     @classmethod
@@ -294,8 +294,9 @@ class ModelChoice(Strict):
 
 
 class ElsewhereChoice(Strict):
-    """An agent elsewhere: the address below which its card of A2A is. Its token is in an environment variable or a file
-    (relative to the agent's), never here; it goes as ``header``, `Authorization` as a bearer's."""
+    """An agent elsewhere: the address below which its A2A card is. Its token is in an environment variable or a file
+    (relative to the agent's), never here. The token is sent as ``header``, as a bearer token if that is
+    `Authorization`."""
 
     url: Text
     token_env: VariableName | None = None
@@ -319,7 +320,7 @@ NOTHING = ModelChoice(rules=[])
 
 
 class ToolChoice(Strict):
-    """A tool, and who approves its calls. What is left out is as the tool itself, or the agent, says."""
+    """A tool, and who approves its calls. Parts that are left out come from the tool or the agent."""
 
     tool: Text
     needs_approval: bool | None = None
@@ -338,7 +339,7 @@ class ToolChoice(Strict):
 
     @property
     def rule(self) -> ApprovalRule:
-        """Who approves, as far as it is said here."""
+        """The approval rule, as far as the item states it."""
         return ApprovalRule(
             tuple(self.approvers),
             self.approvals_needed,
@@ -356,17 +357,17 @@ class ToolChoice(Strict):
 
 
 class AgentSpec(Strict):
-    """One agent as its file says. ``template`` and files of ``model`` are relative to that file."""
+    """One agent as its file defines it. ``template`` and files of ``model`` are relative to that file."""
 
     id: _Id
     instruction: Text = ""
     model: ModelChoice = NOTHING
     a2a: ElsewhereChoice | None = None
-    """Instead of an instruction and a model."""
+    """An agent elsewhere, instead of an instruction and a model."""
 
     adapter: Text | None = None
-    """The same: ``module:function``, which takes an id and `RunnerOptions` and gives an agent of
-    `roundelay.adapters`."""
+    """An agent of another framework, instead of an instruction and a model: ``module:function``, which takes an id and
+    `RunnerOptions` and returns an agent of `roundelay.adapters`."""
 
     description: str = ""
     tags: tuple[str, ...] = ()
@@ -374,7 +375,7 @@ class AgentSpec(Strict):
         Annotated[ToolChoice, BeforeValidator(lambda it: {"tool": it} if isinstance(it, str) else it)], ...
     ] = ()
     network_tools: tuple[Text, ...] | None = None
-    """Of everybody's tools and the mods' operations these alone; None for all of them."""
+    """Which of the common tools and the mods' operations it has, or None for all."""
 
     channels: tuple[_Id, ...] = ()
     react_to: ReactTo = "mentions"
@@ -417,16 +418,16 @@ class AgentSpec(Strict):
 
     @property
     def path(self) -> Path:
-        """The file that the agent stands in."""
+        """File that defines the agent."""
         return self._node.path
 
     @property
     def line(self) -> int:
-        """Where in the file it begins."""
+        """Line of the file where the agent begins."""
         return self._node.line
 
     def find_node(self, *keys: str) -> YamlNode:
-        """Give the place of a key, as far down as the file has it: where an error about its value belongs."""
+        """Return the place of a key, as deep as the file has it: errors about its value name this place."""
         node = self._node
         for key in keys:
             if not isinstance(node.value, dict) or key not in node.value:
@@ -438,7 +439,7 @@ class AgentSpec(Strict):
 def load_agents(source: Path | YamlNode | Iterable[YamlNode]) -> list[AgentSpec]:
     """Read the agents of a file, or of nodes of one (an item under ``agents``: an agent, or the path of an agent file).
 
-    Raises `ConfigError`, for an id that stands twice too.
+    Raises `ConfigError`, also for an id that stands twice.
     """
     if isinstance(source, Path):
         specs = _read_file(source, ())
@@ -465,9 +466,8 @@ def build_runner(
     """Build the runner of an agent; importing its tools runs their modules. Raises `ConfigError` with the place in the
     file.
 
-    ``model`` takes the place of the one that the file names.
-
-    The file's folder is added to the end of the import path, so that tools beside it are found.
+    ``model`` replaces the model of the file. The file's folder is added to the end of the import path, so that tools
+    beside it are found.
     """
     folder = str(spec.path.resolve().parent)
     if folder not in sys.path:
@@ -519,7 +519,7 @@ def _build_policy(spec: AgentSpec) -> AgentPolicy:
 
 
 def _build_adapted(spec: AgentSpec, **more: Unpack[RunnerOptions]) -> SimpleAgentRunner:
-    """The runner of an agent that something else runs: one elsewhere (extra ``interop``), or one of another
+    """Build the runner of an agent that something else runs: an agent elsewhere (extra ``interop``), or one of another
     framework."""
     try:
         options = RunnerOptions(
@@ -638,8 +638,7 @@ def _build_model(spec: AgentSpec) -> Model:
 
 
 def name_model(spec: AgentSpec) -> NamedModel:
-    """Give what the agent's model is called and how it is set, and never ask it: for a replay, without keys and
-    weights."""
+    """Return the name and settings of the agent's model without building it: for a replay, without keys and weights."""
     choices = _list_choices(spec)
     names = [_name_choice(spec, choice) for choice in choices]
     settings = spec.model.openai.settings if spec.model.openai is not None and len(choices) == 1 else {}
@@ -647,7 +646,7 @@ def name_model(spec: AgentSpec) -> NamedModel:
 
 
 def _list_choices(spec: AgentSpec) -> list[ModelChoice]:
-    """Give the model that is asked first, and those that are asked when it fails."""
+    """Return the model that is asked first, then those that are asked if it fails."""
     choices = [spec.model]
     while (fallback := choices[-1].fallback) is not None:
         choices.append(fallback)

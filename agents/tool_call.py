@@ -1,7 +1,7 @@
 """Tool calls of one run: approval, middleware, the tool itself, and the recorded result.
 
 `ToolCaller` stands between `driver` and the tools. A call passes three layers: a person's approval, the agent's
-middleware, and a `ToolRun`, which runs the tool in isolation and collects what it did. Whatever fails becomes a result
+middleware, and a `ToolRun`, which runs the tool in isolation and collects what it did. A failure becomes a result
 that the model can read. Only a lost hub, and cancellation, leave a call without a result; the reaction then stays open.
 """
 
@@ -185,7 +185,7 @@ class ToolCaller:
     def _make_waiter(
         self, turn: int, planned: PlannedCall, recorded: Mapping[tuple[int, int], Wait], replies: list[int]
     ) -> Waiter | None:
-        """Return the waiter of a call; None if the run has no connection. ``recorded``: waits from before a restart.
+        """Return the waiter of a call, or None if the run has no connection. ``recorded``: waits from before a restart.
         ``replies`` takes the seqs of the replies."""
         run, place = self._run, (turn, planned.index)
         if run.replies is None:

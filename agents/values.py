@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from roundelay.network.messages import BaseMessage
 
 Status = Literal["finished", "stopped", "cancelled", "failed"]
-"""How a reaction ended: the model finished, a limit or a person stopped it, or an error occurred."""
+"""End of a reaction: the model finished, a limit or a person stopped it, or an error occurred."""
 
 
 @dataclass(frozen=True, slots=True)

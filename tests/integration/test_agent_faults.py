@@ -109,7 +109,7 @@ async def test_a_tool_that_swallows_its_cancellation_is_left_behind(
         answer = await mia.ask("bob", "go")
     release.set()
     assert answer.text == "cling took longer than 0.01 s and was stopped. Whether it took effect is unknown."
-    assert "work goes on after its cancellation" in caplog.messages
+    assert "work continues after its cancellation" in caplog.messages
 
 
 async def test_stop_does_not_wait_for_middleware_that_swallows_its_cancellation(
@@ -134,7 +134,7 @@ async def test_stop_does_not_wait_for_middleware_that_swallows_its_cancellation(
         await mia.client.send_text("bob", "go")
         await begun.wait()
     release.set()
-    assert "work goes on after its cancellation" in caplog.messages
+    assert "work continues after its cancellation" in caplog.messages
     async with asyncio.timeout(5), running(network, make_runner("bob", lambda _: "Here again.")):
         assert (await mia.hear()).text == "Here again."
 

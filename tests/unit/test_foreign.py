@@ -66,7 +66,7 @@ async def test_what_swallows_its_cancellation_is_left_alone(
     async with asyncio.timeout(5):
         with pytest.raises(CallTimedOut):
             await run_isolated(cling, name="cling", timeout_s=0.01)
-    assert caplog.messages == ["work goes on after its cancellation"]
+    assert caplog.messages == ["work continues after its cancellation"]
     release.set()
     await asyncio.wait(foreign._abandoned, timeout=5)
     assert not foreign._abandoned
