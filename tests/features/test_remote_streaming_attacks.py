@@ -299,7 +299,7 @@ async def test_what_waits_to_be_shown_is_bounded_however_much_comes() -> None:
     tracemalloc.start()
     for number in range(5000):
         event = RemoteOutput("r", number, "ann", "text", 0, f"{number:04d}" * 1000, path="1.0", index=number)
-        shown.tell(event)
+        shown.report(event)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000
