@@ -10,7 +10,7 @@ some; pieces of something that ends earlier are dropped. Each piece says where i
 on as events of the call's own reaction (`RemoteOutput`, `RemoteCall`). So they travel from agent to agent to the person
 who asked first. An agent that asks while a person watches says so in the question; only then does the asked agent send
 what streams. Anybody may send signals, so only those of the very reaction to a question count, and malformed ones are
-skipped. Screens read signals by `read_call` and `read_pieces` too (`roundelay.under_way`).
+skipped. Screens read signals by `read_call` and `read_pieces` too (`roundelay.live_activity`).
 """
 
 from __future__ import annotations

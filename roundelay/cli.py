@@ -24,7 +24,7 @@ from roundelay.commands import (
     docs,
     explaining,
     gateway,
-    needs,
+    inbox,
     node,
     operating,
     people,
@@ -101,7 +101,7 @@ for command in (
     people.send,
     web.web,
     web.view,
-    needs.inbox,
+    inbox.inbox,
     approvals.approvals,
     reading.tail,
     reading.agents,
@@ -193,7 +193,7 @@ def is_debugging() -> bool:
 def explain(error: BaseException) -> tuple[str, int]:
     """The sentence and the exit code for an error that nobody handled."""
     from roundelay.display.screen import tell_person
-    from roundelay.display.text import clean, clean_lines
+    from roundelay.display.text import sanitize, sanitize_lines
     from roundelay.network.credentials import hide_secrets
     from roundelay.network.errors import ConfigError, ConnectError, RoundelayError
 
@@ -206,14 +206,16 @@ def explain(error: BaseException) -> tuple[str, int]:
         case _:
             code = EXIT_FAILURE
     if isinstance(first, RoundelayError):
-        sentence = tell_person(clean(hide_secrets(str(first))))
-        pasted = clean_lines(hide_secrets(first.to_paste)) if isinstance(first, ConfigError) and first.to_paste else []
+        sentence = tell_person(sanitize(hide_secrets(str(first))))
+        pasted = (
+            sanitize_lines(hide_secrets(first.to_paste)) if isinstance(first, ConfigError) and first.to_paste else []
+        )
         return "\n".join([sentence, *pasted]), code
     if isinstance(first, OSError) and first.strerror:
         place = f"{first.filename}: " if first.filename is not None else ""
-        return clean(f"{place}{first.strerror}; check the path and its permissions."), code
+        return sanitize(f"{place}{first.strerror}; check the path and its permissions."), code
     told = hide_secrets(str(first))
-    return clean(f"Unexpected {type(first).__name__}: {told}. The same command with --debug shows where."), code
+    return sanitize(f"Unexpected {type(first).__name__}: {told}. The same command with --debug shows where."), code
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -19,7 +19,7 @@ READER_ID = "roundelay-cli"
 """
 
 
-def login_id() -> str:
+def find_login_id() -> str:
     """The login user's name, made an id: a person's, in the conversation."""
     try:
         name = getpass.getuser().lower()
@@ -28,7 +28,7 @@ def login_id() -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", name).lstrip("._-")[:64] or "person"
 
 
-class Patience:
+class ReconnectLimit:
     """Follows a connection's events. Without ``within_s`` it waits for ever."""
 
     def __init__(self, within_s: float | None, now: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +36,7 @@ class Patience:
         self._now = now
         self._lost_at: float | None = None
 
-    def take(self, event: Event) -> bool:
+    def handle_event(self, event: Event) -> bool:
         """Whether the event is news: the loss and the return are, further tries are not. Raises `ConnectError` when it
         takes too long."""
         from roundelay.network.client import Reconnected, Reconnecting  # not at the start of every command
@@ -57,6 +57,6 @@ class Patience:
         return False
 
 
-def patience_for_output() -> Patience:
+def make_output_limit() -> ReconnectLimit:
     """A person sees that the hub is gone, and waits or leaves; nobody may be there to end what runs in a pipe."""
-    return Patience(None if sys.stdout.isatty() else PIPE_PATIENCE_S)
+    return ReconnectLimit(None if sys.stdout.isatty() else PIPE_PATIENCE_S)

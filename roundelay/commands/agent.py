@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roundelay.commands.options import (
-    ask,
+    ask_hub,
     check_id,
     debug_option,
     find_target,
@@ -19,7 +19,7 @@ from roundelay.commands.options import (
     run,
 )
 from roundelay.commands.output import show, show_list
-from roundelay.connection import login_id
+from roundelay.connection import find_login_id
 from roundelay.nodes.reports import get_reporter
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def try_command(
     log_to_stderr(log_level, log_format)
     spec = pick_agent(read_agents([file], [agent_id] if agent_id is not None else []), agent_id)
     show = make_show(as_json=as_json)
-    is_done = run(try_agent(spec, message, person=person or login_id(), approves=approves, show=show))
+    is_done = run(try_agent(spec, message, person=person or find_login_id(), approves=approves, show=show))
     if not is_done:
         raise SystemExit(1)
 
@@ -127,7 +127,7 @@ def list_command(as_json: bool) -> None:
     from roundelay.runs.lists import list_node_agents
 
     show_list(
-        {"agents": ask(list_node_agents)},
+        {"agents": ask_hub(list_node_agents)},
         {
             "AGENT": lambda it: it["agent_id"],
             "PROCESS": lambda it: it["state"].replace("_", " "),
@@ -153,7 +153,7 @@ def _add_action(name: AgentAction, short: str, done: str, details: str = "") -> 
     @identity_options
     def control(agent_id: str, as_json: bool) -> None:
         args = {"agent_id": agent_id, "action": name}
-        told: dict[str, Any] = ask(lambda client: client.call("network.control_agent", args))
+        told: dict[str, Any] = ask_hub(lambda client: client.call("network.control_agent", args))
         error = f": {told['error']}" if "error" in told else ""
         sentence = f"{agent_id} {done if told['state'] in _DONE else told['state']}{error}."
         show(told, lambda _: [sentence], as_json=as_json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.options import SEQ, ask, identity_options, join, json_option, run
+from roundelay.commands.options import SEQ, ask_hub, identity_options, join, json_option, run
 from roundelay.commands.output import print_answer, show, show_list
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _show_waiting(*, as_json: bool) -> None:
     from roundelay.runs.approvals import format_until, list_requests
 
     show_list(
-        {"approvals": [it.to_json() for it in ask(list_requests)]},
+        {"approvals": [it.to_json() for it in ask_hub(list_requests)]},
         {
             "REQUEST": lambda it: f"#{it['seq']}",
             "AGENT": lambda it: it["agent_id"],
@@ -72,7 +72,7 @@ def show_one(seq: int, as_json: bool) -> None:
     """Show what the request SEQ asks for, and who decided on it, when and with what words."""
     from roundelay.runs.approvals import describe_request, show_request
 
-    value = ask(lambda client: show_request(client, seq))
+    value = ask_hub(lambda client: show_request(client, seq))
     show(value, lambda _: describe_request(value), as_json=as_json)
 
 
@@ -124,7 +124,7 @@ def _write_json(arguments: object) -> str:
 
 
 def _decide(seq: int, decision: str, *, as_json: bool) -> None:
-    from roundelay.display.text import clean
+    from roundelay.display.text import sanitize
     from roundelay.runs.approvals import decide
 
     async def send() -> tuple[Any, Stored]:
@@ -133,5 +133,5 @@ def _decide(seq: int, decision: str, *, as_json: bool) -> None:
 
     request, stored = run(send())
     value = {"seq": seq, "agent_id": request.sender_id, "decision": decision, "decided_in": stored.seq}
-    told = f"Told {clean(request.sender_id)} in #{stored.seq}: {clean(decision)}."
+    told = f"Told {sanitize(request.sender_id)} in #{stored.seq}: {sanitize(decision)}."
     show(value, lambda _: [told], as_json=as_json)

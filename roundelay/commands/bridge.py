@@ -179,7 +179,7 @@ def _tell(
     host: Host, project: Path, changes: list[FileChange], *, dry_run: bool, as_json: bool, needs: str = ""
 ) -> None:
     from roundelay.commands.output import show
-    from roundelay.display.text import clean_lines
+    from roundelay.display.text import sanitize_lines
     from roundelay.interop.bridge.participants import show_path
 
     listed: list[dict[str, Any]] = [
@@ -203,7 +203,7 @@ def _tell(
         else:
             lines = [f"{it['path']}: {it['change']}" for it in listed]
         told = [*lines, *problems, *([needs] if needs else [])]
-        return [line for it in told for line in clean_lines(it)]
+        return [line for it in told for line in sanitize_lines(it)]
 
     show(value, describe, as_json=as_json)
     if any(it.problem for it in changes):

@@ -146,11 +146,11 @@ def _describe_arguments(schema: Mapping[str, Any]) -> str:
 
 def describe_value(value: object) -> Iterable[str]:
     """A value in lines: of an object a line for each member, of a list one for each item, anything else as JSON."""
-    from roundelay.display.text import clean
+    from roundelay.display.text import sanitize
 
     if isinstance(value, Mapping):
         for name, member in value.items():
-            yield f"{clean(str(name))}: {_write(member)}"
+            yield f"{sanitize(str(name))}: {_write(member)}"
         if not value:
             yield "Done."
     elif isinstance(value, list):
@@ -162,6 +162,6 @@ def describe_value(value: object) -> Iterable[str]:
 def _write(value: object) -> str:
     from pydantic_core import to_json
 
-    from roundelay.display.text import clean
+    from roundelay.display.text import sanitize
 
-    return clean(value) if isinstance(value, str) else clean(to_json(value, inf_nan_mode="null").decode())
+    return sanitize(value) if isinstance(value, str) else sanitize(to_json(value, inf_nan_mode="null").decode())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundelay.commands.options import SEQ, check_id, db_option, identity_options, json_option, look
+from roundelay.commands.options import SEQ, check_id, db_option, identity_options, json_option, read_run
 from roundelay.commands.output import show
 
 if TYPE_CHECKING:
@@ -60,5 +60,5 @@ def cost(
             await source.chain(root)  # raises if there is no such message
         return report
 
-    report = look(db, read)
+    report = read_run(db, read)
     show(report.to_json(), lambda paint: [describe_cost(report, paint=paint)], as_json=as_json)

@@ -21,7 +21,7 @@ from roundelay.commands.options import (
     debug_option,
     identity_options,
     json_option,
-    look,
+    read_run,
     silence_logs,
 )
 from roundelay.commands.output import print_json, show
@@ -46,7 +46,7 @@ def why(seq: int, db: Path | None, as_json: bool) -> None:
     from roundelay.runs.why import explain
     from roundelay.runs.why_text import describe_steps
 
-    steps = look(db, lambda source: explain(source, seq))
+    steps = read_run(db, lambda source: explain(source, seq))
     chain = {"chain": [step.to_json() for step in steps]}
     show(chain, lambda paint: describe_steps(steps, paint=paint), as_json=as_json)
 
@@ -62,7 +62,7 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
     from roundelay.runs.why import follow
     from roundelay.runs.why_text import describe_effect
 
-    effect = look(db, lambda source: follow(source, seq))
+    effect = read_run(db, lambda source: follow(source, seq))
     show(effect.to_json(), lambda paint: describe_effect(effect, paint=paint), as_json=as_json)
     if not as_json:
         Screen(sys.stdout).note(f"{count(effect.count, 'message')} followed.")
@@ -98,7 +98,7 @@ def export(
     The log is for operators; everything else holds what the caller may read. A whole jsonl export can be replayed. The
     page opens from disk and asks nobody for anything; it holds records too: what tools were given and gave.
     """
-    from roundelay.display.text import clean_json
+    from roundelay.display.text import sanitize_json
     from roundelay.network.durable_files import replace_file
     from roundelay.runs.export import Part, write_log, write_messages
     from roundelay.runs.page import write_page
@@ -111,17 +111,17 @@ def export(
         if format_ == "jsonl":
             # a file and a pipe get it byte by byte
             is_shown = file is sys.stdout and sys.stdout.isatty()
-            await write_log(source, part, (lambda text: file.write(clean_json(text))) if is_shown else file.write)
+            await write_log(source, part, (lambda text: file.write(sanitize_json(text))) if is_shown else file.write)
         elif format_ == "html":
             file.write(await write_page(source, part, now_s=time.time(), nonce=secrets.token_urlsafe(24)))
         else:
             await write_messages(source, part, file, as_markdown=format_ == "markdown")
 
     if output is None or str(output) == "-":
-        look(db, lambda source: write(source, sys.stdout))
+        read_run(db, lambda source: write(source, sys.stdout))
         return
     with replace_file(output) as file:
-        look(db, lambda source: write(source, file))
+        read_run(db, lambda source: write(source, file))
     click.echo(f"Written: {output}", err=True)
 
 
@@ -143,7 +143,7 @@ def tapes(ledger: Path, output: Path) -> None:
     LEDGER is a node's database, or an export of one. A tape is made of lines that people can read and edit.
     """
     from roundelay.agents.models.tape import write_tape
-    from roundelay.display.text import clean
+    from roundelay.display.text import sanitize
     from roundelay.network.errors import ConfigError
     from roundelay.network.ledger.log_file import read_log
     from roundelay.runs.recording import Recording
@@ -154,7 +154,7 @@ def tapes(ledger: Path, output: Path) -> None:
     for agent_id, turns in sorted(made.items()):
         # an agent's process wrote it: it names no place of its choice
         if not re.fullmatch(r"\w[\w. -]{0,63}", agent_id):
-            click.echo(f"Left out, for its name can be no file's: {clean(agent_id[:80])}", err=True)
+            click.echo(f"Left out, for its name can be no file's: {sanitize(agent_id[:80])}", err=True)
             continue
         path = output / f"{agent_id}.jsonl"
         write_tape(path, agent_id, turns)
@@ -190,7 +190,7 @@ def replay(
     file keep the part that the log has. Exit code 1 says that something is not as it was, or that nothing was run.
     """
     from roundelay.display.screen import Screen
-    from roundelay.display.text import clean
+    from roundelay.display.text import sanitize
     from roundelay.runs.replay import load_replay
     from roundelay.runs.replay import replay as play
 
@@ -202,9 +202,9 @@ def replay(
     else:
         screen = Screen(sys.stdout)
         for note in report.notes:
-            screen.note(clean(note))
+            screen.note(sanitize(note))
         if report.recorded:
-            screen.note(f"Played from the log, having no file: {', '.join(map(clean, report.recorded))}")
+            screen.note(f"Played from the log, having no file: {', '.join(map(sanitize, report.recorded))}")
         for difference in report.differences:
             screen.error(str(difference))
         of = f"{count(report.turns, 'turn')} of {count(len(report.played), 'agent')}"

@@ -13,7 +13,7 @@ import click
 from roundelay.commands.gateway import SERVED
 from roundelay.commands.options import debug_option, json_option, log_options, node_options
 from roundelay.commands.output import show
-from roundelay.connection import READER_ID, login_id
+from roundelay.connection import READER_ID, find_login_id
 from roundelay.network.extras import name_command
 from roundelay.network.platforms import find_loop_factory, has_desktop
 from roundelay.nodes.reports import get_reporter
@@ -161,7 +161,7 @@ def up(
         until_input_ends=until_input_ends,
         announce_ready=announce_ready,
         log=ProcessLog(log_format),
-        person_id=login_id() if config.web and (web_link or opens or is_at_terminal) else None,
+        person_id=find_login_id() if config.web and (web_link or opens or is_at_terminal) else None,
     )
     return_large_blocks()
     try:

@@ -12,13 +12,13 @@ from roundelay.commands.node import pick_file
 from roundelay.commands.options import (
     SEQ,
     Function,
-    ask,
+    ask_hub,
     check_id,
     db_option,
     debug_option,
     identity_options,
     json_option,
-    look,
+    read_run,
 )
 from roundelay.commands.output import format_day, show, show_list
 
@@ -108,7 +108,7 @@ def list_letters(of: str | None, limit: int, db: Path | None, as_json: bool) -> 
         return letters
 
     show_list(
-        {"dead_letters": look(db, read)},
+        {"dead_letters": read_run(db, read)},
         {
             "MESSAGE": lambda it: f"#{it['seq']}",
             "RECIPIENT": lambda it: it["agent_id"],
@@ -145,7 +145,7 @@ def _take(op: str, seqs: tuple[int, ...], of: str | None, *, as_json: bool, done
             await client.call(op, letter)
         return chosen
 
-    taken = ask(take)
+    taken = ask_hub(take)
     told = [f"#{letter['seq']} {done} {letter['agent_id']}." for letter in taken]
     show({"dead_letters": taken}, lambda _: told, as_json=as_json)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 from click.core import ParameterSource
 
-from roundelay.connection import READER_ID, login_id
+from roundelay.connection import READER_ID, find_login_id
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
@@ -230,7 +230,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         raise SystemExit(143) from None  # SIGTERM, where it is handled to put the terminal in order
 
 
-def ask(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
+def ask_hub(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
     """Do what one connection of a reader is needed for, and give what came of it."""
 
     async def join_and_work() -> T:
@@ -240,14 +240,14 @@ def ask(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
     return run(join_and_work())
 
 
-def look(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) -> T:
+def read_run(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) -> T:
     """Read from a ledger's file, or from the node that the options name."""
     from roundelay.network.ledger.log_file import open_log
     from roundelay.runs.file_source import FileSource
     from roundelay.runs.node_source import LiveSource
 
     if db is None:
-        return ask(lambda client: read(LiveSource(client)))
+        return ask_hub(lambda client: read(LiveSource(client)))
     with open_log(db) as log:
         found = run(read(FileSource(log)))
         if log.damaged:
@@ -273,7 +273,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
     target = find_target()
     usual: Kind = "human" if as_person or target.agent_id is not None else "service"
     is_left_to_token = target.kind is None and target.token is not None and target.agent_id is not None
-    agent_id = target.agent_id or (login_id() if as_person else READER_ID)
+    agent_id = target.agent_id or (find_login_id() if as_person else READER_ID)
 
     def make_client(kind: Kind | None) -> NetworkClient:
         return NetworkClient(agent_id, target.url, kind=kind, token=target.token, reconnect=reconnect)
@@ -313,11 +313,11 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
 
 
 def _tell_age(client: NetworkClient) -> str:
-    from roundelay.display.text import clean
+    from roundelay.display.text import sanitize
 
     leader = client.welcome.follows.leader if client.welcome.follows is not None else ""
     moment = datetime.fromtimestamp((client.as_of or 0) / 1000).astimezone().isoformat(" ", "seconds")
-    return f"Read at a node that follows {clean(leader) or 'another one'}, as of {moment}."
+    return f"Read at a node that follows {sanitize(leader) or 'another one'}, as of {moment}."
 
 
 async def _check_registered(agent_id: str, url: str) -> None:

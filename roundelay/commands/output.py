@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.display.text import clean_json
+from roundelay.display.text import sanitize_json
 
 if TYPE_CHECKING:
     from roundelay.display.screen import Paint
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def print_json(value: object, indent: int | None = None) -> None:
     """Print a value as JSON in which nothing drives a terminal, on one line unless it is indented."""
-    click.echo(clean_json(json.dumps(value, ensure_ascii=False, indent=indent)))
+    click.echo(sanitize_json(json.dumps(value, ensure_ascii=False, indent=indent)))
 
 
 def print_answer(value: object) -> None:
@@ -26,7 +26,7 @@ def print_answer(value: object) -> None:
     every message."""
     from pydantic_core import to_json  # not at the start of every command
 
-    click.echo(clean_json(to_json(value, indent=terminal_indent(), inf_nan_mode="null").decode()))
+    click.echo(sanitize_json(to_json(value, indent=terminal_indent(), inf_nan_mode="null").decode()))
 
 
 def terminal_indent() -> int | None:

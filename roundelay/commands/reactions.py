@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundelay.commands.options import ask, check_id, db_option, identity_options, json_option, look
+from roundelay.commands.options import ask_hub, check_id, db_option, identity_options, json_option, read_run
 from roundelay.commands.output import print_answer, show, show_list
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def list_command(agent_id: str | None, only_open: bool, last: int, db: Path | No
     """List the open reactions, and those that the last messages are part of, the oldest first."""
     from roundelay.runs.reactions import list_open_reactions, list_reactions
 
-    found = look(db, list_open_reactions if only_open else lambda source: list_reactions(source, last))
+    found = read_run(db, list_open_reactions if only_open else lambda source: list_reactions(source, last))
     shown = [it.to_json() for it in found if agent_id in (None, it.agent_id)]
     show_list(
         {"reactions": shown},
@@ -80,7 +80,7 @@ def list_command(agent_id: str | None, only_open: bool, last: int, db: Path | No
 def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: bool) -> None:
     """Show the records of REACTION: prompt, replies, calls with their results, the end."""
     from roundelay.display.screen import CONTINUED, Screen, format_time
-    from roundelay.display.text import clean, clean_lines
+    from roundelay.display.text import sanitize, sanitize_lines
     from roundelay.network.errors import UnknownMessage
     from roundelay.runs.reactions import describe_record
     from roundelay.runs.reading import choose_author
@@ -88,18 +88,18 @@ def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: 
     async def read(source: Source) -> tuple[list[Record], str]:
         return await source.records(reaction, agent_id), source.epoch
 
-    records, epoch = look(db, read)
+    records, epoch = read_run(db, read)
     if not records:
         raise UnknownMessage(f"There is no reaction {reaction!r} that you may read; see: roundelay reactions list")
     author = choose_author(reaction, records, epoch)
     for other in sorted({str(it["agent_id"]) for it in records} - {author}):
-        Screen(sys.stderr).note(f"{clean(other)} has used this id too; what it wrote: --agent {clean(other)}")
+        Screen(sys.stderr).note(f"{sanitize(other)} has used this id too; what it wrote: --agent {sanitize(other)}")
     records = [it for it in records if it["agent_id"] == author]
 
     def describe(paint: Paint) -> Iterator[str]:
         for record in records:
             stamp = paint.dim(f"{format_time(record['at'])} #{record['seq']}")
-            first, *others = clean_lines(describe_record(record))
+            first, *others = sanitize_lines(describe_record(record))
             yield "\n".join([f"{stamp} {first}", *(CONTINUED + line for line in others)])
 
     value = {"reaction": reaction, "records": records}
@@ -112,10 +112,10 @@ def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: 
 @identity_options
 def cancel_command(reaction: str, as_json: bool) -> None:
     """Ask REACTION to stop; one whose agent is away stops when it is back."""
-    from roundelay.display.text import clean
+    from roundelay.display.text import sanitize
     from roundelay.network.errors import UnknownMessage
 
-    stopped = ask(lambda client: client.call("network.cancel", {"reaction": reaction}))["reactions"]
+    stopped = ask_hub(lambda client: client.call("network.cancel", {"reaction": reaction}))["reactions"]
     if not stopped:
         raise UnknownMessage(f"No reaction {reaction!r} is open that you may stop; see: roundelay reactions list")
-    show({"reactions": stopped}, lambda _: [f"Asked {clean(reaction)} to stop."], as_json=as_json)
+    show({"reactions": stopped}, lambda _: [f"Asked {sanitize(reaction)} to stop."], as_json=as_json)

@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.options import SEQ, ask, db_option, find_target, identity_options, join, json_option, look, run
+from roundelay.commands.options import (
+    SEQ,
+    ask_hub,
+    db_option,
+    find_target,
+    identity_options,
+    join,
+    json_option,
+    read_run,
+    run,
+)
 from roundelay.commands.output import print_answer, show, show_list
-from roundelay.display.text import clean, clean_json
+from roundelay.display.text import sanitize, sanitize_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -30,7 +40,7 @@ def agents(as_json: bool, online: bool | None) -> None:
     from roundelay.display.screen import Paint, format_participants
     from roundelay.runs.lists import list_participants
 
-    found = ask(lambda client: list_participants(client, online=online))
+    found = ask_hub(lambda client: list_participants(client, online=online))
 
     def describe(paint: Paint) -> list[str]:
         nobody = {None: "registered yet", True: "online", False: "offline"}[online]
@@ -49,7 +59,7 @@ def threads(as_json: bool, limit: int, db: Path | None) -> None:
     # who may read a thread is in the hub's state, and not in the log
     head, name = ("READERS", "readers") if db is None else ("SENDERS", "senders")
     show_list(
-        {"threads": look(db, lambda source: source.threads(limit))},
+        {"threads": read_run(db, lambda source: source.threads(limit))},
         {
             "THREAD": lambda it: it["thread_id"],
             "TITLE": lambda it: it.get("title", ""),
@@ -78,7 +88,7 @@ def _join_ids(ids: list[str]) -> str:
 @identity_options
 def history(thread: str, as_json: bool, limit: int, before: int | None, db: Path | None) -> None:
     """Show the messages of a thread: broadcast, channel:NAME, direct:A~B, thread:SEQ."""
-    value = look(db, lambda source: source.history(thread, limit, before))
+    value = read_run(db, lambda source: source.history(thread, limit, before))
     _show_messages(value, empty="Nothing has been said here yet.", as_json=as_json)
 
 
@@ -94,7 +104,7 @@ def search(words: tuple[str, ...], as_json: bool, thread: str | None, limit: int
     that begin so."""
     args = {"query": " ".join(words), "thread_id": thread, "limit": limit, "before": before}
     given = {name: value for name, value in args.items() if value is not None}
-    value = ask(lambda client: client.call("network.search", given))
+    value = ask_hub(lambda client: client.call("network.search", given))
     _show_messages(value, empty="Nothing was found.", as_json=as_json)
 
 
@@ -140,7 +150,7 @@ def status(as_json: bool, over_s: float) -> None:
 
     urls = find_target().url or find_url()
     try:
-        value = ask(lambda client: read_status(client, urls, over_s))
+        value = ask_hub(lambda client: read_status(client, urls, over_s))
     except ConnectError:
         alone = read_alone(urls)
         if alone is not None:  # one that follows, while nobody leads
@@ -166,7 +176,7 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
 
     import asyncio
 
-    from roundelay.connection import patience_for_output
+    from roundelay.connection import make_output_limit
     from roundelay.display.screen import Screen
     from roundelay.network.client import Reconnected, Reconnecting
     from roundelay.runs.node_source import LiveSource
@@ -180,7 +190,7 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
         notes.note(f"Following {client.url}; Ctrl-C ends.")
         if thread is not None and not source.has_thread:
             notes.note(
-                f"There is no thread {clean(thread)} yet that you may read; this waits for its first message. "
+                f"There is no thread {sanitize(thread)} yet that you may read; this waits for its first message. "
                 "`roundelay threads` lists those that there are."
             )
         async for message in source.follow():
@@ -188,9 +198,9 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
 
     async def watch(client: NetworkClient) -> None:
         """Tell of a lost connection, which would otherwise look like a silent conversation."""
-        patience = patience_for_output()
+        patience = make_output_limit()
         async for event in client.events():
-            if patience.take(event) and isinstance(event, (Reconnecting, Reconnected)):
+            if patience.handle_event(event) and isinstance(event, (Reconnecting, Reconnected)):
                 notes.event(event)
 
     async def follow() -> None:
@@ -201,7 +211,7 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
                 if thread not in (None, message.thread_id):
                     continue
                 if as_json:
-                    click.echo(clean_json(message.model_dump_json(exclude_none=True)))
+                    click.echo(sanitize_json(message.model_dump_json(exclude_none=True)))
                 else:
                     screen.message(message)
                 shown += 1

@@ -64,7 +64,7 @@ def run_command(
     as_json: bool,
 ) -> None:
     """Run the scenarios in FILES. Exits with 1 if one fails."""
-    from roundelay.display.text import clean_lines
+    from roundelay.display.text import sanitize_lines
     from roundelay.network.durable_files import replace_file
     from roundelay.testing.file import load_scenario
     from roundelay.testing.report import describe_result, to_json, to_junit
@@ -88,7 +88,7 @@ def run_command(
         results += runs
         if not as_json:
             failed = [result for result in runs if not result.passed]
-            click.echo("\n".join(clean_lines(describe_result((failed or runs)[0]))))
+            click.echo("\n".join(sanitize_lines(describe_result((failed or runs)[0]))))
             if len(runs) > 1:
                 click.echo(f"      {len(runs) - len(failed)} of {len(runs)} seeds passed{_list_seeds(failed)}")
     if as_json:

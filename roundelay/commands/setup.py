@@ -191,7 +191,7 @@ def config() -> None:
 @debug_option
 def show(file: Path | None, origin: bool, as_json: bool) -> None:
     """Show every value that holds for a node with FILE here, and with --origin why."""
-    from roundelay.display.text import clean
+    from roundelay.display.text import sanitize
     from roundelay.network.config import flat_values, resolve_config
 
     found, origins = resolve_config(pick_file(file), os.environ, {})
@@ -203,7 +203,7 @@ def show(file: Path | None, origin: bool, as_json: bool) -> None:
         shown: dict[str, object] = {name: {"value": it, "origin": origins[name]} for name, it in values.items()}
         output.show(shown, output.draw_table(("NAME", "VALUE", "ORIGIN"), rows), as_json=as_json)
     else:
-        output.show(values, lambda _: [f"{name}: {clean(value)}" for name, value, _ in rows], as_json=as_json)
+        output.show(values, lambda _: [f"{name}: {sanitize(value)}" for name, value, _ in rows], as_json=as_json)
 
 
 @click.command()

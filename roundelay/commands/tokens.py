@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from roundelay.commands.options import Function, Kind, ask, check_id, identity_options, json_option, run
+from roundelay.commands.options import Function, Kind, ask_hub, check_id, identity_options, json_option, run
 from roundelay.commands.output import format_day, print_json, show, show_list
 from roundelay.connection import READER_ID
 from roundelay.network.text import count
@@ -111,7 +111,7 @@ def revoke(agent_id: str, token_hash: str | None, as_json: bool, db: Path | None
 def _operate(db: Path | None, work: Callable[[NetworkClient], Awaitable[T]]) -> T:
     """Do what needs an operator's rights: at the node that runs, or in a database that no node has open."""
     if db is None:
-        return ask(work)
+        return ask_hub(work)
     from roundelay.app import Network
 
     async def open_and_work() -> T:

@@ -17,7 +17,7 @@ from roundelay.commands.options import (
     run,
 )
 from roundelay.commands.output import show
-from roundelay.connection import login_id
+from roundelay.connection import find_login_id
 from roundelay.network.extras import how_to_add
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def web(operator: bool, minutes: int, opens: bool, shows_qr: bool, as_json: bool
     if shows_qr and draw_qr("") is None:
         raise ConfigError(f"A QR code needs the extra qr. Run: {how_to_add('qr')}")
     target = find_target()
-    own_id = login_id() if target.token is None else target.agent_id
-    agent_id, kind = target.agent_id or login_id(), target.kind or "human"
+    own_id = find_login_id() if target.token is None else target.agent_id
+    agent_id, kind = target.agent_id or find_login_id(), target.kind or "human"
     if target.token is None:
         target.agent_id = target.kind = None  # who asks is the owner, whoever the link is for
 
@@ -107,7 +107,7 @@ def view(file: Path, port: int, opens: bool) -> None:
             click.echo("No browser could be opened here; open the link yourself.", err=True)
 
     try:
-        run(show_file(file, port, login_id(), announce))
+        run(show_file(file, port, find_login_id(), announce))
     except ConnectError as error:  # the address cannot be bound; nothing was to be connected to
         raise click.ClickException(str(error)) from error
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.options import Function, Kind, ask, check_id, find_target, identity_options, json_option
+from roundelay.commands.options import Function, Kind, ask_hub, check_id, find_target, identity_options, json_option
 from roundelay.commands.output import format_day, print_json, show_list
 from roundelay.connection import READER_ID
 
@@ -174,7 +174,7 @@ def _find_caller() -> tuple[str, str]:
     async def join(client: NetworkClient) -> None:  # so that the gateway finds the reader registered
         await client.call("network.info")
 
-    ask(join)
+    ask_hub(join)
     return READER_ID, token
 
 
@@ -197,7 +197,7 @@ def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
             click.echo(f"Warning: {warning}", err=True)
         return is_first
 
-    return made, ask(create)
+    return made, ask_hub(create)
 
 
 def _take_back(agent_id: str, is_first: bool) -> None:
@@ -208,7 +208,7 @@ def _take_back(agent_id: str, is_first: bool) -> None:
         await client.call("network.revoke_token", {"agent_id": agent_id})
 
     if is_first:
-        ask(revoke)
+        ask_hub(revoke)
         return
     told = f"A token was made for it that nobody holds, beside others of {agent_id}; all of them are revoked with"
     click.echo(f"{told}: roundelay token revoke {agent_id}", err=True)

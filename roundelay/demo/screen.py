@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from roundelay.display.screen import Screen
-from roundelay.display.text import break_lines, clean, clean_lines
+from roundelay.display.text import break_lines, sanitize, sanitize_lines
 from roundelay.network.messages import BaseMessage
 from roundelay.network.text import count
 
@@ -46,19 +46,19 @@ class DemoScreen(Screen):
         head = f"{self.paint.bold(f'#{message.seq}')} {self.paint.name(message.sender_id)} {_describe_aim(message)}"
         self.write(f"{head}   {self.paint.dim('in')} {self.paint.name(message.thread_id)}")
         bar = self.paint.dim(BAR)
-        self._hang(bar, len(BAR), clean_lines(message.text), below=bar)
+        self._hang(bar, len(BAR), sanitize_lines(message.text), below=bar)
         self.write("")
 
     def tool_call(self, agent_id: str, tool: str, arguments: str, result: str) -> None:
         """Write a tool call with its result."""
-        call = clean(f"{tool}({_describe_arguments(arguments)}) → {_shorten(result)}")
+        call = sanitize(f"{tool}({_describe_arguments(arguments)}) → {_shorten(result)}")
         self._hang(f"  {self.paint.name(agent_id)} ", 3 + len(agent_id), [call], paint=self.paint.dim)
         self.write("")
 
     def incident(self, text: str) -> None:
         """Write an event of an agent's process."""
         mark = self.paint.yellow("! ")
-        self._hang(mark, 2, [clean(text)], paint=self.paint.yellow, below=mark)
+        self._hang(mark, 2, [sanitize(text)], paint=self.paint.yellow, below=mark)
         self.write("")
 
     def summary(self, threads: Mapping[str, int], turns: int, tool_calls: int, duration_s: float) -> None:
@@ -66,7 +66,7 @@ class DemoScreen(Screen):
         said = f"{count(sum(threads.values()), 'message')} in {count(len(threads), 'thread')}"
         done = f"{count(turns, 'turn')}, {count(tool_calls, 'tool call')}"
         self.write(self.paint.bold(f"{said}, {done}, {duration_s:.1f} s"))
-        counts = ", ".join(f"{clean(thread_id)} {number}" for thread_id, number in threads.items())
+        counts = ", ".join(f"{sanitize(thread_id)} {number}" for thread_id, number in threads.items())
         self._hang(self.paint.dim("  threads   "), 12, [counts], paint=self.paint.dim)
         self.write("")
 
@@ -96,7 +96,7 @@ class DemoScreen(Screen):
 def _describe_aim(message: BaseMessage) -> str:
     if message.thread_id.startswith("thread:"):
         return f"replies to #{message.reply_to}"
-    place = "everyone" if message.to == "broadcast" else clean(message.to.removeprefix("agent:"))
+    place = "everyone" if message.to == "broadcast" else sanitize(message.to.removeprefix("agent:"))
     return f"→ {place}"
 
 

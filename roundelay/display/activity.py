@@ -34,7 +34,7 @@ def shows_fault(agent: Agent) -> bool:
     return is_silent and "fault" in agent
 
 
-def tell_activity(agent: Agent) -> str:
+def describe_agent(agent: Agent) -> str:
     """The same with who it is: ``bob waits for ann``, ``bob is gone``."""
     is_still = agent.get("activity") in ("idle", "gone", "stopped", None)
     verb = "is " if is_still and not shows_fault(agent) else ""
@@ -74,14 +74,14 @@ def list_work(agents: Iterable[Agent], now_ms: int) -> list[tuple[str, str, str,
     return rows
 
 
-def sum_up(agents: Iterable[Agent]) -> str:
+def summarize_agents(agents: Iterable[Agent]) -> str:
     """What all agents do, in one line, those who do nothing as a number; empty without any."""
     told, idle = [], 0
     for agent in agents:
         if agent.get("activity") in ("idle", None) and not shows_fault(agent):
             idle += "activity" in agent
         else:
-            told.append(tell_activity(agent))
+            told.append(describe_agent(agent))
     shown = [*told[:MAX_NAMED], *([f"{len(told) - MAX_NAMED} more are not idle"] if len(told) > MAX_NAMED else [])]
     return "; ".join([*shown, *([f"{idle} idle"] if idle else [])])
 

@@ -14,7 +14,7 @@ from typing import Protocol, assert_never
 
 from roundelay.connection import READER_ID
 from roundelay.display.activity import describe_activity
-from roundelay.display.text import break_lines, clean, clean_lines, display_width
+from roundelay.display.text import break_lines, display_width, sanitize, sanitize_lines
 from roundelay.network.addresses import conversation_of, short_address, thread_start
 from roundelay.network.client import Event, Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage
@@ -89,7 +89,7 @@ class Paint:
     def name(self, agent_id: str) -> str:
         """A participant's id, always in the same colour."""
         color = _NAME_COLORS[zlib.crc32(agent_id.encode()) % len(_NAME_COLORS)]
-        return self._wrap(f"1;{color}", clean(agent_id))
+        return self._wrap(f"1;{color}", sanitize(agent_id))
 
     def _wrap(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.is_on else text
@@ -128,9 +128,9 @@ def format_line(
     With ``width`` the text is broken here instead of by the terminal, whose own breaks a message could use to forge a
     line.
     """
-    stamp, sender = f"{format_time(at_ms)} #{seq}", clean(sender_id)
-    aim = f"→ {clean(place)}{f' (re #{reply_to})' if reply_to is not None else ''}:"
-    lines = clean_lines(text)
+    stamp, sender = f"{format_time(at_ms)} #{seq}", sanitize(sender_id)
+    aim = f"→ {sanitize(place)}{f' (re #{reply_to})' if reply_to is not None else ''}:"
+    lines = sanitize_lines(text)
     if width is not None:
         room = max(width - display_width(f"{stamp} {sender} {aim} "), 8)
         lines = break_lines(lines, width - len(CONTINUED), first_width=room)
@@ -199,16 +199,16 @@ def _one_line(text: str) -> str:
 
 def format_event(event: Event) -> str | None:
     """What happened, in one line without colours; None for what a reader need not know (the end of thinking), or
-    `UnderWay` tells (calls, texts that grow)."""
+    `LiveActivity` tells (calls, texts that grow)."""
     match event:
         case Presence():
-            return f"{clean(event.agent_id)} is {event.state}"
+            return f"{sanitize(event.agent_id)} is {event.state}"
         case Signal():
             return _describe_signal(event)
         case Notice():
             return _describe_notice(event)
         case Reconnecting():
-            return f"The connection is lost ({clean(event.reason).rstrip(': ')}); trying again"
+            return f"The connection is lost ({sanitize(event.reason).rstrip(': ')}); trying again"
         case Reconnected():
             return "Connected again"
         case _:
@@ -217,7 +217,7 @@ def format_event(event: Event) -> str | None:
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, paint: Paint = PLAIN) -> str:
     """Columns as wide as they need to be; the last one is not padded."""
-    cells = [[clean(str(cell)) for cell in row] for row in rows]
+    cells = [[sanitize(str(cell)) for cell in row] for row in rows]
     widths = [max(map(display_width, column)) for column in zip(head, *cells, strict=True)]
     lines = [_pad(row, widths) for row in (list(head), *cells)]
     return "\n".join([paint.bold(lines[0]), *lines[1:]])
@@ -272,7 +272,7 @@ class StreamedText:
         """Give what to write for a further piece."""
         out = "" if self._has_begun else CONTINUED
         self._has_begun = True
-        first, *others = clean_lines(text)
+        first, *others = sanitize_lines(text)
         out += self._extend(first)
         for line in others:
             out += self.end() + f"\n{CONTINUED}"
@@ -329,7 +329,7 @@ class Screen:
 
     def error(self, text: str) -> None:
         """What went wrong, in a sentence."""
-        self.write("\n".join(map(self.paint.red, self.fold([f"! {clean(text)}"]))))
+        self.write("\n".join(map(self.paint.red, self.fold([f"! {sanitize(text)}"]))))
 
     def fold(self, lines: Sequence[str]) -> list[str]:
         """Break clean lines at the terminal's width; each but the first is marked, so that none can look like one of
@@ -356,30 +356,30 @@ def _describe_signal(signal: Signal) -> str | None:
         isinstance(signal.body, dict) and signal.body.get("active") is False
     ):
         return None
-    return f"{clean(signal.sender_id)} is {signal.kind} ({clean(signal.thread_id)})"
+    return f"{sanitize(signal.sender_id)} is {signal.kind} ({sanitize(signal.thread_id)})"
 
 
 def _describe_notice(notice: Notice) -> str | None:
     body: Mapping[str, object] = notice.body if isinstance(notice.body, dict) else {}
-    where = clean(notice.thread_id or "")
+    where = sanitize(notice.thread_id or "")
     match notice.kind:
         case "behind":
             return "Many messages are waiting; they come one after the other"
         case "loop_stopped" | "budget_exhausted":
-            reason = clean(str(body.get("reason", notice.kind)))
+            reason = sanitize(str(body.get("reason", notice.kind)))
             if "root" not in body:
-                return f"{clean(str(body.get('agent_id')))} was stopped in {where}: {reason}"
+                return f"{sanitize(str(body.get('agent_id')))} was stopped in {where}: {reason}"
             reason = tell_person(reason, in_chat=True)
             return f"The conversation that began with #{body.get('root')} was stopped in {where}: {reason}"
         case "dead_letter":
-            reason = f": {clean(str(body['reason']))}" if "reason" in body else ""
-            return f"{clean(str(body.get('agent_id')))} could not handle #{body.get('seq')} and gave up{reason}"
+            reason = f": {sanitize(str(body['reason']))}" if "reason" in body else ""
+            return f"{sanitize(str(body.get('agent_id')))} could not handle #{body.get('seq')} and gave up{reason}"
         case "dead_letter_withdrawn":
-            return f"{clean(str(body.get('agent_id')))} has handled #{body.get('seq')} after all"
+            return f"{sanitize(str(body.get('agent_id')))} has handled #{body.get('seq')} after all"
         case "taken":
-            return f"{clean(str(body.get('agent_id')))} has taken over {where}: agents are silent there until /give"
+            return f"{sanitize(str(body.get('agent_id')))} has taken over {where}: agents are silent there until /give"
         case "given":
-            return f"{clean(str(body.get('agent_id')))} gave {where} back: agents answer there again"
+            return f"{sanitize(str(body.get('agent_id')))} gave {where} back: agents answer there again"
         case "damaged":
             return f"#{body.get('seq')} can no longer be read: the hub's ledger is damaged there"
         case "draining":
@@ -387,4 +387,4 @@ def _describe_notice(notice: Notice) -> str | None:
         case "superseded":
             return "Another session has taken over"
         case _:
-            return clean(notice.kind)
+            return sanitize(notice.kind)

@@ -14,7 +14,7 @@ TAB = "    "
 _BLANK = "\u2800"
 
 
-def clean(text: str) -> str:
+def sanitize(text: str) -> str:
     """Give the text on one line, what could drive a terminal or mislead its reader written out: ``\\x1b``,
     ``\\u202e``."""
     if text.isascii() and text.isprintable():
@@ -23,7 +23,7 @@ def clean(text: str) -> str:
     return shown.replace("\t", "\\x09").replace("\n", "\\x0a").replace(_BLANK, "\\u2800")
 
 
-def clean_json(text: str) -> str:
+def sanitize_json(text: str) -> str:
     """Give JSON as the same JSON, what could drive a terminal or mislead its reader escaped: by itself JSON leaves
     all above ASCII as it is."""
     if text.isascii() and "\x7f" not in text:
@@ -41,9 +41,9 @@ def _escape_in_json(char: str) -> str:
     return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
 
 
-def clean_lines(text: str) -> list[str]:
+def sanitize_lines(text: str) -> list[str]:
     """Give the lines of a text, each `clean`; tabs become spaces."""
-    return [clean(line) for line in text.replace("\r\n", "\n").replace("\t", TAB).split("\n")]
+    return [sanitize(line) for line in text.replace("\r\n", "\n").replace("\t", TAB).split("\n")]
 
 
 def break_lines(lines: Sequence[str], width: int, *, first_width: int | None = None) -> list[str]:
@@ -54,7 +54,7 @@ def break_lines(lines: Sequence[str], width: int, *, first_width: int | None = N
     ]
 
 
-def fit(text: str, width: int) -> str:
+def fit_start(text: str, width: int) -> str:
     """Give as much of a clean text as ``width`` columns hold, with a sign if that is not all."""
     if display_width(text) <= width:
         return text

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 from roundelay.app import OWN_MODS, make_rights, make_shared_log
 from roundelay.connection import READER_ID
 from roundelay.display.screen import Paint
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
 from roundelay.network.client import NetworkClient
 from roundelay.network.cluster.shared_log import LogIncomplete
 from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
@@ -82,8 +82,8 @@ class Checked:
 
     def describe(self, paint: Paint) -> str:
         color = {"ok": paint.green, "note": paint.yellow, "failed": paint.red}[self.status]
-        advice = f" {clean(self.advice)}" if self.advice else ""
-        return f"{color(f'{self.status:<6}')} {clean(self.name):<10} {clean(hide_secrets(self.detail))}{advice}"
+        advice = f" {sanitize(self.advice)}" if self.advice else ""
+        return f"{color(f'{self.status:<6}')} {sanitize(self.name):<10} {sanitize(hide_secrets(self.detail))}{advice}"
 
     def to_json(self) -> dict[str, str]:
         # Only details can hold a secret. Hiding a password like "secret" must not break the names of checks.

@@ -14,7 +14,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from roundelay.display.text import clean, clean_json, clean_lines
+from roundelay.display.text import sanitize, sanitize_json, sanitize_lines
 from roundelay.network.credentials import hide_secrets
 
 LogFormat = Literal["text", "json"]
@@ -31,8 +31,8 @@ class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = hide_secrets(super().format(record))
         extra = " ".join(f"{name}={value!r}" for name, value in _read_extra(record).items())
-        head, *trace = clean_lines(line)
-        return "\n".join([f"{head} {clean(extra)}".rstrip(), *trace])
+        head, *trace = sanitize_lines(line)
+        return "\n".join([f"{head} {sanitize(extra)}".rstrip(), *trace])
 
 
 class _JsonFormatter(logging.Formatter):
@@ -63,7 +63,7 @@ class ProcessLog:
         """Write an output line of a process, with the name of the process before it."""
         fields = _read_log_line(line) if self.format == "json" else {}
         fields = fields or {"at": _format_time(time.time()), "level": "info", "logger": "output", "message": line}
-        self._print(f"{name}: {clean_lines(line)[0]}", {**fields, "process": name})
+        self._print(f"{name}: {sanitize_lines(line)[0]}", {**fields, "process": name})
 
     def _print(self, text: str, fields: dict[str, Any]) -> None:
         print(text if self.format == "text" else _format_json(fields), file=sys.stderr, flush=True)
@@ -115,4 +115,4 @@ def _format_time(seconds: float) -> str:
 
 
 def _format_json(fields: dict[str, Any]) -> str:
-    return clean_json(json.dumps(fields, ensure_ascii=False, default=str))
+    return sanitize_json(json.dumps(fields, ensure_ascii=False, default=str))

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import contextmanager
 from pathlib import Path
 
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
 from roundelay.network.errors import RoundelayError
 from roundelay.network.platforms import handle_signals, list_stop_signals
 from roundelay.nodes.reports import SUPERVISED, Report, read_report
@@ -146,7 +146,7 @@ class Process:
     def handle_report(self, report: Report) -> None:
         """Record a report of the process. Subclasses extend this."""
         if report["report"] == "error":
-            self.error = clean(report["message"])
+            self.error = sanitize(report["message"])
         else:
             self.url = report["url"]
             self.is_ready = True

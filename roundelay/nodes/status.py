@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from roundelay.display.activity import sum_up
-from roundelay.display.text import clean
+from roundelay.display.activity import summarize_agents
+from roundelay.display.text import sanitize
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, Forbidden, UnknownOperation
 from roundelay.network.home import node_at
@@ -92,10 +92,10 @@ def describe_status(status: Mapping[str, Any]) -> list[str]:
     parts.pop("has_human_operators", None)
     if "rates" in parts:
         rates, quotas, stopped = (parts.pop(name) for name in ("rates", "quotas", "stopped"))
-        agents = sum_up(parts.pop("agents"))
+        agents = summarize_agents(parts.pop("agents"))
         parts |= {"agents": agents} if agents else {}
         parts |= {**describe_figures(figures, rates), **describe_quotas(quotas), **describe_stopped(stopped)}
-    return [f"{name:<14} {clean(', '.join(it) if isinstance(it, list) else str(it))}" for name, it in parts.items()]
+    return [f"{name:<14} {sanitize(', '.join(it) if isinstance(it, list) else str(it))}" for name, it in parts.items()]
 
 
 def describe_shared_log(shared: Mapping[str, Any]) -> str:

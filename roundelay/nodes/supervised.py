@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
 from roundelay.network.backoff import Backoff
 from roundelay.network.config import NodeConfig, list_web_hosts
 from roundelay.network.errors import ConfigError, InvalidArguments, UnknownRecipient
@@ -57,7 +57,7 @@ class SupervisedProcess(Process):
         self.state = "starting"
         """State of the process: starting, running, stopped, taken_over, restarting or ended."""
         self._description = description
-        self._path = clean(path)
+        self._path = sanitize(path)
         self._log = log
         self._wanted: AgentAction = "start"
         self._requested = asyncio.Event()  # an operator wants another action

@@ -44,7 +44,7 @@ from roundelay.agents.team import AgentSpec, build_runner
 from roundelay.agents.tools import as_tool
 from roundelay.app import Network
 from roundelay.display.screen import Screen, StreamedText
-from roundelay.display.text import clean, clean_json, clean_lines
+from roundelay.display.text import sanitize, sanitize_json, sanitize_lines
 from roundelay.network.addresses import short_address
 from roundelay.network.client import AnyMessage, NetworkClient, Signal
 from roundelay.network.errors import ConfigError, RoundelayError
@@ -193,14 +193,14 @@ class ShowJson:
         self._write = write
 
     def event(self, event: Event) -> None:
-        self._write(clean_json(json.dumps(event_to_json(event), ensure_ascii=False)))
+        self._write(sanitize_json(json.dumps(event_to_json(event), ensure_ascii=False)))
 
     def end(self, finish: Finished, cost: Decimal | None) -> None:
         known = {"cost_usd": float(cost)} if cost is not None else {}
-        self._write(clean_json(json.dumps({**event_to_json(finish), **known}, ensure_ascii=False)))
+        self._write(sanitize_json(json.dumps({**event_to_json(finish), **known}, ensure_ascii=False)))
 
     def message(self, message: AnyMessage) -> None:
-        self._write(clean_json(f'{{"type": "message", "message": {message.model_dump_json(exclude_none=True)}}}'))
+        self._write(sanitize_json(f'{{"type": "message", "message": {message.model_dump_json(exclude_none=True)}}}'))
 
 
 class ShowText:
@@ -256,7 +256,7 @@ class ShowText:
         self._unsent = None
 
     def _say(self, text: str) -> None:
-        self._screen.write("\n".join(self._screen.fold(clean_lines(f"* {text}"))))
+        self._screen.write("\n".join(self._screen.fold(sanitize_lines(f"* {text}"))))
 
     def _stream(self, text: str) -> None:
         if not text:
@@ -330,6 +330,6 @@ def make_show(*, as_json: bool) -> Show:
 def pick_agent(specs: list[AgentSpec], agent_id: str | None) -> AgentSpec:
     """Return the chosen agent. Raises `ConfigError` if the file has several and none is chosen."""
     if len(specs) > 1 and agent_id is None:
-        known = ", ".join(clean(spec.id) for spec in specs)
+        known = ", ".join(sanitize(spec.id) for spec in specs)
         raise ConfigError(f"{specs[0].path} has several agents; say with --agent which one: {known}")
     return specs[0]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 from roundelay.app import Node, StoppedWaiting, serve
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import make_token
 from roundelay.network.cluster.shared_log import LogUnavailable
@@ -184,7 +184,7 @@ async def _name_node(url: str, operator_id: str) -> str:
             asyncio.timeout(TIMEOUT_S),
             NetworkClient(operator_id, url, kind="service", reconnect=False) as client,
         ):
-            return f"the node of the network {clean(client.welcome.network.name)}"
+            return f"the node of the network {sanitize(client.welcome.network.name)}"
     except (RoundelayError, TimeoutError):
         return "a Roundelay node"
 

@@ -17,7 +17,7 @@ from pydantic_core import from_json
 
 from roundelay.agents.approvals import join_names, read_decided, read_deciders, read_request, write_decision
 from roundelay.agents.inbox import parse_decision, read_decision
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
 from roundelay.network.client import AnyMessage, NetworkClient, Stored
 from roundelay.network.errors import InvalidArguments, RequestError
 from roundelay.network.messages import BaseMessage, message_from_wire
@@ -65,7 +65,7 @@ class WaitingRequest:
         it = self.message
         where = {"agent_id": it.sender_id, "thread_id": it.thread_id, "reaction": self.reaction}
         when = {"asked_at": it.sent_at, "until": self.until}
-        told = read_told(it)
+        told = read_arguments(it)
         call = {**told, "arguments": _read_json(told["arguments"])}
         rights: dict[str, object] = {"may_decide": self.may_decide, "may_call": self.may_call}
         rights |= {"deciders": None if self.deciders is None else list(self.deciders)}
@@ -73,15 +73,15 @@ class WaitingRequest:
 
     def describe(self) -> str:
         """Who asks for what, and where: in a line."""
-        told = read_told(self.message)
-        why = f" ({clean(told['reason'])})" if told["reason"] else ""
-        call = f"call {clean(told['tool'])} with {clean(told['arguments'])}{why}"
-        voted = f"; {join_names(map(clean, self.approved_by))} approved it" if self.approved_by else ""
-        where = clean(self.message.thread_id)
-        return f"#{self.seq} {clean(self.message.sender_id)} asks to {call}, in {where}{voted}"
+        told = read_arguments(self.message)
+        why = f" ({sanitize(told['reason'])})" if told["reason"] else ""
+        call = f"call {sanitize(told['tool'])} with {sanitize(told['arguments'])}{why}"
+        voted = f"; {join_names(map(sanitize, self.approved_by))} approved it" if self.approved_by else ""
+        where = sanitize(self.message.thread_id)
+        return f"#{self.seq} {sanitize(self.message.sender_id)} asks to {call}, in {where}{voted}"
 
 
-def read_told(request: BaseMessage) -> dict[str, str]:
+def read_arguments(request: BaseMessage) -> dict[str, str]:
     """What a request says of its call: ``tool``, ``arguments`` and ``reason``, empty where it says nothing."""
     told = (request.metadata or {}).get("approval")
     found = told if isinstance(told, dict) else {}
@@ -125,7 +125,7 @@ async def show_request(client: NetworkClient, seq: int) -> dict[str, Any]:
     if read_request(request) is None:
         raise InvalidArguments(f"#{seq} asks for no approval; roundelay approvals lists what waits.")
     waiting = next((it for it in await list_requests(client) if it.seq == seq), None)
-    told = read_told(request)
+    told = read_arguments(request)
     place = {"seq": seq, "agent_id": request.sender_id, "thread_id": request.thread_id, "asked_at": request.sent_at}
     decisions = [] if waiting is not None else await _list_decisions(client, request)
     made = [{"by": list(it.by), "seq": it.seq, "at": it.at, "said": list(it.said)} for it in decisions]
@@ -137,21 +137,23 @@ async def show_request(client: NetworkClient, seq: int) -> dict[str, Any]:
 def describe_request(shown: Mapping[str, Any]) -> list[str]:
     """Tell of a request in lines for a terminal."""
     arguments = shown["arguments"] if isinstance(shown["arguments"], str) else json.dumps(shown["arguments"])
-    asks = f"#{shown['seq']} {clean(shown['agent_id'])} asks to call {clean(shown['tool'])} with {clean(arguments)}"
-    lines = [f"{asks}, in {clean(shown['thread_id'])}"]
-    lines += [f"Why: {clean(shown['reason'])}"] if shown["reason"] else []
+    asks = f"#{shown['seq']} {sanitize(shown['agent_id'])} asks to call {sanitize(shown['tool'])} with {sanitize(arguments)}"
+    lines = [f"{asks}, in {sanitize(shown['thread_id'])}"]
+    lines += [f"Why: {sanitize(shown['reason'])}"] if shown["reason"] else []
     for it in shown["decisions"]:
-        words = ", ".join(clean(word) for word in it["said"])
-        lines.append(f"{join_names(map(clean, it['by']))} decided in #{it['seq']}, {format_until(it['at'])}: {words}")
+        words = ", ".join(sanitize(word) for word in it["said"])
+        lines.append(
+            f"{join_names(map(sanitize, it['by']))} decided in #{it['seq']}, {format_until(it['at'])}: {words}"
+        )
     if shown["is_waiting"]:
-        voted = f" {join_names(map(clean, shown['approved_by']))} approved it." if shown["approved_by"] else ""
+        voted = f" {join_names(map(sanitize, shown['approved_by']))} approved it." if shown["approved_by"] else ""
         lines.append(f"It waits for a decision.{voted}")
     elif not shown["decisions"]:
         lines.append("It waits no more, and nobody decided.")
     return lines
 
 
-def tell_decision(request: BaseMessage, by: str, said: str) -> str | None:
+def describe_decision(request: BaseMessage, by: str, said: str) -> str | None:
     """Say what somebody decided on a request: ``mia approved refund(order=17)``. None for words that decide nothing, of
     somebody who may not decide, or on what is no request."""
     deciders, decision = read_deciders(request), parse_decision(said)
@@ -159,7 +161,7 @@ def tell_decision(request: BaseMessage, by: str, said: str) -> str | None:
         return None
     if deciders is not None and by not in deciders:
         return None
-    told = read_told(request)
+    told = read_arguments(request)
     return write_decision(decision, [by], told["tool"], told["arguments"])
 
 
@@ -170,24 +172,24 @@ class KnownRequests:
         self._client = client
         self._known: dict[int, BaseMessage] = {}
 
-    def take(self, message: BaseMessage) -> None:
+    def add(self, message: BaseMessage) -> None:
         """Remember a message if it is a request."""
         if read_request(message) is not None:
             self._known[message.seq] = message
             if len(self._known) > MAX_REQUESTS:
                 del self._known[next(iter(self._known))]
 
-    async def tell(self, message: BaseMessage) -> str | None:
+    async def describe(self, message: BaseMessage) -> str | None:
         """Give a person's decision in words; None for any other message. A request that is not known is read."""
-        self.take(message)
+        self.add(message)
         question = message.reply_to
         if question is None or message.sender_kind != "human" or read_decision(message) is None:
             return None
         if question not in self._known:
             with suppress(RequestError, LookupError):  # cut by retention, or nobody's to read
-                self.take(await find_message(self._client, question))
+                self.add(await find_message(self._client, question))
         request = self._known.get(question)
-        return None if request is None else tell_decision(request, message.sender_id, message.said)
+        return None if request is None else describe_decision(request, message.sender_id, message.said)
 
 
 async def find_message(client: NetworkClient, seq: int) -> AnyMessage:
@@ -224,12 +226,12 @@ async def decide(
 
 def _explain_rights(client: NetworkClient, waiting: WaitingRequest) -> str:
     """Say why somebody may not decide on what waits."""
-    me = clean(client.agent_id)
+    me = sanitize(client.agent_id)
     if me in waiting.approved_by:
         return f"has the approval of {me} already and waits for somebody else's"
     if waiting.deciders is not None:
-        return f"is decided by {join_names(map(clean, waiting.deciders))}"
-    return f"is decided by a person who reads {clean(waiting.message.thread_id)}, which {me} does not"
+        return f"is decided by {join_names(map(sanitize, waiting.deciders))}"
+    return f"is decided by a person who reads {sanitize(waiting.message.thread_id)}, which {me} does not"
 
 
 def check_arguments(text: str) -> None:
@@ -259,12 +261,14 @@ async def _find_settled(client: NetworkClient, request: BaseMessage, *, is_waiti
         for ended in begun:
             is_it = it["agent_id"] == request.sender_id and ended.get("reaction") == read_request(request)
             if is_it and ended["reaction_status"] != "open":
-                return f"waits no more: what {clean(request.sender_id)} was at is {clean(ended['reaction_status'])}"
+                return (
+                    f"waits no more: what {sanitize(request.sender_id)} was at is {sanitize(ended['reaction_status'])}"
+                )
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionTold:
+class RecordedDecision:
     """What people decided on a request: who, in which message, when (ms) and with what words."""
 
     by: tuple[str, ...]
@@ -277,16 +281,16 @@ class DecisionTold:
         return all(it.lower().startswith("/edit") for it in self.said)
 
     def describe(self) -> str:
-        words = ", ".join(clean(it.split(maxsplit=1)[0]) for it in self.said if it)
-        return f"was decided by {join_names(map(clean, self.by))} in #{self.seq}: {words}"
+        words = ", ".join(sanitize(it.split(maxsplit=1)[0]) for it in self.said if it)
+        return f"was decided by {join_names(map(sanitize, self.by))} in #{self.seq}: {words}"
 
 
-async def list_decisions(client: NetworkClient, seq: int) -> list[DecisionTold]:
+async def list_decisions(client: NetworkClient, seq: int) -> list[RecordedDecision]:
     """The decisions on a request, the oldest first. Raises `RoundelayError`."""
     return await _list_decisions(client, await find_message(client, seq))
 
 
-async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[DecisionTold]:
+async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[RecordedDecision]:
     """The decisions on a request, the oldest first. Replies of people who may not decide, and approvals of which more
     are needed, are none."""
     history = await client.history(request.thread_id, limit=LOOKED_THROUGH)
@@ -296,12 +300,14 @@ async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[D
         told = read_decided(it)
         if told is not None and told["request"] == request.seq and it.sender_id == request.sender_id:
             said = tuple(word for word in told.get("said", ()) if isinstance(word, str))
-            found.append(DecisionTold(tuple(map(str, told["by"])), told["seq"], told["at"], said))
+            found.append(RecordedDecision(tuple(map(str, told["by"])), told["seq"], told["at"], said))
         elif it.reply_to == request.seq and (decision := read_decision(it)) is not None:
             counts = deciders is None or it.sender_id in deciders
             settles = needed == 1 or not decision.is_approved
             found += (
-                [DecisionTold((it.sender_id,), it.seq, it.sent_at, (it.said.strip(),))] if counts and settles else []
+                [RecordedDecision((it.sender_id,), it.seq, it.sent_at, (it.said.strip(),))]
+                if counts and settles
+                else []
             )
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from roundelay.agents.models.model import Usage
 from roundelay.agents.models.tokens import has_price_table, write_dollars
 from roundelay.display.screen import Paint, format_table
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
 from roundelay.network.extras import how_to_add
 from roundelay.network.text import count
 from roundelay.runs.cost import HEADS, AgentUsage, CostReport, Total, UsageReport
@@ -27,7 +27,7 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
     unpriced = sorted(report.total.unpriced)
     if not unpriced:
         return table
-    names = ", ".join(clean(name) if name else "calls that name no model" for name in unpriced)
+    names = ", ".join(sanitize(name) if name else "calls that name no model" for name in unpriced)
     advice = "genai-prices does not list them."
     if not has_price_table():
         advice = f"Prices come from genai-prices. Run: {how_to_add('prices')}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
-from roundelay.display.text import clean, clean_lines
+from roundelay.display.text import sanitize, sanitize_lines
 from roundelay.network.addresses import short_address, thread_start
 from roundelay.network.core.rows import Row
 from roundelay.network.errors import UnknownMessage
@@ -43,7 +43,7 @@ def write_markdown(messages: Iterable[BaseMessage], *, title: str) -> Iterator[s
         yield ""
         yield f"**{_escape(message.sender_id)}** to {to}, {at:%H:%M:%S} UTC (\\#{message.seq}{answered}{followed})"
         yield ""
-        for line in clean_lines(message.text):
+        for line in sanitize_lines(message.text):
             yield f"> {_escape(line)}".rstrip()
 
 
@@ -74,13 +74,13 @@ def _name_target(message: BaseMessage) -> str:
 
 
 def _escape(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", clean(text).replace("&", "&amp;").replace("<", "&lt;"))
+    return _MARKDOWN.sub(r"\\\1", sanitize(text).replace("&", "&amp;").replace("<", "&lt;"))
 
 
 def _escape_mermaid(text: str) -> str:
     """Nothing in it ends the line, begins a comment or is an entity of theirs
     (https://mermaid.js.org/syntax/sequenceDiagram.html)."""
-    escaped = "".join(f"#{ord(char)};" if char in "#;<>{}%&$\"'`" else char for char in clean(text))
+    escaped = "".join(f"#{ord(char)};" if char in "#;<>{}%&$\"'`" else char for char in sanitize(text))
     return escaped or " "
 
 

@@ -43,7 +43,7 @@ class Recording:
         for it in read_reactions(self.rows):
             ours, other = it, self.reactions.get(it.reaction)
             if other is not None:
-                ours, other = (it, other) if self.is_ours(it) and not self.is_ours(other) else (other, it)
+                ours, other = (it, other) if self.is_replayable(it) and not self.is_replayable(other) else (other, it)
                 self.intruders.add(other.agent_id)
             self.reactions[it.reaction] = ours
         self.calls = {
@@ -60,14 +60,14 @@ class Recording:
         row = self.by_seq.get(seq)
         return read_message(row) if row is not None and row.type == "message" else None
 
-    def is_ours(self, reaction: RecordedReaction) -> bool:
+    def is_replayable(self, reaction: RecordedReaction) -> bool:
         """Whether a runner of this package wrote a reaction, under the ledger's epoch: then it can be replayed."""
         derived = reaction_id(reaction.agent_id, reaction.trigger, self.head.epoch)
         return reaction.run is not None and reaction.reaction == derived
 
     def find_others(self) -> set[str]:
         """Give whoever wrote what no runner of this package writes under the ledger's epoch, by id."""
-        strange = {it.agent_id for it in self.reactions.values() if not (it.is_kept or self.is_ours(it))}
+        strange = {it.agent_id for it in self.reactions.values() if not (it.is_kept or self.is_replayable(it))}
         return strange | self.intruders
 
     def list_agents(self) -> list[str]:

@@ -215,7 +215,7 @@ class _Replay:
             if come:
                 continue
             row = rows[place]
-            self._stage.go_to(row)
+            self._stage.move_to(row)
             if row.type in ("token", "dead"):
                 self._notes.append(f"#{row.seq} ({row.type}) is not part of a replay")
             elif self._bring_about(row):
@@ -234,7 +234,7 @@ class _Replay:
 
     def _bring_about(self, row: Row) -> bool:
         """Do what makes a row come, or let it go; False if it has to come by itself and has not."""
-        if row.key and self._stage.gate.let_go((row.actor, row.key)):
+        if row.key and self._stage.gate.release((row.actor, row.key)):
             return True
         if row.type == "registered" and row.actor in self._runners:
             self._start(self._runners[row.actor])
@@ -258,7 +258,7 @@ class _Replay:
             if held.key in self._recording.keys or self._is_over(str(held.frame.get("reaction", ""))):
                 continue
             if not held.begins_reaction:  # one that was not begun then is judged at the end
-                return self._stage.gate.let_go(held.key)
+                return self._stage.gate.release(held.key)
         return False
 
     def _is_over(self, reaction: str) -> bool:
@@ -341,7 +341,7 @@ class _Replay:
             return False
         if row.type == "record":
             reaction = self._recording.reactions.get(row.stream)
-            return reaction is not None and self._recording.is_ours(reaction)
+            return reaction is not None and self._recording.is_replayable(reaction)
         client_id = row.key[2:]
         place = self._recording.calls.get(client_id[:32])
         if row.type == "message" and row.key.startswith("m:"):

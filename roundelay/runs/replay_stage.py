@@ -71,9 +71,9 @@ class ReplayStage:
             clock=lambda: self._stamp,
             new_id=self._new_id,
         )
-        self.hands = Hands(self.hub, recording, self._new_id)
+        self.hands = InputPlayer(self.hub, recording, self._new_id)
 
-    def go_to(self, row: Row) -> None:
+    def move_to(self, row: Row) -> None:
         """Let it be the time of a row; seqs before it that were never used stay so."""
         self._stamp = max(self._stamp, row.at)
         self.hub.state.head = max(self.hub.state.head, row.seq - 1)
@@ -96,7 +96,7 @@ class ReplayStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldWrite:
     """A frame that waits at the gate."""
 
     key: Key
@@ -112,13 +112,13 @@ class WriteGate:
     """What agents want to write, in the order in which it came. ``changes`` are the operations that write."""
 
     def __init__(self, changes: Collection[str], held_answers: Collection[Key]) -> None:
-        self.held: dict[Key, Held] = {}
+        self.held: dict[Key, HeldWrite] = {}
         self._changes = changes
         self._held_answers = held_answers
         self._answers: dict[Key, Callable[[], None]] = {}
 
     def hold(self, agent_id: str, frame: dict[str, Any], send: Callable[[], None]) -> bool:
-        """Keep a frame until `let_go`; False for one that writes nothing."""
+        """Keep a frame until `release`; False for one that writes nothing."""
         match frame["type"]:
             case "send":
                 client_id = f"m:{frame['message_id']}"
@@ -129,10 +129,10 @@ class WriteGate:
             case _:
                 return False
         key = (agent_id, client_id)
-        self.held[key] = Held(key, frame, send)
+        self.held[key] = HeldWrite(key, frame, send)
         return True
 
-    def let_go(self, key: Key) -> bool:
+    def release(self, key: Key) -> bool:
         """Let the frame of this key go, if it is there."""
         held = self.held.pop(key, None)
         if held is not None:
@@ -203,8 +203,8 @@ class _Hand(LocalConnection):
                 self.errors.append(f"{error['code']}: {error['message']}")
 
 
-class Hands:
-    """Hands that do again what people and programs did, and agents that nobody runs: everybody's by id, from the
+class InputPlayer:
+    """InputPlayer that do again what people and programs did, and agents that nobody runs: everybody's by id, from the
     registration on."""
 
     def __init__(self, hub: Hub, recording: Recording, new_id: Callable[[], str]) -> None:

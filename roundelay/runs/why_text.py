@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 from roundelay.display.screen import PLAIN, Paint, format_message
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
 from roundelay.network.addresses import short_address
 from roundelay.network.messages import BaseMessage
 from roundelay.network.text import count
@@ -30,7 +30,9 @@ def _describe_step(step: CauseStep) -> list[str]:
     message = step.message
     if step.reaction is None:
         return ["Root of the conversation."] if message.cause is None else [f"Caused by #{message.cause}."]
-    head = f"Sent in the reaction {clean(step.reaction.reaction)} of {clean(message.sender_id)} to #{step.trigger}"
+    head = (
+        f"Sent in the reaction {sanitize(step.reaction.reaction)} of {sanitize(message.sender_id)} to #{step.trigger}"
+    )
     if step.is_hidden:
         return [f"{head}. Only that agent and operators may read its records."]
     lines = [f"{head} ({step.status})" if step.status else head]
@@ -44,11 +46,11 @@ def _describe_step(step: CauseStep) -> list[str]:
     lines.append(f"Its prompt held {count(len(step.manifest), 'message')}:")
     for seq in step.manifest:
         held = step.messages.get(seq)
-        text = f"{clean(held.sender_id)}: {quote(held.text, 80)}" if held is not None else "(hidden from you)"
+        text = f"{sanitize(held.sender_id)}: {quote(held.text, 80)}" if held is not None else "(hidden from you)"
         lines.append(f"  #{seq} {text}")
     if step.prompt is not None:
         lines.append("The exact prompt of that turn:")
-        lines += [f"  {clean(line)}" for line in describe_prompt(asdict(step.prompt))]
+        lines += [f"  {sanitize(line)}" for line in describe_prompt(asdict(step.prompt))]
     return lines
 
 
@@ -59,7 +61,7 @@ def _describe_origin(step: CauseStep, sent: SendOrigin) -> list[str]:
         lines.append(f"Sent as the answer, after turn {sent.turn}.")
     else:
         inside = f" inside call {sent.path}" if sent.path else ""
-        where = f"{clean(sent.tool_call.name)} in turn {sent.turn}{inside}"
+        where = f"{sanitize(sent.tool_call.name)} in turn {sent.turn}{inside}"
         verb = "Sent by" if sent.how == "the call of" else "Asks for approval of"
         lines.append(f"{verb} the call {where}: {quote(sent.tool_call.arguments)}")
         if sent.result is not None:
@@ -68,11 +70,11 @@ def _describe_origin(step: CauseStep, sent: SendOrigin) -> list[str]:
             lines += describe_exchange(step.sending_call, step.messages)
     if sent.reply is not None:
         reply, usage = sent.reply, sent.reply.usage
-        owner = f" of {clean(sent.agent_id)}" if sent.agent_id and sent.agent_id != step.message.sender_id else ""
+        owner = f" of {sanitize(sent.agent_id)}" if sent.agent_id and sent.agent_id != step.message.sender_id else ""
         calls = f" requested {count(len(reply.tool_calls), 'call')}" if sent.tool_call is not None else " replied"
         text = f", and wrote: {quote(reply.text)}" if reply.text and sent.tool_call is not None else ""
         tokens = f"({usage.prompt_tokens} + {usage.completion_tokens} tokens)"
-        lines.append(f"The model{owner} {clean(reply.model or 'unnamed')}{calls} {tokens}{text}")
+        lines.append(f"The model{owner} {sanitize(reply.model or 'unnamed')}{calls} {tokens}{text}")
     return lines
 
 
@@ -101,7 +103,7 @@ def _grow(effect: Effect, paint: Paint, depth: int) -> list[_Branch]:
     for reaction in effect.reactions:
         sent = [follower for follower in effect.followers if follower.message.sender_id == reaction.agent_id]
         placed |= {id(follower) for follower in sent}
-        head = f"{paint.name(reaction.agent_id)} reacted{f' ({clean(reaction.status)})' if reaction.status else ''}"
+        head = f"{paint.name(reaction.agent_id)} reacted{f' ({sanitize(reaction.status)})' if reaction.status else ''}"
         work = [_Branch(describe_work(it, reaction.messages)) for it in reaction.list_further_work()]
         branches.append(_Branch([head], [*work, *map(grow_one, sent)]))
     return branches + [grow_one(follower) for follower in effect.followers if id(follower) not in placed]
@@ -116,5 +118,5 @@ def _draw(branches: Sequence[_Branch], indent: str) -> Iterator[str]:
 
 
 def _describe_message(message: BaseMessage, paint: Paint) -> str:
-    to = clean(short_address(message.to))
+    to = sanitize(short_address(message.to))
     return f"{paint.dim(f'#{message.seq}')} {paint.name(message.sender_id)} → {to}: {quote(message.text, 100)}"

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from roundelay.agents.approvals import join_names
 from roundelay.agents.inbox import is_declined
-from roundelay.display.text import clean, clean_lines
+from roundelay.display.text import sanitize, sanitize_lines
 from roundelay.network.text import shorten
 from roundelay.runs.reading import RecordedCall, RecordedHandoff, RecordedReview, RecordedWork
 from roundelay.runs.work import Messages, find_answer
@@ -16,19 +16,19 @@ MAX_QUOTE_CHARS = 300
 
 def describe_work(work: RecordedWork, messages: Messages) -> list[str]:
     """Return lines about one piece of work; those after the first are indented."""
-    where = f"{f'[{clean(work.path)}] ' if work.path else ''}turn {work.turn}"
+    where = f"{f'[{sanitize(work.path)}] ' if work.path else ''}turn {work.turn}"
     match work:
         case RecordedCall():
             outcome = "no result yet"
             if work.result is not None:
                 outcome = f"{'result' if work.is_ok else 'failed'}: {quote(work.result)}"
-            line = f"{where} called {clean(work.tool)} {quote(work.arguments or '{}')}, {outcome}"
+            line = f"{where} called {sanitize(work.tool)} {quote(work.arguments or '{}')}, {outcome}"
             return [line, *(f"  {it}" for it in describe_exchange(work, messages))]
         case RecordedReview():
             return _describe_review(work, where)
         case RecordedHandoff():
             back, note = "back " if work.is_return else "", f": {quote(work.note)}" if work.note else ""
-            return [f"{where}: {clean(work.from_id)} handed the conversation {back}to {clean(work.to_id)}{note}"]
+            return [f"{where}: {sanitize(work.from_id)} handed the conversation {back}to {sanitize(work.to_id)}{note}"]
         case _:
             assert_never(work)
 
@@ -53,13 +53,13 @@ def describe_exchange(call: RecordedCall, messages: Messages) -> list[str]:
         lines.append(f"Needed approval{request}: {_describe_decision(call)}")
     for agent_id, seq in call.questions.items():
         question, answer = messages.get(seq), find_answer(call, seq, messages)
-        lines.append(f"Asked {clean(agent_id)} (#{seq})" + (f": {quote(question.text)}" if question else ""))
+        lines.append(f"Asked {sanitize(agent_id)} (#{seq})" + (f": {quote(question.text)}" if question else ""))
         if answer is None:
             lines.append("Got no answer" if call.result is not None else "Has no answer yet")
         elif is_declined(answer):
-            lines.append(f"{clean(answer.sender_id)} declined (#{answer.seq})")
+            lines.append(f"{sanitize(answer.sender_id)} declined (#{answer.seq})")
         else:
-            lines.append(f"{clean(answer.sender_id)} answered (#{answer.seq}): {quote(answer.text)}")
+            lines.append(f"{sanitize(answer.sender_id)} answered (#{answer.seq}): {quote(answer.text)}")
     return lines
 
 
@@ -72,11 +72,11 @@ def _describe_decision(call: RecordedCall) -> str:
     verb = "approved" if approval.is_approved else "denied"
     votes = []
     if len(approval.votes) > 1:
-        votes = [f"{clean(vote.by)} (#{vote.seq}: {quote(vote.said)})" for vote in approval.votes]
+        votes = [f"{sanitize(vote.by)} (#{vote.seq}: {quote(vote.said)})" for vote in approval.votes]
     said = f"; their words: {', '.join(votes)}" if votes else ""
-    return f"{join_names(map(clean, approval.people))} {verb} it (#{approval.seq}){changed}{reason}{said}"
+    return f"{join_names(map(sanitize, approval.people))} {verb} it (#{approval.seq}){changed}{reason}{said}"
 
 
 def quote(text: str | None, max_chars: int = MAX_QUOTE_CHARS) -> str:
     """Return a text on one line, sanitized and cut to ``max_chars``."""
-    return " ".join(clean_lines(shorten(text or "", max_chars)))
+    return " ".join(sanitize_lines(shorten(text or "", max_chars)))

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from roundelay.connection import Patience
-from roundelay.display.activity import list_work, tell_activity
+from roundelay.connection import ReconnectLimit
+from roundelay.display.activity import describe_agent, list_work
 from roundelay.display.screen import (
     Screen,
     describe_place,
@@ -26,7 +26,8 @@ from roundelay.display.screen import (
     format_table,
     tell_person,
 )
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
+from roundelay.live_activity import LiveActivity
 from roundelay.network.client import (
     AnyMessage,
     NetworkClient,
@@ -39,29 +40,28 @@ from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, Req
 from roundelay.runs.approvals import (
     KnownRequests,
     check_arguments,
+    describe_decision,
     find_message,
     format_until,
     list_requests,
     read_until,
-    tell_decision,
 )
 from roundelay.runs.lists import list_channels, list_participants, list_threads
 from roundelay.terminal.actions import (
     check_place,
     choose_request,
     decide_request,
+    end_takeover,
     enter_place,
-    give_back,
-    is_told,
-    let_go_on,
+    is_shown,
     read_yes_or_no,
+    resume,
+    start_takeover,
     stop_work,
-    take_over,
     watch,
 )
-from roundelay.terminal.live import describe_news
+from roundelay.terminal.activity_lines import describe_news
 from roundelay.terminal.places import BROADCAST, Place
-from roundelay.under_way import UnderWay
 
 HISTORY_MESSAGES = 20
 MAX_THREADS = 50
@@ -99,7 +99,7 @@ def command(usage: str, meaning: str) -> Callable[[Obey], Obey]:
 
 class Chat:
     """One person's conversation. Run `show_messages`, `show_events` and `tell_typing` beside the lines that go to
-    `take_line`."""
+    `handle_line`."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class Chat:
         *,
         errors: Screen | None = None,
         shows_activity: bool = True,
-        patience: Patience | None = None,
+        patience: ReconnectLimit | None = None,
     ) -> None:
         self.client = client
         self.screen = screen
         self.errors = errors or screen
         self.place = BROADCAST
-        self.under_way = UnderWay(client.agent_id)
+        self.activity = LiveActivity(client.agent_id)
         self._requests = KnownRequests(client)
         self.has_failed = False
         """Whether a line could not be obeyed."""
@@ -123,16 +123,16 @@ class Chat:
         self.typed = asyncio.Event()
         """Set whenever the person has typed something."""
         self._shows_activity = shows_activity
-        self._patience = patience or Patience(None)
+        self._patience = patience or ReconnectLimit(None)
         self._watching: asyncio.Task[None] | None = None
         self._proven = {BROADCAST.to}  # places that took a message: elsewhere nobody is told of typing
         self._typing_sent_at = 0.0
 
     # --- what is shown
 
-    async def begin(self, to: str | None = None) -> None:
+    async def start(self, to: str | None = None) -> None:
         """Say where one is and who is there; go to ``to`` if it is given."""
-        name, url = clean(self.client.welcome.network.name), clean(self.client.url)
+        name, url = sanitize(self.client.welcome.network.name), sanitize(self.client.url)
         await watch(self.client)
         self.screen.note(f"You are {self.client.agent_id} in the network {name} at {url}.")
         listed = await self._show_participants()
@@ -147,9 +147,9 @@ class Chat:
         """Show what is delivered, for ever. Raises what ends the connection."""
         async for delivery in self.client.deliveries():
             async with delivery as message:
-                self.under_way.take_message(message)
-                self.screen.message(message, await self._requests.tell(message))
-                if any(it.seq == message.seq for it in self.under_way.list_mine()):
+                self.activity.handle_message(message)
+                self.screen.message(message, await self._requests.describe(message))
+                if any(it.seq == message.seq for it in self.activity.list_own_requests()):
                     self._show_how_to_decide(message.seq, read_until(message))
                 if self.place.reply_to is not None and message.thread_id == self.place.thread_id:
                     self.place = Place(self.place.to, self.place.thread_id, message.seq)
@@ -158,7 +158,7 @@ class Chat:
         """Show what happens beside the messages, until the connection has ended. Raises `ConnectError` when patience
         does."""
         async for event in self.client.events():
-            news = self.under_way.take(event)
+            news = self.activity.handle_event(event)
             match event:
                 case Signal(kind="thinking", body={"active": False}):
                     for it in news:  # of who waits for an answer, whatever the prompt shows
@@ -167,16 +167,16 @@ class Chat:
                     continue  # the prompt shows it
                 case Signal(kind="delta" | "tool"):
                     for it in news:
-                        self.screen.note(f"{describe_news(it)} ({clean(event.thread_id)})")
+                        self.screen.note(f"{describe_news(it)} ({sanitize(event.thread_id)})")
                 case Reconnecting() | Reconnected():
-                    if self._patience.take(event):
+                    if self._patience.handle_event(event):
                         self.errors.event(event)
                     if isinstance(event, Reconnected):
                         self._watching = asyncio.create_task(self._watch_again())  # beside: it may be lost again
-                case _ if is_told(event, self.client.agent_id):
+                case _ if is_shown(event, self.client.agent_id):
                     self.screen.event(event)
 
-    async def tell_typing(self) -> None:
+    async def send_typing(self) -> None:
         """Let the readers of the current place know when a line is being written (`typed` is set); for ever."""
         while True:
             await self.typed.wait()
@@ -198,14 +198,14 @@ class Chat:
     async def _take_up(self, listed: Iterable[Mapping[str, Any]]) -> None:
         """Take what went on before one came: who works, for a prompt that shows it, and which threads are held."""
         if not self._shows_activity:
-            self.under_way.take_work(listed)
-        self.under_way.take_threads(await list_threads(self.client, limit=MAX_THREADS))
+            self.activity.load_work(listed)
+        self.activity.load_takeovers(await list_threads(self.client, limit=MAX_THREADS))
 
     async def _show_participants(self) -> list[Mapping[str, Any]]:
         listed = await list_participants(self.client)
         others = [agent for agent in listed if agent["agent_id"] != self.client.agent_id]
         for state in ("online", "offline"):
-            ids = [clean(agent["agent_id"]) for agent in others if agent["state"] == state]
+            ids = [sanitize(agent["agent_id"]) for agent in others if agent["state"] == state]
             if ids:
                 self.screen.note(f"{state.title()}: {', '.join(ids)}.")
         if not others:
@@ -215,7 +215,7 @@ class Chat:
             it for it in busy if not any("decisions" in work for work in it.get("work", ()))
         ]  # which are shown next
         for agent in busy[:MAX_BUSY]:
-            self.screen.note(clean(f"{tell_activity(agent)}."))
+            self.screen.note(sanitize(f"{describe_agent(agent)}."))
         return [*listed]
 
     async def _show_before(self) -> None:
@@ -225,14 +225,14 @@ class Chat:
             history = await self.client.history(self.place.thread_id, before=welcome.head + 1, limit=HISTORY_MESSAGES)
             known = [it for it in history.messages if it.seq <= welcome.cursor or it.sender_id == me]
             for message in known[-SHOWN_AT_FIRST:]:
-                self.screen.message(message, await self._requests.tell(message))
+                self.screen.message(message, await self._requests.describe(message))
 
     async def _show_waiting(self) -> None:
         """What waits for this person's decision, wherever it is."""
         with suppress(RequestError):  # an older hub
             for it in await list_requests(self.client):
                 if it.may_decide:
-                    self.under_way.take_request(it.message)
+                    self.activity.add_request(it.message)
                 if it.may_decide or it.may_call:
                     self.screen.note(it.describe())
                     self._show_how_to_decide(it.seq, it.until)
@@ -244,14 +244,14 @@ class Chat:
 
     def _show_sent(self, stored: Stored, to: str, text: str, reply_to: int | None) -> None:
         self.sent.append(stored.seq)
-        self.under_way.happened()
+        self.activity.notify()
         now_ms, place = time.time_ns() // 1_000_000, describe_place(to, stored.thread_id)
         paint, width = self.screen.paint, self.screen.width
         me = self.client.agent_id
         self.screen.write(format_line(now_ms, stored.seq, me, place, text, reply_to=reply_to, paint=paint, width=width))
 
     def _show_place(self) -> None:
-        self.screen.note(f"Lines now go to {clean(self.place.describe())}.")
+        self.screen.note(f"Lines now go to {sanitize(self.place.describe())}.")
 
     def _complain(self, sentence: str) -> None:
         self.has_failed = True
@@ -259,7 +259,7 @@ class Chat:
 
     # --- what a line does
 
-    async def take_line(self, line: str) -> bool:
+    async def handle_line(self, line: str) -> bool:
         """Obey one line: a command, or text for the current place. False when it says to leave.
 
         What the hub refuses is shown; raises only when the connection has ended for good.
@@ -321,13 +321,13 @@ class Chat:
 
         def show(request: AnyMessage, stored: Stored) -> None:
             shown.append(stored.seq)
-            told = tell_decision(request, self.client.agent_id, decision) or decision
+            told = describe_decision(request, self.client.agent_id, decision) or decision
             self._show_sent(stored, self.client.find_reply_address(request), told, seq)
 
-        request, stored = await decide_request(self.client, self.under_way, seq, decision, show)
+        request, stored = await decide_request(self.client, self.activity, seq, decision, show)
         if not shown:
-            told = tell_decision(request, self.client.agent_id, decision) or decision
-            self.screen.note(f"Told {clean(request.sender_id)} in #{stored.seq}: {clean(told)}.")
+            told = describe_decision(request, self.client.agent_id, decision) or decision
+            self.screen.note(f"Told {sanitize(request.sender_id)} in #{stored.seq}: {sanitize(told)}.")
 
     def _read_request(self, word: str, rest: str) -> tuple[int, str]:
         """The request that is decided, the one that waits where none is named, and what is said of it."""
@@ -335,13 +335,13 @@ class Chat:
         if number.isdecimal():
             return int(number), text.strip()
         if number[:1].isdecimal():
-            raise InvalidArguments(f"{clean(number)!r} is no number of a message; write /{word} SEQ.")
-        return choose_request(word, self.under_way.list_mine()), rest.strip()
+            raise InvalidArguments(f"{sanitize(number)!r} is no number of a message; write /{word} SEQ.")
+        return choose_request(word, self.activity.list_own_requests()), rest.strip()
 
     async def _answer_yes_or_no(self, text: str) -> bool:
         """Take a plain yes or no as a decision where a call waits for one in this thread; False where it is a text like
         any other."""
-        decision = read_yes_or_no(self.under_way, self.place.thread_id, text)
+        decision = read_yes_or_no(self.activity, self.place.thread_id, text)
         if decision is not None:
             await self._decide(*decision, "")
         return decision is not None
@@ -364,7 +364,7 @@ class Chat:
             await COMMANDS[name].obey(self, rest.strip())
         else:
             known = "/help lists them. A text that begins with / is sent as //..."
-            self._complain(f"There is no command /{clean(name)}; {known}")
+            self._complain(f"There is no command /{sanitize(name)}; {known}")
         return True
 
     @command("/who", "what agents do at the moment: who works, who waits, for whom")
@@ -398,7 +398,7 @@ class Chat:
     @command("/threads", "the threads that you read, the newest first, and who holds them")
     async def _threads(self, _rest: str) -> None:
         threads = await list_threads(self.client, limit=MAX_THREADS)
-        self.under_way.take_threads(threads)
+        self.activity.load_takeovers(threads)
         rows = [
             (
                 it["thread_id"],
@@ -431,12 +431,12 @@ class Chat:
     @command("/take [THREAD]", "take this thread over, or another: its agents are silent there until /give")
     async def _take(self, rest: str) -> None:
         thread_id = rest or self.place.thread_id
-        self.screen.note(await take_over(self.client, self.under_way, thread_id))
+        self.screen.note(await start_takeover(self.client, self.activity, thread_id))
 
     @command("/give [THREAD]", "give it back: they read what was said meanwhile, and answer again")
     async def _give(self, rest: str) -> None:
         thread_id = rest or self.place.thread_id
-        self.screen.note(await give_back(self.client, self.under_way, thread_id))
+        self.screen.note(await end_takeover(self.client, self.activity, thread_id))
 
     @command("/join CHANNEL", "join a channel, or make it, and go on there")
     async def _join(self, rest: str) -> None:
@@ -458,14 +458,16 @@ class Chat:
         who, name = self._read_whom_and_where("invite", rest)
         await self.client.call("channels.invite", {"name": name, "agent_id": who})
         self.screen.note(
-            f"{clean(who)} may join the channel {clean(name)} now. The network does not tell it: write to it."
+            f"{sanitize(who)} may join the channel {sanitize(name)} now. The network does not tell it: write to it."
         )
 
     @command("/remove ID [CHANNEL]", "take somebody out of it")
     async def _remove(self, rest: str) -> None:
         who, name = self._read_whom_and_where("remove", rest)
         await self.client.call("channels.remove", {"name": name, "agent_id": who})
-        self.screen.note(f"{clean(who)} is out of the channel {clean(name)}, and comes back only if it is invited.")
+        self.screen.note(
+            f"{sanitize(who)} is out of the channel {sanitize(name)}, and comes back only if it is invited."
+        )
 
     @command("/leave [CHANNEL]", "leave a channel")
     async def _leave(self, rest: str) -> None:
@@ -475,7 +477,7 @@ class Chat:
         await self.client.call("channels.leave", {"name": name})
         if self.place.to == f"channel:{name}":
             self.place = BROADCAST
-        self.screen.note(f"You left the channel {clean(name)}.")
+        self.screen.note(f"You left the channel {sanitize(name)}.")
         self._show_place()
 
     @command("/thread THREAD", "go on in a thread, such as thread:15 or direct:ann~mia")
@@ -483,16 +485,16 @@ class Chat:
         if rest:
             await self._go_and_say(rest)
         else:
-            self.screen.note(f"You are in {clean(self.place.thread_id)}.")
+            self.screen.note(f"You are in {sanitize(self.place.thread_id)}.")
 
     @command("/history [THREAD]", f"the last {HISTORY_MESSAGES} messages of this thread, or of another")
     async def _history(self, rest: str) -> None:
         thread_id = rest or self.place.thread_id
         history = await self.client.history(thread_id, limit=HISTORY_MESSAGES)
         more = f", the last {len(history.messages)}" if history.has_more else ""
-        self.screen.note(f"{clean(thread_id)}{more}:")
+        self.screen.note(f"{sanitize(thread_id)}{more}:")
         for message in history.messages:
-            self.screen.message(message, await self._requests.tell(message))
+            self.screen.message(message, await self._requests.describe(message))
 
     @command("/reply SEQ TEXT", "answer one message, and stay here")
     async def _reply(self, rest: str) -> None:
@@ -506,7 +508,7 @@ class Chat:
         seq, scope = self._read_request("approve", rest)
         if scope not in _SCOPES:
             raise InvalidArguments(
-                f"Write /approve SEQ, then thread, always or nothing; {clean(scope)!r} is none of these."
+                f"Write /approve SEQ, then thread, always or nothing; {sanitize(scope)!r} is none of these."
             )
         await self._decide("approve", seq, scope)
 
@@ -523,7 +525,7 @@ class Chat:
     @command("/stop [THREAD]", "stop what agents do in this thread, or in another")
     async def _stop(self, rest: str) -> None:
         thread_id = rest or self.place.thread_id
-        told = await stop_work(self.client, self.under_way, thread_id)
+        told = await stop_work(self.client, self.activity, thread_id)
         if rest:
             await self.client.history(rest, limit=1)  # raises where there is no such thread
         self.screen.note(told)
@@ -532,14 +534,14 @@ class Chat:
     async def _resume(self, rest: str) -> None:
         if not rest:
             raise InvalidArguments("Write /resume SEQ, or /resume AGENT, with what the notice names.")
-        self.screen.note(await let_go_on(self.client, rest.removeprefix("#")))
+        self.screen.note(await resume(self.client, rest.removeprefix("#")))
 
     @command("/cost", "tokens that agents used on what was said since you joined")
     async def _cost(self, _rest: str) -> None:
         from roundelay.runs.cost import read_usage
         from roundelay.runs.cost_text import describe_usage
 
-        usage = await read_usage(self.client, self.under_way.reactions, self.sent)
+        usage = await read_usage(self.client, self.activity.reactions, self.sent)
         self.screen.write(describe_usage(usage, paint=self.screen.paint))
 
     @command("/help", "this list")

@@ -12,9 +12,9 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 
-from roundelay.connection import PIPE_PATIENCE_S, Patience
+from roundelay.connection import PIPE_PATIENCE_S, ReconnectLimit
 from roundelay.display.screen import Screen
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import RequestError
 from roundelay.terminal.chat import Chat
@@ -37,12 +37,12 @@ async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: floa
         async with PromptLine(sys.stdout).at_work() as prompt:
             chat = Chat(client, Screen(prompt, paint=prompt.paint), shows_activity=False)
             prompt.follow(chat)
-            await chat.begin(to)
+            await chat.start(to)
             chat.screen.note("Type a line to send it; /help tells more, Ctrl-D leaves.")
             await _converse(chat, prompt.lines(), wait_s=0.0)
     else:
-        chat = Chat(client, Screen(sys.stdout), errors=Screen(sys.stderr), patience=Patience(PIPE_PATIENCE_S))
-        await chat.begin(to)
+        chat = Chat(client, Screen(sys.stdout), errors=Screen(sys.stderr), patience=ReconnectLimit(PIPE_PATIENCE_S))
+        await chat.start(to)
         open_before = await _count_open_reactions(client)
         await _converse(chat, read_lines(sys.stdin.fileno()), wait_s=wait_s, open_before=open_before)
     return not chat.has_failed or is_interactive
@@ -50,10 +50,10 @@ async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: floa
 
 async def _converse(chat: Chat, lines: AsyncIterator[str], *, wait_s: float | None, open_before: int = 0) -> None:
     async with asyncio.TaskGroup() as group:
-        beside = (chat.show_messages(), chat.show_events(), chat.tell_typing())
+        beside = (chat.show_messages(), chat.show_events(), chat.send_typing())
         tasks = [group.create_task(work) for work in beside]
         async for line in lines:
-            if not await chat.take_line(line):
+            if not await chat.handle_line(line):
                 break
         else:
             await _wait_for_answers(chat, wait_s, open_before)
@@ -69,12 +69,12 @@ async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) 
         return
     try:
         async with asyncio.timeout(MOST_QUIET_WAIT_S):
-            await chat.under_way.wait_until_quiet(QUIET_S)
-            while await _count_open_reactions(chat.client) > open_before + len(chat.under_way.list_asking()):
-                await chat.under_way.wait_until_quiet(QUIET_S)
-        for it in chat.under_way.list_mine():
+            await chat.activity.wait_until_quiet(QUIET_S)
+            while await _count_open_reactions(chat.client) > open_before + len(chat.activity.list_waiting_reactions()):
+                await chat.activity.wait_until_quiet(QUIET_S)
+        for it in chat.activity.list_own_requests():
             decide = f"/approve {it.seq} or /deny {it.seq} in: roundelay chat --as {chat.client.agent_id}"
-            chat.screen.note(f"{clean(it.agent_id)} waits for the decision of #{it.seq}: {decide}")
+            chat.screen.note(f"{sanitize(it.agent_id)} waits for the decision of #{it.seq}: {decide}")
     except TimeoutError:
         chat.screen.note(f"Left after {MOST_QUIET_WAIT_S:g} s; to stay longer, give --wait SECONDS.")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from roundelay.display.screen import describe_place
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
 from roundelay.network.addresses import (
     agent_address,
     conversation_of,
@@ -48,11 +48,11 @@ def check_recipient(written: str, known: Sequence[str], channels: Sequence[str] 
     if not is_id(name) or written == BROADCAST.to:
         return
     if kind == "channel" and name not in channels and (close := get_close_matches(name, channels, n=1)):
-        meant = f"Did you mean channel:{clean(close[0])}?"
+        meant = f"Did you mean channel:{sanitize(close[0])}?"
         raise UnknownRecipient(f"There is no channel {name!r}. {meant} /create {name} makes a new one.")
     if kind in ("", "agent") and name not in known:
         near = [f"channel:{name}"] if name in channels else get_close_matches(name, known, n=1)
-        meant = f" Did you mean {clean(near[0])}?" if near else ""
+        meant = f" Did you mean {sanitize(near[0])}?" if near else ""
         raise UnknownRecipient(f"Nobody is registered as {name!r}.{meant} `roundelay agents` lists who is.")
 
 
@@ -80,6 +80,6 @@ async def find_place(client: NetworkClient, written: str) -> Place:
     target = name if kind == "agent" else written
     if not is_id(target):
         raise InvalidArguments(
-            f"{clean(written)!r} is no place; write an id, channel:NAME, broadcast, mod:ID or thread:SEQ."
+            f"{sanitize(written)!r} is no place; write an id, channel:NAME, broadcast, mod:ID or thread:SEQ."
         )
     return Place(agent_address(target), direct_thread(me, target))

@@ -34,14 +34,14 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from wcwidth import grapheme_boundary_before, iter_graphemes
 
 from roundelay.display.screen import Paint, terminal_height, terminal_width, wants_color
-from roundelay.display.text import TAB, clean, display_width, fit
+from roundelay.display.text import TAB, display_width, fit_start, sanitize
 from roundelay.network.durable_files import make_folder, replace_file
 from roundelay.network.errors import ConfigError, RoundelayError
 from roundelay.network.home import home
 from roundelay.network.platforms import CLOSE_ON_EXEC, handle_signals, set_mode
 from roundelay.runs.lists import list_participants, list_threads
+from roundelay.terminal.activity_lines import describe_active, draw_growing_texts
 from roundelay.terminal.chat import COMMANDS, Chat
-from roundelay.terminal.live import describe_busy, draw_writing
 
 MAX_LINES = 1000
 """Entered and not yet obeyed; a further one stays in the prompt."""
@@ -111,7 +111,7 @@ class PromptLine:
     def follow(self, chat: Chat) -> None:
         """Show the chat's place and who is at work in the prompt."""
         self.chat = chat
-        chat.under_way.on_change = self._draw_soon
+        chat.activity.on_change = self._draw_soon
 
     async def lines(self) -> AsyncIterator[str]:
         """What is entered, until the person leaves."""
@@ -149,12 +149,12 @@ class PromptLine:
 
     def _hint_at_work(self) -> bool:
         """Say once, while agents work, that to leave does not stop them; gives whether it was said now."""
-        busy = list(self.chat.under_way.list_busy()) if self.chat is not None else []
+        busy = list(self.chat.activity.list_busy()) if self.chat is not None else []
         if self.chat is None or not busy or self._has_hinted:
             return False
         self._has_hinted = True
-        names = clean(", ".join(busy))
-        is_here = self.chat.place.thread_id in self.chat.under_way.list_busy_threads()
+        names = sanitize(", ".join(busy))
+        is_here = self.chat.place.thread_id in self.chat.activity.list_busy_threads()
         stop = "/stop" if is_here else "/stop THREAD"
         verb = "is" if len(busy) == 1 else "are"
         self.chat.screen.note(f"{names} {verb} at work: {stop} stops that; Ctrl-C again only leaves.")
@@ -238,13 +238,17 @@ class PromptLine:
             return ANSI("")
         width, height = terminal_width(self._stream) or 80, terminal_height(self._stream) or 24
         rows = min(MAX_LIVE_ROWS, height // 2 - 1)
-        here, under_way = self.chat.place, self.chat.under_way
-        live = draw_writing(under_way, here.thread_id, width=width - 1, rows=rows, paint=self.paint)
-        by, me = under_way.holds.get(here.thread_id), self.chat.client.agent_id
-        held = "" if by is None else "taken over by you" if by == me else f"taken over by {clean(by)}"
-        place = f"{fit(clean(here.describe()), min(MAX_LABEL, width // 3))}> "
+        here, under_way = self.chat.place, self.chat.activity
+        live = draw_growing_texts(under_way, here.thread_id, width=width - 1, rows=rows, paint=self.paint)
+        by, me = under_way.takeovers.get(here.thread_id), self.chat.client.agent_id
+        held = "" if by is None else "taken over by you" if by == me else f"taken over by {sanitize(by)}"
+        place = f"{fit_start(sanitize(here.describe()), min(MAX_LABEL, width // 3))}> "
         room = min(MAX_LABEL, width - display_width(place) - len("() ") - MIN_TYPING)
-        busy = fit("; ".join(filter(None, (held, describe_busy(under_way, me)))), room) if room >= MIN_STATE else ""
+        busy = (
+            fit_start("; ".join(filter(None, (held, describe_active(under_way, me)))), room)
+            if room >= MIN_STATE
+            else ""
+        )
         state = f"({busy}) " if busy else ""
         return ANSI("\n".join([*live, self.paint.dim(state) + self.paint.bold(place)]))
 
@@ -289,8 +293,8 @@ class _Completer(Completer):
                 async with asyncio.timeout(COMPLETE_WITHIN_S):
                     found = await _find_words(self._prompt.chat, before, word)
         for it, meaning in found:
-            if it.casefold().startswith(word.casefold()) and clean(it) == it:
-                yield Completion(it, -len(word), display_meta=clean(meaning))
+            if it.casefold().startswith(word.casefold()) and sanitize(it) == it:
+                yield Completion(it, -len(word), display_meta=sanitize(meaning))
 
 
 class _Clean(Processor):
@@ -301,7 +305,7 @@ class _Clean(Processor):
         chars = explode_text_fragments(transformation_input.fragments)
         if all(it[1].isascii() and it[1].isprintable() for it in chars):
             return Transformation(chars)
-        shown: StyleAndTextTuples = [(style, TAB if char == "\t" else clean(char)) for style, char, *_ in chars]
+        shown: StyleAndTextTuples = [(style, TAB if char == "\t" else sanitize(char)) for style, char, *_ in chars]
         starts = list(accumulate((len(it[1]) for it in shown), initial=0))
         last = len(shown)
         return Transformation(

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 from roundelay.agents.models.scripted import Script, ScriptedModel
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.display.text import clean_lines
+from roundelay.display.text import sanitize_lines
 from roundelay.network.addresses import channel_address, complete_address
 from roundelay.network.client import AnyMessage
 from roundelay.network.config import bind
@@ -300,7 +300,7 @@ class NetworkUnderTest:
             verdict = judge.judge(PlacedExpectation(bind(Expectation, node), node))
             if not verdict.holds:
                 lines = [verdict.name, verdict.found, "", "what was said:", *map(describe_message, record.messages)]
-                raise AssertionError("\n".join(clean_lines("\n".join(lines))))
+                raise AssertionError("\n".join(sanitize_lines("\n".join(lines))))
 
 
 def _script_runner(agent_id: str, script: Script, options: Mapping[str, Any]) -> MakeAgent:

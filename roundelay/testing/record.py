@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
 from roundelay.network.addresses import short_address
 from roundelay.network.client import AnyMessage
 from roundelay.network.text import truncate
@@ -76,5 +76,5 @@ class RunRecord:
 
 def describe_message(message: AnyMessage) -> str:
     """Format a message as one line: ``#12 mia -> desk: Refund order 12``."""
-    shown = truncate(clean(" ".join(message.text.split())), MAX_SHOWN_CHARS)
+    shown = truncate(sanitize(" ".join(message.text.split())), MAX_SHOWN_CHARS)
     return f"#{message.seq} {message.sender_id} -> {short_address(message.to)}: {shown}"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from xml.etree import ElementTree  # nosec B405  # it writes, and parses nothing
 
-from roundelay.display.text import clean_lines
+from roundelay.display.text import sanitize_lines
 from roundelay.network.text import count
 from roundelay.testing.record import describe_message
 from roundelay.testing.run import ScenarioResult
@@ -67,7 +67,7 @@ def describe_result(result: ScenarioResult) -> str:
         lines += [f"  Faults: {'; '.join(result.faults)}"] if result.faults else []
         lines += [f"  Again: {describe_command(result)}"]
     lines += [f"  Note: {note}" for note in result.notes]
-    return "\n".join(clean_lines("\n".join(lines)))
+    return "\n".join(sanitize_lines("\n".join(lines)))
 
 
 def describe_causes(result: ScenarioResult, failure: Failure) -> list[str]:

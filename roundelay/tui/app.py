@@ -21,18 +21,18 @@ from textual.drivers import linux_driver
 from textual.widgets import Static
 from textual.worker import Worker
 
-from roundelay.display.text import clean, clean_json, display_width, fit
+from roundelay.display.text import display_width, fit_start, sanitize, sanitize_json
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError
 from roundelay.network.platforms import handle_signals
-from roundelay.runs.approvals import check_arguments, find_message, read_told
-from roundelay.terminal.actions import check_place, decide_request, enter_place, let_go_on
-from roundelay.terminal.live import describe_busy
+from roundelay.runs.approvals import check_arguments, find_message, read_arguments
+from roundelay.terminal.actions import check_place, decide_request, enter_place, resume
+from roundelay.terminal.activity_lines import describe_active
 from roundelay.terminal.places import Place
 from roundelay.tui.desk import Desk, InboxItem, Part, tell_here
 from roundelay.tui.dialogs import Ask, Choose, GoTo, Help
+from roundelay.tui.explanations import CostPane, WhyPane
 from roundelay.tui.parts import KeyLine, Pane
-from roundelay.tui.reading import CostPane, WhyPane
 from roundelay.tui.thread import ThreadPane
 from roundelay.tui.views import AgentsPane, InboxPane, SearchPane, ThreadsPane
 
@@ -129,8 +129,8 @@ class RoundelayTerminal(App[None]):
     async def _begin(self) -> None:
         desk = self.desk
         try:
-            await desk.begin()
-            for following in (desk.follow_messages, desk.follow_events, desk.keep_fresh):
+            await desk.start()
+            for following in (desk.follow_messages, desk.follow_events, desk.refresh_forever):
                 _: Worker[None] = self.run_worker(partial(self._follow, following), name=following.__name__)
             if self._to is not None:
                 await self.go_to(self._to)
@@ -166,9 +166,9 @@ class RoundelayTerminal(App[None]):
     def _uncover(self) -> None:
         self.desk.hint = ""
         self.pane.display = True
-        self.pane.take_focus()
+        self.pane.focus_main()
         for part in ("inbox", "threads", "agents", "live", "connection"):
-            self.pane.take_change(part)
+            self.pane.handle_change(part)
         self._draw()
 
     def _change(self, part: Part) -> None:
@@ -184,18 +184,18 @@ class RoundelayTerminal(App[None]):
         if not self.stack or not self.is_running:
             return
         for part in sorted(stale):
-            self.pane.take_change(part)
+            self.pane.handle_change(part)
         desk, width = self.desk, max(self.size.width, 40)
         self._draw_top(width)
         told = desk.hint or (desk.told[-1] if desk.told else "")
-        self.query_one("#told", Static).update(Content(fit(told, 2 * width - 8)))
-        self.query_one("#busy", Static).update(Content(fit(describe_busy(desk.under_way, desk.me), width - 2)))
+        self.query_one("#told", Static).update(Content(fit_start(told, 2 * width - 8)))
+        self.query_one("#busy", Static).update(Content(fit_start(describe_active(desk.activity, desk.me), width - 2)))
 
     def _draw_top(self, width: int) -> None:
         """Who one is, and the screens: where there is no room for both, of all but this one the first letter."""
         desk, is_lost = self.desk, bool(self.desk.lost)
         short = " ○ not connected" if is_lost else f" ● {desk.me}"
-        whole = f"{short}; trying again" if is_lost else f"{short} in {clean(desk.client.welcome.network.name)} "
+        whole = f"{short}; trying again" if is_lost else f"{short} in {sanitize(desk.client.welcome.network.name)} "
         counts = {"inbox": len(desk.inbox), "threads": desk.count_unread()}
         tabs = list(self.query(Tab))
         for most in (None, 1):
@@ -209,13 +209,15 @@ class RoundelayTerminal(App[None]):
                 room -= len(text)
             if display_width(short) < room:
                 break
-        self.query_one("#who", Static).update(Content(whole if display_width(whole) <= room else fit(short, room)))
+        self.query_one("#who", Static).update(
+            Content(whole if display_width(whole) <= room else fit_start(short, room))
+        )
         self.query_one("#top").set_class(is_lost, "-lost")
 
     def _take_message(self, message: AnyMessage) -> None:
         for view in self.stack:
             if isinstance(view, ThreadPane) and view.thread_id == message.thread_id:
-                self.work(view.take_message, message)
+                self.work(view.handle_message, message)
 
     # --- going about
 
@@ -228,7 +230,7 @@ class RoundelayTerminal(App[None]):
         try:
             await do(*args)
         except RoundelayError as error:
-            self.desk.tell(tell_here(str(error)))
+            self.desk.show_line(tell_here(str(error)))
         except NoMatches:
             pass  # its pane was left meanwhile
 
@@ -269,10 +271,10 @@ class RoundelayTerminal(App[None]):
             card = it.get("card") or {}
             about = str(card.get("description") or it["kind"])
             is_there = "available" if it["state"] == "online" else "offline"
-            told = fit(clean(f"{is_there} · {about}"), 60)
-            found.append((str(it["agent_id"]), Content.assemble((clean(it["agent_id"]), "bold"), f"  {told}")))
+            told = fit_start(sanitize(f"{is_there} · {about}"), 60)
+            found.append((str(it["agent_id"]), Content.assemble((sanitize(it["agent_id"]), "bold"), f"  {told}")))
         channels = sorted(it for it in self.desk.threads if it.startswith("channel:"))
-        found += [(it, Content(clean(f"{it}  {self.desk.name_thread(it)}"))) for it in channels]
+        found += [(it, Content(sanitize(f"{it}  {self.desk.name_thread(it)}"))) for it in channels]
         return [*found, ("broadcast", Content("broadcast  Everybody"))]
 
     async def go_to(self, to: str) -> None:
@@ -281,7 +283,7 @@ class RoundelayTerminal(App[None]):
         await check_place(self.desk.client, to, self.desk.agents)
         place, told = await enter_place(self.desk.client, to)
         if told:
-            self.desk.tell(told)
+            self.desk.show_line(told)
         await self._open(ThreadPane(self.desk, place.thread_id))
 
     def open_thread(self, thread_id: str, at: int | None = None) -> None:
@@ -298,7 +300,7 @@ class RoundelayTerminal(App[None]):
     async def show_sent(self, seq: int) -> None:
         """What was sent here stands in its thread, and in the list. Raises `RoundelayError`."""
         message = await find_message(self.desk.client, seq)
-        self.desk.take_message(message)
+        self.desk.handle_message(message)
         self._take_message(message)
 
     def decide(self, word: str, seq: int, scope: str) -> None:
@@ -317,9 +319,9 @@ class RoundelayTerminal(App[None]):
                 answer(scope)
 
     async def _ask_arguments(self, seq: int, answer: Any) -> None:
-        told = read_told(await find_message(self.desk.client, seq))
+        told = read_arguments(await find_message(self.desk.client, seq))
         self.push_screen(
-            Ask(f"The arguments for {clean(told['tool'])}, as JSON:", clean_json(told["arguments"])), answer
+            Ask(f"The arguments for {sanitize(told['tool'])}, as JSON:", sanitize_json(told["arguments"])), answer
         )
 
     async def send_decision(self, seq: int, decision: str) -> None:
@@ -327,9 +329,9 @@ class RoundelayTerminal(App[None]):
         if decision.startswith("/edit"):
             check_arguments(decision.removeprefix("/edit").strip())
         sent: list[int] = []
-        client, under_way = self.desk.client, self.desk.under_way
+        client, under_way = self.desk.client, self.desk.activity
         await decide_request(client, under_way, seq, decision, lambda _, stored: sent.append(stored.seq))
-        self.desk.tell(f"#{seq} is decided: {decision.split()[0].removeprefix('/')}.")
+        self.desk.show_line(f"#{seq} is decided: {decision.split()[0].removeprefix('/')}.")
         for it in sent:
             await self.show_sent(it)
 
@@ -343,26 +345,26 @@ class RoundelayTerminal(App[None]):
     async def _deliver_again(self, item: InboxItem) -> None:
         args = {"seq": item.seq, **({"agent_id": item.agent_id} if item.agent_id else {})}
         await self.desk.client.call("network.retry_dead_letter", args)
-        self.desk.tell(f"#{item.seq} is delivered again.")
-        self.desk.settled(item)
+        self.desk.show_line(f"#{item.seq} is delivered again.")
+        self.desk.remove_item(item)
 
     async def _resume_item(self, item: InboxItem) -> None:
         await self.resume(str(item.root) if item.root is not None else item.agent_id)
-        self.desk.settled(item)
+        self.desk.remove_item(item)
 
     async def resume(self, what: str) -> None:
         """Let a conversation, by the seq of its root, or an agent go on. Raises `RoundelayError`."""
-        self.desk.tell(await let_go_on(self.desk.client, what))
+        self.desk.show_line(await resume(self.desk.client, what))
 
     def toggle_mark(self, thread_id: str, name: str) -> None:
         row = self.desk.threads.get(thread_id)
         if row is not None:
-            self.work(partial(self.desk.mark, thread_id, **{name: not getattr(row, name)}))
+            self.work(partial(self.desk.set_read_state, thread_id, **{name: not getattr(row, name)}))
 
     def name_thread(self, thread_id: str) -> None:
         def name(title: str | None) -> None:
             if title is not None:
-                self.work(partial(self.desk.mark, thread_id, title=title.strip()))
+                self.work(partial(self.desk.set_read_state, thread_id, title=title.strip()))
 
         row = self.desk.threads.get(thread_id)
         self.push_screen(Ask("What you call this thread:", row.title if row is not None else ""), name)

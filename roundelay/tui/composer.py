@@ -14,7 +14,7 @@ from textual.message import Message as TextualMessage
 from textual.widgets import OptionList, TextArea
 from textual.widgets.option_list import Option
 
-from roundelay.display.text import clean, clean_lines
+from roundelay.display.text import sanitize, sanitize_lines
 from roundelay.tui.keys import is_typed
 
 MAX_OFFERED = 6
@@ -62,13 +62,13 @@ class Composer(TextArea):
     async def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()
         event.stop()
-        text = "\n".join(clean_lines(event.text.replace("\r\n", "\n").replace("\r", "\n")))
+        text = "\n".join(sanitize_lines(event.text.replace("\r\n", "\n").replace("\r", "\n")))
         if result := self._replace_via_keyboard(text, *self.selection):
             self.move_cursor(result.end_location)
 
     def on_text_area_changed(self, _event: TextArea.Changed) -> None:
         named = self._find_named()
-        ids = [it for it in self._list_ids() if named is not None and it.startswith(named) and clean(it) == it]
+        ids = [it for it in self._list_ids() if named is not None and it.startswith(named) and sanitize(it) == it]
         self._offered.offer(ids[:MAX_OFFERED] if ids != [named] else [])
 
     def _find_named(self) -> str | None:

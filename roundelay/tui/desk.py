@@ -2,7 +2,7 @@
 yet shown.
 
 `Desk` stands between a `NetworkClient` and the widgets, which read it and are told by ``on_change`` which part is new.
-What is under way comes from `UnderWay`, what a person does from `roundelay.terminal.actions`, as in the chat. A
+What is under way comes from `LiveActivity`, what a person does from `roundelay.terminal.actions`, as in the chat. A
 delivery is acknowledged when a widget says that its message was shown (`shown`), and not before. It draws nothing and
 polls nothing: what has to be fetched again is fetched when news says so.
 """
@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 from roundelay.agents.approvals import read_request
 from roundelay.display.screen import format_event, tell_person
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
+from roundelay.live_activity import LiveActivity
 from roundelay.network.addresses import conversation_of
 from roundelay.network.client import AnyMessage, NetworkClient, Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.client.acks import Delivery
@@ -26,8 +27,7 @@ from roundelay.network.errors import RequestError, RoundelayError, UnknownOperat
 from roundelay.network.titles import name_place, write_title
 from roundelay.runs.approvals import list_requests
 from roundelay.runs.lists import list_dead_letters, list_participants, list_threads
-from roundelay.terminal.actions import is_told, watch
-from roundelay.under_way import UnderWay
+from roundelay.terminal.actions import is_shown, watch
 
 Part = Literal["threads", "inbox", "agents", "live", "connection", "told"]
 """Of what a desk shows."""
@@ -58,7 +58,7 @@ def tell_here(sentence: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    return clean(" ".join(text[: 4 * MAX_TEXT].split())[:MAX_TEXT])
+    return sanitize(" ".join(text[: 4 * MAX_TEXT].split())[:MAX_TEXT])
 
 
 @dataclass(slots=True)
@@ -82,10 +82,10 @@ class ThreadRow:
     is_muted: bool = False
     is_archived: bool = False
 
-    def mark(self, mark: Mapping[str, Any]) -> None:
+    def set_read_state(self, mark: Mapping[str, Any]) -> None:
         """Take what `network.mark` keeps."""
         self.read_upto = max(self.read_upto, int(mark.get("read_upto") or 0))
-        self.title = clean(str(mark.get("title", self.title) or ""))
+        self.title = sanitize(str(mark.get("title", self.title) or ""))
         self.is_pinned = bool(mark.get("is_pinned", self.is_pinned))
         self.is_muted = bool(mark.get("is_muted", self.is_muted))
         self.is_archived = bool(mark.get("is_archived", self.is_archived))
@@ -94,21 +94,21 @@ class ThreadRow:
     def read(cls, entry: Mapping[str, Any]) -> ThreadRow:
         row = cls(str(entry["thread_id"]), int(entry["last_seq"]), int(entry["messages"]))
         row.readers = tuple(map(str, entry.get("readers", ())))
-        row.name = clean(str(entry.get("title", "")))
+        row.name = sanitize(str(entry.get("title", "")))
         last = entry.get("last") or {}
-        row.sender_id, row.text = clean(str(last.get("sender_id", ""))), _shorten(str(last.get("text", "")))
+        row.sender_id, row.text = sanitize(str(last.get("sender_id", ""))), _shorten(str(last.get("text", "")))
         row.at, row.unread = int(last.get("sent_at", 0)), int(entry.get("unread", 0))
-        row.mark(entry.get("mark") or {})
+        row.set_read_state(entry.get("mark") or {})
         return row
 
-    def take(self, message: AnyMessage, me: str) -> None:
+    def add_message(self, message: AnyMessage, me: str) -> None:
         """A message of the thread."""
         if message.seq <= self.last_seq and self.text:
             return
         self.messages += message.seq > self.last_seq
         self.unread += message.sender_id != me and message.seq > max(self.read_upto, self.last_seq)
         self.last_seq = max(self.last_seq, message.seq)
-        self.sender_id, self.text, self.at = clean(message.sender_id), _shorten(message.text), message.sent_at
+        self.sender_id, self.text, self.at = sanitize(message.sender_id), _shorten(message.text), message.sent_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +127,20 @@ class InboxItem:
     def read(cls, entry: Mapping[str, Any]) -> InboxItem:
         root = entry.get("root")
         told = (str(entry.get("kind")), int(entry["seq"]), str(entry.get("thread_id") or ""), int(entry.get("at") or 0))
-        by = clean(str(entry.get("agent_id") or entry.get("sender_id") or ""))
+        by = sanitize(str(entry.get("agent_id") or entry.get("sender_id") or ""))
         return cls(*told, by, _shorten(str(entry.get("text") or "")), root if isinstance(root, int) else None)
 
 
 class Desk:
-    """One person's desk. Run `follow_messages`, `follow_events` and `keep_fresh` beside each other after `begin`."""
+    """One person's desk. Run `follow_messages`, `follow_events` and `refresh_forever` beside each other after `begin`."""
 
     def __init__(self, client: NetworkClient) -> None:
         self.client = client
         self.me = client.agent_id
         self.epoch = client.welcome.network.epoch
         """Of the history that is shown."""
-        self.under_way = UnderWay(client.agent_id)
-        self.under_way.on_change = lambda: self.on_change("live")
+        self.activity = LiveActivity(client.agent_id)
+        self.activity.on_change = lambda: self.on_change("live")
         self.threads: dict[str, ThreadRow] = {}
         self.inbox: list[InboxItem] = []
         self.agents: list[dict[str, Any]] = []
@@ -164,18 +164,18 @@ class Desk:
 
     # --- what is told
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Fetch what stands on the screens. Raises `RoundelayError`."""
         await watch(self.client)
         for part in ("agents", "threads", "inbox"):
             await self._fetch(part)
-        self.under_way.take_work(self.agents)
+        self.activity.load_work(self.agents)
 
     async def follow_messages(self) -> None:
         """Take what is delivered, for ever. Raises what ends the connection."""
         async for delivery in self.client.deliveries():
             message = delivery.message
-            self.take_message(message)
+            self.handle_message(message)
             if message.sender_id == self.me:
                 await delivery.ack()  # said in another session of the same person
                 continue
@@ -184,14 +184,14 @@ class Desk:
             self.on_message(message)
             await self._make_room()
 
-    def take_message(self, message: AnyMessage) -> None:
+    def handle_message(self, message: AnyMessage) -> None:
         """A message of any thread, also one's own."""
-        self.under_way.take_message(message)
+        self.activity.handle_message(message)
         row = self.threads.get(message.thread_id)
         if row is None:
             self._refresh("threads")
         else:
-            row.take(message, self.me)
+            row.add_message(message, self.me)
         if read_request(message) is not None or message.reply_to is not None or message.requires_response:
             self._refresh("inbox")
         self.on_change("threads")
@@ -199,7 +199,7 @@ class Desk:
     async def follow_events(self) -> None:
         """Take what happens beside the messages, until the connection has ended."""
         async for event in self.client.events():
-            self.under_way.take(event)
+            self.activity.handle_event(event)
             match event:
                 case Signal():
                     if event.kind in ("thinking", "tool"):
@@ -208,7 +208,7 @@ class Desk:
                 case Reconnecting():
                     if self.lost:
                         continue  # a further try
-                    self.lost = clean(event.reason).rstrip(": ") or "no answer"
+                    self.lost = sanitize(event.reason).rstrip(": ") or "no answer"
                     self.on_change("connection")
                 case Reconnected():
                     self.lost = ""
@@ -227,8 +227,8 @@ class Desk:
                     continue
                 case Notice():
                     self._take_notice(event)
-            if is_told(event, self.me) and (sentence := format_event(event)):
-                self.tell(sentence)
+            if is_shown(event, self.me) and (sentence := format_event(event)):
+                self.show_line(sentence)
 
     def _begin_anew(self, epoch: str) -> None:
         """The hub is back; of another ledger it has another history."""
@@ -251,7 +251,7 @@ class Desk:
                     int(body.get("root") or body.get("seq") or 0),
                     notice.thread_id or "",
                     0,
-                    clean(str(body.get("agent_id") or "")),
+                    sanitize(str(body.get("agent_id") or "")),
                     _shorten(str(body.get("reason") or notice.kind)),
                     body.get("root"),
                 )
@@ -265,24 +265,24 @@ class Desk:
         if thread_id in self.threads:
             row = self.threads[thread_id]
             before = row.title
-            row.mark(mark)
+            row.set_read_state(mark)
             row.name = row.name if row.title == before else ""  # the hub puts it together with the place
             self._refresh("threads")
 
-    def tell(self, sentence: str) -> None:
+    def show_line(self, sentence: str) -> None:
         """Say something to the person, in a line."""
         self.hint = ""
-        self.told.append(tell_here(clean(sentence)))
+        self.told.append(tell_here(sanitize(sentence)))
         self.on_change("told")
 
-    def advise(self, sentence: str) -> None:
+    def show_hint(self, sentence: str) -> None:
         """Say to the person what a key needs that did nothing."""
-        self.hint = clean(sentence)
+        self.hint = sanitize(sentence)
         self.on_change("told")
 
     # --- what was shown
 
-    async def shown(self, thread_id: str, first: int, last: int) -> None:
+    async def acknowledge_shown(self, thread_id: str, first: int, last: int) -> None:
         """The messages of a thread from a seq to a seq have been on the screen: they are acknowledged, and read."""
         held = self._held.get(thread_id, {})
         for seq in [it for it in held if first <= it <= last]:
@@ -308,7 +308,7 @@ class Desk:
 
     async def read_all(self, thread_id: str) -> None:
         """The person says that a thread is read, whatever of it was shown."""
-        await self.shown(thread_id, 0, self.threads[thread_id].last_seq)
+        await self.acknowledge_shown(thread_id, 0, self.threads[thread_id].last_seq)
 
     async def _make_room(self) -> None:
         """The hub delivers only so much that is not acknowledged. Of what waits in threads that are not open, the
@@ -319,7 +319,9 @@ class Desk:
             return
         if self.lacks_marks:
             if waiting == most:
-                self.tell(f"{waiting} messages wait in threads that you have not read; no further ones come before.")
+                self.show_line(
+                    f"{waiting} messages wait in threads that you have not read; no further ones come before."
+                )
             return
         seq, thread_id = min((seq, thread_id) for thread_id, held in self._held.items() for seq in held)
         await self._held[thread_id].pop(seq).ack()
@@ -330,7 +332,7 @@ class Desk:
         self._stale.update(parts)
         self._news.set()
 
-    async def keep_fresh(self) -> None:
+    async def refresh_forever(self) -> None:
         """Fetch what is stale, for ever, and say to the hub what was read."""
         while True:
             await self._news.wait()
@@ -354,7 +356,7 @@ class Desk:
 
     async def _fetch_threads(self) -> None:
         listed = await list_threads(self.client, limit=MAX_THREADS)
-        self.under_way.take_threads(listed)
+        self.activity.load_takeovers(listed)
         self.lacks_marks = any("unread" not in it for it in listed)
         before, self.threads = self.threads, {}
         for entry in listed:
@@ -368,7 +370,7 @@ class Desk:
     async def _fetch_inbox(self) -> None:
         waiting = [it for it in await list_requests(self.client) if it.may_decide]
         for it in waiting:
-            self.under_way.take_request(it.message)
+            self.activity.add_request(it.message)
         if not self.lacks_inbox:
             try:
                 page = await self.client.call("network.inbox", {"limit": MAX_ITEMS})
@@ -382,7 +384,7 @@ class Desk:
         ]
         for letter in await list_dead_letters(self.client, limit=MAX_ITEMS):
             text = f"could not be handled: {_shorten(str(letter['reason']))}"
-            found.append(InboxItem("dead_letter", letter["seq"], "", letter["at"], clean(letter["agent_id"]), text))
+            found.append(InboxItem("dead_letter", letter["seq"], "", letter["at"], sanitize(letter["agent_id"]), text))
         self.inbox = sorted([*found, *self._stopped], key=lambda it: it.seq)[:MAX_ITEMS]
 
     async def _say_marks(self) -> None:
@@ -399,10 +401,10 @@ class Desk:
 
     # --- what the person does
 
-    async def mark(self, thread_id: str, **mark: object) -> None:
+    async def set_read_state(self, thread_id: str, **mark: object) -> None:
         """Pin, mute, archive or name a thread, for oneself. Raises `RoundelayError`."""
         if self.lacks_marks:
-            self.tell("This hub keeps no marks: threads are not pinned, muted or named there.")
+            self.show_line("This hub keeps no marks: threads are not pinned, muted or named there.")
             return
         await self.client.call("network.mark", {"thread_id": thread_id, **mark})
         self._take_mark(thread_id, mark)
@@ -410,13 +412,13 @@ class Desk:
     async def dismiss(self, item: InboxItem) -> None:
         """Take something out of the inbox. Raises `RoundelayError`."""
         if self.lacks_inbox:
-            self.advise("This hub keeps no inbox: an item goes when it is settled.")
+            self.show_hint("This hub keeps no inbox: an item goes when it is settled.")
             return
         what: dict[str, object] = {"agent_id": item.agent_id} if item.kind == "fault" else {"seq": item.seq}
         await self.client.call("network.dismiss", {"kind": item.kind, **what})
         self._refresh("inbox")
 
-    def settled(self, item: InboxItem) -> None:
+    def remove_item(self, item: InboxItem) -> None:
         """An item has been settled here."""
         if item in self._stopped:
             self._stopped.remove(item)
@@ -439,4 +441,4 @@ class Desk:
         if row is not None and row.name:
             return row.name
         words = "New conversation" if conversation_of(thread_id) and row is None else ""
-        return clean(write_title(name_place(thread_id, self.me), words, row.title if row is not None else ""))
+        return sanitize(write_title(name_place(thread_id, self.me), words, row.title if row is not None else ""))

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 from textual.content import Content
 
-from roundelay.display.text import break_lines, clean, display_width, fit
+from roundelay.display.text import break_lines, display_width, fit_start, sanitize
 
 MAX_CHARS = 20_000
 """Longer texts are shown as they are: the parser would take long."""
@@ -116,7 +116,7 @@ class _Writer:
     def _write_code(self, token: Token) -> None:
         self._leave_line()
         for line in token.content.rstrip("\n").split("\n"):
-            self._add(Text(f"│ {clean(line)}", style="cyan"))
+            self._add(Text(f"│ {sanitize(line)}", style="cyan"))
 
     def _leave_line(self) -> None:
         """Leave an empty line before a block, but not at the beginning, nor behind a bullet."""
@@ -145,24 +145,24 @@ def _read_inline(tokens: Sequence[Token], style: str) -> Text:
         name = token.type.partition("_")[0]
         match token.type:
             case "text":
-                text.append(clean(token.content), now)
+                text.append(sanitize(token.content), now)
             case "code_inline":
-                text.append(clean(token.content), f"{now} cyan".strip())
+                text.append(sanitize(token.content), f"{now} cyan".strip())
             case "softbreak" | "hardbreak":
                 text.append("\n")
             case "image":
-                text.append(f"[image {clean(token.content)}]", now)
+                text.append(f"[image {sanitize(token.content)}]", now)
             case "link_open":
-                address = clean(str(token.attrGet("href") or ""))
+                address = sanitize(str(token.attrGet("href") or ""))
                 open_styles.append(_STYLES[name])
             case "link_close":
                 open_styles.remove(_STYLES[name])
                 if address and not text.plain.endswith(address):
-                    text.append(f" ({fit(address, 60)})", "dim")
+                    text.append(f" ({fit_start(address, 60)})", "dim")
             case _ if token.nesting > 0 and name in _STYLES:
                 open_styles.append(_STYLES[name])
             case _ if token.nesting < 0 and name in _STYLES:
                 open_styles.remove(_STYLES[name])
             case _:
-                text.append(clean(token.content), now)
+                text.append(sanitize(token.content), now)
     return text

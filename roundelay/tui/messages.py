@@ -22,7 +22,7 @@ from textual.worker import Worker
 
 from roundelay.agents.approvals import read_request
 from roundelay.display.screen import describe_place, format_time, list_beside, name_sender
-from roundelay.display.text import break_lines, clean, clean_lines
+from roundelay.display.text import break_lines, sanitize, sanitize_lines
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError
 from roundelay.network.text import count
@@ -49,7 +49,7 @@ def name_color(agent_id: str) -> str:
 def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
     """A participant's text as clean lines of at most ``width`` columns; the last one says how much is left out."""
     most_lines, most_chars = (MAX_OPEN_LINES, MAX_OPEN_CHARS) if is_open else (MAX_LINES, MAX_CHARS)
-    lines = break_lines(clean_lines(text[:most_chars]), max(width, 8))
+    lines = break_lines(sanitize_lines(text[:most_chars]), max(width, 8))
     if len(text) <= most_chars and len(lines) <= most_lines:
         return lines
     how = "roundelay history shows all" if is_open else "Enter shows it"
@@ -59,7 +59,7 @@ def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
 def fold_markdown(text: str, width: int, *, is_open: bool = False) -> Sequence[Content | str]:
     """The same of a text with Markdown, which is drawn as such."""
     most_lines, most_chars = (MAX_OPEN_LINES, MAX_OPEN_CHARS) if is_open else (MAX_LINES, MAX_CHARS)
-    lines = render("\n".join(clean_lines(text[:most_chars])), width)
+    lines = render("\n".join(sanitize_lines(text[:most_chars])), width)
     if lines is None:
         return fold(text, width, is_open=is_open)
     if len(text) <= most_chars and len(lines) <= most_lines:
@@ -141,8 +141,8 @@ class MessageBox(Widget):
         it, room = self.message, width - len(INDENT)
         sender = name_sender(it)
         answers = f" (re #{it.reply_to})" if it.reply_to is not None else ""
-        head, place = f"{format_time(it.sent_at)} #{it.seq} ", f" → {clean(describe_place(it.to, it.thread_id))}"
-        parts: list[Content | str | tuple[str, str]] = [(head, "dim"), (clean(sender), f"bold {name_color(sender)}")]
+        head, place = f"{format_time(it.sent_at)} #{it.seq} ", f" → {sanitize(describe_place(it.to, it.thread_id))}"
+        parts: list[Content | str | tuple[str, str]] = [(head, "dim"), (sanitize(sender), f"bold {name_color(sender)}")]
         parts.append((f"{place}{answers}", "dim"))
         if self._replaced_by is not None:
             parts.append((f"\n{INDENT}replaced by #{self._replaced_by}", "dim italic"))
@@ -313,7 +313,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
             box.set_replaced(replaced.get(box.seq))
 
     async def _make(self, message: AnyMessage) -> MessageBox:
-        return MessageBox(message, self._client.agent_id, await self._requests.tell(message))
+        return MessageBox(message, self._client.agent_id, await self._requests.describe(message))
 
     async def _drop(self, boxes: Sequence[MessageBox]) -> None:
         if not boxes:

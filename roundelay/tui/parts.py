@@ -16,7 +16,7 @@ from textual.widgets import Footer, Input, OptionList
 from textual.widgets._footer import FooterKey  # Textual's footer makes these, and gives no other name for them
 from textual.widgets.option_list import Option
 
-from roundelay.display.text import clean_lines, display_width, fit
+from roundelay.display.text import display_width, fit_start, sanitize_lines
 from roundelay.terminal.places import Place
 from roundelay.tui.desk import Desk, InboxItem, Part
 from roundelay.tui.keys import is_typed
@@ -69,10 +69,10 @@ class Pane(Vertical):
     def terminal(self) -> Terminal:
         return cast(Terminal, self.app)
 
-    def take_change(self, part: Part) -> None:
+    def handle_change(self, part: Part) -> None:
         """A part of the desk is new."""
 
-    def take_focus(self) -> None:
+    def focus_main(self) -> None:
         """The view is on the screen now."""
         for widget in self.query("Rows, Input"):
             widget.focus()
@@ -91,7 +91,7 @@ class Line(Input):
     def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()
         event.stop()
-        self.insert_text_at_cursor(" ".join(clean_lines(event.text.strip())))
+        self.insert_text_at_cursor(" ".join(sanitize_lines(event.text.strip())))
 
 
 class KeyLine(Footer):
@@ -157,11 +157,11 @@ def write_row(left: Parts, right: str, width: int, below: str = "") -> Content:
     """A line with something at its right end, and a dim one below; all of it is clean."""
     head = Content.assemble(*left)
     room = width - display_width(right) - 1
-    plain = fit(head.plain, room)
+    plain = fit_start(head.plain, room)
     if plain != head.plain:
         head = Content.assemble(head[: max(len(plain) - 1, 0)], "…")
     pad = " " * max(width - display_width(head.plain) - display_width(right), 1)
     parts: Parts = [head, pad, (right, "dim")]
     if below:
-        parts.append((f"\n  {fit(below, width - 2)}", "dim"))
+        parts.append((f"\n  {fit_start(below, width - 2)}", "dim"))
     return Content.assemble(*parts)

@@ -15,13 +15,14 @@ from textual.widgets import Static
 
 from roundelay.agents.approvals import read_request
 from roundelay.display.screen import PLAIN
-from roundelay.display.text import clean, fit
+from roundelay.display.text import fit_start, sanitize
+from roundelay.live_activity import LiveActivity
 from roundelay.network.addresses import conversation_of, reply_thread
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RequestError, RoundelayError
 from roundelay.network.text import count
-from roundelay.terminal.actions import give_back, read_yes_or_no, stop_work, take_over
-from roundelay.terminal.live import draw_writing
+from roundelay.terminal.actions import end_takeover, read_yes_or_no, start_takeover, stop_work
+from roundelay.terminal.activity_lines import draw_growing_texts
 from roundelay.terminal.places import Place, find_place
 from roundelay.tui.composer import Composer, Offered
 from roundelay.tui.desk import Desk, Part, tell_here
@@ -30,7 +31,6 @@ from roundelay.tui.keys import Keys
 from roundelay.tui.messages import MessageWindow
 from roundelay.tui.parts import Pane
 from roundelay.tui.views import list_ids
-from roundelay.under_way import UnderWay
 
 VIEWING_SENT_EVERY_S = 20.0
 MAX_LIVE_ROWS, MAX_TOLD_RECIPIENTS, MAX_READERS = 8, 4, 6
@@ -125,7 +125,7 @@ class ThreadPane(Pane):
         self._ask_receipts()
         self._tell_viewing()
 
-    def take_focus(self) -> None:
+    def focus_main(self) -> None:
         (self.window if self._at is not None else self.composer).focus()
 
     def on_resize(self) -> None:
@@ -157,7 +157,7 @@ class ThreadPane(Pane):
 
     # --- what is shown
 
-    async def take_message(self, message: AnyMessage) -> None:
+    async def handle_message(self, message: AnyMessage) -> None:
         """A message of this thread has come."""
         await self.window.add(message)
         if message.sender_id == self.desk.me:
@@ -165,10 +165,10 @@ class ThreadPane(Pane):
         self._draw()
         self._ask_receipts()
 
-    def take_change(self, part: Part) -> None:
+    def handle_change(self, part: Part) -> None:
         if part in ("live", "threads"):
             self._draw()
-        is_busy = self.thread_id in self.desk.under_way.list_busy_threads()
+        is_busy = self.thread_id in self.desk.activity.list_busy_threads()
         if is_busy != self._is_busy:
             self._is_busy = is_busy
             self._ask_receipts()
@@ -178,35 +178,37 @@ class ThreadPane(Pane):
     async def on_message_window_on_screen(self, event: MessageWindow.OnScreen) -> None:
         event.stop()
         self._draw_below()
-        await self.desk.shown(self.thread_id, event.first, event.last)
+        await self.desk.acknowledge_shown(self.thread_id, event.first, event.last)
 
     def _draw(self) -> None:
         if not self.is_mounted:
             return
         desk, width = self.desk, max(self.size.width - 2, 20)
-        row, held = desk.threads.get(self.thread_id), desk.under_way.holds.get(self.thread_id)
-        readers = [clean(it) for it in row.readers[:MAX_READERS]] if row is not None else []
+        row, held = desk.threads.get(self.thread_id), desk.activity.takeovers.get(self.thread_id)
+        readers = [sanitize(it) for it in row.readers[:MAX_READERS]] if row is not None else []
         more = (
             f" and {len(row.readers) - MAX_READERS} more" if row is not None and len(row.readers) > MAX_READERS else ""
         )
         told = f"  read by {', '.join(readers)}{more}" if readers else ""
-        looking = [clean(it) for it in desk.under_way.list_viewing(self.thread_id) if it != desk.me]
+        looking = [sanitize(it) for it in desk.activity.list_viewing(self.thread_id) if it != desk.me]
         look = (
             f"  {', '.join(looking[:MAX_READERS])} {'looks' if len(looking) == 1 else 'look'} here" if looking else ""
         )
-        holds = f"  taken over by {'you: agents are silent here' if held == desk.me else clean(held)}" if held else ""
+        holds = (
+            f"  taken over by {'you: agents are silent here' if held == desk.me else sanitize(held)}" if held else ""
+        )
         self.query_one("#about", Static).update(
             Content.assemble(
                 (desk.name_thread(self.thread_id), "bold"),
                 (holds, "bold magenta"),
                 (look, "cyan"),
-                (fit(told, width), "dim"),
+                (fit_start(told, width), "dim"),
             )
         )
-        lines = draw_writing(desk.under_way, self.thread_id, width=width, rows=MAX_LIVE_ROWS, paint=PLAIN)
-        silent = desk.under_way.silent.get(self.thread_id, ())
-        lines += [fit(f"{clean(it)} finished without an answer", width) for it in silent]
-        lines += [fit(f"… on its way to the hub: {clean(it)}", width) for it in self._waiting]
+        lines = draw_growing_texts(desk.activity, self.thread_id, width=width, rows=MAX_LIVE_ROWS, paint=PLAIN)
+        silent = desk.activity.unanswered.get(self.thread_id, ())
+        lines += [fit_start(f"{sanitize(it)} finished without an answer", width) for it in silent]
+        lines += [fit_start(f"… on its way to the hub: {sanitize(it)}", width) for it in self._waiting]
         live = self.query_one("#live", Static)
         live.display = bool(lines)
         live.update(Content("\n".join(lines)))
@@ -214,11 +216,13 @@ class ThreadPane(Pane):
         replying = self.query_one("#replying", Static)
         replying.display = reply is not None or replaces is not None
         if reply is not None:
-            replying.update(Content(fit(f"Reply to #{reply.seq} of {clean(reply.sender_id)} (Esc: not)", width)))
+            replying.update(
+                Content(fit_start(f"Reply to #{reply.seq} of {sanitize(reply.sender_id)} (Esc: not)", width))
+            )
         if replaces is not None:
-            replying.update(Content(fit(f"In the place of #{replaces.seq} (Esc: not)", width)))
+            replying.update(Content(fit_start(f"In the place of #{replaces.seq} (Esc: not)", width)))
         if self.place is not None:
-            self.composer.border_title = Content(f"to {clean(self.place.describe())}").markup
+            self.composer.border_title = Content(f"to {sanitize(self.place.describe())}").markup
         self._draw_below()
 
     def _draw_below(self) -> None:
@@ -229,12 +233,12 @@ class ThreadPane(Pane):
             replies = self.desk.threads.get(reply_thread(box.seq))
             if replies is not None and replies.thread_id != self.thread_id:
                 newest = f", the newest of {replies.sender_id}: {replies.text}" if replies.text else ""
-                lines.append(fit(f"↳ {count(replies.messages, 'message')}{newest} (t opens them)", 300))
+                lines.append(fit_start(f"↳ {count(replies.messages, 'message')}{newest} (t opens them)", 300))
             if box.seq in self._receipts:
                 lines.append(self._receipts[box.seq])
             box.set_below(lines)
             if read_request(box.message) is not None:
-                box.set_waiting(any(box.seq == it.seq for it in self.desk.under_way.list_mine()))
+                box.set_waiting(any(box.seq == it.seq for it in self.desk.activity.list_own_requests()))
         if is_at_end:
             self.window.call_after_refresh(self.window.scroll_end, animate=False)
 
@@ -259,8 +263,8 @@ class ThreadPane(Pane):
             self._is_reading_receipts = False
 
     def _tell(self, status: dict[str, Any]) -> str:
-        told = [f"{clean(it['agent_id'])}: {_COME_TO.get(it['state'], it['state'])}" for it in status["recipients"]]
-        return clean("; ".join(told) + (" …" if status["has_more"] else ""))
+        told = [f"{sanitize(it['agent_id'])}: {_COME_TO.get(it['state'], it['state'])}" for it in status["recipients"]]
+        return sanitize("; ".join(told) + (" …" if status["has_more"] else ""))
 
     # --- what the person does
 
@@ -270,7 +274,7 @@ class ThreadPane(Pane):
         if not text.strip() or self.place is None:
             return
         if text.startswith("/") and not text.startswith("//"):
-            self.desk.advise(
+            self.desk.show_hint(
                 "The commands of a chat are keys here: Esc, then ? lists them. A text that begins with / is sent as //…"
             )
             return
@@ -293,7 +297,7 @@ class ThreadPane(Pane):
             if replaces is not None:
                 await self.terminal.show_sent(await self._send_anew(text, replaces))
                 return
-            decision = read_yes_or_no(desk.under_way, self.thread_id, text) if reply is None else None
+            decision = read_yes_or_no(desk.activity, self.thread_id, text) if reply is None else None
             if decision is not None:
                 await self.terminal.send_decision(decision[1], f"/{decision[0]}")
                 return
@@ -304,7 +308,7 @@ class ThreadPane(Pane):
                 stored = await desk.client.send(place.to, text, reply_to=reply_to, conversation=place.conversation)
             await self.terminal.show_sent(stored.seq)
         except RoundelayError as error:
-            desk.tell(f"Not sent: {tell_here(str(error))}")
+            desk.show_line(f"Not sent: {tell_here(str(error))}")
             if self.is_mounted and not self.composer.text:
                 self.composer.load_text(text)
             else:
@@ -358,7 +362,7 @@ class ThreadPane(Pane):
 
     def action_reply(self) -> None:
         if self.chosen is None:
-            self.desk.advise("Select a message by j and k: r replies to it.")
+            self.desk.show_hint("Select a message by j and k: r replies to it.")
         elif self.place is not None:
             self._reply_to = self.chosen
             if self._leave_replaced() is not None:
@@ -369,9 +373,9 @@ class ThreadPane(Pane):
     def action_say_anew(self) -> None:
         chosen = self.chosen
         if chosen is None or chosen.sender_id != self.desk.me or self.place is None:
-            self.desk.advise("Select a message of your own by j and k: E edits it.")
+            self.desk.show_hint("Select a message of your own by j and k: E edits it.")
         elif not isinstance(chosen.content, str):
-            self.desk.advise(f"#{chosen.seq} is more than a text: it cannot be edited here.")
+            self.desk.show_hint(f"#{chosen.seq} is more than a text: it cannot be edited here.")
         else:
             if self._replaces is None:
                 self._set_aside = self.composer.text
@@ -383,19 +387,19 @@ class ThreadPane(Pane):
 
     def action_replies(self) -> None:
         if self.chosen is None:
-            self.desk.advise("Select a message by j and k: t opens the replies to it.")
+            self.desk.show_hint("Select a message by j and k: t opens the replies to it.")
         elif reply_thread(self.chosen.seq) in self.desk.threads:
             self.terminal.open_thread(reply_thread(self.chosen.seq))
 
     def action_decide(self, word: str, scope: str) -> None:
         """Decide the selected request, or the one that waits here."""
-        waiting = [it.seq for it in self.desk.under_way.list_mine(self.thread_id)]
+        waiting = [it.seq for it in self.desk.activity.list_own_requests(self.thread_id)]
         if self.chosen is not None and read_request(self.chosen) is not None:
             self.terminal.decide(word, self.chosen.seq, scope)
         elif len(waiting) == 1:
             self.terminal.decide(word, waiting[0], scope)
         else:
-            self.desk.advise("Several calls wait here: select one by j and k." if waiting else "No call waits here.")
+            self.desk.show_hint("Several calls wait here: select one by j and k." if waiting else "No call waits here.")
 
     def action_why(self) -> None:
         """Of the selected message, or the newest one here."""
@@ -403,25 +407,25 @@ class ThreadPane(Pane):
         if boxes:
             self.terminal.open_why((self.chosen or boxes[-1].message).seq)
         else:
-            self.desk.advise("Nothing was said here yet: w tells why a message was said.")
+            self.desk.show_hint("Nothing was said here yet: w tells why a message was said.")
 
     def action_stop(self) -> None:
         self.terminal.work(self._say, stop_work)
 
     def action_hold(self) -> None:
-        if self.thread_id in self.desk.under_way.holds:
-            self.terminal.work(self._say, give_back)
+        if self.thread_id in self.desk.activity.takeovers:
+            self.terminal.work(self._say, end_takeover)
             return
 
         def take(answer: str | None) -> None:
             if answer is not None and answer.strip().lower() in ("", "y", "yes"):
-                self.terminal.work(self._say, take_over)
+                self.terminal.work(self._say, start_takeover)
 
         name = self.desk.name_thread(self.thread_id)
         self.app.push_screen(Ask(f"Take over {name}? Agents will not answer here. Enter: yes, Esc: no"), take)
 
-    async def _say(self, change: Callable[[NetworkClient, UnderWay, str], Awaitable[str]]) -> None:
-        self.desk.tell(await change(self.desk.client, self.desk.under_way, self.thread_id))
+    async def _say(self, change: Callable[[NetworkClient, LiveActivity, str], Awaitable[str]]) -> None:
+        self.desk.show_line(await change(self.desk.client, self.desk.activity, self.thread_id))
 
     def action_read(self) -> None:
         if self.thread_id in self.desk.threads:

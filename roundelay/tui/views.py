@@ -1,6 +1,6 @@
 """The screens that are lists: the inbox, the threads, the agents, what was found; and what each draws of a desk.
 
-Each is a `Pane`: the app mounts it, tells it which part of the desk is new (`take_change`), and asks it nothing else.
+Each is a `Pane`: the app mounts it, tells it which part of the desk is new (`handle_change`), and asks it nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from textual.widgets import Input, Static
 
 from roundelay.display.activity import describe_activity, list_work
 from roundelay.display.screen import format_time
-from roundelay.display.text import clean, clean_lines, fit
+from roundelay.display.text import fit_start, sanitize, sanitize_lines
 from roundelay.network.addresses import agent_address
 from roundelay.network.messages import message_from_wire
 from roundelay.network.text import count
@@ -53,12 +53,12 @@ class InboxPane(Pane):
         yield Rows()
 
     def on_mount(self) -> None:
-        self.take_change("inbox")
+        self.handle_change("inbox")
 
     def on_resize(self) -> None:
-        self.take_change("inbox")
+        self.handle_change("inbox")
 
-    def take_change(self, part: Part) -> None:
+    def handle_change(self, part: Part) -> None:
         if part != "inbox":
             return
         rows, now_ms = self.query_one(Rows), self.desk.now_ms()
@@ -69,7 +69,7 @@ class InboxPane(Pane):
         rows.show([(f"{it.kind} {it.seq} {it.agent_id}", self._write(it, rows.room, now_ms)) for it in self.desk.inbox])
 
     def _write(self, it: InboxItem, width: int, now_ms: int) -> Content:
-        word, style = self.WORDS.get(it.kind, (clean(it.kind), "bold"))
+        word, style = self.WORDS.get(it.kind, (sanitize(it.kind), "bold"))
         left: Parts = [(f"{word:<12}", style), (f"#{it.seq} ", "dim"), (it.agent_id, f"bold {name_color(it.agent_id)}")]
         where = f" in {self.desk.name_thread(it.thread_id)}" if it.thread_id else ""
         return write_row([*left, where], describe_age(it.at, now_ms), width, it.text)
@@ -118,12 +118,12 @@ class ThreadsPane(Pane):
         yield Rows()
 
     def on_mount(self) -> None:
-        self.take_change("threads")
+        self.handle_change("threads")
 
     def on_resize(self) -> None:
-        self.take_change("threads")
+        self.handle_change("threads")
 
-    def take_change(self, part: Part) -> None:
+    def handle_change(self, part: Part) -> None:
         if part not in ("threads", "live"):
             return
         rows, now_ms = self.query_one(Rows), self.desk.now_ms()
@@ -132,7 +132,7 @@ class ThreadsPane(Pane):
         if listed and self.desk.lacks_marks:
             about += " This hub keeps no marks: unread is what came since you are here."
         self.query_one("#about", Static).update(Content(about))
-        busy = self.desk.under_way.list_busy_threads()
+        busy = self.desk.activity.list_busy_threads()
         rows.show([(it.thread_id, self._write(it, it.thread_id in busy, rows.room, now_ms)) for it in listed])
 
     def _write(self, it: ThreadRow, is_busy: bool, width: int, now_ms: int) -> Content:
@@ -142,9 +142,9 @@ class ThreadsPane(Pane):
         )
         left: Parts = [(f"{unread:>3} ", "bold yellow"), (f"{signs} " if signs else "", "dim")]
         left.append((self.desk.name_thread(it.thread_id), "bold" if it.unread else ""))
-        held = self.desk.under_way.holds.get(it.thread_id)
+        held = self.desk.activity.takeovers.get(it.thread_id)
         if held is not None:
-            left.append((f"  taken over by {'you' if held == self.desk.me else clean(held)}", "magenta"))
+            left.append((f"  taken over by {'you' if held == self.desk.me else sanitize(held)}", "magenta"))
         if is_busy:
             left.append(("  … at work", "cyan"))
         below = (
@@ -184,12 +184,12 @@ class AgentsPane(Pane):
         yield Static(id="card", markup=False)
 
     def on_mount(self) -> None:
-        self.take_change("agents")
+        self.handle_change("agents")
 
     def on_resize(self) -> None:
-        self.take_change("agents")
+        self.handle_change("agents")
 
-    def take_change(self, part: Part) -> None:
+    def handle_change(self, part: Part) -> None:
         if part != "agents":
             return
         rows = self.query_one(Rows)
@@ -198,10 +198,10 @@ class AgentsPane(Pane):
 
     def _write(self, it: dict[str, Any], width: int) -> Content:
         is_here = it["state"] == "online"
-        agent_id = clean(str(it["agent_id"]))
+        agent_id = sanitize(str(it["agent_id"]))
         left: Parts = [("● " if is_here else "○ ", "green" if is_here else "dim")]
         left += [(agent_id, f"bold {name_color(agent_id)}"), ("  (you)" if agent_id == self.desk.me else "", "dim")]
-        left += [f"  {clean(describe_activity(it))}"]
+        left += [f"  {sanitize(describe_activity(it))}"]
         return write_row(left, str(it["kind"]), width)
 
     @property
@@ -219,17 +219,17 @@ class AgentsPane(Pane):
     def _describe(self, agent: dict[str, Any]) -> Content:
         card = agent.get("card") if isinstance(agent.get("card"), dict) else {}
         assert isinstance(card, dict)
-        parts: Parts = [(clean(str(agent["agent_id"])), "bold"), (f"  {agent['kind']}, {agent['state']}", "dim")]
+        parts: Parts = [(sanitize(str(agent["agent_id"])), "bold"), (f"  {agent['kind']}, {agent['state']}", "dim")]
         for name, value in card.items():
             if not value:
                 continue
             listed = value if isinstance(value, list) else [value]
             named = [str(it.get("name", it)) if isinstance(it, dict) else str(it) for it in listed]
-            parts += [(f"\n{clean(str(name))}: ", "dim"), fit(clean(", ".join(named)), 600)]
+            parts += [(f"\n{sanitize(str(name))}: ", "dim"), fit_start(sanitize(", ".join(named)), 600)]
         now_ms = self.desk.now_ms()
         for _, does, thread, since in list_work([agent], now_ms):
             told = " ".join(filter(None, (does, f"in {thread}" if thread else "", f"for {since}" if since else "")))
-            parts += [("\nnow: ", "dim"), clean(told)]
+            parts += [("\nnow: ", "dim"), sanitize(told)]
         return Content.assemble(*parts)
 
     def on_option_list_option_selected(self) -> None:
@@ -274,7 +274,7 @@ class SearchPane(Pane):
         self._found = {}
         for it in messages:
             self._found[str(it.seq)] = _Hit(it.seq, it.thread_id)
-            left: Parts = [(f"#{it.seq} ", "dim"), (clean(it.sender_id), f"bold {name_color(it.sender_id)}")]
+            left: Parts = [(f"#{it.seq} ", "dim"), (sanitize(it.sender_id), f"bold {name_color(it.sender_id)}")]
             left.append((f" in {self.desk.name_thread(it.thread_id)}", ""))
             shown.append((str(it.seq), write_row(left, format_time(it.sent_at), rows.room, _one_line(it.text))))
         rows.show(shown)
@@ -291,7 +291,7 @@ class SearchPane(Pane):
 
 
 def _one_line(text: str) -> str:
-    return " ".join(it.strip() for it in clean_lines(text[:1000]))
+    return " ".join(it.strip() for it in sanitize_lines(text[:1000]))
 
 
 def list_ids(agents: Iterable[dict[str, Any]]) -> list[str]:

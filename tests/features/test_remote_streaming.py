@@ -20,10 +20,10 @@ from roundelay.agents.reaction_ids import reaction_id
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network, serve
 from roundelay.display.screen import PLAIN
+from roundelay.live_activity import LiveActivity
 from roundelay.network.client import NetworkClient, Reconnected, Signal
 from roundelay.network.config import NodeConfig
-from roundelay.terminal.live import draw_writing
-from roundelay.under_way import UnderWay
+from roundelay.terminal.activity_lines import draw_growing_texts
 from tests.support.agents import Person, make_runner, running
 from tests.support.remote_team import Stepped, Team, asks, team
 
@@ -313,16 +313,16 @@ async def _next_delta(client: NetworkClient) -> dict[str, Any]:
 
 @pytest.mark.parametrize("gap", [False, True])
 def test_a_lost_piece_shows_as_a_gap(gap: bool) -> None:
-    view = UnderWay()
+    view = LiveActivity()
     call_of = {"reaction": "r", "tool": "t", "turn": 1, "call": 0, "active": True, "asked": ["ann"]}
-    view.take(Signal("guide", "t", "tool", call_of))
+    view.handle_event(Signal("guide", "t", "tool", call_of))
     for at, text in ((0, "one "), (9 if gap else 4, "three")):
         piece = {"index": 1, "turn": 1, "kind": "text", "at": at, "text": text, "path": "1.0"}
-        view.take(Signal("guide", "t", "delta", {"reaction": "r", "pieces": [piece]}))
-    [line] = draw_writing(view, "t", width=60, rows=4, paint=PLAIN)
+        view.handle_event(Signal("guide", "t", "delta", {"reaction": "r", "pieces": [piece]}))
+    [line] = draw_growing_texts(view, "t", width=60, rows=4, paint=PLAIN)
     assert line == ("guide › ann · writes: one … three" if gap else "guide › ann · writes: one three")
-    view.take(Signal("guide", "t", "tool", call_of | {"active": False}))
-    assert draw_writing(view, "t", width=60, rows=4, paint=PLAIN) == []
+    view.handle_event(Signal("guide", "t", "tool", call_of | {"active": False}))
+    assert draw_growing_texts(view, "t", width=60, rows=4, paint=PLAIN) == []
 
 
 async def test_what_streams_of_nested_agents_is_for_those_who_may_know_of_the_question() -> None:

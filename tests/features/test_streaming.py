@@ -21,10 +21,10 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import Output, ToolContext, tool
 from roundelay.app import Network
 from roundelay.display.screen import PLAIN
+from roundelay.live_activity import LiveActivity
 from roundelay.network.client import NetworkClient, Presence, Signal
 from roundelay.network.messages import DirectMessage
-from roundelay.terminal.live import describe_news, draw_writing
-from roundelay.under_way import UnderWay
+from roundelay.terminal.activity_lines import describe_news, draw_growing_texts
 from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import text
 from tests.support.loops import Body, Loop, by_turn, results_of, system_of, use
@@ -308,67 +308,67 @@ def said_by(agent_id: str) -> DirectMessage:
     )  # fmt: skip
 
 
-def shown(view: UnderWay, width: int = 60, rows: int = 8, thread_id: str = "t") -> list[str]:
-    return draw_writing(view, thread_id, width=width, rows=rows, paint=PLAIN)
+def shown(view: LiveActivity, width: int = 60, rows: int = 8, thread_id: str = "t") -> list[str]:
+    return draw_growing_texts(view, thread_id, width=width, rows=rows, paint=PLAIN)
 
 
 def test_an_answer_grows_and_is_gone_when_it_is_a_message() -> None:
-    view = UnderWay()
-    view.take(delta(piece("The sea ")))
+    view = LiveActivity()
+    view.handle_event(delta(piece("The sea ")))
     assert shown(view) == ["bob … The sea "]
-    view.take(delta(piece("is salt.", at=8)))
+    view.handle_event(delta(piece("is salt.", at=8)))
     assert shown(view) == ["bob … The sea is salt."]
     assert shown(view, thread_id="another") == []
-    view.take_message(said_by("ann"))
+    view.handle_message(said_by("ann"))
     assert shown(view) == ["bob … The sea is salt."]
-    view.take_message(said_by("bob"))
+    view.handle_message(said_by("bob"))
     assert shown(view) == []
 
 
 def test_what_comes_after_the_end_is_too_late() -> None:
-    view = UnderWay()
-    view.take(delta(piece("The sea ")))
-    view.take(Signal("bob", "t", "thinking", {"reaction": "r1", "active": False}))
-    view.take(delta(piece("is salt.", at=8)))
+    view = LiveActivity()
+    view.handle_event(delta(piece("The sea ")))
+    view.handle_event(Signal("bob", "t", "thinking", {"reaction": "r1", "active": False}))
+    view.handle_event(delta(piece("is salt.", at=8)))
     assert shown(view) == []
 
 
 def test_an_agent_that_is_gone_writes_no_more_and_one_that_comes_back_starts_over() -> None:
-    view = UnderWay()
-    view.take(delta(piece("The sea ")))
-    view.take(Presence("ann", "offline"))
+    view = LiveActivity()
+    view.handle_event(delta(piece("The sea ")))
+    view.handle_event(Presence("ann", "offline"))
     assert shown(view) == ["bob … The sea "]
-    view.take(Presence("bob", "offline"))
+    view.handle_event(Presence("bob", "offline"))
     assert shown(view) == []
-    view.take(delta(piece("A lake")))
+    view.handle_event(delta(piece("A lake")))
     assert shown(view) == ["bob … A lake"]
     for is_active in (False, True):
-        view.take(Signal("bob", "t", "thinking", {"reaction": "r1", "active": is_active}))
-    view.take(delta(piece("Once more")))
+        view.handle_event(Signal("bob", "t", "thinking", {"reaction": "r1", "active": is_active}))
+    view.handle_event(delta(piece("Once more")))
     assert shown(view) == ["bob … Once more"]
 
 
 def test_a_lost_piece_is_a_gap_and_a_second_attempt_starts_over() -> None:
-    view = UnderWay()
-    view.take(delta(piece("The ")))
-    view.take(delta(piece("salt.", at=11)))
+    view = LiveActivity()
+    view.handle_event(delta(piece("The ")))
+    view.handle_event(delta(piece("salt.", at=11)))
     assert shown(view) == ["bob … The  … salt."]
-    view.take(delta(piece("A lake", at=0)))
+    view.handle_event(delta(piece("A lake", at=0)))
     assert shown(view) == ["bob … A lake"]
 
 
 def test_no_line_of_it_can_pass_for_a_message() -> None:
-    view = UnderWay()
-    view.take(delta(piece("hi\n12:00:00 #9 ann → mia: pay bob\n\x1b[2J\u202e")))
+    view = LiveActivity()
+    view.handle_event(delta(piece("hi\n12:00:00 #9 ann → mia: pay bob\n\x1b[2J\u202e")))
     assert shown(view) == ["bob … hi", "  | 12:00:00 #9 ann → mia: pay bob", "  | \\x1b[2J\\u202e"]
-    view.take(delta(piece("x\n12:00:00 #9 ann → mia: pay", kind="tool", call=0, tool="a\nb"), reaction="r2"))
+    view.handle_event(delta(piece("x\n12:00:00 #9 ann → mia: pay", kind="tool", call=0, tool="a\nb"), reaction="r2"))
     assert shown(view)[-1] == "bob · a\\x0ab: x 12:00:00 #9 ann → mia: pay"
 
 
 def test_long_texts_show_their_end_within_the_rows_and_the_width() -> None:
-    view = UnderWay()
-    view.take(delta(piece("wordy " * 2000)))
-    view.take(delta(piece("thought " * 100, kind="reasoning", turn=2), by="ann", reaction="r2"))
+    view = LiveActivity()
+    view.handle_event(delta(piece("wordy " * 2000)))
+    view.handle_event(delta(piece("thought " * 100, kind="reasoning", turn=2), by="ann", reaction="r2"))
     lines = shown(view, width=40, rows=6)
     assert len(lines) == 4
     assert all(len(line) <= 40 for line in lines)
@@ -376,25 +376,25 @@ def test_long_texts_show_their_end_within_the_rows_and_the_width() -> None:
 
 
 def test_a_call_is_shown_while_it_runs_with_the_agent_inside_of_it() -> None:
-    view = UnderWay()
+    view = LiveActivity()
 
     def call(name: str, index: int, *, is_active: bool, **more: Any) -> Signal:
         body = {"reaction": "r1", "tool": name, "turn": 1, "call": index, "active": is_active, **more}
         return Signal("bob", "t", "tool", body)
 
-    view.take(call("researcher", 0, is_active=True))
-    view.take(call("search", 1, is_active=True))
-    reports = view.take(
+    view.handle_event(call("researcher", 0, is_active=True))
+    view.handle_event(call("search", 1, is_active=True))
+    reports = view.handle_event(
         delta(
             piece("Rivers", path="1.0"), piece("looking", kind="progress", call=1), piece("found", kind="tool", call=1, tool="search")
         )
     )  # fmt: skip
     assert [describe_news(it) for it in reports] == ["bob: looking"]
     assert shown(view) == ["bob › researcher · writes: Rivers", "bob · looking", "bob · search: found"]
-    view.take(call("search", 1, is_active=False))
+    view.handle_event(call("search", 1, is_active=False))
     assert shown(view) == ["bob › researcher · writes: Rivers"]
-    view.take(call("researcher", 0, is_active=False))
-    view.take(delta(piece(" carry", at=6, path="1.0")))
+    view.handle_event(call("researcher", 0, is_active=False))
+    view.handle_event(delta(piece(" carry", at=6, path="1.0")))
     assert shown(view) == []
 
 
@@ -407,20 +407,20 @@ def test_a_call_is_shown_while_it_runs_with_the_agent_inside_of_it() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_piece_is_passed_over(body: Any) -> None:
-    view = UnderWay()
-    assert view.take(Signal("bob", "t", "delta", body)) == []
+    view = LiveActivity()
+    assert view.handle_event(Signal("bob", "t", "delta", body)) == []
     assert shown(view) == []
 
 
 def test_nobody_writes_into_the_reaction_of_another() -> None:
     """The same id from somebody else is something else."""
-    view = UnderWay()
-    view.take(delta(piece("So ", kind="reasoning"), by="ann"))
-    view.take(delta(piece("The sea ")))
-    view.take(delta(piece("is sweet.", at=8), by="ann"))
+    view = LiveActivity()
+    view.handle_event(delta(piece("So ", kind="reasoning"), by="ann"))
+    view.handle_event(delta(piece("The sea ")))
+    view.handle_event(delta(piece("is sweet.", at=8), by="ann"))
     assert shown(view) == ["ann …  … is sweet.", "bob … The sea "]
-    view.take(Signal("ann", "t", "thinking", {"reaction": "r1", "active": False}))
-    view.take(delta(piece("is salt.", at=8)))
+    view.handle_event(Signal("ann", "t", "thinking", {"reaction": "r1", "active": False}))
+    view.handle_event(delta(piece("is salt.", at=8)))
     assert shown(view) == ["bob … The sea is salt."]
 
 

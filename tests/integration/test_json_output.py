@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from roundelay.cli import cli
-from roundelay.display.text import clean, clean_json
+from roundelay.display.text import sanitize, sanitize_json
 from roundelay.interop.gateway import serve_gateway
 from roundelay.network.home import announce_node
 from tests.support.nats import nats_server
@@ -175,13 +175,13 @@ def test_every_command_with_json_is_in_the_table() -> None:
 
 def test_what_is_escaped_in_a_line_of_text_is_escaped_in_json_and_nothing_is_lost() -> None:
     for char in map(chr, (*range(1, 0xD800), *range(0xE000, 0x11000), *range(0xE0000, 0xE1000))):
-        if clean(char) == char:
+        if sanitize(char) == char:
             continue
-        shown = clean_json(json.dumps(char, ensure_ascii=False))
+        shown = sanitize_json(json.dumps(char, ensure_ascii=False))
         assert shown.isascii(), hex(ord(char))
         assert "\x7f" not in shown
         assert json.loads(shown) == char
-    assert json.loads(clean_json(json.dumps(EVIL, ensure_ascii=False))) == EVIL
+    assert json.loads(sanitize_json(json.dumps(EVIL, ensure_ascii=False))) == EVIL
 
 
 @pytest.fixture

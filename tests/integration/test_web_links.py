@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roundelay.connection import login_id
+from roundelay.connection import find_login_id
 from roundelay.network.home import running_nodes
 from tests.integration.test_demo import demo_process, read_until
 from tests.support.announced import announced_node
@@ -38,7 +38,7 @@ async def test_up_prints_a_link_that_works_once_where_it_is_asked_to(tmp_path: P
         await up.error("once, within 10 minutes")
         page = await open_link(link)
         welcome = await page.expect("welcome")
-        assert (welcome["agent_id"], welcome["is_operator"]) == (login_id(), True)
+        assert (welcome["agent_id"], welcome["is_operator"]) == (find_login_id(), True)
         second = await open_link(link)
         assert "roundelay web" in expect_error(await second.next_frame(), "not_authenticated")["message"]
         for session in (page, second):
@@ -62,7 +62,7 @@ async def test_up_prints_a_link_at_a_terminal_and_none_without_the_page(tmp_path
 
 
 async def test_an_id_that_is_no_person_s_gets_no_link_and_the_node_runs(tmp_path: Path) -> None:
-    agent = f"{{id: {login_id()}, instruction: Greet., model: {{rules: []}}}}"
+    agent = f"{{id: {find_login_id()}, instruction: Greet., model: {{rules: []}}}}"
     (tmp_path / "roundelay.yaml").write_text(f"port: 0\nagents: [{agent}]\n")
     async with command("up", "--web-link", cwd=tmp_path) as up:
         await up.line("^Roundelay is ready at ")

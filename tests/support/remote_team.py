@@ -16,9 +16,9 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import Tool, ToolContext, tool
 from roundelay.app import Network
 from roundelay.display.screen import PLAIN
+from roundelay.live_activity import LiveActivity
 from roundelay.network.client import Signal
-from roundelay.terminal.live import draw_writing
-from roundelay.under_way import UnderWay
+from roundelay.terminal.activity_lines import draw_growing_texts
 from tests.support.agents import Person, make_runner, running
 
 
@@ -60,14 +60,14 @@ class Team:
     network: Network
     model: Stepped
     mia: Person
-    view: UnderWay = field(default_factory=UnderWay)
+    view: LiveActivity = field(default_factory=LiveActivity)
     events: list[Event] = field(default_factory=list)
 
     async def signal(self, kind: str, *, by: str = "guide", **wanted: object) -> dict[str, Any]:
         """The next signal of a kind that says this."""
         async for event in self.mia.client.events():
             if isinstance(event, Signal):
-                self.view.take(event)
+                self.view.handle_event(event)
                 if (event.kind, event.sender_id) == (kind, by) and wanted.items() <= event.body.items():
                     return event.body
         raise AssertionError
@@ -79,7 +79,7 @@ class Team:
         return pieces
 
     def lines(self) -> list[str]:
-        return draw_writing(self.view, "direct:guide~mia", width=100, rows=8, paint=PLAIN)
+        return draw_growing_texts(self.view, "direct:guide~mia", width=100, rows=8, paint=PLAIN)
 
 
 @asynccontextmanager

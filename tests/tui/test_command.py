@@ -44,9 +44,7 @@ async def test_in_a_pipe_it_names_the_chat() -> None:
 
 
 def test_other_commands_load_no_textual(tmp_path: Path) -> None:
-    loads = (
-        "import sys, roundelay.cli, roundelay.terminal.converse, roundelay.under_way; print('textual' in sys.modules)"
-    )
+    loads = "import sys, roundelay.cli, roundelay.terminal.converse, roundelay.live_activity; print('textual' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", loads], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False"
 

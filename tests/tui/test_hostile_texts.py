@@ -76,5 +76,5 @@ async def test_markup_is_shown_as_it_was_written_in_each_place() -> None:
             await screen.press("slash")
             await screen.type("bold\n")
             await screen.shows(r"  \[bold\]x\[/bold\]")
-            screen.app.desk.tell(text)
+            screen.app.desk.show_line(text)
             await screen.shows(r"^ \[bold\]x\[/bold\]$")

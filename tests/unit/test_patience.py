@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roundelay.app import Network
-from roundelay.connection import Patience
+from roundelay.connection import ReconnectLimit
 from roundelay.display.screen import Screen
 from roundelay.network.client import NetworkClient, Reconnected, Reconnecting
 from roundelay.network.errors import ConnectError
@@ -35,17 +35,17 @@ async def test_only_a_loss_and_a_return_are_news_and_a_long_loss_is_the_end() ->
     async with Network.open() as network:
         back = Reconnected((await network.join("ann")).welcome)
     now = 0.0
-    patience = Patience(10, lambda: now)
-    assert [patience.take(event) for event in (LOST, LOST, back, LOST)] == [True, False, True, True]
+    patience = ReconnectLimit(10, lambda: now)
+    assert [patience.handle_event(event) for event in (LOST, LOST, back, LOST)] == [True, False, True, True]
     now = 9.9
-    assert not patience.take(LOST)
+    assert not patience.handle_event(LOST)
     now = 10.0
     with pytest.raises(ConnectError, match="10 s"):
-        patience.take(LOST)
-    endless = Patience(None, lambda: now)
-    assert endless.take(LOST)
+        patience.handle_event(LOST)
+    endless = ReconnectLimit(None, lambda: now)
+    assert endless.handle_event(LOST)
     now = 1e9
-    assert not endless.take(LOST)
+    assert not endless.handle_event(LOST)
 
 
 async def test_a_chat_in_a_pipe_gives_up_and_says_so_where_errors_go() -> None:
@@ -54,7 +54,7 @@ async def test_a_chat_in_a_pipe_gives_up_and_says_so_where_errors_go() -> None:
         transport = Gone(network.hub)
         client = NetworkClient("mia", kind="human", transport=transport, jitter=lambda: 0.0)
         await client.connect()
-        chat = Chat(client, Screen(out), errors=Screen(errors), patience=Patience(0))
+        chat = Chat(client, Screen(out), errors=Screen(errors), patience=ReconnectLimit(0))
         assert transport.connection is not None
         transport.connection.end(1006, "lost")
         with pytest.raises(ConnectError, match="gone"):
@@ -81,7 +81,7 @@ async def test_two_people_who_go_to_a_new_channel_at_once_are_both_in_it() -> No
     async with Network.open() as network:
         async with Overtaken("mia", kind="human", transport=LocalTransport(network.hub)) as client:
             client.other = await network.join("bob", kind="human")
-            chat = Chat(client, Screen(out), errors=Screen(out), patience=Patience(0))
+            chat = Chat(client, Screen(out), errors=Screen(out), patience=ReconnectLimit(0))
             await chat.go("channel:den")
         members = (await client.other.call("channels.members", {"name": "den"}))["members"]
     assert sorted(members) == ["bob", "mia"]

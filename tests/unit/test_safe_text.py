@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundelay.agents.prompt import escape_text
-from roundelay.display.text import clean
+from roundelay.display.text import sanitize
 from roundelay.interop.rendering import plain, visible
 from roundelay.network.safe_text import sanitize_text
 
@@ -83,4 +83,4 @@ def test_what_is_left_has_nothing_more_to_remove_and_can_be_sent(text: str) -> N
     assert sanitize_text(left) == left
     assert left.encode().decode() == left
     assert "\n" not in visible(text)
-    assert sanitize_text(clean(text)) == clean(text)
+    assert sanitize_text(sanitize(text)) == sanitize(text)

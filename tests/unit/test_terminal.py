@@ -21,13 +21,13 @@ from roundelay.display.screen import (
     format_table,
     wants_color,
 )
-from roundelay.display.text import break_lines, clean, clean_lines, display_width, fit
+from roundelay.display.text import break_lines, display_width, fit_start, sanitize, sanitize_lines
+from roundelay.live_activity import LiveActivity
 from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.safe_text import sanitize_text
-from roundelay.runs.approvals import tell_decision
-from roundelay.terminal.live import describe_busy, draw_writing
-from roundelay.under_way import UnderWay
+from roundelay.runs.approvals import describe_decision
+from roundelay.terminal.activity_lines import describe_active, draw_growing_texts
 
 COLOURS = Paint(is_on=True)
 MESSAGE = {
@@ -77,37 +77,37 @@ class Terminal(io.StringIO):
     ],
 )
 def test_what_could_drive_a_terminal_is_written_out(text: str, shown: str) -> None:
-    assert clean(text) == shown
+    assert sanitize(text) == shown
 
 
 def test_every_control_character_is_written_out() -> None:
     for code in (*range(32), *range(127, 160)):
-        assert "\\x" in clean(chr(code)), hex(code)
+        assert "\\x" in sanitize(chr(code)), hex(code)
 
 
 def test_whatever_prompts_leave_out_is_written_out() -> None:
     planes = [*range(0x30000), *range(0xE0000, 0xE2000), *range(0x10FF00, 0x110000)]
     left_out = [chr(code) for code in planes if not sanitize_text(chr(code))]
     assert len(left_out) > 4000
-    assert [hex(ord(char)) for char in left_out if char in clean(f"a{char}b")] == []
+    assert [hex(ord(char)) for char in left_out if char in sanitize(f"a{char}b")] == []
 
 
 @pytest.mark.parametrize(
     "char", ["\u200b", "\u00ad", "\u3164", "\u2800", "\u2063", "\u180e", "\U000e0041", "\U000e0100"]
 )
 def test_what_cannot_be_seen_is_written_out(char: str) -> None:
-    shown = clean(f"a{char}b")
+    shown = sanitize(f"a{char}b")
     assert char not in shown
     assert f"{ord(char):x}" in shown
 
 
 @pytest.mark.parametrize("text", ["👩‍💻", "می‌خواهم", "❤️", "naïve café", "日本語", "שלום"])
 def test_what_languages_and_emoji_are_written_with_stays(text: str) -> None:
-    assert clean(text) == text
+    assert sanitize(text) == text
 
 
 def test_lines_and_tabs_of_a_message_stay_visible() -> None:
-    assert clean_lines("a\tb\r\nc\n\nd") == ["a    b", "c", "", "d"]
+    assert sanitize_lines("a\tb\r\nc\n\nd") == ["a    b", "c", "", "d"]
 
 
 def test_a_message_cannot_show_a_line_that_looks_like_another_message() -> None:
@@ -144,7 +144,7 @@ def test_broken_lines_fit_and_lose_nothing(text: str) -> None:
 )
 def test_a_character_counts_as_wide_as_any_terminal_shows_it(text: str, most: int) -> None:
     assert display_width(text) == most
-    assert fit(text * 3, most + 1) == f"{text}…", "and is not cut"
+    assert fit_start(text * 3, most + 1) == f"{text}…", "and is not cut"
 
 
 def test_joiners_cannot_make_a_line_wider_than_the_terminal() -> None:
@@ -271,7 +271,7 @@ def test_a_long_note_is_broken_where_nobody_can_begin_a_line() -> None:
     ],
 )
 def test_a_text_is_cut_by_columns(text: str, width: int, shown: str) -> None:
-    assert fit(text, width) == shown
+    assert fit_start(text, width) == shown
     assert display_width(shown) <= width
 
 
@@ -290,7 +290,7 @@ def test_a_text_that_comes_in_pieces_looks_like_one_that_came_at_once(
     stream = StreamedText(width)
     written = [stream.add(text[start:end]) for start, end in itertools.pairwise(places)]
     shown = ("".join(written) + stream.end()).split("\n")
-    expected = [f"  | {line}" for line in break_lines(clean_lines(text), width - 4)]
+    expected = [f"  | {line}" for line in break_lines(sanitize_lines(text), width - 4)]
     assert [line.rstrip() for line in shown] == [line.rstrip() for line in expected]
     assert all(display_width(line) <= width for line in shown)
 
@@ -303,10 +303,10 @@ def test_a_word_that_streams_is_shown_as_soon_as_it_is_clear_where_it_stands() -
 
 
 def test_a_step_that_is_too_long_for_its_line_says_so() -> None:
-    under_way = UnderWay()
+    under_way = LiveActivity()
     piece = {"turn": 1, "kind": "progress", "call": 0, "at": 0, "text": "opens 箱 2 and reads all that is in it"}
-    under_way.take(Signal("bob", "direct:bob~mia", "delta", {"reaction": "r", "pieces": [piece]}))
-    [line] = draw_writing(under_way, "direct:bob~mia", width=30, rows=5, paint=Paint(is_on=False))
+    under_way.handle_event(Signal("bob", "direct:bob~mia", "delta", {"reaction": "r", "pieces": [piece]}))
+    [line] = draw_growing_texts(under_way, "direct:bob~mia", width=30, rows=5, paint=Paint(is_on=False))
     assert line == "bob · opens 箱 2 and reads al…"
     assert display_width(line) == 30
 
@@ -320,32 +320,32 @@ def tool_signal(tool: str, call: int, *, active: bool) -> Signal:
 
 
 def test_all_the_tools_that_an_agent_uses_at_once_are_told() -> None:
-    under_way = UnderWay()
-    under_way.take(Signal("bob", "direct:bob~mia", "thinking", {"reaction": "r", "active": True}))
+    under_way = LiveActivity()
+    under_way.handle_event(Signal("bob", "direct:bob~mia", "thinking", {"reaction": "r", "active": True}))
     for call, tool in enumerate(("search", "look_up", "search")):
-        under_way.take(tool_signal(tool, call, active=True))
-    assert describe_busy(under_way) == "bob uses search, look_up"
-    under_way.take(tool_signal("search", 0, active=False))
-    assert describe_busy(under_way) == "bob uses look_up, search"
-    under_way.take(tool_signal("look_up", 1, active=False))
-    under_way.take(tool_signal("search", 2, active=False))
-    assert describe_busy(under_way) == "bob thinking"
+        under_way.handle_event(tool_signal(tool, call, active=True))
+    assert describe_active(under_way) == "bob uses search, look_up"
+    under_way.handle_event(tool_signal("search", 0, active=False))
+    assert describe_active(under_way) == "bob uses look_up, search"
+    under_way.handle_event(tool_signal("look_up", 1, active=False))
+    under_way.handle_event(tool_signal("search", 2, active=False))
+    assert describe_active(under_way) == "bob thinking"
 
 
 def test_of_calls_inside_of_calls_the_innermost_is_told_and_ends_with_the_outer_one() -> None:
-    under_way = UnderWay()
-    under_way.take(Signal("bob", "direct:bob~mia", "thinking", {"reaction": "r", "active": True}))
+    under_way = LiveActivity()
+    under_way.handle_event(Signal("bob", "direct:bob~mia", "thinking", {"reaction": "r", "active": True}))
     outer = {"reaction": "r", "turn": 1, "call": 0, "tool": "ask", "active": True, "asked": ["ann", "cy"]}
-    under_way.take(Signal("bob", "direct:bob~mia", "tool", outer))
-    assert describe_busy(under_way) == "bob waits for ann, cy"
+    under_way.handle_event(Signal("bob", "direct:bob~mia", "tool", outer))
+    assert describe_active(under_way) == "bob waits for ann, cy"
     for path in ("1.0", "1.0.1"):
         inner = {"reaction": "r", "turn": 1, "call": 0, "tool": f"dig {path}", "active": True, "path": path}
-        under_way.take(Signal("bob", "direct:bob~mia", "tool", inner))
-    assert describe_busy(under_way) == "bob uses dig 1.0, dig 1.0.1"
-    under_way.take(tool_signal("search", 1, active=True))
-    assert describe_busy(under_way) == "bob uses dig 1.0, dig 1.0.1, search"
-    under_way.take(Signal("bob", "direct:bob~mia", "tool", outer | {"active": False}))
-    assert describe_busy(under_way) == "bob uses search"
+        under_way.handle_event(Signal("bob", "direct:bob~mia", "tool", inner))
+    assert describe_active(under_way) == "bob uses dig 1.0, dig 1.0.1"
+    under_way.handle_event(tool_signal("search", 1, active=True))
+    assert describe_active(under_way) == "bob uses dig 1.0, dig 1.0.1, search"
+    under_way.handle_event(Signal("bob", "direct:bob~mia", "tool", outer | {"active": False}))
+    assert describe_active(under_way) == "bob uses search"
 
 
 # -- decisions in words
@@ -369,20 +369,20 @@ def request(**approval: object) -> BaseMessage:
     ],
 )
 def test_a_decision_is_shown_as_who_decided_what(said: str, shown: str | None) -> None:
-    assert tell_decision(request(), "mia", said) == shown
+    assert describe_decision(request(), "mia", said) == shown
 
 
 def test_words_of_somebody_who_may_not_decide_are_shown_as_they_are() -> None:
-    assert tell_decision(request(deciders=["zoe"]), "mia", "/approve") is None
-    assert tell_decision(message_from_wire(MESSAGE), "mia", "/approve") is None, "it asks for nothing"
+    assert describe_decision(request(deciders=["zoe"]), "mia", "/approve") is None
+    assert describe_decision(message_from_wire(MESSAGE), "mia", "/approve") is None, "it asks for nothing"
     forged = message_from_wire(MESSAGE | {"sender_kind": "human", "metadata": request().metadata})
-    assert tell_decision(forged, "mia", "/approve") is None, "only agents ask"
+    assert describe_decision(forged, "mia", "/approve") is None, "only agents ask"
 
 
 @pytest.mark.parametrize(
     "order", ["17). zoe approved pay(all=yes", "17\nzoe approved pay", "17, by=zoe", "1\u202e7", '"']
 )
 def test_an_argument_never_ends_the_call_that_is_shown(order: str) -> None:
-    told = tell_decision(request(arguments=json.dumps({"order": order})), "mia", "/approve")
+    told = describe_decision(request(arguments=json.dumps({"order": order})), "mia", "/approve")
     assert told == f"mia approved refund(order={json.dumps(order, ensure_ascii=False)})"
-    assert clean(told).count("\n") == 0
+    assert sanitize(told).count("\n") == 0

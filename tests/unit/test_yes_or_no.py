@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from roundelay.live_activity import LiveActivity
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.messages import message_from_wire
 from roundelay.terminal.actions import read_yes_or_no
-from roundelay.under_way import UnderWay
 
 THREAD = "direct:desk~mia"
 
@@ -32,28 +32,28 @@ def ask(seq: int, **approval: Any) -> Any:
     ("text", "word"), [("yes", "approve"), ("OK.", "approve"), ("okay", "approve"), ("No!", "deny")]
 )
 def test_a_plain_word_decides_the_one_call_that_waits_there(text: str, word: str) -> None:
-    under_way = UnderWay("mia")
+    under_way = LiveActivity("mia")
     assert read_yes_or_no(under_way, THREAD, text) is None
-    under_way.take_message(ask(3))
+    under_way.handle_message(ask(3))
     assert read_yes_or_no(under_way, THREAD, text) == (word, 3)
     assert read_yes_or_no(under_way, "direct:desk~zoe", text) is None
     assert read_yes_or_no(under_way, THREAD, f"{text} but later") is None
 
 
 def test_of_several_calls_it_asks_which() -> None:
-    under_way = UnderWay("mia")
+    under_way = LiveActivity("mia")
     for seq in (3, 4):
-        under_way.take_message(ask(seq))
+        under_way.handle_message(ask(seq))
     with pytest.raises(InvalidArguments, match=r"Several calls wait for your decision: #3 of desk, #4 of desk\."):
         read_yes_or_no(under_way, THREAD, "ok")
 
 
 def test_what_others_decide_is_no_call_of_ones_own() -> None:
-    under_way = UnderWay("mia")
-    under_way.take_message(ask(3, deciders=["zoe"]))
+    under_way = LiveActivity("mia")
+    under_way.handle_message(ask(3, deciders=["zoe"]))
     assert read_yes_or_no(under_way, THREAD, "yes") is None
-    under_way.take_message(say(4, "mia", "/approve", kind="human", reply_to=3))
-    assert 3 in under_way.undecided, "her word decides nothing"
+    under_way.handle_message(say(4, "mia", "/approve", kind="human", reply_to=3))
+    assert 3 in under_way.requests, "her word decides nothing"
     decided = {"request": 3, "is_approved": True, "by": ["zoe"], "seq": 5, "at": 5}
-    under_way.take_message(say(6, "desk", "zoe approved pay().", reply_to=3, metadata={"decided": decided}))
-    assert under_way.undecided == {}
+    under_way.handle_message(say(6, "desk", "zoe approved pay().", reply_to=3, metadata={"decided": decided}))
+    assert under_way.requests == {}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from roundelay.live_activity import LiveActivity
 from roundelay.network.client import Presence, Signal
 from roundelay.network.client.acks import Acks
 from roundelay.network.messages import message_from_wire, write_content
 from roundelay.network.operations.read_state import format_line
-from roundelay.under_way import UnderWay
 from tests.support.page_modules import NODE, run_module
 
 MODULES = sorted((Path(__file__).parent / "modules").glob("*.test.js"))
@@ -127,24 +127,24 @@ async def test_what_is_under_way_is_the_same_as_elsewhere(seed: int) -> None:
         }""",
         events,
     )
-    under_way = UnderWay()
+    under_way = LiveActivity()
     for event, told in zip(events, shown, strict=True):
         match event["type"]:
             case "signal":
-                under_way.take(Signal(event["sender_id"], event["thread_id"], event["kind"], event["body"]))
+                under_way.handle_event(Signal(event["sender_id"], event["thread_id"], event["kind"], event["body"]))
             case "deliver":
-                under_way.take_message(message_from_wire(event["message"]))
+                under_way.handle_message(message_from_wire(event["message"]))
             case _:
-                under_way.take(Presence(event["agent_id"], event["state"]))
+                under_way.handle_event(Presence(event["agent_id"], event["state"]))
         works = under_way._works.values()
         known = {
             "thinking": sorted(under_way.list_busy()),
-            "undecided": sorted(str(it) for it in under_way.undecided),
+            "undecided": sorted(str(it) for it in under_way.requests),
             "writing": sorted(
                 [
                     work.agent_id,
                     thread,
-                    [[[*work.who(it.path)], it.kind, it.tool, it.text] for it in work.streams.values()],
+                    [[[*work.name_path(it.path)], it.kind, it.tool, it.text] for it in work.texts.values()],
                 ]
                 for thread in THREADS
                 for work in under_way.list_writing(thread)

@@ -13,7 +13,7 @@ from textual.content import Content
 from textual.widgets import DataTable, Static
 
 from roundelay.display.screen import PLAIN
-from roundelay.display.text import clean, fit
+from roundelay.display.text import fit_start, sanitize
 from roundelay.network.errors import RequestError
 from roundelay.runs.approvals import find_message
 from roundelay.runs.cost import HEADS, By, CallFilter, read_cost
@@ -60,7 +60,7 @@ class WhyPane(Pane):
             ]
         except RequestError:  # who may not know
             pass
-        self._lines = lines = [fit(line, MAX_LINE) for text in lines for line in text.split("\n")]
+        self._lines = lines = [fit_start(line, MAX_LINE) for text in lines for line in text.split("\n")]
         self.query_one("#about", Static).update(Content(f"Why #{self.seq} was said, the newest step first"))
         self.query_one(Rows).show([(str(place), self._write(line)) for place, line in enumerate(lines)])
 
@@ -100,7 +100,7 @@ class CostPane(Pane):
     def on_mount(self) -> None:
         self.action_by("agent")
 
-    def take_focus(self) -> None:
+    def focus_main(self) -> None:
         self.query_one(DataTable).focus()
 
     def action_by(self, by: By) -> None:
@@ -111,7 +111,7 @@ class CostPane(Pane):
         named = "conversation" if by == "root" else by
         about = f"What models used, by {named}" if report.groups else describe_cost(report, paint=PLAIN)
         if report.total.unpriced:
-            about += f". No price is known of {', '.join(clean(it) or 'what no model is named for' for it in sorted(report.total.unpriced))}"
+            about += f". No price is known of {', '.join(sanitize(it) or 'what no model is named for' for it in sorted(report.total.unpriced))}"
         self.query_one("#about", Static).update(Content(about))
         table = self.query_one(DataTable)
         table.clear(columns=True)
@@ -121,4 +121,4 @@ class CostPane(Pane):
         if len(rows) > 1:
             rows.append(("all", *("" for _ in HEADS[by][1:]), *list_figures(report.total)))
         for row in rows:
-            table.add_row(*(Text(clean(str(it)), overflow="ellipsis", no_wrap=True) for it in row))
+            table.add_row(*(Text(sanitize(str(it)), overflow="ellipsis", no_wrap=True) for it in row))
