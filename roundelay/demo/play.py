@@ -36,7 +36,7 @@ from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.errors import RoundelayError
 from roundelay.network.home import announce_node
 from roundelay.network.messages import BaseMessage
-from roundelay.network.platforms import handle_signals, list_stop_signals
+from roundelay.network.platforms import handle_signals, kill_process, list_stop_signals
 from roundelay.nodes.links import make_link
 from roundelay.nodes.processes import NotReady, Process
 from roundelay.runs.node_source import HubLog
@@ -282,7 +282,7 @@ class _Demo:
                     if sender == agent_id:
                         break
         pid = (await self._read_processes())[agent_id]["pid"]
-        os.kill(pid, signal.SIGKILL)
+        kill_process(pid)
         self._screen.incident(f"{agent_id}, process {pid}, is killed at its work (SIGKILL)")
         # Its records stay as they are until the supervisor has started it again.
         reaction = await self._read_reaction(name, agent_id)

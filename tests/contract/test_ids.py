@@ -114,10 +114,13 @@ async def test_nobody_gets_the_id_under_which_the_hub_writes(node: Node) -> None
     mia = await node.person("mia")
     args = {"agent_id": "network", "kind": "service", "token_hash": "0" * 64}
     refused = await mia.call_refused("invalid_arguments", "network.create_token", args)
-    assert "sender of what the hub itself writes" in refused["message"]
+    assert "network is the sender of the hub's own messages" in refused["message"]
     session = await node.connect()
     await session.send_frame(hello_frame("network", kind="human", token=node.owner_token))
-    assert "sender of what the hub itself writes" in expect_error(await session.next_frame(), "forbidden")["message"]
+    assert (
+        "network is the sender of the hub's own messages"
+        in expect_error(await session.next_frame(), "forbidden")["message"]
+    )
     assert await session.closed() == 4403
 
 

@@ -217,6 +217,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "network.mark": {},
     "network.take": {},
     "network.give": {},
+    "network.cost_report": {},
 }
 """What an operation that names a channel needs beside it. `channels.create` is looked at by itself: a name is taken only once."""
 WHO = ("never", "left", "removed", "uninvited")

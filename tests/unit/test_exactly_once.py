@@ -15,7 +15,7 @@ import pytest
 from roundelay.app import Network
 from roundelay.network.client import AnyMessage, NetworkClient, Stored
 from roundelay.network.client.exactly_once import HistoryReplaced, handle_exactly_once
-from roundelay.network.core import reactions as attempts
+from roundelay.network.core import failures
 from roundelay.network.hub.local import LocalConnection, LocalTransport
 
 
@@ -63,7 +63,7 @@ class Shop:
 
 @pytest.fixture
 async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
-    monkeypatch.setattr(attempts, "FIRST_RETRY_MS", 1)
+    monkeypatch.setattr(failures, "FIRST_RETRY_MS", 1)
     async with Network.open() as opened:
         yield opened
 

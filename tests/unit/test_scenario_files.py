@@ -78,7 +78,7 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         ("{as: mia, to: desk, send: hello}", "{repeat: {steps: [{wait: 1s}]}}", 11, "exactly one of times, each"),
         ("{as: mia, to: desk, send: hello}", "{parallel: [{wait: 1s}, {wiat: 1s}]}", 11, 'unknown key "wiat"'),
         ("{from: mia, to: desk}", "{from: mia, to: nobody}", 14, 'no participant or thread "nobody"'),
-        ("{from: mia, to: desk}", "{from: mia, regex: '('}", 14, "no valid regular expression"),
+        ("{from: mia, to: desk}", "{from: mia, regex: '('}", 14, "not a valid regular expression"),
         ("- message: {from: mia, to: desk}", "- order: [mia to desk]", 14, 'write "sender -> receiver"'),
         ("- message: {from: mia, to: desk}", "- {no_dead_letters: false}", 14, "no_dead_letters"),
         ("- message: {from: mia, to: desk}", "- cost: {agent: desk}", 14, "must have tokens or model_calls"),
