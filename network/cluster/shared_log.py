@@ -6,18 +6,12 @@ that the writer names, so that of two writers one is refused. The module `record
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol, cast
 
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import LogFull
-
-_WAITING_TEXT = re.compile(r"waiting, (?P<waits>.+), log (?P<log>\S+)")
-_STATUS_TEXT = re.compile(
-    r"(?:leading|following(?: (?P<leader>\S+))?, (?P<behind>\d+) records behind), log (?P<log>\S+), durability (?P<durability>\w+)"
-)
 
 
 class LogUnavailable(LedgerError):
@@ -153,15 +147,3 @@ class LogStatus(NamedTuple):
         leader = f" {self.leader}" if self.leader else ""
         role = "leading" if self.leads else f"following{leader}, {self.behind} records behind"
         return f"{role}, log {self.log}, durability {self.durability}"
-
-    @classmethod
-    def read(cls, text: str) -> LogStatus | None:
-        """Read such a text. None for any other text, such as that of a node without a shared log."""
-        waiting = _WAITING_TEXT.fullmatch(text.strip())
-        if waiting is not None:
-            return cls(False, "", None, None, waiting["log"], "", waiting["waits"])
-        match = _STATUS_TEXT.fullmatch(text.strip().removeprefix("ready, "))
-        if match is None:
-            return None
-        behind, leader, log, durability = match.group("behind", "leader", "log", "durability")
-        return cls(behind is None, leader or "", int(behind or 0), None, log, durability)

@@ -23,12 +23,12 @@ from websockets.protocol import State as WireState
 
 from roundelay.network.config import Limits
 from roundelay.network.frames import LEADER, READ_ONLY_QUERY
+from roundelay.network.readiness import Readiness, SharedLogReadiness
 
 from .connection import CLOSE_TIMEOUT_S, HubConnection
 from .hub import Hub
 from .metrics import LogStatusSource, format_metrics
 from .origin_policy import OriginPolicy, Site, accepts_gzip, asks_for_session
-from .readiness import Readiness, describe_readiness
 from .replica import ReplicaReaders
 
 log = logging.getLogger(__name__)
@@ -221,7 +221,23 @@ class WebSocketServer:
         return response
 
     def _describe_readiness(self) -> Readiness:
-        return describe_readiness(self._hub.status, self._shared_log, is_ready=self._is_ready)
+        status = self._shared_log.status if self._shared_log is not None else None
+        log = None
+        if status is not None:
+            log = SharedLogReadiness(
+                status.leads, status.leader, status.behind, status.log, status.durability, status.waits
+            )
+        if self._is_ready:
+            return Readiness(True, "ready", f"ready, {status}" if status is not None else "ready", log)
+        if self._hub.status.is_open:
+            return Readiness(False, "stalled", "the ledger does not answer", log)
+        if status is None:
+            return Readiness(False, "recovering", "recovering")
+        if status.leads:
+            return Readiness(False, "recovering", str(status), log)
+        if status.waits:
+            return Readiness(False, "waiting", str(status), log)
+        return Readiness(False, "starting" if status.behind is None else "following", str(status), log)
 
     def _check_origin(self, connection: ServerConnection, request: Request) -> Response | None:
         """Refuse a request of a page that this node does not serve."""

@@ -42,7 +42,7 @@ from roundelay.network.log_urls import hide_password
 from roundelay.network.mod import add_mod_folder, load_mods
 from roundelay.network.platforms import raise_file_limit, sync_descriptor, try_record_lock
 from roundelay.network.text import count
-from roundelay.nodes.hub_http import TIMEOUT_S, get_from_hub, read_readiness
+from roundelay.nodes.hub_http import TIMEOUT_S, get_from_hub, is_hub_ready
 from roundelay.nodes.up import (
     FEW_FILES,
     check_folder,
@@ -377,7 +377,7 @@ async def check_port(config: NodeConfig) -> Checked:
     if (reason := _find_hindrance(config.host, config.port)) is None:
         return Checked("port", "ok", f"{where} is free.")
     url = listening_url(config)
-    is_ready = await asyncio.to_thread(read_readiness, url)
+    is_ready = await asyncio.to_thread(is_hub_ready, url)
     if (node := node_at(url)) is not None:
         database = Path(node.owner_file).with_suffix("")
         who = f"{where} is used by the node at {node.url} (process {node.pid}, database {database})"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import http.client
-import re
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-from roundelay.network.cluster.shared_log import LogStatus
+import msgspec
+
 from roundelay.network.errors import ConnectError
+from roundelay.network.readiness import Readiness
 from roundelay.network.tls import client_context, explain_failure
 
 TIMEOUT_S = 3.0
@@ -27,7 +28,7 @@ class HubAnswer:
     date_s: float | None
 
 
-def get_from_hub(url: str, path: str) -> HubAnswer:
+def get_from_hub(url: str, path: str, *, accept: str = "*/*") -> HubAnswer:
     """Fetch a page of the hub. Raises `ConnectError`."""
     parts = urlsplit(url)
     host, is_tls = parts.hostname or "127.0.0.1", parts.scheme == "wss"
@@ -38,7 +39,7 @@ def get_from_hub(url: str, path: str) -> HubAnswer:
     else:
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={"Accept": accept})
         response = connection.getresponse()
         body = response.read(MAX_BODY_BYTES).decode(errors="replace")
     except OSError as error:
@@ -54,20 +55,23 @@ def get_from_hub(url: str, path: str) -> HubAnswer:
     return HubAnswer(response.status, body, _read_date(response.getheader("Date")))
 
 
-def read_readiness(url: str) -> bool | None:
-    """Whether the hub at an address accepts sessions; None if no hub answers."""
+def fetch_readiness(url: str) -> Readiness | None:
+    """Return whether the node at an address accepts sessions, or None if no node of ours answers. Raises
+    `ConnectError`."""
+    answer = get_from_hub(url, "/readyz", accept="application/json")
     try:
-        answer = get_from_hub(url, "/readyz")
+        return msgspec.json.decode(answer.body, type=Readiness)
+    except msgspec.DecodeError:  # another program listens there
+        return None
+
+
+def is_hub_ready(url: str) -> bool | None:
+    """Return whether the hub at an address accepts sessions, or None if no hub answers."""
+    try:
+        readiness = fetch_readiness(url)
     except ConnectError:
         return None
-    said = answer.body.strip()
-    return {"ready": True, "recovering": False, "starting": False, "following": False}.get(re.split("[ ,]", said)[0])
-
-
-def read_standing(url: str) -> LogStatus | None:
-    """Return the state of the node towards its shared log; None if it has none, or has not reported one yet. Raises
-    `ConnectError`."""
-    return LogStatus.read(get_from_hub(url, "/readyz").body)
+    return readiness.ready if readiness is not None else None
 
 
 def _read_date(header: str | None) -> float | None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from roundelay.display.activity import summarize_agents
 from roundelay.display.text import sanitize
 from roundelay.network.client import NetworkClient
@@ -19,7 +21,7 @@ from roundelay.network.errors import ConnectError, Forbidden, UnknownOperation
 from roundelay.network.home import node_at
 from roundelay.network.text import count
 from roundelay.network.units import format_memory
-from roundelay.nodes.hub_http import get_from_hub, read_standing
+from roundelay.nodes.hub_http import fetch_readiness, get_from_hub
 from roundelay.runs.lists import list_participants
 
 Figures = Mapping[str, float]
@@ -73,9 +75,10 @@ def read_shared_log(urls: str) -> dict[str, Any]:
     without such a node."""
     for url in urls.split(","):
         with suppress(ConnectError):
-            if (standing := read_standing(url)) is not None:
-                shared = standing._asdict() | {"answered_s": _fetch_metrics(url).get("log_age_seconds")}
-                return {"url": url, "shared_log": shared}
+            readiness = fetch_readiness(url)
+            if readiness is not None and readiness.shared_log is not None and readiness.state != "starting":
+                shared = msgspec.structs.asdict(readiness.shared_log)
+                return {"url": url, "shared_log": shared | {"answered_s": _fetch_metrics(url).get("log_age_seconds")}}
     return {}
 
 

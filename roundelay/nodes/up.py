@@ -45,7 +45,7 @@ from roundelay.network.ledger.storage_errors import explain
 from roundelay.network.log_urls import hide_password
 from roundelay.network.platforms import is_read_only, raise_file_limit
 from roundelay.network.tls import read_certificate, server_context
-from roundelay.nodes.hub_http import TIMEOUT_S, read_readiness
+from roundelay.nodes.hub_http import TIMEOUT_S, is_hub_ready
 from roundelay.nodes.links import make_owners_link
 from roundelay.nodes.logs import ProcessLog
 from roundelay.nodes.processes import stop_signals, wait_for_first, wait_for_input_end
@@ -168,7 +168,7 @@ async def _listening(
             raise
         except ConnectError as error:
             url = listening_url(config)
-            if await asyncio.to_thread(read_readiness, url) is None:
+            if await asyncio.to_thread(is_hub_ready, url) is None:
                 raise
             raise ConnectError(
                 f"Cannot listen on {config.host}:{config.port}: {await _name_node(url, operator_id)} listens there "

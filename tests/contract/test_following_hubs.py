@@ -11,7 +11,7 @@ import pytest
 
 from roundelay.app import serve
 from roundelay.network.clock import random_id, system_clock
-from roundelay.network.cluster.shared_log import LogUnavailable
+from roundelay.network.cluster.shared_log import LogStatus, LogUnavailable
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.core.tables import TableWrite
 from roundelay.network.errors import Closed
@@ -19,8 +19,11 @@ from roundelay.network.frames import Follows
 from roundelay.network.hub import Hub
 from roundelay.network.hub.local import LocalConnection
 from roundelay.network.hub.replica import ReplicaHub, ReplicaReaders
+from roundelay.network.hub.server import WebSocketServer
 from roundelay.network.ledger import Ledger
 from roundelay.network.ledger.memory import MemoryLedger
+from roundelay.network.readiness import Readiness, SharedLogReadiness
+from roundelay.nodes.hub_http import fetch_readiness, get_from_hub, is_hub_ready
 from tests.contract.test_ledger import message
 from tests.support.nats import nats_server
 from tests.support.wire import WireSession
@@ -131,3 +134,48 @@ async def test_a_node_whose_log_goes_away_as_it_begins_to_lead_prepares_again(tm
         async with asyncio.timeout(30), serve(config, prepare=prepare) as node:
             assert told == [node.url] * 2
             assert node.hub.is_ready
+
+
+class StubLog:
+    """What a server shows of a log, set by a test."""
+
+    status = LogStatus(False, "", None, None, "lab", "full")
+    leader_node = "10.0.0.2:8700"
+
+
+async def test_readyz_answers_json_to_programs_and_the_same_as_text_to_others() -> None:
+    hub = Hub(MemoryLedger(epoch="e1"), limits=Limits(), clock=system_clock, new_id=random_id)
+    await hub.start()
+    log = StubLog()
+    server = WebSocketServer(hub, Limits(), shared_log=log)
+    url = f"ws://127.0.0.1:{await server.bind('127.0.0.1', 0)}/"
+    server.listen()
+
+    async def ask() -> tuple[Readiness, str, bool | None]:
+        readiness = await asyncio.to_thread(fetch_readiness, url)
+        assert readiness is not None
+        answer = await asyncio.to_thread(get_from_hub, url, "/readyz")
+        assert (answer.status == 200) is readiness.ready
+        assert answer.body == f"{readiness.detail}\n"
+        return readiness, readiness.state, await asyncio.to_thread(is_hub_ready, url)
+
+    log.status = LogStatus(True, "", 0, 0.1, "lab", "full")
+    readiness, state, is_ready = await ask()
+    assert (state, is_ready) == ("ready", True)
+    assert readiness.shared_log == SharedLogReadiness(True, "", 0, "lab", "full", "")
+    server.is_accepting_sessions = False
+    assert (await ask())[1:] == ("stalled", False)
+    hub.status.is_open = False
+    assert (await ask())[1:] == ("recovering", False)
+    log.status = LogStatus(False, "", None, None, "lab", "full")
+    assert (await ask())[1:] == ("starting", False)
+    log.status = LogStatus(False, "10.0.0.2:8700", 7, 0.1, "lab", "full")
+    readiness, state, is_ready = await ask()
+    assert (state, is_ready) == ("following", False)
+    assert readiness.shared_log == SharedLogReadiness(False, "10.0.0.2:8700", 7, "lab", "full", "")
+    log.status = LogStatus(False, "", 7, 0.1, "lab", "full", "for an election")
+    readiness, state, is_ready = await ask()
+    assert (state, is_ready, readiness.detail) == ("waiting", False, "waiting, for an election, log lab")
+    hub.status.is_open = True
+    await hub.close()
+    await server.close()

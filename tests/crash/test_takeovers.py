@@ -25,7 +25,7 @@ from websockets.typing import Subprotocol
 from roundelay.app import make_shared_log
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import LedgerError
-from roundelay.nodes.hub_http import get_from_hub, read_readiness
+from roundelay.nodes.hub_http import get_from_hub, is_hub_ready
 from tests.support.command import run
 from tests.support.counts import Note
 from tests.support.forks import Process, start_roundelay
@@ -551,7 +551,7 @@ async def test_who_waits_for_its_turn_can_be_stopped_and_says_what_it_waits_for(
         assert re.fullmatch(
             r"following( 127.0.0.1:\d+)?, 0 records behind, log lab, durability replicated", answer.body.strip()
         )
-        assert await asyncio.to_thread(read_readiness, waiting.url) is False
+        assert await asyncio.to_thread(is_hub_ready, waiting.url) is False
         with pytest.raises(InvalidStatus) as refused:
             await connect(waiting.url, subprotocols=[Subprotocol("roundelay.v1")])
         assert b"another one leads" in (refused.value.response.body or b"")

@@ -18,8 +18,3 @@ export function readAddress(text) {
 export function readReason(reason) {
   return readAddress(/Roundelay-Leader: (\S+)$/.exec(reason)?.[1]);
 }
-
-/** Return the leader that `/readyz` of a read replica names. @param {string} text */
-export function readStanding(text) {
-  return readAddress(/^following (\S+), /.exec(text)?.[1]);
-}

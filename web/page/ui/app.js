@@ -4,7 +4,7 @@
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useEffect, useRef} from "#vendor/hooks.js";
-import {readAddress, readStanding} from "#core/leader.js";
+import {readAddress} from "#core/leader.js";
 import {Agents} from "#ui/agents.js";
 import {Cost} from "#ui/cost.js";
 import {Home, Welcome} from "#ui/home.js";
@@ -161,7 +161,9 @@ function Connection() {
 /** Ask the page's node for the leader: a browser does not show why a socket was refused. */
 async function findServing() {
   try {
-    servedBy.value = readStanding(await (await fetch("/readyz")).text());
+    const answer = await fetch("/readyz", {headers: {Accept: "application/json"}});
+    const {state, shared_log: log} = await answer.json();
+    servedBy.value = state === "following" ? readAddress(log.leader) : "";
   } catch { // this node is gone too
     servedBy.value = "";
   }
