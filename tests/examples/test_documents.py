@@ -25,6 +25,7 @@ COMMAND_PAGES = (
     "CONTRIBUTING.md",
     "docs/cli.md",
     "docs/cluster.md",
+    "docs/index.md",
     "docs/interop.md",
     "docs/operations.md",
     "docs/rights.md",
