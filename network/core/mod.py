@@ -43,16 +43,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Incoming(Struct, frozen=True):
-    """A message as ``before`` sees it: who sends what where; not yet stored."""
+    """A message as ``before`` sees it, not yet stored."""
 
     origin: Origin
     frame: SendFrame
 
 
 class Change(Protocol):
-    """What the synchronous hooks and operations may do; all of it lands in one commit, or none. Implemented by `apply`.
+    """What synchronous hooks and operations may do. All of it is stored in one commit, or none of it. `ChangeSet`
+    implements it.
 
-    Its methods raise `RequestError`; whatever they raise is the caller's answer, and nothing has changed.
+    Its methods raise `RequestError`. Whatever they raise is the caller's answer, and nothing has changed then.
     """
 
     origin: Origin
@@ -60,15 +61,15 @@ class Change(Protocol):
     stamp: int
 
     def get(self, key: str) -> Any:
-        """The mod's own JSON value under a key, or None."""
+        """Return the mod's own JSON value under a key, or None."""
 
     def put(self, key: str, value: object) -> None:
-        """Keep a JSON value under a key of the mod's own; None deletes it."""
+        """Store a JSON value under a key of the mod; None deletes it."""
 
     def create_channel(
         self, name: str, *, topic: str = "", history: History = "since_join", access: Access = "open"
     ) -> None:
-        """Make a channel; who calls is its owner, and not yet in it."""
+        """Create a channel. The caller owns it but is not in it yet."""
 
     def set_channel(
         self,
@@ -84,31 +85,33 @@ class Change(Protocol):
     def invite_to_channel(self, name: str, agent_id: str) -> None: ...
 
     def remove_from_channel(self, name: str, agent_id: str) -> None:
-        """Take a member, or an invitation, out: it comes back by a new invitation alone."""
+        """Remove a member or an invitation. Only a new invitation lets the participant join again."""
 
     def join_channel(self, name: str, agent_id: str) -> None:
-        """Let somebody in. Whoever calls for itself needs the channel open, an invitation, or to be its owner or
+        """Let a participant join. Callers who join themselves need an open channel, an invitation, ownership, or to be
         an operator."""
 
     def leave_channel(self, name: str, agent_id: str) -> None: ...
 
     def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
-        """Send a message as the calling participant. ``reply_to`` and ``cause`` are messages that this change knows:
-        see `head`."""
+        """Send a message as the calling participant. ``reply_to`` and ``cause`` must be messages that this change
+        knows (`head`)."""
 
     def answer(self, agent_id: str, content: object, *, cause: int | None = None) -> Row:
-        """Send a message from the mod to one participant; with a ``cause`` it counts in that conversation's budget."""
+        """Send a message from the mod to one participant. With a ``cause`` it is charged to that conversation's
+        budget."""
 
     def head(self, seq: int) -> MessageHead:
-        """The head of a message that the caller may read. Raises `UnknownMessage`.
+        """Return the head of a message that the caller may read. Raises `UnknownMessage`.
 
-        A change knows the messages that the operation's arguments of type `Seq` name, the one that a hook is shown, the
+        A change knows the messages in the operation's arguments of type `Seq`, the message that a hook receives, the
         one for which ``after`` submitted a payload, and those that it sends itself.
         """
 
 
 def run_before_hooks(mods: Iterable[Mod], incoming: Incoming) -> RoundelayError | None:
-    """Step 3: the first refusal of the mods' ``before`` hooks. A hook that fails refuses too: it was meant to guard."""
+    """Step 3: return the first refusal of the mods' ``before`` hooks. A hook that fails refuses the message too,
+    because it was meant to guard."""
     for mod in mods:
         try:
             mod.before(incoming)
@@ -121,14 +124,14 @@ def run_before_hooks(mods: Iterable[Mod], incoming: Incoming) -> RoundelayError 
 
 
 class AfterContext(Struct, frozen=True):
-    """What ``after`` gets: ``submit`` sends a payload back into the log's order, to ``apply_entry``."""
+    """Context of an ``after`` hook. ``submit`` sends a payload back into the log's order, to ``apply_entry``."""
 
     state: State
     submit: Callable[[Any], None]
 
 
 class Operation(Struct, frozen=True):
-    """One operation: its name on the wire, its arguments' type, whether it changes anything, and who may call it."""
+    """One operation: its wire name, the type of its arguments, whether it changes anything, and who may call it."""
 
     op: str
     description: str
@@ -138,28 +141,27 @@ class Operation(Struct, frozen=True):
     is_for_operators: bool = False
 
     def decode(self, args: Raw) -> Struct:
-        """Decode the arguments. Raises `InvalidArguments` with the field and the operation's own."""
+        """Decode the arguments. Raises `InvalidArguments`, which names the wrong field and all fields."""
         try:
             return msgspec.json.decode(args, type=self.args_type)
         except (msgspec.DecodeError, RecursionError) as error:
-            known = ", ".join(
+            names = ", ".join(
                 field.encode_name + ("" if field.required else "?") for field in msgspec.structs.fields(self.args_type)
             )
-            said = str(error).replace(f"`str` matching regex {ID_PATTERN!r}", ID_IN_WORDS)
-            raise InvalidArguments(f"{self.op}: {said}; its arguments are {{{known}}}.") from error
+            problem = str(error).replace(f"`str` matching regex {ID_PATTERN!r}", ID_IN_WORDS)
+            raise InvalidArguments(f"{self.op}: {problem}. Its arguments are {{{names}}}.") from error
 
     def call(self, context: Any, args: Struct) -> Any:
-        """Perform it with what it is given, a `Change` or a `Reading`, and `decode`d arguments; a reading one gives an
-        awaitable."""
+        """Run it with a `Change` or a `Reading`, and decoded arguments. A reading operation returns an awaitable."""
         if self.is_for_operators and not context.origin.is_operator:
             raise Forbidden(
-                "This operation is for operators: call it with the owner's token, or with one made by roundelay token "
-                "create --operator."
+                "Only operators may call this operation. Use the owner's token, or a token made by: roundelay token create "
+                "--operator."
             )
         return self.function(context, **{name: getattr(args, name) for name in args.__struct_fields__})
 
     def info(self) -> OperationInfo:
-        """What ``welcome`` advertises."""
+        """Return its entry in ``welcome``."""
         return OperationInfo(
             self.op, self.description, args_schema(self.args_type), "change" if self.is_change else "read"
         )
@@ -168,8 +170,9 @@ class Operation(Struct, frozen=True):
 def operation(kind: Literal["change", "read"], *, name: str | None = None) -> Callable[[F], F]:
     """Mark a method of a mod as an operation.
 
-    A ``change`` is ``def method(self, change, *, arg: type, ...)``, synchronous and without IO; a ``read`` is ``async
-    def method(self, reading, *, arg: type, ...)``. The docstring's first paragraph is the description that models see.
+    A ``change`` is ``def method(self, change, *, arg: type, ...)``, synchronous and without IO. A ``read`` is ``async
+    def method(self, reading, *, arg: type, ...)``. The first paragraph of the docstring is the description that models
+    see.
     """
 
     def mark(function: F) -> F:
@@ -180,7 +183,7 @@ def operation(kind: Literal["change", "read"], *, name: str | None = None) -> Ca
 
 
 class Mod:
-    """Subclass this; see the module's docstring. ``id`` names the mod, its address ``mod:ID`` and its operations
+    """Base class of mods (see the module). ``id`` names the mod, its address ``mod:ID`` and its operations
     ``ID.name``."""
 
     id: ClassVar[str] = ""
@@ -189,20 +192,21 @@ class Mod:
         """Refuse a message by raising a `RequestError`."""
 
     def apply(self, change: Change, message: Row) -> None:
-        """React to an accepted message within its commit. ``message.target`` is ``mod:ID`` when it is for this mod."""
+        """React to an accepted message within its commit. ``message.target`` is ``mod:ID`` if the message is for this
+        mod."""
 
     def ended(self, change: Change, reaction: OpenReaction) -> None:
-        """React to the end of an agent's reaction, within the commit of its last record. The change is that agent's; of
-        a hook that raises nothing is kept, and the reaction ends."""
+        """React to the end of an agent's reaction, within the commit of its last record. The change acts as that
+        agent. If the hook raises, its change is dropped and the reaction still ends."""
 
     def apply_entry(self, change: Change, payload: Any) -> None:
-        """Take what ``after`` submitted."""
+        """Apply a payload that ``after`` submitted."""
 
     def after(self, context: AfterContext, message: Row) -> Awaitable[None] | None:
-        """React to a stored message outside the commit; may do IO. Not repeated if the hub dies meanwhile."""
+        """React to a stored message outside of the commit; may do IO. It is not repeated if the hub stops meanwhile."""
 
     def operations(self) -> list[Operation]:
-        """The operations that this mod's methods declare, by name."""
+        """Return the operations that this mod's methods declare, sorted by name."""
         found = []
         for _, method in inspect.getmembers(self, callable):
             mark = getattr(method, "__roundelay_operation__", None)
@@ -211,32 +215,32 @@ class Mod:
         return sorted(found, key=lambda operation: operation.op)
 
     def describe(self) -> ModInfo:
-        """What ``welcome`` says of this mod."""
+        """Return its entry in ``welcome``."""
         return ModInfo(self.id, [operation.info() for operation in self.operations()])
 
     def overrides(self, hook: str) -> bool:
-        """Whether this mod has a hook of its own; the hub calls only those."""
+        """Return whether this mod implements a hook. The hub calls only those."""
         return getattr(type(self), hook) is not getattr(Mod, hook)
 
 
 def make_operation(
     owner: str, function: Callable[..., Any], *, name: str = "", is_change: bool, is_for_operators: bool = False
 ) -> Operation:
-    """The operation ``OWNER.name`` of a function, or of a mod's method, which is called that itself if nothing else is
-    said."""
+    """Return the operation ``OWNER.name`` of a function or of a mod's method. ``name`` defaults to the function's
+    name."""
     name = name or function.__name__
     declared = getattr(function, "__func__", function)
     description, args_type = _read_declaration(owner, name, declared, skipped=2 if declared is not function else 1)
     return Operation(f"{owner}.{name}", description, args_type, function, is_change, is_for_operators)
 
 
-@cache  # Else each hub of a process makes some fifty types, a dozen milliseconds of work, which `_seq_fields` keeps.
+@cache  # Without the cache each hub of a process would create about 50 types, which takes 12 ms.
 def _read_declaration(mod: str, name: str, method: Callable[..., Any], skipped: int) -> tuple[str, type[Struct]]:
-    """The description and the arguments' type of an operation; its method's first ``skipped`` parameters are no
-    arguments."""
+    """Return the description and the arguments' type of an operation. The first ``skipped`` parameters of its method
+    are not arguments."""
     description = inspect.cleandoc(method.__doc__ or "").split("\n\n")[0].replace("\n", " ")
     if not description:
-        raise ModError(f"The operation {mod}.{name} has no docstring; its first paragraph is what models read.")
+        raise ModError(f"The operation {mod}.{name} has no docstring. Add one: models read its first paragraph.")
     hints = get_type_hints(method, include_extras=True)
     fields: list[Any] = []
     for parameter in list(inspect.signature(method).parameters.values())[skipped:]:
@@ -257,16 +261,16 @@ def _seq_fields(args_type: type[Struct]) -> tuple[str, ...]:
 
 
 def list_named_seqs(args: Struct) -> list[int]:
-    """The messages that an operation's arguments name: those of type `Seq`, or lists of them."""
-    found: list[int] = []
+    """Return the messages that an operation's arguments name: those of type `Seq`, or lists of them."""
+    seqs: list[int] = []
     for name in _seq_fields(type(args)):
         value = getattr(args, name)
-        found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
-    return found
+        seqs += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+    return seqs
 
 
 def args_schema(args_type: type[Struct]) -> dict[str, Any]:
-    """The JSON Schema of an operation's arguments: one object, no references."""
+    """Return the JSON Schema of an operation's arguments: one object, without references."""
     _, components = msgspec.json.schema_components([args_type], ref_template="#/$defs/{name}")
     schema = dict(components.pop(args_type.__name__))
     schema.pop("title", None)
@@ -278,10 +282,10 @@ def args_schema(args_type: type[Struct]) -> dict[str, Any]:
 
 
 def load_mods(wanted: Sequence[str | Mod], known: Mapping[str, type[Mod]]) -> list[Mod]:
-    """Make the mods of these names: ``known`` ones first, ``module:Class`` by its import path, else entry points of the
-    group ``roundelay.mods``. A mod is taken as it is.
+    """Load mods by name: from ``known``, else ``module:Class`` by import path, else an entry point of the group
+    ``roundelay.mods``. A `Mod` is used as it is.
 
-    Raises `ModError` that names the mod and the reason; a node does not start with less than it was told.
+    Raises `ModError` with the mod and the reason. A node does not start without a mod that it should have.
     """
     mods: list[Mod] = []
     for item in wanted:
@@ -303,14 +307,14 @@ def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection
     except Exception as error:
         raise ModError(f"The mod {name!r} failed to load: {type(error).__name__}: {error}.") from error
     if not isinstance(mod, Mod) or not is_id(mod.id):
-        raise ModError(f"The mod {name!r} is no roundelay Mod with a lower-case id; see docs/mods.md.")
+        raise ModError(f"The mod {name!r} is not a roundelay Mod with a lower-case id. docs/mods.md shows one.")
     if mod.id in taken or mod.id == "network":
-        raise ModError(f"The mod id {mod.id!r} is taken; each mod needs its own.")
+        raise ModError(f"The mod id {mod.id!r} is taken. Each mod needs an id of its own.")
     return mod
 
 
 def add_mod_folder(folder: Path | None) -> None:
-    """Have modules of mods found beside a node's file: behind everything else that can be imported."""
+    """Let mods be imported from the folder of a node's file, after everything else that can be imported."""
     if folder is not None and str(folder.resolve()) not in sys.path:
         sys.path.append(str(folder.resolve()))
 
@@ -320,12 +324,12 @@ def _find_mod(name: str) -> Callable[[], Mod]:
 
 
 def _import_mod(name: str) -> Callable[[], Mod]:
-    """What ``module:Class`` names. Raises `ModError`."""
+    """Import what ``module:Class`` names. Raises `ModError`."""
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
-        raise ModError(f"The mod {name!r} is no import path; write module:Class, as polls:Polls for polls.py.")
+        raise ModError(f"The mod {name!r} is not an import path. Write module:Class, such as polls:Polls for polls.py.")
     try:
-        found: object = getattr(importlib.import_module(module_name), attribute)
+        target: object = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
         if error.name != module_name:
             raise
@@ -335,21 +339,21 @@ def _import_mod(name: str) -> Callable[[], Mod]:
         ) from error
     except AttributeError as error:
         raise ModError(f"The mod {name!r} was not found: {module_name} has no {attribute}.") from error
-    if isinstance(found, Mod):
-        return lambda: found
-    if not callable(found):
-        raise ModError(f"The mod {name!r} is a {type(found).__name__}; name a subclass of roundelay.network.mod.Mod.")
-    return found
+    if isinstance(target, Mod):
+        return lambda: target
+    if not callable(target):
+        raise ModError(f"The mod {name!r} is a {type(target).__name__}. Name a subclass of roundelay.network.mod.Mod.")
+    return target
 
 
 def _find_entry_point(name: str) -> Callable[[], Mod]:
-    found = entry_points(group="roundelay.mods", name=name)
-    for point in found:
+    points = entry_points(group="roundelay.mods", name=name)
+    for point in points:
         loaded: Callable[[], Mod] = point.load()
         return loaded
     installed = sorted(point.name for point in entry_points(group="roundelay.mods"))
     more = f"; installed are {', '.join(installed)}" if installed else ""
     raise ModError(
-        f"No mod is called {name!r}{more}. Check the node's `mods:`, or install the package that brings it. A mod in a "
-        "file beside the node's is named by its import path: polls:Polls for the class Polls of polls.py."
+        f"No mod is called {name!r}{more}. Check the node's `mods:`, or install the package that provides it. Name a mod "
+        "in a file beside the node's by its import path, such as polls:Polls for the class Polls of polls.py."
     )

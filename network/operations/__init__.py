@@ -1,9 +1,8 @@
-"""The ``network.*`` operations that every hub has (docs/protocol.md), each a plain function, listed here by who may
-call it.
+"""The ``network.*`` operations of every hub (docs/protocol.md): plain functions, listed here by who may call them.
 
-The first argument of a function is what it is given: a `ChangeSet` where it changes something, in `apply`, or a
-`Reading`, which is awaited. The others are the operation's own; the first paragraph of the docstring is its
-description. Where one shows more to operators than to others, or others' things, the function itself says so.
+The first argument of a function is a `ChangeSet` if it changes something (called in `apply`), or a `Reading`
+(awaited). The other arguments are the operation's own. The first paragraph of its docstring is its description. A
+function that shows operators more than others checks that itself.
 """
 
 from __future__ import annotations
@@ -86,14 +85,16 @@ FOR_OPERATORS: tuple[Callable[..., Any], ...] = (
 
 @cache
 def network_operations() -> tuple[Operation, ...]:
-    """All of them, as a mod's are made of its methods."""
+    """Return all of them, built like the operations of a mod."""
     return tuple(
-        make_operation("network", it, is_change=not iscoroutinefunction(it), is_for_operators=it in FOR_OPERATORS)
-        for it in (*FOR_EVERYBODY, *FOR_OPERATORS)
+        make_operation(
+            "network", function, is_change=not iscoroutinefunction(function), is_for_operators=function in FOR_OPERATORS
+        )
+        for function in (*FOR_EVERYBODY, *FOR_OPERATORS)
     )
 
 
 def list_operations(mods: Iterable[Mod]) -> dict[str, Operation]:
-    """Every operation of a hub with these mods, by its name on the wire."""
+    """Return every operation of a hub with these mods, by wire name."""
     own = [operation for mod in mods for operation in mod.operations()]
     return {operation.op: operation for operation in (*network_operations(), *own)}

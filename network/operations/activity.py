@@ -1,7 +1,8 @@
-"""What an agent does, as the hub knows it: by who has a session, and by the open reactions and what their records say
-that they wait for. Told to people and operators (`list_agents`), of the reactions to messages that they may read.
+"""What an agent does, as the hub knows it: from its sessions, its open reactions, and what their records say they wait
+for.
 
-An agent is told nothing of it: what it knows of others' work could leave by its answers.
+People and operators see it (`list_agents`), for reactions to messages that they may read. Agents do not: they could
+pass on in their answers what they learned of others' work.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import UNSET
 
 from roundelay.network.core.call_progress import innermost_calls, is_at_work
-from roundelay.network.core.faults import describe_fault as describe_what
+from roundelay.network.core.faults import describe_fault as describe_fault_text
 from roundelay.network.core.faults import describe_remedy
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import AgentFault, OpenReaction, Participant
@@ -23,45 +24,47 @@ from roundelay.network.core.uncaused_answers import has_person_written
 from .reading import Reading, reads
 
 Activity: TypeAlias = Literal["works", "waits", "queued", "held", "stopping", "interrupted"]
-"""Of a reaction: a model or a tool of it runs; it waits for somebody; its turn has not come yet in a process that was
-started again, or in a thread that was given back; a person holds its thread; it was asked to stop; its agent is
-gone."""
+"""State of a reaction: a model or tool of it runs (works); it waits for somebody; its turn has not come yet after a
+restart or a takeover (queued); its thread is taken over (held); it was asked to stop (stopping); its agent is gone
+(interrupted)."""
 ORDER: tuple[Activity, ...] = ("works", "stopping", "waits", "queued", "held")
-"""Which of its reactions says what an agent does."""
-MAX_LOOKED_AT = 1000
-"""Open reactions of one agent, the oldest: it may have begun any number, and nobody else waits while they are told."""
+"""Priority in which reactions determine what their agent does."""
+MAX_EXAMINED = 1000
+"""Maximum number of open reactions of one agent that are examined, oldest first. An agent may start any number."""
 MAX_SHOWN = 16
-"""Reactions of one agent that are told one by one, the oldest."""
+"""Maximum number of reactions of one agent that are listed, oldest first."""
 
 
-def tells_activity(reading: Reading) -> bool:
-    """Whether the caller is told what agents do."""
+def may_see_activity(reading: Reading) -> bool:
+    """Return whether the caller may see what agents do."""
     return reading.origin.kind == "human" or reading.origin.is_operator
 
 
 def describe_activity(reading: Reading, participant: Participant, *, is_online: bool) -> dict[str, Any]:
-    """What is told of one agent beside its id."""
+    """Return the entry of one agent, without its id."""
     state = reading.hub.state
-    oldest = nsmallest(MAX_LOOKED_AT, state.reactions_of(participant.agent_id).values(), key=lambda it: it.seq)
-    opened = [it for it in oldest if reads(reading, it.trigger_head)]
-    work = [(it, _find_activity(state, participant, it, is_online=is_online)) for it in opened]
+    oldest = nsmallest(
+        MAX_EXAMINED, state.reactions_of(participant.agent_id).values(), key=lambda reaction: reaction.seq
+    )
+    opened = [reaction for reaction in oldest if reads(reading, reaction.trigger_head)]
+    work = [(reaction, _find_activity(state, participant, reaction, is_online=is_online)) for reaction in opened]
     answers = state.bucket(participant.agent_id).answer_count
     if not is_online:
         activity = "gone"
     elif answers.is_reported and not has_person_written(state, participant.agent_id, answers.since):
         activity = "stopped"
     else:
-        activity = next((it for it in ORDER if it in {at for _, at in work}), "idle")
-    told: dict[str, Any] = {"activity": activity}
+        activity = next((reaction for reaction in ORDER if reaction in {at for _, at in work}), "idle")
+    entry: dict[str, Any] = {"activity": activity}
     if (fault := describe_fault(reading, participant)) is not None:
-        told["fault"] = fault
+        entry["fault"] = fault
     if work:
-        told |= {"open_reactions": len(work), "work": [_describe(it, at) for it, at in work[:MAX_SHOWN]]}
-    return told
+        entry |= {"open_reactions": len(work), "work": [_describe(reaction, at) for reaction, at in work[:MAX_SHOWN]]}
+    return entry
 
 
 def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any] | None:
-    """What keeps an agent from its work; None for nothing. The reason, and what to do, are for operators."""
+    """Return what keeps an agent from its work, or None. The reason and the remedy are for operators."""
     state, agent_id = reading.hub.state, participant.agent_id
     fault = participant.fault
     if fault is UNSET:
@@ -70,17 +73,17 @@ def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any]
         opened = state.reactions_of(agent_id).values()
         if not opened:
             return None
-        at = max(it.at for it in opened)
+        at = max(reaction.at for reaction in opened)
         fault = AgentFault("ended", at, at)
-    told: dict[str, Any] = {"cause": fault.cause, "text": describe_what(fault), "count": fault.count}
-    told |= {"since": fault.since, "last_at": fault.at}
-    told |= {"failure": fault.failure} if fault.failure else {}
+    entry: dict[str, Any] = {"cause": fault.cause, "text": describe_fault_text(fault), "count": fault.count}
+    entry |= {"since": fault.since, "last_at": fault.at}
+    entry |= {"failure": fault.failure} if fault.failure else {}
     if reading.origin.is_operator:
-        told |= {"reason": fault.reason} if fault.reason else {}
-        told |= {"seq": fault.seq} if fault.seq else {}
-        told |= {"reaction": fault.reaction} if fault.reaction else {}
-        told["to_do"] = describe_remedy(agent_id, fault)
-    return told
+        entry |= {"reason": fault.reason} if fault.reason else {}
+        entry |= {"seq": fault.seq} if fault.seq else {}
+        entry |= {"reaction": fault.reaction} if fault.reaction else {}
+        entry["to_do"] = describe_remedy(agent_id, fault)
+    return entry
 
 
 def _find_activity(state: State, participant: Participant, opened: OpenReaction, *, is_online: bool) -> Activity:
@@ -96,7 +99,7 @@ def _find_activity(state: State, participant: Participant, opened: OpenReaction,
 
 
 def _describe(opened: OpenReaction, activity: Activity) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "reaction": opened.reaction,
         "thread_id": opened.trigger_head.thread_id,
         "trigger": opened.trigger,
@@ -105,12 +108,12 @@ def _describe(opened: OpenReaction, activity: Activity) -> dict[str, Any]:
         **({"at": opened.at} if opened.at else {}),
     }
     if activity == "waits":
-        awaited = [opened.awaits[it] for it in innermost_calls(opened) if it in opened.awaits]
-        told |= _list("waits_for", (name for it in awaited for name in it.to))
-        told |= _list("decisions", (it.request for it in awaited if it.request is not None))
-    return told
+        waits = [opened.awaits[call] for call in innermost_calls(opened) if call in opened.awaits]
+        entry |= _list("waits_for", (name for wait in waits for name in wait.to))
+        entry |= _list("decisions", (wait.request for wait in waits if wait.request is not None))
+    return entry
 
 
 def _list(name: str, values: Iterable[object]) -> dict[str, list[object]]:
-    found = list(dict.fromkeys(values))
-    return {name: found} if found else {}
+    unique = list(dict.fromkeys(values))
+    return {name: unique} if unique else {}

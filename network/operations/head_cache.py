@@ -1,9 +1,9 @@
 """Heads of the newest messages, in memory: what an agent may read, and what each thread holds.
 
-`network.window` is asked at every reaction and looks thousands of messages back. It decides here, by heads that were
-read once, and reads the rows of the messages that it shows. Each call reads the heads that have come since the last
-one, so that its cost does not grow with an agent's past. Heads are facts of the log and never change. Who may read them
-is asked of the state at each call. No rules, no clock.
+`network.window` runs at every reaction and looks back thousands of messages. It decides here, by heads that were read
+once, and reads only the rows that it shows. Each call reads the heads that are new since the last one, so its cost
+does not grow with an agent's history. Heads are facts of the log and never change. Who may read them is decided by the
+state at each call. No rules, no clock.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from roundelay.network.core.visibility import parties
 from roundelay.network.ledger import HeadAt, Ledger
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Memory of all heads together, as estimated. The list that was asked for least recently is forgotten first."""
+"""Maximum memory of all cached heads, as estimated. The least recently used list is evicted first."""
 _SEQ_BYTES, _GROUP_BYTES = 48, 700
 _PAIRS = frozenset({"direct", "mod"})
-"""Kinds of messages whose readers do not depend on when they were sent."""
+"""Kinds of messages whose readers do not depend on the time of sending."""
 
 
 IsPerson = Callable[[str], bool]
 
 
-class KeptInMemory(Protocol):
-    """What is kept in memory for one key."""
+class CacheEntry(Protocol):
+    """A cached value for one key."""
 
     @property
     def size(self) -> int:
@@ -36,10 +36,10 @@ class KeptInMemory(Protocol):
 
 
 class HeadGroup:
-    """Messages of one thread that each rule of who may read them treats alike.
+    """Messages of one thread that every visibility rule treats alike.
 
-    ``head`` is the oldest of them, ``label`` the message whose people are their audience. ``alike`` is a group, of this
-    thread or of another, that only `visibility: current` tells from this one.
+    ``head`` is the oldest of them, ``label`` the message whose people are their audience. ``alike`` is a group of this
+    thread or another one that only `visibility: current` distinguishes from this one.
     """
 
     __slots__ = ("alike", "head", "is_settled", "label", "parties", "thread_id")
@@ -50,13 +50,13 @@ class HeadGroup:
         self.thread_id = head.thread_id
         self.alike = alike or self
         self.parties = frozenset(parties(label)) if label.kind in _PAIRS else None
-        """Nobody else is among the people of these messages; None where those come and go."""
+        """The only possible readers of these messages; None where readers come and go."""
         self.is_settled = is_settled
-        """Whether each message of the thread, of all times, has the same parties."""
+        """Whether every message of the thread, past and future, has the same parties."""
 
 
 class Grouping:
-    """The groups of heads that are kept together."""
+    """Groups of heads that are cached together."""
 
     def __init__(self, is_person: IsPerson) -> None:
         self._is_person = is_person
@@ -70,42 +70,43 @@ class Grouping:
         return _GROUP_BYTES * (self.count + 1)
 
     def find(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:
-        """Return the group of a head, a new one if there is none; ``labels`` has the message that its label names."""
+        """Return the group of a head, or a new one. ``labels`` has the message that its label names."""
         label = head if head.label == head.seq else labels.get(head.label, head)
-        if head.kind not in _PAIRS:  # readers of a place of many come and go: each message is judged by itself
+        # readers of channels and broadcasts come and go, so each message is a group of its own
+        if head.kind not in _PAIRS:
             self.count += 1
             return HeadGroup(head, label, None, is_settled=False)
         rule = (_describe(head), None if label is head else _describe(label))
         group = self._known.get((head.thread_id, rule))
         if group is None:
             self.count += 1
-            # in a direct thread with a person, which takes part in it for ever, each message is its own label
+            # in a direct thread with a person each message is its own label
             is_settled = head.kind == "direct" and label is head and any(map(self._is_person, parties(head)))
             group = HeadGroup(head, label, self._alike.get(rule), is_settled=is_settled)
             self._known[head.thread_id, rule] = group
             self._alike.setdefault(rule, group)
         return group
 
-    def retain(self, kept: Set[HeadGroup | None]) -> None:
-        """Forget all groups but these."""
-        self._known = {key: it for key, it in self._known.items() if it in kept}
-        alike = {it.alike for it in kept if it is not None}
-        self._alike = {key: it for key, it in self._alike.items() if it in alike}
-        self.count = len(kept)
+    def retain(self, retained: Set[HeadGroup | None]) -> None:
+        """Remove all groups but these."""
+        self._known = {key: group for key, group in self._known.items() if group in retained}
+        alike = {group.alike for group in retained if group is not None}
+        self._alike = {key: group for key, group in self._alike.items() if group in alike}
+        self.count = len(retained)
 
 
 class Heads:
-    """The newest messages of one place, ascending: their seqs, and the group of each (None: the row is damaged)."""
+    """Newest messages of one place, ascending: seqs, and the group of each (None: the row is damaged)."""
 
     def __init__(self, at_most: int, is_person: IsPerson) -> None:
         self.seqs: list[int] = []
         self.groups: list[HeadGroup | None] = []
         self.upto = 0
-        """Everything of the place up to this seq was read."""
+        """Everything in the place up to this seq was read."""
         self.is_cut = False
         """Whether the place may have older messages than these."""
         self.begin: int | None = None
-        """The first seq of the place, where it was asked for."""
+        """First seq of the place, if it was asked for."""
         self._at_most = at_most
         self._grouping = Grouping(is_person)
 
@@ -115,19 +116,19 @@ class Heads:
         return _SEQ_BYTES * len(self.seqs) + self._grouping.size
 
     def add(self, newer: Iterable[HeadAt], labels: Mapping[int, MessageHead], upto: int) -> None:
-        """Add ascending heads, which are newer than all that are here."""
+        """Add ascending heads, all newer than those here."""
         for seq, head in newer:
             self.seqs.append(seq)
             self.groups.append(self._grouping.find(head, labels) if head is not None else None)
         self.upto = upto
-        if len(self.seqs) > 2 * self._at_most:  # cut now and then, not with each message
+        if len(self.seqs) > 2 * self._at_most:  # trim only now and then, not for each message
             gone = len(self.seqs) - self._at_most - self._at_most // 2
             del self.seqs[:gone], self.groups[:gone]
             self.is_cut = True
             self._grouping.retain(set(self.groups))
 
     def newest(self, until: int) -> NewestHeads | None:
-        """The newest of them up to a seq; None if too few of those are kept."""
+        """Return the newest messages up to a seq; None if too few of them are cached."""
         end = bisect_right(self.seqs, until)
         if end <= self._at_most and self.is_cut:
             return None
@@ -136,7 +137,7 @@ class Heads:
 
 
 class NewestHeads(NamedTuple):
-    """The newest messages of a place up to a seq, ascending: seqs, and the group of each."""
+    """Newest messages of a place up to a seq, ascending: seqs, and the group of each."""
 
     seqs: list[int]
     groups: list[HeadGroup | None]
@@ -145,8 +146,8 @@ class NewestHeads(NamedTuple):
 
     def find_group(self, seq: int) -> HeadGroup | None:
         """Return the group of one of these messages; None for any other, and for a damaged one."""
-        place = bisect_left(self.seqs, seq)
-        return self.groups[place] if place < len(self.seqs) and self.seqs[place] == seq else None
+        index = bisect_left(self.seqs, seq)
+        return self.groups[index] if index < len(self.seqs) and self.seqs[index] == seq else None
 
 
 def _describe(head: MessageHead) -> Hashable:
@@ -156,20 +157,20 @@ def _describe(head: MessageHead) -> Hashable:
 
 
 class RecentHeads:
-    """The heads that the readers of one hub have asked for lately. Make a new one when old messages were dropped."""
+    """Heads that readers of one hub asked for recently. Create a new cache after old messages were dropped."""
 
     def __init__(self, is_person: IsPerson, max_bytes: int = MAX_BYTES) -> None:
-        """``is_person`` tells of whom it is asked whether that is a person; a kind never changes."""
+        """``is_person`` returns whether an id is a person's. A kind never changes."""
         self.is_person = is_person
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[Hashable, KeptInMemory] = OrderedDict()
+        self._kept: OrderedDict[Hashable, CacheEntry] = OrderedDict()
         self.bytes = 0
 
     async def inbox(
         self, ledger: Ledger, spans: Sequence[Span], agent_id: str, until: int, at_most: int
     ) -> NewestHeads:
-        """The newest messages up to ``until`` that lie in these spans or that the agent sent privately."""
-        # other spans are another place: with a channel's history its old messages come in between
+        """Return the newest messages up to ``until`` that lie in these spans or that the agent sent privately."""
+        # other spans need another key: the history of a new channel fills in old messages
         key = (agent_id, *((it.target, it.after, it.before) for it in spans))
 
         async def read(after: int, limit: int) -> list[HeadAt]:
@@ -180,15 +181,15 @@ class RecentHeads:
     async def threads(
         self, ledger: Ledger, newest: Mapping[str, int], until: int, at_most: int
     ) -> dict[str, NewestHeads]:
-        """The newest messages up to ``until`` of each of these threads. ``newest``: up to which seq a thread has to be
-        read, as nothing is in it between that and ``until``."""
+        """Return the newest messages up to ``until`` of each of these threads. ``newest``: the seq up to which each
+        thread must be read; it has nothing between that and ``until``."""
         behind: dict[str, int] = {}
         for thread_id, seq in newest.items():
             kept = self._find_heads(thread_id)
             if kept is None or kept.upto < seq:
                 behind[thread_id] = 0 if kept is None else kept.upto
         read = await ledger.newest_heads(behind, at_most + 1, before=until + 1) if behind else {}
-        found: dict[str, NewestHeads] = {}
+        heads: dict[str, NewestHeads] = {}
         for thread_id in newest:
 
             async def look(after: int, limit: int, thread_id: str = thread_id) -> list[HeadAt]:
@@ -196,16 +197,16 @@ class RecentHeads:
                     return read[thread_id]
                 return (await ledger.newest_heads({thread_id: after}, limit, before=until + 1))[thread_id]
 
-            found[thread_id] = await self._find(ledger, thread_id, newest[thread_id], at_most, look, until)
-        return found
+            heads[thread_id] = await self._find(ledger, thread_id, newest[thread_id], at_most, look, until)
+        return heads
 
-    async def find_begin(self, ledger: Ledger, thread_id: str, found: NewestHeads) -> int:
-        """The first seq of a thread."""
-        if not found.has_older:
-            return found.seqs[0]
-        if found.kept.begin is None:
-            found.kept.begin = (await ledger.thread(thread_id, limit=1, newest=False)).rows[0].seq
-        return found.kept.begin
+    async def find_begin(self, ledger: Ledger, thread_id: str, heads: NewestHeads) -> int:
+        """Return the first seq of a thread."""
+        if not heads.has_older:
+            return heads.seqs[0]
+        if heads.kept.begin is None:
+            heads.kept.begin = (await ledger.thread(thread_id, limit=1, newest=False)).rows[0].seq
+        return heads.kept.begin
 
     async def _find(
         self,
@@ -221,27 +222,27 @@ class RecentHeads:
             heads = self._find_heads(key)
             after = 0 if heads is None else heads.upto
             if heads is not None and needed <= after:
-                found = heads.newest(until)
-                if found is None:  # somebody asks for what was said long before: it is read, and not kept
+                newest = heads.newest(until)
+                if newest is None:  # an old position is asked for: read it without caching it
                     old = await self._make(ledger, await read(0, at_most + 1), at_most, until)
-                    found = old.newest(until)
-                    assert found is not None, "one more than is asked for was read"
+                    newest = old.newest(until)
+                    assert newest is not None, "one more than is asked for was read"
                 elif key in self._kept:
                     self._kept.move_to_end(key)
-                return found
+                return newest
             newer = await read(after, at_most + 1)
-            if heads is None or len(newer) > at_most:  # nothing of what is kept would be left
+            if heads is None or len(newer) > at_most:  # nothing cached would be left
                 made = await self._make(ledger, newer, at_most, until)
                 if self._kept.get(key) is heads:
                     self.store(key, made)
             else:
                 labels = await _find_labels(ledger, newer)
-                # another call may have read the same meanwhile
+                # a concurrent call may have read the same heads meanwhile
                 if self._kept.get(key) is heads and heads.upto == after:
                     self.bytes -= heads.size
                     heads.add(reversed(newer), labels, until)
                     self.bytes += heads.size
-                    self._forget_oldest(key)
+                    self._evict(key)
 
     async def _make(self, ledger: Ledger, descending_key: list[HeadAt], at_most: int, until: int) -> Heads:
         made = Heads(at_most, self.is_person)
@@ -253,25 +254,25 @@ class RecentHeads:
         kept = self._kept.get(key)
         return kept if isinstance(kept, Heads) else None
 
-    def find(self, key: Hashable) -> KeptInMemory | None:
-        """Return what is kept for a key."""
+    def find(self, key: Hashable) -> CacheEntry | None:
+        """Return the cached value of a key."""
         return self._kept.get(key)
 
     def discard(self, key: Hashable) -> None:
-        """Forget what is kept for a key, if anything is. Whoever changes a value takes it out so, and keeps it again: its
-        size is counted as of then."""
+        """Remove the value of a key, if there is one. Callers remove a value before they change it, and store it again
+        afterwards, so that its size is counted right."""
         gone = self._kept.pop(key, None)
         self.bytes -= gone.size if gone is not None else 0
 
-    def store(self, key: Hashable, value: KeptInMemory) -> None:
-        """Keep a value for a key, and forget what was asked for least recently if there is too much."""
+    def store(self, key: Hashable, value: CacheEntry) -> None:
+        """Store a value under a key, and evict the least recently used values if there is too much."""
         self.discard(key)
         self._kept[key] = value
         self.bytes += value.size
-        self._forget_oldest(key)
+        self._evict(key)
 
-    def _forget_oldest(self, key: Hashable) -> None:
-        """Keep within the bound; the list that is being used stays, whatever its size."""
+    def _evict(self, key: Hashable) -> None:
+        """Evict down to the limit. The value in use stays, whatever its size."""
         self._kept.move_to_end(key)
         while self.bytes > self._max_bytes and len(self._kept) > 1:
             _, gone = self._kept.popitem(last=False)
@@ -279,6 +280,6 @@ class RecentHeads:
 
 
 async def _find_labels(ledger: Ledger, heads: Iterable[HeadAt]) -> dict[int, MessageHead]:
-    known = {seq: head for seq, head in heads if head is not None}
-    missing = {head.label for head in known.values()} - known.keys()
-    return known | (await ledger.heads(missing) if missing else {})
+    heads_by_seq = {seq: head for seq, head in heads if head is not None}
+    missing = {head.label for head in heads_by_seq.values()} - heads_by_seq.keys()
+    return heads_by_seq | (await ledger.heads(missing) if missing else {})

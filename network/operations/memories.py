@@ -1,9 +1,9 @@
-"""The operation ``network.memory``: what an agent has written down of threads, as far as it may enter a prompt.
+"""The operation ``network.memory``: summaries that an agent wrote of threads, as far as they may enter a prompt.
 
-A memory is a record of its agent's: a summary of some messages of a thread, and of an earlier memory of it that it goes
-on from. It is made of all messages of that chain, and is shown where each of them may be shown (`views.View`): so it
-passes on nothing to whom the messages themselves would not go, and ends with the first of them that is not kept any
-more. Reads, changes nothing.
+A memory is a record of its agent: the summary of some messages of a thread, and of an earlier memory that it
+continues. It covers all messages of that chain, and is shown only where each of them may be shown (`views.View`). So a
+memory reveals nothing that its messages would not, and it ends with the first message that is no longer kept. Reads
+only.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from .views import PAGE, View, open_view
 
 MAX_THREADS = 100
 MAX_SEQS = 1000
-"""Messages that one record sums up; of more it is no memory."""
+"""Maximum number of messages that one record sums up. A record with more is not a memory."""
 MAX_KNOWN = 4096
-"""Memories of a thread that are known: the newest."""
+"""Maximum number of memories of a thread that are held, newest first."""
 MAX_GROUPS = 65_536
-"""Messages of channels and broadcasts of which the memories of one thread are made; of more, the next one is none."""
+"""Maximum number of channel and broadcast messages that the memories of one thread cover. Beyond, a record is not a
+memory."""
 MAX_GROUPS_AT_ONCE = 32
-"""Groups of messages up to which a memory has those of the one that it goes on from in its own set."""
+"""Maximum number of groups of messages for which a memory copies the groups of the one that it continues."""
 _MEMORY_BYTES = 400
 MEMORY = "memory"
-"""The kind of the record."""
+"""Kind of the record."""
 
 
 class MemoryBody(Struct, frozen=True):
-    """The body of the record: the messages that were summed up, and the memory (its seq) that this one goes on from."""
+    """Body of the record: the messages that were summed up, and the seq of the memory that this one continues."""
 
     thread_id: str
     seqs: Annotated[list[Seq], Meta(max_length=MAX_SEQS)]
@@ -56,30 +57,30 @@ async def memory(
     trigger: Seq,
     visibility: Visibility | None = None,
 ) -> dict[str, Any]:
-    """What the caller last wrote down of each of these threads in records of kind `memory`, if every message that it
-    was made of may enter the prompt for `trigger`; else what it wrote before that."""
+    """The newest record of kind `memory` that the caller wrote for each of these threads, if every message that it
+    covers may enter the prompt for `trigger`; else the newest earlier one for which that holds."""
     view = await open_view(reading, trigger, visibility)
     page = ListPage(MAX_THREADS, reading.hub.limits.max_result_bytes)
     for thread_id in dict.fromkeys(threads):
-        found = await _find_newest(reading, view, thread_id)
-        if found is not None and not page.add(found):
+        entry = await _find_newest(reading, view, thread_id)
+        if entry is not None and not page.add(entry):
             break
     return {"memories": page.entries}
 
 
 async def _find_newest(reading: Reading, view: View, thread_id: str) -> dict[str, Any] | None:
-    """The newest memory of a thread that may be shown."""
+    """Return the newest memory of a thread that may be shown."""
     while True:
-        known = await _read_memories(reading, thread_id)
-        found = known.find_newest(view)
-        if found is None:
+        memories = await _read_memories(reading, thread_id)
+        newest = memories.find_newest(view)
+        if newest is None:
             return None
-        rows = await reading.hub.ledger.rows(found.seq - 1, 1)
-        body = _read(rows[0]) if rows and rows[0].seq == found.seq else None
+        rows = await reading.hub.ledger.rows(newest.seq - 1, 1)
+        body = _read(rows[0]) if rows and rows[0].seq == newest.seq else None
         if body is not None:
-            entry = {"thread_id": thread_id, "seq": found.seq, "upto": found.upto, "messages": found.messages}
+            entry = {"thread_id": thread_id, "seq": newest.seq, "upto": newest.upto, "messages": newest.messages}
             return {**entry, "text": body.text}
-        # dropped or damaged since it was read: without it, all that go on from it are none either
+        # dropped or damaged since it was read, so every memory that continues it is invalid too
         reading.hub.recent.discard(_key(reading, thread_id))
 
 
@@ -88,26 +89,26 @@ def _key(reading: Reading, thread_id: str) -> Hashable:
 
 
 class _Memory:
-    """A memory, and what decides whether it may be shown; without its text."""
+    """A memory without its text: the facts that decide whether it may be shown."""
 
     __slots__ = ("earlier", "groups", "messages", "seq", "upto")
 
     def __init__(self, seq: int, seqs: Sequence[int], groups: frozenset[HeadGroup], earlier: _Memory | None) -> None:
         self.seq = seq
         self.upto: int = max([0 if earlier is None else earlier.upto, *seqs])
-        """The newest message that it was made of."""
+        """Newest message that it covers."""
         self.messages: int = len(seqs) + (0 if earlier is None else earlier.messages)
         self.groups = groups
-        """The groups of the messages that it was made of, but for those of ``earlier``."""
+        """Groups of the messages that it covers, without those of ``earlier``."""
         self.earlier = earlier
         if earlier is not None and len(groups | earlier.groups) <= MAX_GROUPS_AT_ONCE:
-            # one set for a chain: in a thread of two, thousands of messages are of a few groups
+            # Share one set along a chain: in a direct thread, thousands of messages belong to a few groups.
             self.groups = earlier.groups if groups <= earlier.groups else groups | earlier.groups
             self.earlier = earlier.earlier
 
 
 class _Memories:
-    """The memories that an agent wrote of a thread, as they were read: each once, however often they are asked for."""
+    """The memories that an agent wrote of a thread. Each is read once, however often it is asked for."""
 
     def __init__(self, is_person: IsPerson) -> None:
         self.upto = 0
@@ -115,7 +116,7 @@ class _Memories:
         self._grouping = Grouping(is_person)
         self._known: OrderedDict[int, _Memory] = OrderedDict()
         self._shared: dict[int, HeadGroup] = {}
-        """The groups of messages of channels and broadcasts, by their seqs: each is one of its own."""
+        """Groups of channel and broadcast messages, by seq. Each such message is a group of its own."""
 
     @property
     def size(self) -> int:
@@ -125,7 +126,7 @@ class _Memories:
     def add(
         self, seq: int, body: MemoryBody, heads: Mapping[int, MessageHead], labels: Mapping[int, MessageHead]
     ) -> None:
-        """Add the next memory, if all that it was made of is there."""
+        """Add the next memory, if everything that it covers is there."""
         earlier = None if body.earlier is None else self._known.get(body.earlier)
         if (body.earlier is not None and earlier is None) or not all(it in heads for it in body.seqs):
             return
@@ -167,29 +168,29 @@ async def _read_memories(reading: Reading, thread_id: str) -> _Memories:
     """Read the memories that were written since the last call."""
     ledger, recent, key = reading.hub.ledger, reading.hub.recent, _key(reading, thread_id)
     room = reading.hub.limits.max_result_bytes
-    found = recent.find(key)
-    known = found if isinstance(found, _Memories) else _Memories(recent.is_person)
+    cached = recent.find(key)
+    memories = cached if isinstance(cached, _Memories) else _Memories(recent.is_person)
     while True:
-        after = known.upto
+        after = memories.upto
         rows, has_more = await ledger.reaction(
             memory_of(thread_id), after, PAGE, actor=reading.origin.agent_id, max_bytes=room
         )
         read = []
         for row in rows:
             body = _read(row)
-            # no memory is made of what was said after it: as of now, all these are there or will never be
+            # a memory covers only earlier messages, so all of them are stored by now or never will be
             if body is not None and all(it < row.seq for it in body.seqs):
                 heads = await ledger.heads(body.seqs)
                 missing = {head.label for head in heads.values()} - heads.keys()
                 read.append((row.seq, body, heads, heads | (await ledger.heads(missing) if missing else {})))
-        if known.upto == after:  # else another call has read the same meanwhile
+        if memories.upto == after:  # otherwise a concurrent call has read the same rows
             recent.discard(key)
             for it in read:
-                known.add(*it)
-            known.upto = rows[-1].seq if rows else after
-            recent.store(key, known)
+                memories.add(*it)
+            memories.upto = rows[-1].seq if rows else after
+            recent.store(key, memories)
             if not has_more:
-                return known
+                return memories
 
 
 def _read(row: Row) -> MemoryBody | None:

@@ -1,6 +1,6 @@
-"""The processes of the agents that a node runs, for its operators: which there are, and their start, stop and reload.
+"""Operations for the processes of a node's agents: list, start, stop, restart and reload them. For operators.
 
-What starts and stops them is the node's (`reading.AgentSupervisor`); a hub without a node behind it runs none.
+The node's `reading.AgentSupervisor` controls the processes. A hub without a node runs none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .reading import AgentAction, Reading
 
 
 async def node_agents(reading: Reading) -> dict[str, Any]:
-    """The agents that this node runs: what the process of each does, and whether its file has changed."""
+    """The agents that this node runs: the state of each process, and whether its file has changed."""
     supervisor = reading.hub.supervisor
     return {"agents": [] if supervisor is None else supervisor.list_agents()}
 
@@ -24,11 +24,11 @@ async def node_agents(reading: Reading) -> dict[str, Any]:
 async def control_agent(
     reading: Reading, *, agent_id: Annotated[str, Meta(pattern=ID_PATTERN)], action: AgentAction
 ) -> dict[str, Any]:
-    """Start, stop, restart or reload the process of an agent that this node runs. `reload` takes its changed file, and
-    refuses a wrong one."""
+    """Start, stop, restart or reload the process of an agent that this node runs. `reload` applies its changed file,
+    and refuses a file with errors."""
     supervisor = reading.hub.supervisor
     if supervisor is None:
-        raise InvalidArguments("This node runs no agents. Who started the agent can stop and start it.")
+        raise InvalidArguments("This node runs no agents. Stop or start the agent where it was started.")
     if reading.place is None:
         return await supervisor.control(agent_id, action)
     reading.place.release()  # a process takes seconds to start

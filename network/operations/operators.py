@@ -1,6 +1,7 @@
-"""What operators look after: participants and tokens, dead letters, quotas, what has stopped, the log, figures.
+"""Operations for operators: participants, tokens and logins, dead letters, quotas, stopped conversations, the log, and
+figures.
 
-Of dead letters and quotas everybody is shown its own.
+Every participant may see its own dead letters and quotas.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     """Remove a participant for good."""
     participant = change.state.present(agent_id)
     if participant is None:
-        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
+        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}. network.list_agents lists who is.")
     for channel, member in list(change.state.memberships(agent_id).items()):
         if member.is_in:
             change.leave_channel(channel, agent_id)
-    for _, hold in [it for it in change.state.items("hold") if it[1].by == agent_id]:
-        end_takeover(change, hold)
+    for _, takeover in [item for item in change.state.items("hold") if item[1].by == agent_id]:
+        end_takeover(change, takeover)
     for thread_id in list(change.state.read_states_of(agent_id)):
         change.set_value("mark", f"{agent_id}/{thread_id}", None)
     change.set_value("dismissed", agent_id, None)
@@ -63,16 +64,16 @@ def create_token(
 ) -> dict[str, Any]:
     """Let the token with this hash (SHA-256, hex) join as an id. The token itself is never sent.
 
-    A `warning` says what a new id may be taken for: such an id is given out by nobody else.
+    A `warning` says what a new id could be mistaken for. Nobody can bind such an id by first use.
     """
-    warning = _check_given_out(change, agent_id, kind, "token", token_hash)
+    warning = _check_new_secret(change, agent_id, kind, "token", token_hash)
     change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "created"}))
     change.set_value("token", token_hash, Token(agent_id, kind, change.stamp, operator))
     return warning
 
 
 MAX_LOGINS = 1000
-"""How many logins there are at once, used ones among them until their time is over."""
+"""Maximum number of logins at a time, including used ones that have not expired."""
 LOGIN_TTL_MS = 600_000
 
 
@@ -85,49 +86,49 @@ def create_login(
     ttl_ms: Annotated[int, Meta(ge=1000, le=DAY_MS)] = LOGIN_TTL_MS,
     operator: bool = False,
 ) -> dict[str, Any]:
-    """Let the code with this hash (SHA-256, hex) log in as an id once, within `ttl_ms`: a `hello` with it ties a token
-    to the id that the client made.
+    """Let the code with this hash (SHA-256, hex) log in as an id once, within `ttl_ms`. A `hello` with the code binds
+    a token of the client to the id.
 
-    A `warning` says what a new id may be taken for: such an id is given out by nobody else.
+    A `warning` says what a new id could be mistaken for. Nobody can bind such an id by first use.
     """
     _drop_logins(change, find_expired_logins(change.state))
-    warning = _check_given_out(change, agent_id, kind, "login", login_hash)
+    warning = _check_new_secret(change, agent_id, kind, "login", login_hash)
     participant = change.state.participant(agent_id)
     if participant is not None and participant.removed_seq is not None:
-        raise InvalidArguments(f"{agent_id} was removed from this network; choose another id.")
+        raise InvalidArguments(f"{agent_id} was removed from this network. Choose another id.")
     if change.state.count("login") >= MAX_LOGINS:
-        raise Forbidden(f"There are {MAX_LOGINS} logins already; each ends by itself when its time is over.")
+        raise Forbidden(f"There are {MAX_LOGINS} logins already, the maximum. Wait until some of them expire.")
     expires_at = change.stamp + ttl_ms
     change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "login"}))
     change.set_value("login", login_hash, Login(agent_id, kind, expires_at, operator))
     return {"expires_at": expires_at, **warning}
 
 
-def _check_given_out(
+def _check_new_secret(
     change: ChangeSet, agent_id: str, kind: Kind, what: Literal["token", "login"], secret_hash: str
 ) -> dict[str, Any]:
-    """Whether a secret may be made for an id; gives the warning that goes with it. Raises `InvalidArguments`."""
+    """Check that a secret may be created for an id, and return the warning for the answer. Raises `InvalidArguments`."""
     if not is_id(agent_id):
-        raise InvalidArguments(f"{agent_id!r} is no id; use lower case letters, digits, '.', '_', '-'.")
+        raise InvalidArguments(f"{agent_id!r} is not an id. Use lower-case letters, digits, '.', '_' and '-'.")
     if len(secret_hash) != 64 or any(char not in "0123456789abcdef" for char in secret_hash):
         raise InvalidArguments(f"{what}_hash must be the SHA-256 of the {what} in 64 hex digits.")
     participant = change.state.participant(agent_id)
     if participant is not None and participant.kind != kind:
-        raise InvalidArguments(f"{agent_id} is registered as {participant.kind}; its kind never changes.")
+        raise InvalidArguments(f"{agent_id} is registered as {participant.kind}, and a kind never changes.")
     if change.state.get("token", secret_hash) is not None or change.state.get("login", secret_hash) is not None:
-        raise InvalidArguments(f"This {what} is in use; make another.")
+        raise InvalidArguments(f"This {what} is in use. Make another one.")
     is_new = participant is None and not change.state.has_token(agent_id)
     if is_new and agent_id == NETWORK:
-        raise InvalidArguments(f"{NETWORK} {IS_THE_HUB}; choose another id.")
+        raise InvalidArguments(f"{NETWORK} {IS_THE_HUB}. Choose another id.")
     passes_for = describe_reserved(agent_id, change.rules.mods) or describe_look_alike(change.state, agent_id)
     if not is_new or passes_for is None:
         return {}
-    return {"warning": f"{agent_id} {passes_for}: people and models may take its words for another's."}
+    return {"warning": f"{agent_id} {passes_for}: people and models may mistake its messages for another's."}
 
 
 def _drop_logins(change: ChangeSet, logins: Mapping[str, Login]) -> int:
-    """Forget logins; gives how many of them nobody had used."""
-    waiting = sum(not it.used_by and it.expires_at > change.stamp for it in logins.values())
+    """Remove logins. Returns how many of them were unused."""
+    waiting = sum(not login.used_by and login.expires_at > change.stamp for login in logins.values())
     for key in list(logins):
         change.set_value("login", key, None)
     return waiting
@@ -136,8 +137,8 @@ def _drop_logins(change: ChangeSet, logins: Mapping[str, Login]) -> int:
 def revoke_token(
     change: ChangeSet, *, agent_id: str, token_hash: Annotated[str, Meta(pattern="^[0-9a-f]{12,64}$")] | None = None
 ) -> dict[str, Any]:
-    """Revoke every token of an id, and the logins to it that nobody has used, and close its sessions; or, with a
-    `token_hash` (or its beginning, as `network.list_tokens` shows it), that token alone, and the sessions that joined with it."""
+    """Revoke every token of an id and its unused logins, and close its sessions. With a `token_hash` (or its
+    beginning, as `network.list_tokens` shows it), only that token, and the sessions that joined with it."""
     if token_hash is not None:
         return _revoke_one(change, agent_id, token_hash)
     revoked = _drop_logins(change, change.state.logins(agent_id))
@@ -146,34 +147,41 @@ def revoke_token(
             change.set_value("token", key, msgspec.structs.replace(token, revoked=True))
             revoked += 1
     if not revoked:
-        raise UnknownRecipient(f"{agent_id!r} has no token; network.list_tokens lists them.")
+        raise UnknownRecipient(f"{agent_id!r} has no token. network.list_tokens lists them.")
     row = change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "event": "revoked"}))
     participant = change.state.participant(agent_id)
-    if participant is not None:  # what its sessions sent and was not stored yet never is
+    if participant is not None:  # nothing that its sessions sent is stored from here on
         change.set_value("participant", agent_id, msgspec.structs.replace(participant, cut_seq=row.seq))
     change.effects.append(DisconnectParticipant(agent_id, f"The token of {agent_id} was revoked."))
     return {"revoked": revoked}
 
 
 def _revoke_one(change: ChangeSet, agent_id: str, prefix: str) -> dict[str, Any]:
-    found = {key: it for key, it in change.state.tokens(agent_id).items() if key.startswith(prefix) and not it.revoked}
-    if not found:
-        raise UnknownRecipient(f"{agent_id!r} has no token {prefix} that is valid; network.list_tokens lists them.")
-    for key, token in found.items():
+    tokens = {
+        key: token
+        for key, token in change.state.tokens(agent_id).items()
+        if key.startswith(prefix) and not token.revoked
+    }
+    if not tokens:
+        raise UnknownRecipient(f"{agent_id!r} has no valid token {prefix}. network.list_tokens lists them.")
+    for key, token in tokens.items():
         change.set_value("token", key, msgspec.structs.replace(token, revoked=True))
         change.effects.append(DisconnectParticipant(agent_id, f"This token of {agent_id} was revoked.", key))
     event = {"agent_id": agent_id, "hash": prefix[:12], "event": "revoked"}
     change.write_row("token", data=msgspec.json.encode(event))
-    return {"revoked": len(found)}
+    return {"revoked": len(tokens)}
 
 
 async def list_tokens(reading: Reading, *, after: str | None = None, limit: PageLimit = 1000) -> dict[str, Any]:
-    """Who has tokens, without the tokens, and how many sessions joined with each, by id and age; those behind the one whose `hash` is `after`."""
+    """Tokens without their secrets, sorted by id and age, with the number of sessions that joined with each. Continue
+    with `after`, the `hash` of the last one."""
     table: list[tuple[str, Token]] = list(reading.hub.state.items("token"))
-    places = [_place_token(key, it) for key, it in table if after is not None and key[:12] == after]
+    places = [_token_order(key, it) for key, it in table if after is not None and key[:12] == after]
     if after is not None and not places:
-        raise InvalidArguments(f"There is no token {after[:20]!r}; after is the hash of the last one that was listed.")
-    behind = (item for item in table if not places or _place_token(*item) > places[0])
+        raise InvalidArguments(
+            f"There is no token {after[:20]!r}. after must be the hash of the last token that was listed."
+        )
+    behind = (item for item in table if not places or _token_order(*item) > places[0])
     shown = (
         {
             "agent_id": t.agent_id,
@@ -184,14 +192,14 @@ async def list_tokens(reading: Reading, *, after: str | None = None, limit: Page
             "hash": key[:12],
             "sessions": reading.hub.count_sessions(t.agent_id, key),
         }
-        for key, t in nsmallest(limit + 1, behind, key=lambda item: _place_token(*item))
+        for key, t in nsmallest(limit + 1, behind, key=lambda item: _token_order(*item))
     )
     tokens, has_more = take_page(shown, limit, reading.hub.limits.max_result_bytes)
     return {"tokens": tokens, "has_more": has_more}
 
 
-def _place_token(key: str, token: Token) -> tuple[str, int, str]:
-    """Where a token stands in their list."""
+def _token_order(key: str, token: Token) -> tuple[str, int, str]:
+    """Return the sort key of a token."""
     return token.agent_id, token.created_at, key
 
 
@@ -208,14 +216,13 @@ async def dead_letters(
     after: Annotated[str, Meta(pattern="^[^/]+/[0-9]{1,16}$")] | None = None,
     limit: PageLimit = 100,
 ) -> dict[str, Any]:
-    """Messages that failed too often at their recipient: the caller's own, or, for operators, anybody's or everybody's.
-    By recipient and seq; those behind `after`, which is AGENT/SEQ of the last one.
-    """
-    asked = resolve_owner(reading.origin, agent_id, _OTHERS_LETTERS)
+    """Messages that failed too often at their recipient, sorted by recipient and seq: the caller's own, or, for
+    operators, anybody's. Continue with `after`, AGENT/SEQ of the last one."""
+    recipient = resolve_owner(reading.origin, agent_id, _OTHERS_LETTERS)
     owner, _, seq = after.rpartition("/") if after is not None else ("", "", "")
     last = f"{owner}/{int(seq):016d}" if after is not None else ""
-    found = await reading.hub.ledger.cold("dead", f"{asked}/" if asked else "", limit + 1, after=last)
-    letters: list[DeadLetter] = [letter for _, letter in found]
+    stored = await reading.hub.ledger.cold("dead", f"{recipient}/" if recipient else "", limit + 1, after=last)
+    letters: list[DeadLetter] = [letter for _, letter in stored]
     shown = (
         {
             "agent_id": letter.agent_id,
@@ -231,7 +238,7 @@ async def dead_letters(
 
 
 def retry_dead_letter(change: ChangeSet, *, seq: Seq, agent_id: str | None = None) -> dict[str, Any]:
-    """Deliver a dead letter again, with five attempts as at first."""
+    """Deliver a dead letter again, with five new attempts."""
     owner = _take_dead_letter(change, agent_id, seq).agent_id
     change.set_value(
         "attempt", f"{owner}/{seq}", Attempt(0, change.stamp, "taken back from the dead letters", is_revived=True)
@@ -241,7 +248,7 @@ def retry_dead_letter(change: ChangeSet, *, seq: Seq, agent_id: str | None = Non
 
 
 def drop_dead_letter(change: ChangeSet, *, seq: Seq, agent_id: str | None = None) -> dict[str, Any]:
-    """Forget a dead letter; the message itself stays in its thread."""
+    """Remove a dead letter. The message itself stays in its thread."""
     letter = _take_dead_letter(change, agent_id, seq)
     change.set_value("tried", f"{letter.agent_id}/{seq:016d}", AttemptCount(letter.failures))
     return {}
@@ -252,7 +259,7 @@ def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> Dead
     key = f"{owner}/{seq:016d}"
     letter: DeadLetter | None = change.lookup_cold("dead", key)
     if letter is None:
-        raise UnknownMessage(f"{owner} has no dead letter {seq}; network.dead_letters lists them.")
+        raise UnknownMessage(f"{owner} has no dead letter {seq}. network.dead_letters lists them.")
     change.set_value("dead", key, None)
     if letter.sender_id:
         change.set_value("undelivered", undelivered_key(letter.sender_id, seq, owner), None)
@@ -263,16 +270,16 @@ def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> Dead
     return letter
 
 
-# --- what has stopped
+# --- stopped conversations
 
 
 async def stopped(reading: Reading, *, before: Seq | None = None, limit: Limit = 100) -> dict[str, Any]:
-    """Conversations that stopped at a limit and were not let go on, the newest first, of those whose root is
-    below `before`; and agents that answered without causes until they were stopped."""
+    """Conversations that stopped at a limit and were not resumed, newest first, with a root below `before`. Also
+    agents that are stopped because they answered without causes."""
     hub = reading.hub
     after = stopped_key(before) if before is not None else ""
-    found: list[tuple[str, StoppedConversation]] = await hub.ledger.cold("stopped", "", limit + 1, after=after)
-    shown = (msgspec.structs.asdict(it) for _, it in found)
+    stored: list[tuple[str, StoppedConversation]] = await hub.ledger.cold("stopped", "", limit + 1, after=after)
+    shown = (msgspec.structs.asdict(conversation) for _, conversation in stored)
     conversations, has_more = take_page(shown, limit, hub.limits.max_result_bytes)
     agents = [
         {"agent_id": agent_id, "limit": "limits.max_uncaused_answers", "used": bucket.answer_count.count}
@@ -283,9 +290,9 @@ async def stopped(reading: Reading, *, before: Seq | None = None, limit: Limit =
 
 
 def resume_agent(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
-    """Let an agent go on that has answered without causes until it was stopped. ``was_stopped``: it had been."""
+    """Resume an agent that was stopped because it answered without causes. ``was_stopped``: it had been stopped."""
     if change.state.present(agent_id) is None:
-        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
+        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}. network.list_agents lists who is.")
     bucket = change.state.bucket(agent_id)
     answers = bucket.answer_count
     was_stopped = answers.is_reported and not has_person_written(change.state, agent_id, answers.since)
@@ -298,27 +305,27 @@ def resume_agent(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
 
 
 async def quotas(reading: Reading, *, agent_id: str | None = None, limit: Limit = 20) -> dict[str, Any]:
-    """What participants have stored today and may store, the fullest quota first: one's own; operators name anybody, or
-    nobody for all."""
+    """What participants have stored today and may store, the fullest quota first: the caller's own. Operators name a
+    participant, or nobody for all."""
     hub = reading.hub
     agent_id = resolve_owner(reading.origin, agent_id, "The quotas of others are for operators.")
     if agent_id is not None and hub.state.participant(agent_id) is None:
-        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
-    names = [agent_id] if agent_id is not None else _who_stored(hub.state)
+        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}. network.list_agents lists who is.")
+    names = [agent_id] if agent_id is not None else _list_storing(hub.state)
     shares = [(_used(hub.state, hub.quotas, name), name) for name in names]
     fullest = nsmallest(limit, ((-used, name) for used, name in shares if used > 0 or agent_id is not None))
-    found = [{**_describe(hub.state, hub.quotas, name), "used": round(-used, 4)} for used, name in fullest]
-    return {"quotas": found, "next_day_at": (hub.state.stamp // DAY_MS + 1) * DAY_MS}
+    entries = [{**_describe(hub.state, hub.quotas, name), "used": round(-used, 4)} for used, name in fullest]
+    return {"quotas": entries, "next_day_at": (hub.state.stamp // DAY_MS + 1) * DAY_MS}
 
 
 def count_near_quota(state: State) -> int:
-    """How many participants have stored nearly all that they may today, or all of it."""
+    """Return the number of participants who have nearly used up today's quota."""
     day = state.stamp // DAY_MS
     return sum(stored.day == day for stored in state.near_quota().values())
 
 
 def _used(state: State, quotas: Quotas, agent_id: str) -> float:
-    """The share that is used of the quota of which the least is left."""
+    """Return the used share of the fullest quota of a participant."""
     allowed = quotas.of(agent_id)
     size, messages = stored_today(state, agent_id)
     counts = (
@@ -335,14 +342,14 @@ def _describe(state: State, quotas: Quotas, agent_id: str) -> dict[str, Any]:
     return {"agent_id": agent_id, "bytes": size, "messages": messages, "channels": created, **quotas.describe(agent_id)}
 
 
-def _who_stored(state: State) -> list[str]:
-    """Participants of whom anything is known to be stored."""
+def _list_storing(state: State) -> list[str]:
+    """Return the participants who have stored anything, as far as the hub knows."""
     names = {name for table in ("bucket", "stored") for name, _ in state.items(table)}
     names.update(channel.created_by for _, channel in state.items("channel"))
     return [name for name in names if state.participant(name) is not None]
 
 
-# --- the log, and figures
+# --- log and figures
 
 
 async def log(
@@ -352,9 +359,9 @@ async def log(
     limit: Limit = 100,
     wait_ms: Annotated[int, Meta(ge=0, le=30_000)] = 0,
 ) -> dict[str, Any]:
-    """Every message with a seq above `after`, ascending; if there is none, the answer waits for up to `wait_ms`.
+    """Every message with a seq above `after`, ascending. If there is none, the answer waits for up to `wait_ms`.
 
-    `next` is where to go on: rows that are no messages lie between.
+    Continue with `next` as `after`: rows that are not messages lie between.
     """
     hub = reading.hub
     if wait_ms and hub.state.head <= after:
@@ -362,20 +369,20 @@ async def log(
     rows = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
     messages = [Raw(row.data) for row in rows if row.type == "message"]
     value = {"messages": messages, "next": rows[-1].seq if rows else after, "head": hub.state.head}
-    return value | _tell_damaged(rows)
+    return value | _list_damaged(rows)
 
 
 async def rows(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> dict[str, Any]:
-    """The log itself, every row above `after`, ascending, as lines of JSON, byte by byte what is stored."""
+    """Every row of the log above `after`, ascending, as lines of JSON, byte by byte as stored."""
     hub = reading.hub
-    found = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
+    stored = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
     return {
-        "rows": [encode_row(row).decode() for row in found if not row.is_damaged],
-        "next": found[-1].seq if found else after,
+        "rows": [encode_row(row).decode() for row in stored if not row.is_damaged],
+        "next": stored[-1].seq if stored else after,
         "head": hub.state.head,
         "epoch": hub.epoch,
         "name": hub.name,
-        **_tell_damaged(found),
+        **_list_damaged(stored),
     }
 
 
@@ -384,6 +391,6 @@ async def status(reading: Reading) -> dict[str, Any]:
     return dict(reading.hub.figures())
 
 
-def _tell_damaged(rows: Sequence[Row]) -> dict[str, Any]:
+def _list_damaged(rows: Sequence[Row]) -> dict[str, Any]:
     damaged = [row.seq for row in rows if row.is_damaged]
     return {"damaged": damaged} if damaged else {}

@@ -1,5 +1,5 @@
-"""One page of a list: entries encoded as far as `limit` and `max_result_bytes` go, and whether there are more. No IO,
-no clock."""
+"""One page of a list: entries, encoded up to `limit` and `max_result_bytes`, and whether there are more. No IO, no
+clock."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from roundelay.network.frames import encode
 
 
 class ListPage:
-    """The entries of one answer; the first is always taken, whatever its size."""
+    """Entries of one answer. The first entry is always accepted, whatever its size, so that every list can be read to
+    its end."""
 
     def __init__(self, limit: int, max_bytes: int) -> None:
         self.entries: list[Raw] = []
         self.has_more = False
-        """Whether one was asked for that there was no room for."""
+        """Whether an entry was refused for lack of room."""
         self._limit = limit
         self._max_bytes = max_bytes
         self._size = 0
 
     def add(self, entry: object) -> bool:
-        """Take one more, if it has room."""
+        """Add an entry if it fits. Returns whether it did."""
         data = encode(entry)
         self._size += len(data) + 1
         if self.entries and (len(self.entries) == self._limit or self._size > self._max_bytes):
@@ -33,7 +34,7 @@ class ListPage:
 
 
 def take_page(entries: Iterable[object], limit: int, max_bytes: int) -> tuple[list[Raw], bool]:
-    """The first of these entries, and whether there are more. No further ones are asked for."""
+    """Return the first entries that fit, and whether there are more. Stops reading ``entries`` there."""
     page = ListPage(limit, max_bytes)
     for entry in entries:
         if not page.add(entry):

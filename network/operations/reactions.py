@@ -1,5 +1,7 @@
-"""What agents are at, what their reactions wrote down, and what these cost: the hub adds up what records say, and gives
-the records."""
+"""Operations about reactions: open ones, their records, requests for approval, and the tokens that they used.
+
+The hub adds up what records report, and returns the records.
+"""
 
 from __future__ import annotations
 
@@ -39,37 +41,41 @@ async def open_reactions(
     after: Seq = 0,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Reactions begun and not finished, by the seq of their beginning, above `after`: one's own; operators name
-    anybody, or nobody for all."""
+    """Reactions that have started and not finished, by the seq of their start, above `after`: the caller's own.
+    Operators name an agent, or nobody for all."""
     agent_id = resolve_owner(reading.origin, agent_id, "The reactions of others are for operators.")
     state = reading.hub.state
     named: Iterable[OpenReaction] = (
-        (it for _, it in state.items("reaction")) if agent_id is None else state.reactions_of(agent_id).values()
+        (reaction for _, reaction in state.items("reaction"))
+        if agent_id is None
+        else state.reactions_of(agent_id).values()
     )
-    found = nsmallest(limit + 1, (it for it in named if it.seq > after), key=lambda it: it.seq)
+    oldest = nsmallest(
+        limit + 1, (reaction for reaction in named if reaction.seq > after), key=lambda reaction: reaction.seq
+    )
     shown = (
         {
-            "reaction": it.reaction,
-            "agent_id": it.agent_id,
-            "trigger": it.trigger,
-            "thread_id": it.trigger_head.thread_id,
-            "seq": it.seq,
-            "is_cancelled": it.is_cancelled,
+            "reaction": reaction.reaction,
+            "agent_id": reaction.agent_id,
+            "trigger": reaction.trigger,
+            "thread_id": reaction.trigger_head.thread_id,
+            "seq": reaction.seq,
+            "is_cancelled": reaction.is_cancelled,
         }
-        for it in found
+        for reaction in oldest
     )
     reactions, has_more = take_page(shown, limit, reading.hub.limits.max_result_bytes)
     return {"reactions": reactions, "has_more": has_more}
 
 
 async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> dict[str, Any]:
-    """Calls that wait for a person's decision, by the seq of the message that asks for it, above `after`: those whose
-    message the caller may read. `may_decide` says whether a reply of the caller's would decide, `may_call` whether
+    """Calls that wait for a person's decision, by the seq of the message that asks for it, above `after`, if the
+    caller may read that message. `may_decide` says whether a reply of the caller would decide, `may_call` whether
     `network.decide` would."""
     requests = list_requests(reading, after)
     page = ListPage(limit, reading.hub.limits.max_result_bytes)
     for start in range(0, len(requests), PAGE):
-        heads = await reading.hub.ledger.heads({it.seq for it in requests[start : start + PAGE]})
+        heads = await reading.hub.ledger.heads({waiting.seq for waiting in requests[start : start + PAGE]})
         for request in requests[start : start + PAGE]:
             head = heads.get(request.seq)
             if head is None or not request.may_be_shown(reading, head):
@@ -78,27 +84,27 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
             if row is None or row.is_damaged:
                 continue
             thread_id = request.thread_id if request.reads_trigger else head.thread_id
-            told = {**request.told, "thread_id": thread_id, **request.describe_rights(reading, head)}
-            if not page.add({**told, "message": Raw(row.data)}):
+            entry = {**request.details, "thread_id": thread_id, **request.describe_rights(reading, head)}
+            if not page.add({**entry, "message": Raw(row.data)}):
                 return {"approvals": page.entries, "has_more": True}
     return {"approvals": page.entries, "has_more": False}
 
 
 class ListedRequest(NamedTuple):
-    """A message that an open reaction says it waits on for a person's decision. Ordered by ``seq`` and agent."""
+    """A message through which an open reaction waits for a person's decision. Sorted by ``seq`` and agent."""
 
     seq: int
     agent_id: str
     wait: CallWait
     thread_id: str
-    """Of the reaction's trigger."""
+    """Thread of the reaction's trigger."""
 
     reads_trigger: bool
-    told: Mapping[str, Any]
+    details: Mapping[str, Any]
 
     def may_be_shown(self, reading: Reading, head: MessageHead) -> bool:
-        """Whether the caller may know of the request. An approver who does not read the reaction's trigger reads the
-        copy that the agent sent."""
+        """Return whether the caller may know of the request. An approver who cannot read the reaction's trigger can
+        read the copy that the agent sent."""
         if head.sender_id != self.agent_id:
             return False
         if (reading.origin.agent_id, self.seq) in self.wait.copies:
@@ -106,43 +112,45 @@ class ListedRequest(NamedTuple):
         return self.reads_trigger and reads(reading, head)
 
     def describe_rights(self, reading: Reading, head: MessageHead) -> dict[str, Any]:
-        """Whether the caller may decide, and how: by a reply, or by an operation."""
+        """Return whether the caller may decide, and how: by a reply, or by an operation."""
         origin, wait = reading.origin, self.wait
         is_person, is_reader = origin.kind == "human", reads_as_itself(reading, head)
         may_decide = partial(wait.may_decide, origin.agent_id, is_reader=is_reader)
         may_call = is_person and may_decide(is_operator=origin.is_operator)
-        told: dict[str, Any] = {
+        rights: dict[str, Any] = {
             "may_decide": is_person and is_reader and may_decide(is_operator=False),
             "may_call": may_call,
         }
         if wait.deciders is not None:
-            told["deciders"] = list(wait.deciders)
-        return told | ({"approved_by": list(wait.voters)} if wait.voters else {})
+            rights["deciders"] = list(wait.deciders)
+        return rights | ({"approved_by": list(wait.voters)} if wait.voters else {})
 
 
 def list_requests(reading: Reading, after: int) -> list[ListedRequest]:
-    """The messages above ``after`` that open reactions say they wait on for a person's decision, by seq. What else the
-    records of a reaction claim is never read here: an agent may write any number of them."""
-    found: dict[tuple[int, str], ListedRequest] = {}
+    """Return the messages above ``after`` through which open reactions wait for a person's decision, by seq. Other
+    claims in records are not read here: an agent may write any number of them."""
+    requests: dict[tuple[int, str], ListedRequest] = {}
     for _, opened in reading.hub.state.items("reaction"):
         if not opened.awaits or opened.is_cancelled or is_blocked_by_takeover(reading.hub.state, opened):
-            continue  # no decision would go on with it
+            continue  # a decision could not continue it
         reads_trigger = reads(reading, opened.trigger_head)
-        for place, wait in opened.awaits.items():
+        for call, wait in opened.awaits.items():
             seq = wait.find_request(reading.origin.agent_id)
             if seq is None or seq <= after or not (reads_trigger or seq != wait.request or wait.copies):
                 continue
-            told = {
+            details = {
                 "seq": seq,
                 "agent_id": opened.agent_id,
                 "reaction": opened.reaction,
-                "call": place,
+                "call": call,
                 "trigger": opened.trigger,
                 "until": wait.until,
             }
             thread_id = opened.trigger_head.thread_id
-            found[seq, opened.agent_id] = ListedRequest(seq, opened.agent_id, wait, thread_id, reads_trigger, told)
-    return [found[key] for key in sorted(found)]
+            requests[seq, opened.agent_id] = ListedRequest(
+                seq, opened.agent_id, wait, thread_id, reads_trigger, details
+            )
+    return [requests[key] for key in sorted(requests)]
 
 
 MAX_DECISION_CHARS = 64_000
@@ -151,14 +159,16 @@ MAX_DECISION_CHARS = 64_000
 def decide(
     change: ChangeSet, *, seq: Seq, decision: Annotated[str, Meta(min_length=1, max_length=MAX_DECISION_CHARS)]
 ) -> dict[str, Any]:
-    """Decide on the call that the message `seq` asks for, as a reply to it would: `/approve`, `/deny REASON` or
-    `/edit ARGUMENTS`. For people who may decide and do not read that message: operators, where no approvers are
-    named. Whoever reads it may add `thread` or `always` to `/approve`."""
+    """Decide on the call that the message `seq` asks about, like a reply to it: `/approve`, `/deny REASON` or `/edit
+    ARGUMENTS`. For people who may decide but cannot read that message: operators, if no approvers are named. People
+    who can read it may add `thread` or `always` to `/approve`."""
     origin, state, head = change.origin, change.state, change.facts.heads.get(seq)
     if head is None or not (origin.is_operator or may_read(state, origin.agent_id, head)):
-        raise UnknownMessage(f"There is no message {seq} that {origin.agent_id} may read; seq is that of a request.")
+        raise UnknownMessage(
+            f"There is no message {seq} that {origin.agent_id} may read. seq must be that of a request for approval."
+        )
     if origin.kind != "human":
-        raise Forbidden(f"Only a person decides on a call, and {origin.agent_id} is registered as {origin.kind}.")
+        raise Forbidden(f"Only people decide on calls, and {origin.agent_id} is registered as {origin.kind}.")
     word, _, rest = decision.strip().partition(" ")
     scope = rest.strip().lower() if word.lower() == "/approve" else ""
     if word.lower() not in DECISIONS or scope not in ("", "thread", "always") or (word.lower() == "/edit" and not rest):
@@ -167,16 +177,18 @@ def decide(
         )
     wait = _find_wait(state, head)
     if wait is None:
-        raise InvalidArguments(f"#{seq} waits for no decision, or for none any more.")
+        raise InvalidArguments(f"#{seq} does not wait for a decision, or no longer does.")
     is_reader = may_read(state, origin.agent_id, head)
     if origin.agent_id in wait.voters:
-        raise InvalidArguments(f"{origin.agent_id} has approved #{seq} already; it waits for somebody else's approval.")
+        raise InvalidArguments(
+            f"{origin.agent_id} has already approved #{seq}. It waits for another person's approval."
+        )
     if not wait.may_decide(origin.agent_id, is_reader=is_reader, is_operator=origin.is_operator):
         names = ", ".join(wait.deciders or ())
         raise Forbidden(f"{origin.agent_id} may not decide on #{seq}: its approvers are {names}.")
     if scope and not is_reader:
         raise InvalidArguments(
-            f"{origin.agent_id} does not read the thread of #{seq}, so it approves one call at a time: /approve."
+            f"{origin.agent_id} cannot read the thread of #{seq}, and so may approve only one call at a time: /approve."
         )
     content = {"kind": "decision", "request": seq, "by": origin.agent_id, "decision": decision.strip()}
     text = f"{origin.agent_id} decides on #{seq}: {decision.strip()}"
@@ -189,7 +201,7 @@ DECISIONS = ("/approve", "/deny", "/edit")
 
 
 def _find_wait(state: State, request: MessageHead) -> CallWait | None:
-    """What a call of the sender of a message waits for by that message; None if none does."""
+    """Return the wait of a call of the message's sender that the message asks about, or None."""
     for opened in state.reactions_of(request.sender_id).values():
         if not opened.is_cancelled and not is_blocked_by_takeover(state, opened):
             for wait in opened.awaits.values():
@@ -199,7 +211,7 @@ def _find_wait(state: State, request: MessageHead) -> CallWait | None:
 
 
 MAX_CAUSES = 1000
-"""Maximum number of causes that are followed from a message to the people who began its conversation."""
+"""Maximum number of causes followed from a message to the people who started its conversation."""
 
 
 async def approvers(
@@ -208,9 +220,9 @@ async def approvers(
     names: Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(min_length=1, max_length=64)],
     seqs: Annotated[list[Seq], Meta(min_length=1, max_length=MAX_CAUSES)],
 ) -> dict[str, Any]:
-    """The people whom ids and roles (`role:NAME`, of the page `rights`) name: whether each reads the first of these
-    messages, and whether it led to one of them (`is_requester`): it wrote that, or a cause of it. `unknown` are names
-    of nobody, or of no role."""
+    """The people whom ids and roles (`role:NAME`, of the page `rights`) name. `reads`: the person reads the first of
+    these messages. `is_requester`: the person wrote one of them, or a cause of one. `unknown` are names without a
+    person or role."""
     hub, state = reading.hub, reading.hub.state
     heads = await hub.ledger.heads(set(seqs))
     for seq in seqs:
@@ -220,65 +232,69 @@ async def approvers(
     people: dict[str, None] = {}
     unknown = []
     for name in names:
-        sort, colon, role = name.partition(":")
+        prefix, colon, role_name = name.partition(":")
         if colon:
-            is_known = sort == "role" and state.rights is not None and state.rights.has_role(role)
+            is_known = prefix == "role" and state.rights is not None and state.rights.has_role(role_name)
             rights = state.rights if is_known else None
-            found = (
+            named = (
                 []
                 if rights is None
-                else [it for it in state.people_before(None) if role in rights.roles_of(it, "human")]
+                else [
+                    person_id
+                    for person_id in state.people_before(None)
+                    if role_name in rights.roles_of(person_id, "human")
+                ]
             )
         else:
-            found = [name] if state.is_person(name) and state.present(name) is not None else []
-            is_known = bool(found)
-        people |= dict.fromkeys(sorted(found))
+            named = [name] if state.is_person(name) and state.present(name) is not None else []
+            is_known = bool(named)
+        people |= dict.fromkeys(sorted(named))
         unknown += [] if is_known else [name]
-    told = [
+    entries = [
         {
-            "agent_id": it,
-            "reads": may_read(state, it, heads[seqs[0]]),
-            "is_requester": it in requesters,
+            "agent_id": person_id,
+            "reads": may_read(state, person_id, heads[seqs[0]]),
+            "is_requester": person_id in requesters,
         }
-        for it in people
+        for person_id in people
     ]
-    page, has_more = take_page(told, MAX_REQUESTS, hub.limits.max_result_bytes)
+    page, has_more = take_page(entries, MAX_REQUESTS, hub.limits.max_result_bytes)
     return {"people": page, "unknown": unknown, "has_more": has_more}
 
 
 async def _find_requesters(reading: Reading, heads: list[MessageHead]) -> set[str]:
-    """The people who wrote these messages, or any message that they follow from."""
-    found: set[str] = set()
-    seen: set[int] = set()
+    """Return the people who wrote these messages, or any message that they follow from."""
+    requesters: set[str] = set()
+    visited: set[int] = set()
     waiting = {it.seq: it for it in heads}
-    while waiting and len(seen) < MAX_CAUSES:
-        found |= {it.sender_id for it in waiting.values() if it.sender_kind == "human"}
-        seen |= set(waiting)
-        causes = {it.cause for it in waiting.values() if it.cause is not None} - seen
-        causes |= {it.root for it in waiting.values()} - seen  # if the chain is too long, or cut by retention
+    while waiting and len(visited) < MAX_CAUSES:
+        requesters |= {it.sender_id for it in waiting.values() if it.sender_kind == "human"}
+        visited |= set(waiting)
+        causes = {it.cause for it in waiting.values() if it.cause is not None} - visited
+        causes |= {it.root for it in waiting.values()} - visited  # in case the chain is too long, or cut by retention
         waiting = await reading.hub.ledger.heads(causes) if causes else {}
-    return found
+    return requesters
 
 
 async def records(
     reading: Reading, *, reaction: str, agent_id: str | None = None, after: Seq = 0, limit: Limit = 500
 ) -> dict[str, Any]:
-    """The turn records of a reaction above `after`, oldest first; its agent's and operators' to read, who may name the
+    """The turn records of a reaction above `after`, oldest first, for its agent and for operators, who may name the
     agent."""
     origin, room = reading.origin, reading.hub.limits.max_result_bytes
     page = ListPage(limit, room)
     is_at_end = False
-    while not (is_at_end or page.has_more):  # others may write under the same id: it ends by what they did not write
-        asked = limit + 1 - len(page.entries)
-        rows, is_more = await reading.hub.ledger.reaction(reaction, after, asked, max_bytes=room)
+    while not (is_at_end or page.has_more):  # Other agents may use the same id, so skip their rows and keep reading.
+        wanted = limit + 1 - len(page.entries)
+        rows, is_more = await reading.hub.ledger.reaction(reaction, after, wanted, max_bytes=room)
         is_at_end = not is_more
         for row in rows:
             after = row.seq
             if row.is_damaged and not origin.is_operator:
-                # an agent that goes on from a part of its journal repeats what it has done
+                # an agent that continued from part of its journal would repeat what it has done
                 raise InternalError(
-                    f"The record {row.seq} of the reaction {reaction!r} is damaged in the hub's ledger, so what the "
-                    "reaction had done is not known; tell the hub's operator."
+                    f"The record {row.seq} of the reaction {reaction!r} is damaged in the hub's ledger, so the progress "
+                    "of the reaction is unknown. Tell the hub's operator."
                 )
             is_own = origin.is_operator or row.actor == origin.agent_id
             if row.is_damaged or not is_own or agent_id not in (None, row.actor):
@@ -300,8 +316,7 @@ def _describe_record(row: Row) -> dict[str, Any]:
 
 
 async def spent(reading: Reading, *, seq: Seq, reaction: str | None = None) -> dict[str, Any]:
-    """Tokens that models used, by model: in the conversation that a message belongs to, in an open reaction of the
-    caller's, and by the caller today."""
+    """Tokens by model: in the conversation of a message, in an open reaction of the caller, and of the caller today."""
     head = await find_message(reading, seq, "seq")
     state, agent_id = reading.hub.state, reading.origin.agent_id
     budget: ConversationBudget | None = await reading.hub.ledger.lookup_cold("root", str(head.root))
@@ -311,7 +326,7 @@ async def spent(reading: Reading, *, seq: Seq, reaction: str | None = None) -> d
         "root": head.root,
         "resumed": budget.resumed if budget is not None else 0,
         "of_root": _write(budget.spent if budget is not None else {}),
-        "by_agent": _write_claims(reading, head, budget.claims if budget is not None else {}),
+        "by_agent": _describe_claims(reading, head, budget.claims if budget is not None else {}),
         "of_reaction": _write(opened.spent if opened is not None else {}),
         "of_day": _write(usage_on(day, state.get("day", agent_id))),
         "day": datetime.fromtimestamp(day * DAY_MS / 1000, UTC).date().isoformat(),
@@ -319,16 +334,15 @@ async def spent(reading: Reading, *, seq: Seq, reaction: str | None = None) -> d
 
 
 MAX_USES = 500
-"""Maximum number of uses in one question for their costs."""
+"""Maximum number of uses in one question about costs."""
 
 
 async def costs(reading: Reading, *, uses: Annotated[list[UsedTokens], Meta(max_length=MAX_USES)]) -> dict[str, Any]:
-    """What these uses of models cost by the prices that the node knows: dollars in the same order, null where no price
-    is known."""
+    """Costs of these uses by the prices that the node knows: dollars in the same order, null where no price is known."""
     price_list = reading.hub.price_list
     if price_list is None:
         return {"usd": [None] * len(uses), "has_prices": False}
-    usd = await asyncio.to_thread(price_list.price, uses)  # the first question reads the whole table
+    usd = await asyncio.to_thread(price_list.price, uses)  # the first call reads the whole table
     return {"usd": usd, "has_prices": price_list.has_table}
 
 
@@ -339,16 +353,18 @@ async def usage(
     after: Seq = 0,
     limit: Limit = 500,
 ) -> dict[str, Any]:
-    """What an agent's records above `after` say of its model calls, ascending: one's own; operators name anybody.
+    """Model calls reported by an agent's records above `after`, ascending: the caller's own. Operators name any agent.
 
-    `next_agent` is who comes next by id, for operators who look at all.
+    `next_agent` is the next agent by id, for operators who read all.
     """
     origin, hub = reading.origin, reading.hub
-    agent_id = resolve_owner(origin, agent_id, "What other agents used is for operators.") or _next_agent(reading, "")
+    agent_id = resolve_owner(origin, agent_id, "The usage of other agents is for operators.") or _next_agent(
+        reading, ""
+    )
     if agent_id is None:
         return {"agent_id": None, "calls": [], "reactions": {}, "has_more": False, "next_agent": None}
     rows: list[Row] = []
-    until: int | None = None  # beyond the end of a page of one kind nothing is known of that kind
+    until: int | None = None  # pages of each kind end at different seqs: report only up to the first end
     for kind in sorted(USAGE_KINDS):
         max_bytes = hub.limits.max_result_bytes // len(USAGE_KINDS)
         page = await hub.ledger.records(agent_id, kind, after, limit, max_bytes=max_bytes)
@@ -359,7 +375,7 @@ async def usage(
     rows = sorted(
         (row for row in rows if (until is None or row.seq <= until) and not row.is_damaged), key=lambda row: row.seq
     )
-    calls = ListPage(limit, hub.limits.max_result_bytes // 2)  # the other half is for the reactions
+    calls = ListPage(limit, hub.limits.max_result_bytes // 2)  # half of the room is for the reactions
     reactions: set[str] = set()
     for row in rows:
         if not calls.add(describe_call(row, msgspec.json.decode(row.data))):
@@ -375,11 +391,11 @@ async def usage(
     }
 
 
-def _write_claims(
+def _describe_claims(
     reading: Reading, head: MessageHead, claims: Mapping[str, Mapping[str, TokenUsage]]
 ) -> dict[str, Any]:
-    """Each agent's sums. Who reads the message that is asked about has a name; that others are at work is not told of
-    them."""
+    """Return each agent's sums. Agents who can read the given message are named. Others get a number, because the
+    caller must not learn that they take part."""
     state, origin = reading.hub.state, reading.origin
     sums: dict[str, Any] = {}
     for number, (agent_id, spent) in enumerate(claims.items(), 1):
@@ -397,18 +413,18 @@ def _write_one(used: TokenUsage) -> dict[str, int]:
 
 
 def _next_agent(reading: Reading, after: str) -> str | None:
-    """The next id of an agent, removed ones included."""
+    """Return the next id of an agent, removed ones included."""
     ids = (key for key, it in reading.hub.state.items("participant") if it.kind == "agent" and key > after)
     return min(ids, default=None)
 
 
 def describe_call(row: Row, body: object) -> dict[str, Any]:
-    """A record without its texts: who, when, which turn, model, tokens, and the names of the tools that were called."""
+    """Return a record without its texts: time, turn, model, tokens, and the names of called tools."""
     body = body if isinstance(body, dict) else {}
     reply = body.get("reply")
     reply = reply if isinstance(reply, dict) else {}
     calls = reply.get("tool_calls")
-    names = [it.get("name") for it in calls if isinstance(it, dict)] if isinstance(calls, list) else []
+    names = [item.get("name") for item in calls if isinstance(item, dict)] if isinstance(calls, list) else []
     used = body.get("used")
     usage = reply.get("usage") if row.label == "model_reply" else body.get("usage")
     return {
@@ -423,9 +439,9 @@ def describe_call(row: Row, body: object) -> dict[str, Any]:
         "usage": usage if isinstance(usage, dict) else {},
         "tools": [_text(name) for name in names],
         "used": [
-            {"model": _text(it.get("model")), "usage": it["usage"]}
-            for it in (used if isinstance(used, list) else ())
-            if isinstance(it, dict) and isinstance(it.get("usage"), dict)
+            {"model": _text(item.get("model")), "usage": item["usage"]}
+            for item in (used if isinstance(used, list) else ())
+            if isinstance(item, dict) and isinstance(item.get("usage"), dict)
         ],
     }
 
@@ -435,9 +451,9 @@ def _text(value: object) -> str:
 
 
 async def _describe_reactions(reading: Reading, agent_id: str, reactions: set[str]) -> dict[str, Any]:
-    """Where each reaction of an agent belongs: its trigger, the trigger's thread and root, and the reaction that sent
-    the trigger, as far as the log still holds them, by the agent's own records (anybody may write under any id), and as
-    far as the caller may read the trigger, and what that follows from."""
+    """Return where each reaction of an agent belongs: its trigger, the trigger's thread and root, and the reaction
+    that sent the trigger. Only as far as the log holds them, and as far as the caller may read the trigger and its
+    cause. Uses the agent's own records, because anybody may write under any reaction id."""
     triggers: dict[str, int] = {}
     for reaction in sorted(reactions):
         page = await reading.hub.ledger.reaction(reaction, 0, 1, actor=agent_id)

@@ -1,7 +1,7 @@
-"""What somebody keeps for itself of threads: the operation that changes it, and what lists of threads tell of it.
+"""The operation that changes read states, and what lists of threads show of them.
 
-A thread's *last* message and its *unread* ones are those that the caller may read. Of unread ones an operator is
-counted what it reads as itself: others' conversations are not written to it.
+The *last* and the *unread* messages of a thread are those that the caller may read. For operators, only messages that
+they may read as participants count as unread: others' conversations are not written to them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .reading import Reading, reads_as_itself
 
 MAX_LINE_CHARS = 200
 MAX_UNREAD = 100
-"""More than so many unread messages of a thread are not counted."""
+"""Maximum number of unread messages of a thread that are counted."""
 UNREAD_LOOKED_AT = 200
-"""So many messages of a thread are looked at for them, the newest."""
+"""Number of newest messages of a thread that are examined for that."""
 THREADS_AT_ONCE = 16
-"""In so many threads they are counted in one turn of the loop."""
+"""Number of threads that are counted in one turn of the event loop."""
 
 
 def mark(
@@ -43,48 +43,55 @@ def mark(
     is_archived: bool | None = None,
     title: Annotated[str, Meta(max_length=200)] | None = None,
 ) -> dict[str, Any]:
-    """Keep for oneself how far one has read a thread, whether it is pinned, muted or archived, and a title of one's
-    own for it. What is left out stays; an empty title takes it away."""
+    """Store for oneself how far one has read a thread, whether it is pinned, muted or archived, and a title of one's
+    own for it. Omitted fields stay; an empty title removes the title."""
     check_may_mark(change, thread_id, read_upto)
     marks = change.state.read_states_of(change.origin.agent_id)
     before = marks.get(thread_id) or ReadState(read_upto=_upto_without(marks))
-    given = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
-    read = max(before.read_upto, min(read_upto or 0, change.state.head))
-    now = msgspec.structs.replace(before, read_upto=read, **{name: it for name, it in given.items() if it is not None})
-    told = describe_read_state(now)
-    if now != before or thread_id not in marks:
-        store_read_state(change, thread_id, now)
+    fields = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
+    read_upto_now = max(before.read_upto, min(read_upto or 0, change.state.head))
+    changed = msgspec.structs.replace(
+        before, read_upto=read_upto_now, **{name: value for name, value in fields.items() if value is not None}
+    )
+    description = describe_read_state(changed)
+    if changed != before or thread_id not in marks:
+        store_read_state(change, thread_id, changed)
         origin = change.origin
         change.effects.append(
-            SendNotice(frozenset((origin.agent_id,)), "marked", thread_id, told, except_session=origin.session_id)
+            SendNotice(
+                frozenset((origin.agent_id,)), "marked", thread_id, description, except_session=origin.session_id
+            )
         )
-    return {"thread_id": thread_id, **told}
+    return {"thread_id": thread_id, **description}
 
 
-def describe_read_state(mark: ReadState) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "read_upto": mark.read_upto,
-        "is_pinned": mark.is_pinned,
-        "is_muted": mark.is_muted,
-        "is_archived": mark.is_archived,
+def describe_read_state(read_state: ReadState) -> dict[str, Any]:
+    description: dict[str, Any] = {
+        "read_upto": read_state.read_upto,
+        "is_pinned": read_state.is_pinned,
+        "is_muted": read_state.is_muted,
+        "is_archived": read_state.is_archived,
     }
-    return told | ({"title": mark.title} if mark.title else {})
+    return description | ({"title": read_state.title} if read_state.title else {})
 
 
-def _upto_without(marks: Mapping[str, ReadState]) -> int:
-    """Up to where threads without a mark count as read."""
-    rest = marks.get("")
+def _upto_without(states: Mapping[str, ReadState]) -> int:
+    """Return the position up to which threads without an entry count as read."""
+    rest = states.get("")
     return rest.read_upto if rest is not None else 0
 
 
 async def count_unread(reading: Reading, newest: Mapping[str, int], marks: Mapping[str, ReadState]) -> dict[str, int]:
-    """How many messages of others the caller, whose ``marks`` these are, has not read in each of these threads, at most
-    `MAX_UNREAD`: up to the ``newest`` one that is told of each. What has come since is told when it is told."""
+    """Return the number of others' messages that the caller has not read in each of these threads, at most
+    `MAX_UNREAD`. ``marks`` are the caller's read states. Counts up to the ``newest`` message that the list shows of
+    each thread."""
     rest, names = _upto_without(marks), list(newest)
     counts: dict[str, int] = {}
     for start in range(0, len(names), THREADS_AT_ONCE):
-        asked = {it: marks[it].read_upto if it in marks else rest for it in names[start : start + THREADS_AT_ONCE]}
-        for thread_id, heads in (await reading.hub.ledger.newest_heads(asked, UNREAD_LOOKED_AT)).items():
+        positions = {
+            name: marks[name].read_upto if name in marks else rest for name in names[start : start + THREADS_AT_ONCE]
+        }
+        for thread_id, heads in (await reading.hub.ledger.newest_heads(positions, UNREAD_LOOKED_AT)).items():
             whole = (head for seq, head in heads if head is not None and seq <= newest[thread_id])
             unread = (head for head in whole if _is_unread(reading, head))
             counts[thread_id] = sum(1 for _ in islice(unread, MAX_UNREAD))
@@ -97,7 +104,7 @@ def _is_unread(reading: Reading, head: MessageHead) -> bool:
 
 
 def describe_message_line(row: Row) -> dict[str, Any]:
-    """A message as lists show it: one line, and cut."""
+    """Return a message as lists show it: one line, truncated."""
     message = decode_json(row.data)
     return {
         "seq": row.seq,
@@ -109,9 +116,10 @@ def describe_message_line(row: Row) -> dict[str, Any]:
 
 
 def describe_thread_message(row: Row) -> dict[str, Any]:
-    """Describe a message as `describe_message_line` does, but name a request for approval by its tool.
+    """Return a message like `describe_message_line`, but name a request for approval by its tool.
 
-    The text of a request begins with JSON arguments, which say little in a title or in a list."""
+    The text of a request begins with JSON arguments, which say little in a title or in a list.
+    """
     line = describe_message_line(row)
     approval = (decode_json(row.data).get("metadata") or {}).get("approval")
     tool = approval.get("tool") if isinstance(approval, dict) else None
@@ -121,6 +129,6 @@ def describe_thread_message(row: Row) -> dict[str, Any]:
 
 
 def format_line(text: str) -> str:
-    """A text as one line of at most `MAX_LINE_CHARS`."""
-    # a text of megabytes is not split for its beginning; white space at its start may fill all of this
+    """Return a text as one line of at most `MAX_LINE_CHARS`."""
+    # Do not split megabytes of text for its first line. White space may fill all of this part.
     return shorten(text[: 64 * MAX_LINE_CHARS], MAX_LINE_CHARS, "…")

@@ -1,5 +1,4 @@
-"""What a reading operation is given: who asks, and what it may ask of the running hub; with the rules of who may read
-what."""
+"""The context of a reading operation: the caller, the hub's interface for reads, and the rules for who may read what."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class CallSelection(Struct, frozen=True):
 
 
 class AgentSupervisor(Protocol):
-    """What starts and stops the processes of a node's agents."""
+    """Starts and stops the processes of a node's agents."""
 
     def list_agents(self) -> list[dict[str, Any]]: ...
 
@@ -43,7 +42,7 @@ class AgentSupervisor(Protocol):
 
 
 class UsedTokens(Struct, frozen=True, forbid_unknown_fields=True):
-    """The tokens of one model call, as far as prices depend on them."""
+    """Tokens of one model call, as far as prices depend on them."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt_tokens: TokenCount = 0
@@ -52,7 +51,7 @@ class UsedTokens(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PriceList(Protocol):
-    """What knows the prices of models. It is asked in a thread of its own."""
+    """Knows the prices of models. Called in a thread of its own, because the first call reads the whole table."""
 
     @property
     def has_table(self) -> bool: ...
@@ -150,7 +149,7 @@ class HubView(Protocol):
 
 
 class Reading(Struct, frozen=True):
-    """The first argument of a reading operation: who asks, and where to look."""
+    """First argument of a reading operation: the caller and the hub."""
 
     origin: Origin
     hub: HubView
@@ -158,8 +157,8 @@ class Reading(Struct, frozen=True):
     place: ReadPermit | None = None
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
-        """Wait until something newer than ``seq`` is committed, or the time is over. Meanwhile others may have this
-        read's room."""
+        """Wait until something newer than ``seq`` is committed, or for the timeout. Other reads may use this read's
+        budget meanwhile."""
         if self.place is not None:
             self.place.release()
         await self.hub.wait_beyond(seq, timeout_s)
@@ -167,8 +166,8 @@ class Reading(Struct, frozen=True):
             await self.place.acquire()
 
     async def wait_for_message(self, after: int, timeout_s: float) -> None:
-        """Wait until there may be a message above ``after`` that is delivered to the caller, or the time is over.
-        Meanwhile others may have this read's room."""
+        """Wait until there may be a message above ``after`` for the caller, or for the timeout. Other reads may use
+        this read's budget meanwhile."""
         if self.place is not None:
             self.place.release()
         await self.hub.wait_for_message(self.origin, after, timeout_s)
@@ -176,24 +175,24 @@ class Reading(Struct, frozen=True):
             await self.place.acquire()
 
     def get(self, key: str) -> Any:
-        """The mod's own JSON value under a key, or None."""
+        """Return the mod's own JSON value under a key, or None."""
         raw: Raw | None = self.hub.state.get("mod", f"{self.mod_id}/{key}")
         return msgspec.json.decode(raw) if raw is not None else None
 
 
 def reads_as_itself(reading: Reading, head: MessageHead) -> bool:
-    """Whether the caller may read a message without being an operator."""
+    """Return whether the caller may read a message without operator rights."""
     return may_read(reading.hub.state, reading.origin.agent_id, head)
 
 
 def reads(reading: Reading, head: MessageHead | None) -> bool:
-    """Whether the caller may read a message; operators may read all."""
+    """Return whether the caller may read a message. Operators may read all."""
     return head is not None and (reading.origin.is_operator or reads_as_itself(reading, head))
 
 
 def resolve_owner(origin: Origin, agent_id: str | None, refusal: str) -> str | None:
-    """Whose things are meant: one's own, unless an operator names somebody, or nobody for all (None). Raises
-    `Forbidden` with the refusal."""
+    """Return whose data a call is about: the caller's own, unless an operator names a participant, or None for all.
+    Raises `Forbidden` with the given refusal."""
     if origin.is_operator:
         return agent_id
     if agent_id not in (None, origin.agent_id):

@@ -1,8 +1,8 @@
-"""Receiving by asking: the messages that are delivered to a participant, for clients that cannot keep a connection.
+"""Polling for messages, for clients that cannot keep a connection.
 
-A session is delivered what comes; `receive` gives the same messages to whoever asks for them, and `acknowledge` says
-which of them are handled, and `nack` which failed, durably and in the log's order. They work on the participant's one
-floor, so that a client may ask today and be connected tomorrow.
+`receive` returns the messages that a session would be delivered. `acknowledge` and `nack` report which of them were
+handled and which failed, durably and in the log's order. All three use the participant's one ack cursor, so a client
+may poll today and connect tomorrow.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .reading import Reading
 from .views import Limit
 
 ROWS = 256
-"""So many rows are read at once."""
+"""Number of rows read at once."""
 
 
 async def receive(
@@ -38,81 +38,80 @@ async def receive(
     peek: bool = False,
     unhandled: bool = False,
 ) -> dict[str, Any]:
-    """The messages that are delivered to the caller, ascending: those above `after` (with `unhandled`, of these what is
-    not handled yet), or, without it, the oldest that are not handled yet. If there is none, the answer waits for up to
+    """The messages delivered to the caller, ascending: those above `after` (with `unhandled`, only those not handled
+    yet), or, without `after`, the oldest that are not handled yet. If there are none, the answer waits for up to
     `wait_ms`.
 
-    `next` is the `after` to go on with. What is given counts as delivered, unless the caller only looks (`peek`).
+    `next` is the `after` to continue with. Returned messages count as delivered, except with `peek`.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_ms / 1000
     hub, agent_id = reading.hub, reading.origin.agent_id
-    given = _Given(reading, after, limit, is_open=unhandled or after is None)
-    await given.read_on()
-    while not given.has_any and (left_s := until - loop.time()) > 0:
-        await reading.wait_for_message(given.position, left_s)
-        await given.read_on()
+    batch = _Batch(reading, after, limit, is_open=unhandled or after is None)
+    await batch.read_on()
+    while not batch.has_any and (left_s := until - loop.time()) > 0:
+        await reading.wait_for_message(batch.position, left_s)
+        await batch.read_on()
     if not peek:
-        hub.mark_delivered(agent_id, given.position, given.seqs if after is None else None)
-    told = {"damaged": given.damaged} if given.damaged else {}
-    return {"messages": given.page.entries, "next": given.position, "has_more": given.page.has_more, **told}
+        hub.mark_delivered(agent_id, batch.position, batch.seqs if after is None else None)
+    extra = {"damaged": batch.damaged} if batch.damaged else {}
+    return {"messages": batch.page.entries, "next": batch.position, "has_more": batch.page.has_more, **extra}
 
 
-class _Given:
-    """What one call gives, and the ``position`` in the log up to which it gives all that there is."""
+class _Batch:
+    """Messages of one call, and the ``position`` in the log up to which they are complete."""
 
     def __init__(self, reading: Reading, after: int | None, limit: int, *, is_open: bool) -> None:
         agent_id = reading.origin.agent_id
         self.page = ListPage(limit, reading.hub.limits.max_result_bytes)
         self.seqs: list[int] = []
         self.damaged: list[int] = []
-        floor, self._below = reading.hub.find_ack_cursor(agent_id) if after is None else (after, [])
-        """What is still to be given of what lies below the floor: among all that is handled there, so it is read by
-        itself."""
-        self.position = self._below[0] - 1 if self._below else floor
-        self._floor = floor
+        cursor, self._below = reading.hub.find_ack_cursor(agent_id) if after is None else (after, [])
+        """Unhandled seqs below the cursor. They lie among handled ones, so they are read one by one."""
+        self.position = self._below[0] - 1 if self._below else cursor
+        self._cursor = cursor
         self._hub = reading.hub
         self._agent_id = agent_id
         self._is_open = is_open
-        """Only what is not handled is given."""
+        """Whether only unhandled messages are returned."""
 
     @property
     def has_any(self) -> bool:
         return bool(self.seqs or self.damaged)
 
     async def read_on(self) -> None:
-        """Take what lies above the position, up to the log's end, as far as the page has room."""
+        """Add what lies above the position, up to the log's end, as far as it fits."""
         hub, agent_id, head = self._hub, self._agent_id, self._hub.state.head
         participant = hub.state.participant(agent_id)
-        if participant is None:  # it was removed while this was on its way
+        if participant is None:  # removed meanwhile
             return
         if self._below and not await self._read_below():
             return
         spans, max_bytes = inbox_spans(hub.state, participant), hub.limits.max_result_bytes
         has_more = True
         while has_more and self.position < head:
-            found = await hub.ledger.inbox(spans, agent_id, self.position, head, ROWS, max_bytes=max_bytes)
-            for row in found.rows:
-                if not self._take(row):
+            page = await hub.ledger.inbox(spans, agent_id, self.position, head, ROWS, max_bytes=max_bytes)
+            for row in page.rows:
+                if not self._add(row):
                     return
                 self.position = row.seq
-            has_more = found.has_more
+            has_more = page.has_more
         self.position = max(self.position, head)
 
     async def _read_below(self) -> bool:
-        """Take what is not handled below the floor; False where the page has no room for all of it."""
+        """Add unhandled messages below the cursor. Returns False if not all of them fit."""
         for start in range(0, len(self._below), ROWS):
             rows = await self._hub.ledger.messages(self._below[start : start + ROWS])
             for seq in sorted(rows):
-                if not self._take(rows[seq]):
+                if not self._add(rows[seq]):
                     return False
                 self.position = seq
         self._below = []
-        self.position = max(self.position, self._floor)
+        self.position = max(self.position, self._cursor)
         return True
 
-    def _take(self, row: Row) -> bool:
-        """Take one row, unless it is not for the caller; False where the page has no room for it."""
+    def _add(self, row: Row) -> bool:
+        """Add one row, unless it is not for the caller. Returns False if it does not fit."""
         hub, agent_id, seq = self._hub, self._agent_id, row.seq
         if self._is_open and (hub.is_handled(agent_id, seq) or hub.is_deferred(agent_id, seq)):
             return True
@@ -128,17 +127,18 @@ class _Given:
 
 
 def acknowledge(change: ChangeSet, *, seqs: Annotated[list[Seq], Meta(min_length=1, max_length=500)]) -> dict[str, Any]:
-    """Say that these messages are handled: they are not delivered again. It is durable when the answer comes."""
+    """Report that these messages are handled: they are not delivered again. The answer comes after the report is
+    durable."""
     agent_id = change.origin.agent_id
-    _check_given(change, seqs)
-    floor = change.state.ack_cursor(agent_id)
-    settled = sorted({seq for seq in seqs if not _is_handled(change, seq)})
-    if settled:
-        change.set_value("floor", agent_id, floor.with_handled(settled))
-        change.effects += [MarkHandled(agent_id, seq) for seq in settled]
-        for seq in settled:
+    _check_delivered(change, seqs)
+    cursor = change.state.ack_cursor(agent_id)
+    handled = sorted({seq for seq in seqs if not _is_handled(change, seq)})
+    if handled:
+        change.set_value("floor", agent_id, cursor.with_handled(handled))
+        change.effects += [MarkHandled(agent_id, seq) for seq in handled]
+        for seq in handled:
             change.add_writes(clear_attempts(change.state, agent_id, seq))
-    return {"acknowledged": len(settled)}
+    return {"acknowledged": len(handled)}
 
 
 def nack(
@@ -148,16 +148,16 @@ def nack(
     reason: str,
     retry_after_ms: Annotated[int, Meta(ge=0, le=24 * 3600 * 1000)] | None = None,
 ) -> dict[str, Any]:
-    """Say that handling a message failed: it is given again after `retry_after_ms`, at the fifth failure it becomes a
-    dead letter. It is durable when the answer comes."""
-    _check_given(change, [seq])
+    """Report that handling a message failed. It is delivered again after `retry_after_ms`; at the fifth failure it
+    becomes a dead letter. The answer comes after the report is durable."""
+    _check_delivered(change, [seq])
     if _is_handled(change, seq):
         return {"attempts": 0, "is_dead": False}
     tried, limits = change.state.attempts(change.origin.agent_id), change.rules.limits
     if len(tried) >= limits.max_put_off and seq not in tried:
         raise RateLimited(
-            f"{len(tried)} messages of {change.origin.agent_id} that failed are not handled yet, the most that may be "
-            f"(max_put_off); acknowledge some of them, or say it again later."
+            f"{len(tried)} failed messages of {change.origin.agent_id} are not handled yet, the maximum (max_put_off). "
+            "Acknowledge some of them, or call network.nack again later."
         )
     sender_id = change.facts.heads[seq].sender_id
     failures = record_delivery_failure(change, seq, sender_id, reason[: limits.max_reason_chars], retry_after_ms)
@@ -165,17 +165,18 @@ def nack(
 
 
 def _is_handled(change: ChangeSet, seq: int) -> bool:
-    """Whether the caller has handled a message. A dead letter that was taken back is not, though its floor says so."""
+    """Return whether the caller has handled a message. A revived dead letter is not handled, although the ack cursor
+    says so."""
     attempt = change.state.attempts(change.origin.agent_id).get(seq)
     return change.state.ack_cursor(change.origin.agent_id).is_handled(seq) and not (attempt and attempt.is_revived)
 
 
-def _check_given(change: ChangeSet, seqs: Sequence[int]) -> None:
-    """Raises `UnknownMessage` unless each of these is a message that is delivered to the caller."""
+def _check_delivered(change: ChangeSet, seqs: Sequence[int]) -> None:
+    """Raise `UnknownMessage` unless each of these messages was delivered to the caller."""
     agent_id = change.origin.agent_id
     for seq in seqs:
         head = change.facts.heads.get(seq)
         if head is None or head.sender_id == agent_id or not is_recipient(change.state, agent_id, head):
             raise UnknownMessage(
-                f"There is no message {seq} that was delivered to {agent_id}; network.receive gives those that are."
+                f"There is no message {seq} that was delivered to {agent_id}. network.receive returns those that were."
             )

@@ -1,5 +1,5 @@
-"""The operation ``network.search``: messages by the words in them, as far as the caller may read them, or as they may
-enter the prompt of an agent's reaction (`views.View`). Reads, changes nothing."""
+"""The operation ``network.search``: messages that contain words, as far as the caller may read them, or as they may
+enter the prompt of a reaction (`views.View`). Reads only."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .views import PAGE, ROWS_AT_ONCE, SCANNED, Limit, View, open_view
 Milliseconds = Annotated[int, Meta(ge=0, le=2**53)]
 MAX_QUERY_CHARS = 1000
 MAX_TERMS = 32
-LOOKED_AT = 4000
-"""Messages with the words, which the caller may read, that one call looks at where few of them may enter a prompt."""
+MAX_EXAMINED = 4000
+"""Maximum number of matching, readable messages that one call examines when few of them may enter a prompt."""
 
 
 async def search(
@@ -40,48 +40,47 @@ async def search(
     said_after: Milliseconds | None = None,
     said_before: Milliseconds | None = None,
 ) -> dict[str, Any]:
-    """The newest messages, below `before`, in which every word of `query` stands, oldest first; case, accents and endings
-    do not count; "in quotation marks" a word stands for itself, and `deploy*` for all that begin so. `sender_id`,
-    `said_after` and `said_before` (ms) choose by who said it and when, as `from:ID`, `after:2026-11-27` and
-    `before:2026-11-28` in `query` do. `next` is the `before` to go on with, if there may be more. With a `trigger` as in
-    `network.history`."""
-    asked = read_query(query, list_words)
-    if asked.wrong is not None:
-        raise InvalidArguments(f"{asked.wrong} has no date: write it as 2026-11-27, or 2026-11-27T14:30 (UTC).")
-    asked = asked._replace(
-        sender_id=asked.sender_id if sender_id is None else sender_id,
-        said_after=asked.said_after if said_after is None else said_after,
-        said_before=asked.said_before if said_before is None else said_before,
+    """The newest messages below `before` that contain every word of `query`, oldest first. Case, accents and endings
+    are ignored; "in quotation marks" words match exactly, and `deploy*` matches all that begin so. `sender_id`,
+    `said_after` and `said_before` (ms) filter by sender and time, as `from:ID`, `after:2026-11-27` and
+    `before:2026-11-28` in `query` do. Continue with `next` as `before`. With a `trigger` as in `network.history`."""
+    parsed = read_query(query, list_words)
+    if parsed.wrong is not None:
+        raise InvalidArguments(f"{parsed.wrong} is not a date. Write it as 2026-11-27, or 2026-11-27T14:30 (UTC).")
+    parsed = parsed._replace(
+        sender_id=parsed.sender_id if sender_id is None else sender_id,
+        said_after=parsed.said_after if said_after is None else said_after,
+        said_before=parsed.said_before if said_before is None else said_before,
     )
-    terms = asked.terms
+    terms = parsed.terms
     if not 1 <= len(terms) <= MAX_TERMS:
-        raise InvalidArguments(f"query has {len(terms)} words; it needs 1 to {MAX_TERMS}, of letters or digits.")
+        raise InvalidArguments(f"query has {len(terms)} words. It needs 1 to {MAX_TERMS} words of letters or digits.")
     view = await open_view(reading, trigger, visibility)
     if view.until is not None:
         before = min(before or view.until + 1, view.until + 1)
     ledger = reading.hub.ledger
-    if asked.said_before is not None:
-        end = await _find_seq(ledger, reading.hub.state.head, asked.said_before)
+    if parsed.said_before is not None:
+        end = await _find_seq(ledger, reading.hub.state.head, parsed.said_before)
         before = min(before or end, end)
-    begin = 0 if asked.said_after is None else await _find_seq(ledger, reading.hub.state.head, asked.said_after)
+    begin = 0 if parsed.said_after is None else await _find_seq(ledger, reading.hub.state.head, parsed.said_after)
     origin, state, room = reading.origin, reading.hub.state, reading.hub.limits.max_result_bytes
     participant = state.participant(origin.agent_id)
     sees_all = origin.is_operator and trigger is None
     spans = None if sees_all else readable_spans(state, participant) if participant is not None else []
-    search = _Search(reading, view, asked, spans, thread_id, begin, limit)
+    search = _Search(reading, view, parsed, spans, thread_id, begin, limit)
     if view.trigger is None:
         await search.find_readable(before)
     else:
         await search.find_for_prompt(view.trigger, spans or [], view.trigger.seq + 1 if before is None else before)
-    found, has_more, before = search.found, search.has_more, search.before
-    shown = collect_page(reversed(found), limit, room, newest=True)
+    rows, has_more, before = search.found, search.has_more, search.before
+    shown = collect_page(reversed(rows), limit, room, newest=True)
     value = {"messages": [Raw(row.data) for row in shown.rows], "has_more": has_more or shown.has_more}
     following = shown.rows[0].seq if shown.has_more else before
     return {**value, "next": following} if value["has_more"] else value
 
 
 class _Search:
-    """What one call has found, oldest first, and where it goes on."""
+    """Rows that one call has found, oldest first, and where the next call continues."""
 
     def __init__(
         self,
@@ -110,24 +109,24 @@ class _Search:
         return len(self.found) > self._limit or sum(len(row.data) for row in self.found) > self._room
 
     async def find_readable(self, before: int | None) -> None:
-        """Find what the caller may read."""
+        """Find rows that the caller may read."""
         ledger, agent_id = self._reading.hub.ledger, self._reading.origin.agent_id
         looked, size = 0, self._limit + 1
         self.before = before
-        while self.has_more and looked < LOOKED_AT and not self._is_full:
+        while self.has_more and looked < MAX_EXAMINED and not self._is_full:
             page = await ledger.search(
                 self._query.terms, self._spans, agent_id, stream=self._thread_id, before=self.before,
                 limit=min(size, PAGE), max_bytes=self._room,
             )  # fmt: skip
-            await self._take(page.rows)
+            await self._add(page.rows)
             looked, size = looked + len(page.rows), size * 4
             self.before = page.end if page.end is not None else page.rows[0].seq if page.rows else self.before
-            looked = looked if page.end is None else LOOKED_AT
+            looked = looked if page.end is None else MAX_EXAMINED
             self.has_more = page.has_more and (self.before is None or self.before > self._begin)
 
     async def find_for_prompt(self, trigger: MessageHead, spans: Sequence[Span], before: int) -> None:
-        """Find what may enter the prompt for ``trigger``. By heads, most of which are in memory, it is decided which
-        rows are read at all: an agent may have read thousands of messages with these words with other people."""
+        """Find rows that may enter the prompt for ``trigger``. Heads, most of them in memory, decide which rows are
+        read at all: an agent may have thousands of messages with these words from conversations with other people."""
         self.before = before
         if self._view.shows_own_thread_alone and self._thread_id not in (None, trigger.thread_id):
             self.has_more = False
@@ -136,31 +135,31 @@ class _Search:
         ledger, agent_id = self._reading.hub.ledger, self._reading.origin.agent_id
         recent = await self._reading.hub.recent.inbox(ledger, spans, agent_id, trigger.seq, SCANNED)
         looked, size = 0, self._limit + 1
-        while self.has_more and looked < LOOKED_AT and not self._is_full:
-            size = min(size, PAGE, LOOKED_AT - looked)
+        while self.has_more and looked < MAX_EXAMINED and not self._is_full:
+            size = min(size, PAGE, MAX_EXAMINED - looked)
             seqs = await ledger.search_seqs(
                 self._query.terms, spans, agent_id, stream=stream, before=self.before, limit=size + 1
             )
             has_more, seqs = len(seqs) > size, seqs[:size]
             looked, size = looked + len(seqs), size * 4
-            admitted = await self._admit([it for it in seqs if it >= self._begin], recent)
+            admitted = await self._admit([candidate for candidate in seqs if candidate >= self._begin], recent)
             while admitted and not self._is_full:
                 chosen, admitted = admitted[:ROWS_AT_ONCE], admitted[ROWS_AT_ONCE:]
                 rows = await ledger.messages(chosen)
-                whole = (rows[it] for it in reversed(chosen) if it in rows)
-                await self._take(
-                    it
-                    for it in whole
-                    if is_within(it, spans, agent_id, self._thread_id) and holds(it, self._query.terms)
+                whole = (rows[candidate] for candidate in reversed(chosen) if candidate in rows)
+                await self._add(
+                    candidate
+                    for candidate in whole
+                    if is_within(candidate, spans, agent_id, self._thread_id) and holds(candidate, self._query.terms)
                 )
                 self.before = chosen[-1]
             self.before = seqs[-1] if seqs and not admitted else self.before
             self.has_more = bool(admitted) or (has_more and self.before > self._begin)
 
     async def _admit(self, seqs: Sequence[int], recent: NewestHeads) -> list[int]:
-        """Choose those of these messages that may be shown, as far as their heads tell."""
+        """Return those of these messages that may be shown, as far as their heads tell."""
         oldest = recent.seqs[0] if recent.has_older else 0
-        old = [it for it in seqs if it < oldest]
+        old = [candidate for candidate in seqs if candidate < oldest]
         older = await self._reading.hub.ledger.heads(old) if old else {}
         await self._view.load(older.values())
         sender_id = self._query.sender_id
@@ -169,7 +168,7 @@ class _Search:
             if seq >= oldest:
                 group = recent.find_group(seq)
                 is_shown = group is not None and self._view.shows_group(group)
-                head = group.head if group is not None else None  # of a group, all have one sender
+                head = group.head if group is not None else None  # all messages of a group have the same sender
             else:
                 head = older.get(seq)
                 is_shown = await self._view.shows(head)
@@ -177,14 +176,15 @@ class _Search:
                 admitted.append(seq)
         return admitted
 
-    async def _take(self, rows: Iterable[Row]) -> None:
-        """Add those of these rows, which are older than all that are here, that the call asks for."""
-        chosen = [it for it in rows if it.seq >= self._begin and is_chosen(self._query, it.actor, it.at)]
+    async def _add(self, rows: Iterable[Row]) -> None:
+        """Add those of these rows, all older than earlier ones, that match the query."""
+        chosen = [row for row in rows if row.seq >= self._begin and is_chosen(self._query, row.actor, row.at)]
         self.found[:0] = await self._view.choose(chosen)
 
 
 async def _find_seq(ledger: Ledger, head: int, at: int) -> int:
-    """Find the first row that was stored at a moment (ms) or later: times of rows never go back."""
+    """Return the first row that was stored at a time (ms) or later. Times of rows never decrease, so a binary search
+    works."""
     low, high = 0, head + 1
     while low < high:
         middle = (low + high) // 2

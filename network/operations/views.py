@@ -1,8 +1,8 @@
-"""What a reader may see of the conversation: a thread's ``history``, the ``window`` of an agent's prompt, ``why`` a
-message was said (its causes, up to the root) and its ``impact`` (what followed from it).
+"""Views of a conversation: a thread's ``history``, the ``window`` of an agent's prompt, ``why`` a message was sent
+(its causes, up to the root) and its ``impact`` (what followed from it).
 
-A caller is shown what it may read; for a ``trigger``, what may enter the prompt of an agent's reaction to that message.
-Both are a `View`. Reads, changes nothing.
+A caller sees what it may read. With a ``trigger`` it sees what may enter the prompt of an agent's reaction to that
+message. Both are a `View`. Reads only.
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ from .reading import Reading, reads, reads_as_itself
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 PAGE = 500
-"""Rows that are read at a time."""
+"""Number of rows read at a time."""
 MAX_WINDOW_THREADS = 100
 SCANNED = 4000
-"""How far back a window looks for threads beside the incoming one, in messages that the agent may read."""
+"""Maximum number of messages, readable by the agent, in which a window looks for threads beside the trigger's."""
 THREADS_AT_ONCE = 32
-"""Threads whose heads a window reads at once."""
+"""Number of threads whose heads a window reads at once."""
 ROWS_AT_ONCE = 16
-"""Messages that a window reads at once: they may be large."""
+"""Number of messages that a window reads at once. They may be large."""
 DROPPED = Row(seq=0, at=0, type="message", actor="", data=b"")
-"""In place of a message that is gone by the time that its row is read."""
+"""Stands for a message that is gone by the time its row is read."""
 SCANNED_ROWS = 2000
-"""Rows of the log that one call of `impact` looks through: which messages followed from which is in no index."""
+"""Maximum number of rows that one call of `impact` scans. No index holds which message followed from which."""
 
 
-# --- what may be shown
+# --- visibility
 
 
 class View:
-    """What one call may show: all that the caller may read, or what may enter the prompt of a reaction of its
-    agent's."""
+    """Rule of one call for what may be shown: everything that the caller may read, or what may enter the prompt of its
+    agent's reaction."""
 
     def __init__(self, reading: Reading, trigger: MessageHead | None = None, until: int | None = None) -> None:
         self.trigger = trigger
         self.until = until
-        """Nothing later is shown: the trigger, or what was asked for. None without a trigger."""
+        """Newest seq that may be shown: the trigger, or what the call asked for. None without a trigger."""
         self.filters: list[PromptFilter] = []
         self.required: frozenset[str] = frozenset()
-        """People who have to be among those of each message that is shown."""
+        """People who must be able to read each shown message."""
         self._reading = reading
         self._labels: dict[int, MessageHead] = {}
-        """Heads of the messages that labels name, each read once per call."""
+        """Heads of messages that labels name. Each is read once per call."""
         self._groups: dict[HeadGroup, bool] = {}
         self._own_thread: str | None = None
-        """The trigger's thread, where nothing is shown beside it: `_groups` does not tell threads apart."""
+        """The trigger's thread, if nothing else may be shown. `_groups` does not distinguish threads."""
 
     @property
     def shows_own_thread_alone(self) -> bool:
-        """Whether nothing is shown beside the trigger's own thread."""
+        """Return whether only the trigger's own thread may be shown."""
         return any(rule.visibility == "current" for rule in self.filters)
 
     async def load(self, heads: Iterable[MessageHead]) -> None:
-        """Read what is needed to decide on these messages, at once."""
+        """Read at once what is needed to decide on these messages."""
         if self.trigger is None:
             return
-        known = {head.seq: head for head in heads}
-        self._labels |= known
-        # not a set less the keys: that walks through all that is known
-        missing = {head.label for head in known.values() if head.label not in self._labels}
+        by_seq = {head.seq: head for head in heads}
+        self._labels |= by_seq
+        # no set difference with the keys: that would iterate over everything known
+        missing = {head.label for head in by_seq.values() if head.label not in self._labels}
         if missing:
             self._labels |= await self._reading.hub.ledger.heads(missing)
 
@@ -85,17 +85,17 @@ class View:
         label = self._labels.get(head.label)
         if label is None and reads_as_itself(self._reading, head):
             label = await _find_label(self._reading, head)
-            if label.seq == head.label:  # else it is gone or damaged, and each message stands for itself
+            if label.seq == head.label:  # otherwise the label is gone or damaged, and each message is its own label
                 self._labels[head.label] = label
         return self._admits(head, label or head)
 
     def _admits(self, head: MessageHead, label: MessageHead) -> bool:
-        if not reads_as_itself(self._reading, head):  # what an agent sees is no wider for being an operator's
+        if not reads_as_itself(self._reading, head):  # operator rights do not widen what an agent sees
             return False
         return all(rule.admits(head, label) for rule in self.filters)
 
     def shows_group(self, group: HeadGroup | None) -> bool:
-        """Whether the messages of a group may be shown, as far as their heads say."""
+        """Return whether the messages of a group may be shown, as far as their heads tell."""
         if self._own_thread is not None and group is not None and group.thread_id != self._own_thread:
             return False
         if group is None or (group.parties is not None and not self.required <= group.parties):
@@ -106,15 +106,15 @@ class View:
         return shown
 
     def excludes_group(self, group: HeadGroup) -> bool:
-        """Whether nothing of the thread of a group can be shown."""
+        """Return whether nothing of the thread of a group can be shown."""
         return group.is_settled and group.parties is not None and not self.required <= group.parties
 
     def excludes(self, thread_id: str) -> bool:
-        """Whether nothing of a thread can be shown, as its id says."""
+        """Return whether the id of a thread shows that nothing of it can be shown."""
         return any(rule.excludes(thread_id) for rule in self.filters)
 
     async def choose(self, rows: Iterable[Row]) -> list[Row]:
-        """Those of these rows that are messages which may be shown."""
+        """Return those of these rows that are messages which may be shown."""
         heads = [(row, row.head) for row in rows if row.head is not None]
         await self.load(head for _, head in heads)
         return [row for row, head in heads if await self.shows(head)]
@@ -123,8 +123,8 @@ class View:
 async def open_view(
     reading: Reading, trigger: int | None, visibility: Visibility | None = None, until: int | None = None
 ) -> View:
-    """The view of a call, for the reaction to ``trigger`` if there is one; ``visibility`` narrows what the card and the
-    network allow. ``until``: what has come since may be shown too, up to there, to those alone for whom the trigger is.
+    """Return the view of a call, for the reaction to ``trigger`` if there is one. ``visibility`` narrows what the
+    agent's card and the network allow. ``until``: also show later messages up to this seq, under the same audience.
 
     Raises `UnknownMessage` for a trigger that the caller may not read.
     """
@@ -136,12 +136,12 @@ async def open_view(
     label = await _find_label(reading, head)
     view.filters = [PromptFilter(reading.hub.state, rule, head, label, view.until) for rule in rules]
     view._own_thread = head.thread_id if view.shows_own_thread_alone else None
-    view.required = frozenset().union(*(it.required for it in view.filters))
+    view.required = frozenset().union(*(rule.required for rule in view.filters))
     return view
 
 
 async def find_message(reading: Reading, seq: int, field: str, view: View | None = None) -> MessageHead:
-    """The head of a message that the caller may read, or see in ``view``. Raises `UnknownMessage`, in the same words
+    """Return the head of a message that the caller may read, or that ``view`` shows. Raises the same `UnknownMessage`
     whether it exists or not."""
     head = (await reading.hub.ledger.heads([seq])).get(seq)
     if head is None or not await (view or View(reading)).shows(head):
@@ -152,8 +152,8 @@ async def find_message(reading: Reading, seq: int, field: str, view: View | None
 
 
 async def find_audience(reading: Reading, trigger: int | None) -> frozenset[str]:
-    """For whom the reaction to a message works: what a tool reads in it they must be allowed to know. Nobody without
-    a trigger, and under ``all``.
+    """Return the people and agents for whom the reaction to a message works. A tool may only read what all of them may
+    know. Empty without a trigger, and under ``all``.
 
     Raises `UnknownMessage` for a trigger that the caller may not read.
     """
@@ -172,26 +172,26 @@ async def _find_label(reading: Reading, head: MessageHead) -> MessageHead:
 
 
 def _visibility(reading: Reading) -> Visibility:
-    """The agent's own, from its card, else the network's."""
+    """Return the visibility from the agent's card, else the network's."""
     participant = reading.hub.state.participant(reading.origin.agent_id)
     if participant is not None and participant.card is not UNSET:
         card = msgspec.json.decode(participant.card)
         wish = card.get("visibility") if isinstance(card, dict) else None
-        for known in VISIBILITIES:
-            if wish == known:
-                return known
+        for visibility in VISIBILITIES:
+            if wish == visibility:
+                return visibility
     return reading.hub.network_visibility
 
 
 def _take_newest(rows: list[Row], max_bytes: int) -> list[Row]:
-    """The newest of ascending rows that fit."""
+    """Return the newest of ascending rows that fit."""
     start, size = len(rows), 0
     while start and (size := size + len(rows[start - 1].data)) <= max_bytes:
         start -= 1
     return rows[start:]
 
 
-# --- a thread, and the threads of a prompt
+# --- history and window
 
 
 async def history(
@@ -204,8 +204,8 @@ async def history(
     visibility: Visibility | None = None,
     until: Seq | None = None,
 ) -> dict[str, Any]:
-    """Messages of one thread, oldest first. With a `trigger` only what an agent may see in its reaction to
-    that message, what has come since included up to `until`."""
+    """Messages of one thread, oldest first. With a `trigger` only what an agent may see in its reaction to that
+    message, and later messages up to `until`."""
     view = await open_view(reading, trigger, visibility, until)
     if view.until is not None:
         before = view.until + 1 if before is None else min(before, view.until + 1)
@@ -220,30 +220,30 @@ async def history(
         before, size = read[0].seq if read else before, min(PAGE, size * 4)
     if not rows and not await _is_open_thread(reading, thread_id):
         raise UnknownMessage(
-            f"There is no thread {thread_id!r} that {reading.origin.agent_id} may read; "
+            f"There is no thread {thread_id!r} that {reading.origin.agent_id} may read. "
             "network.list_threads lists those that there are."
         )
     shown = _take_newest(rows[-limit:], room) or rows[-1:]
     is_cut = has_more or len(rows) > len(shown)
     value = {"messages": [Raw(row.data) for row in shown], "has_more": is_cut}
-    # whose they are is unknown: they are told of as far as this answer reaches, to who reads what is around them
+    # Nobody knows who could read damaged rows. Report them to readers of the messages around them, within this answer.
     missing = [seq for seq in damaged if not is_cut or (shown and seq > shown[0].seq)]
-    hold = describe_takeover(reading.hub.state, reading.origin, thread_id) if trigger is None else None
+    takeover = describe_takeover(reading.hub.state, reading.origin, thread_id) if trigger is None else None
     return {
         **value,
         **({"damaged": missing} if missing else {}),
-        **({"held": hold} if hold is not None else {}),
+        **({"held": takeover} if takeover is not None else {}),
     }
 
 
 async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
-    """Whether an empty history is an answer: the thread of a place that exists and that the caller belongs to."""
+    """Return whether an empty history is a valid answer: the thread of an existing place to which the caller belongs."""
     kind, _, name = thread_id.partition(":")
     agent_id, state = reading.origin.agent_id, reading.hub.state
     if thread_id == BROADCAST:
         return True
-    if (hold := state.takeovers.get(thread_id)) is not None:
-        return reading.origin.is_operator or may_read(state, agent_id, next_message_head(state, hold.head))
+    if (takeover := state.takeovers.get(thread_id)) is not None:
+        return reading.origin.is_operator or may_read(state, agent_id, next_message_head(state, takeover.head))
     if kind == "channel" and state.channel(name) is not None:
         return reading.origin.is_operator or bool(state.member(name, agent_id).spans)
     if kind == "direct":
@@ -264,11 +264,12 @@ async def window(
     per_thread: Limit | None = None,
     visibility: Visibility | None = None,
 ) -> dict[str, Any]:
-    """The conversation that an agent may see for a trigger: threads in a stable order, messages oldest first.
+    """The conversation that an agent may see for a trigger: threads in a stable order, messages oldest first, nothing
+    after the trigger.
 
-    `threads` is how many (20) or which; the trigger's own thread is always among them. Up to the trigger, nothing
-    later. A `visibility` narrows what the agent's card and the network allow. An operator sees here what it reads as
-    itself: a prompt is never wider than its agent.
+    `threads` is their number (20) or their ids; the trigger's own thread is always included. `visibility` narrows what
+    the agent's card and the network allow. Operator rights do not widen a window: a prompt never shows more than its
+    agent may read.
     """
     view = await open_view(reading, trigger, visibility)
     assert view.trigger is not None, "a window has a trigger"
@@ -279,19 +280,24 @@ async def window(
     while True:
         order = _order_threads(view, view.trigger, named, scanned)
         chosen, looked = await _choose_threads(reading, view, order, most, per_thread or 10, damaged)
-        found = await _read_chosen(reading, view, chosen)
-        if not found:
+        damaged_now = await _read_chosen(reading, view, chosen)
+        if not damaged_now:
             break
-        damaged |= found  # others take the places of these
-    shown = [(await reading.hub.recent.find_begin(reading.hub.ledger, it.thread_id, it.tail), it) for it in chosen]
-    # in the order in which they began, so that a thread keeps its place while the conversation goes on
-    ordered = [it.describe(damaged) for _, it in sorted(shown, key=lambda it: (it[0], it[1].thread_id))]
+        damaged |= damaged_now  # choose again without the damaged ones
+    shown = [
+        (await reading.hub.recent.find_begin(reading.hub.ledger, thread.thread_id, thread.tail), thread)
+        for thread in chosen
+    ]
+    # oldest thread first, so that a thread keeps its place while the conversation continues
+    ordered = [
+        thread.describe(damaged) for _, thread in sorted(shown, key=lambda thread: (thread[0], thread[1].thread_id))
+    ]
     omitted = _count_threads(view, scanned, looked) if scanned is not None else 0
     return {"threads": ordered, "as_of": trigger, **({"omitted_threads": omitted} if omitted else {})}
 
 
 async def _scan(reading: Reading, trigger: MessageHead) -> NewestHeads | None:
-    """The newest messages that the agent may read, up to the trigger."""
+    """Return the newest messages up to the trigger that the agent may read."""
     participant = reading.hub.state.participant(reading.origin.agent_id)
     if participant is None:
         return None
@@ -302,50 +308,51 @@ async def _scan(reading: Reading, trigger: MessageHead) -> NewestHeads | None:
 def _order_threads(
     view: View, trigger: MessageHead, named: list[str] | None, scanned: NewestHeads | None
 ) -> Iterator[tuple[str, int]]:
-    """Threads to look into, some more than once: the trigger's first, then those named, or those with the newest
-    messages before it. With each, the seq up to which it has to be read: from there to the trigger nothing is in it."""
+    """Yield candidate threads, some more than once: the trigger's, then the named ones, or those with the newest
+    messages before it. Each comes with the seq up to which it must be read; nothing follows between that and the
+    trigger."""
     yield trigger.thread_id, trigger.seq
     for thread_id in named or ():
         yield thread_id, trigger.seq
     if scanned is not None:
-        is_damaged = None in scanned.groups  # such a row may be of any thread
-        known: set[HeadGroup] = set()
-        # newest first, and no further than threads are wanted
+        is_damaged = None in scanned.groups  # a damaged row may belong to any thread
+        seen: set[HeadGroup] = set()
+        # newest first, and only as far as threads are needed
         for seq, group in zip(reversed(scanned.seqs), reversed(scanned.groups), strict=True):
-            if group is None or group in known:
+            if group is None or group in seen:
                 continue
-            known.add(group)
+            seen.add(group)
             if not view.excludes_group(group):
-                # whatever is said in private to the agent, or by it, is among what was scanned
+                # private messages of the agent are all among those that were scanned
                 is_private = group.head.kind in PRIVATE and not is_damaged
                 yield group.thread_id, seq if is_private else trigger.seq
 
 
 def _count_threads(view: View, scanned: NewestHeads, looked: Set[str]) -> int:
-    """How many further threads there are of which something may be shown."""
-    alike = {it.alike for it in scanned.groups if it is not None}  # thousands of threads may have a few rules
-    shown = {it for it in alike if view.shows_group(it)}
-    threads = {it.thread_id for it in scanned.groups if it is not None and it.alike in shown}
+    """Return the number of further threads of which something may be shown."""
+    alike = {group.alike for group in scanned.groups if group is not None}  # thousands of threads may share a few rules
+    shown = {group for group in alike if view.shows_group(group)}
+    threads = {group.thread_id for group in scanned.groups if group is not None and group.alike in shown}
     return len(threads) - len(threads & looked)
 
 
 class _ChosenThread:
-    """A thread of a window: its newest messages that may be shown, and those of them that are."""
+    """A thread of a window: its newest messages that may be shown, and those that are shown."""
 
     def __init__(self, thread_id: str, tail: NewestHeads, view: View, per_thread: int, damaged: Set[int]) -> None:
         self.thread_id = thread_id
         self.tail = tail
-        admitted = {it for it in set(tail.groups) if view.shows_group(it)}
+        admitted = {candidate for candidate in set(tail.groups) if view.shows_group(candidate)}
         pairs = zip(tail.seqs, tail.groups, strict=True)
         seqs = [seq for seq, group in pairs if group in admitted and seq not in damaged]
         self.seqs = _since_landmark(seqs) if seqs and tail.has_older else seqs
         self.wanted = self.seqs[: -per_thread - 1 : -1]
-        """What is shown as far as there is room, newest first."""
+        """Messages to show as far as there is room, newest first."""
         self.rows: list[Row] = []
-        """What is shown, oldest first."""
+        """Shown messages, oldest first."""
 
     def describe(self, damaged: Set[int]) -> dict[str, Any]:
-        # omitted: earlier messages that could be shown too, as far as was looked
+        # omitted: earlier messages that could be shown too, among those examined
         omitted = len(self.seqs) - len(self.rows)
         entry = {"thread_id": self.thread_id, "messages": [Raw(row.data) for row in self.rows], "omitted": omitted}
         start = self.rows[0].seq if self.rows else SEQ_LIMIT
@@ -357,49 +364,49 @@ class _ChosenThread:
 async def _choose_threads(
     reading: Reading, view: View, order: Iterator[tuple[str, int]], most: int, per_thread: int, damaged: Set[int]
 ) -> tuple[list[_ChosenThread], set[str]]:
-    """The threads of a window, and all that were looked into for them."""
+    """Return the threads of a window, and all that were examined for them."""
     assert view.trigger is not None, "a window has a trigger"
     own, until = view.trigger.thread_id, view.trigger.seq
     chosen: list[_ChosenThread] = []
-    looked: set[str] = set()
-    # several at once: each read is a turn of the ledger's thread, and of some threads nothing may be shown
-    while len(chosen) < most and (batch := _take_new(order, max(most - len(chosen), THREADS_AT_ONCE), looked)):
-        asked = {it: seq for it, seq in batch.items() if it == own or not view.excludes(it)}
-        tails = await reading.hub.recent.threads(reading.hub.ledger, asked, until, PAGE)
+    examined: set[str] = set()
+    # Read several at once: each read is a turn of the ledger's thread, and some threads show nothing.
+    while len(chosen) < most and (batch := _take_new(order, max(most - len(chosen), THREADS_AT_ONCE), examined)):
+        wanted = {name: seq for name, seq in batch.items() if name == own or not view.excludes(name)}
+        tails = await reading.hub.recent.threads(reading.hub.ledger, wanted, until, PAGE)
         for thread_id in batch:
             if len(chosen) == most:
                 break
-            looked.add(thread_id)
+            examined.add(thread_id)
             if thread_id in tails:
                 thread = _ChosenThread(thread_id, tails[thread_id], view, per_thread, damaged)
                 if thread.seqs:
                     chosen.append(thread)
-    return chosen, looked
+    return chosen, examined
 
 
-def _take_new(order: Iterator[tuple[str, int]], limit: int, known: Set[str]) -> dict[str, int]:
-    """The next threads that are not known."""
+def _take_new(order: Iterator[tuple[str, int]], limit: int, examined: Set[str]) -> dict[str, int]:
+    """Return the next threads that are not known."""
     batch: dict[str, int] = {}
     while len(batch) < limit and (following := next(order, None)) is not None:
         thread_id, seq = following
-        if thread_id not in known:
+        if thread_id not in examined:
             batch.setdefault(thread_id, seq)
     return batch
 
 
 async def _read_chosen(reading: Reading, view: View, chosen: list[_ChosenThread]) -> set[int]:
-    """Read what is shown of each thread, newest first, as far as there is room. Gives those that are damaged: then
-    others are to be chosen."""
+    """Read what is shown of each thread, newest first, as far as there is room. Returns damaged messages: then the
+    caller chooses again."""
     room = reading.hub.limits.max_result_bytes
-    wanted = [seq for it in chosen for seq in it.wanted]
-    places = {seq: place for place, seq in enumerate(wanted)}
+    wanted = [seq for thread in chosen for seq in thread.wanted]
+    positions = {seq: position for position, seq in enumerate(wanted)}
     rows: dict[int, Row] = {}
     damaged: set[int] = set()
     for thread in chosen:
         thread.rows = []
         for seq in thread.wanted:
             if seq not in rows:
-                page = wanted[places[seq] : places[seq] + ROWS_AT_ONCE]
+                page = wanted[positions[seq] : positions[seq] + ROWS_AT_ONCE]
                 rows |= dict.fromkeys(page, DROPPED) | await reading.hub.ledger.messages(page)
             row = rows[seq]
             if row.is_damaged:
@@ -410,28 +417,28 @@ async def _read_chosen(reading: Reading, view: View, chosen: list[_ChosenThread]
                     room += len(row.data)
                     break
                 thread.rows.insert(0, row)
-    # by their whole heads now, compared with what was stored
-    admitted = {row.seq for row in await view.choose(row for it in chosen for row in it.rows)}
+    # check again with whole heads, as they were stored
+    admitted = {row.seq for row in await view.choose(row for thread in chosen for row in thread.rows)}
     for thread in chosen:
         thread.rows = [row for row in thread.rows if row.seq in admitted]
     return damaged
 
 
 def _since_landmark(seqs: list[int]) -> list[int]:
-    """Of the newest messages of a longer thread, those from one on that stays the first for a while: the one in their
-    older half whose seq is divisible by the highest power of two. Were they counted from the oldest that was looked at,
-    that would be another one with each message, and the count would never grow."""
+    """Return the newest messages of a longer thread from a landmark on: the message in the older half whose seq is
+    divisible by the highest power of two. The landmark stays the first one for a while. If the window began at the
+    oldest examined message, its start would change with each message, and a model's prompt cache would never match."""
     half = seqs[: max(1, len(seqs) // 2)]
     return seqs[seqs.index(max(half, key=lambda seq: (seq & -seq, seq))) :]
 
 
-# --- why something was said, and what came of it
+# --- causes and effects of a message
 
 
 async def why(
     reading: Reading, *, seq: Seq, trigger: Seq | None = None, visibility: Visibility | None = None
 ) -> dict[str, Any]:
-    """What a message follows from: it, the reaction that sent it, the message before, up to the root.
+    """The causes of a message: the message, the reaction that sent it, the message before, up to the root.
 
     With a `trigger` only what an agent may see in its reaction to that message.
     """
@@ -443,7 +450,7 @@ async def why(
         is_seen = await view.shows(head)
         if is_seen:
             row = (await reading.hub.ledger.messages([head.seq])).get(head.seq)
-            if row is None or row.is_damaged or not messages.add(Raw(row.data)):  # gone meanwhile, broken, or no room
+            if row is None or row.is_damaged or not messages.add(Raw(row.data)):  # gone, damaged, or no room
                 break
             chain.append(messages.entries[-1])
         if head.cause is None:
@@ -465,92 +472,98 @@ async def impact(
     trigger: Seq | None = None,
     visibility: Visibility | None = None,
 ) -> dict[str, Any]:
-    """What followed from a message: messages above `after`, ascending, and the reactions that sent them.
+    """The effects of a message: later messages above `after` that follow from it, ascending, and the reactions that
+    sent them.
 
-    `next` is the `after` to go on with, as long as there is more to look through. With a `trigger` only what an agent
-    may see in its reaction to that message.
+    Continue with `next` as `after`. With a `trigger` only what an agent may see in its reaction to that message.
     """
     view = await open_view(reading, trigger, visibility)
     start = await find_message(reading, seq, "seq", view)
     head, room = reading.hub.state.head, reading.hub.limits.max_result_bytes
     budget: ConversationBudget | None = await reading.hub.ledger.lookup_cold("root", str(start.root))
     end = min(budget.last_seq, head) if budget is not None else seq
-    place = max(seq, after or seq)
+    position = max(seq, after or seq)
     follows = {seq: True}
     messages = ListPage(limit, room)
     reactions: list[dict[str, Any]] = []
     scanned = 0
-    while place < end and scanned < SCANNED_ROWS and not messages.has_more:
-        rows = await reading.hub.ledger.rows(place, min(PAGE, SCANNED_ROWS - scanned), max_bytes=room)
+    while position < end and scanned < SCANNED_ROWS and not messages.has_more:
+        rows = await reading.hub.ledger.rows(position, min(PAGE, SCANNED_ROWS - scanned), max_bytes=room)
         scanned += len(rows)
         for row in rows:
             if row.seq > end:
                 break
-            found = row.head if row.head is not None and row.head.root == start.root else None
-            # what is not shown ends no page either: its place would be told
-            if found is not None and await _follows(reading, found, follows) and await view.shows(found):
+            follower = row.head if row.head is not None and row.head.root == start.root else None
+            # a hidden message must not end a page: its position would be visible
+            if follower is not None and await _follows(reading, follower, follows) and await view.shows(follower):
                 if not messages.add(Raw(row.data)):
                     break
-                sent_in = await find_reaction(reading, found) if await shows_cause(view, reading, found) else None
+                sent_in = (
+                    await find_reaction(reading, follower) if await shows_cause(view, reading, follower) else None
+                )
                 if sent_in is not None and sent_in not in reactions:
                     reactions.append(sent_in)
-            place = row.seq
+            position = row.seq
         if not rows or rows[-1].seq > end:
-            place = place if messages.has_more else end
-    has_more = place < end
-    # the last of the conversation may be a message that the caller may not read: it is not named
-    following = place if has_more else max(head, place)
+            position = position if messages.has_more else end
+    has_more = position < end
+    # do not name the conversation's last message: the caller may not be allowed to read it
+    following = position if has_more else max(head, position)
     return {"messages": messages.entries, "reactions": reactions, "next": following, "has_more": has_more}
 
 
-def find_open(begun: Iterable[ReactionStart], finished: Collection[tuple[str, int]], seq: int) -> ReactionStart | None:
-    """Of an agent's reactions to one message, the one that was open when the agent wrote ``seq``, or None; of several
-    the newest.
+def find_open(
+    started: Iterable[ReactionStart], finished: Collection[tuple[str, int]], seq: int
+) -> ReactionStart | None:
+    """Return the reaction of an agent to one message that was open when the agent wrote ``seq``, or None; the newest
+    if there are several.
 
-    ``finished`` are reactions with the seqs of their ``finished`` records. Files are explained by this rule too.
+    ``finished`` holds reactions with the seqs of their ``finished`` records. `roundelay why` on a file uses this rule
+    too.
     """
     is_open = [
-        it
-        for it in begun
-        if it.seq < seq and not any(it.reaction == name and it.seq < at < seq for name, at in finished)
+        start
+        for start in started
+        if start.seq < seq and not any(start.reaction == name and start.seq < at < seq for name, at in finished)
     ]
-    return max(is_open, key=lambda it: it.seq, default=None)
+    return max(is_open, key=lambda start: start.seq, default=None)
 
 
 async def find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] | None:
-    """The reaction that a message was sent in, as far as there is one."""
+    """Return the reaction in which a message was sent, if there is one."""
     agent_id, ledger = head.sender_id, reading.hub.ledger
     triggered: TriggeredReactions | None = await ledger.lookup_cold("triggered", f"{agent_id}/{head.cause}")
-    begun = [it for it in triggered.all if it.seq < head.seq] if triggered is not None else []
+    started = [start for start in triggered.all if start.seq < head.seq] if triggered is not None else []
     finished = []
-    for it in begun:
-        page = await ledger.records(agent_id, "finished", it.seq, 1, reaction=it.reaction)
+    for start in started:
+        page = await ledger.records(agent_id, "finished", start.seq, 1, reaction=start.reaction)
         finished += [(row.stream, row.seq) for row in page.rows]
-    found = find_open(begun, finished, head.seq)
-    if found is None:
+    newest = find_open(started, finished, head.seq)
+    if newest is None:
         return None
-    return {"reaction": found.reaction, "agent_id": agent_id, "trigger": head.cause, "seq": found.seq}
+    return {"reaction": newest.reaction, "agent_id": agent_id, "trigger": head.cause, "seq": newest.seq}
 
 
 async def shows_cause(view: View, reading: Reading, head: MessageHead) -> bool:
-    """Whether the trigger of the reaction that a message was sent in may be shown: its cause."""
+    """Return whether the cause of a message, which triggered its reaction, may be shown."""
     if head.cause is None:
         return False
     return await view.shows((await reading.hub.ledger.heads([head.cause])).get(head.cause))
 
 
-async def _follows(reading: Reading, head: MessageHead, known: dict[int, bool]) -> bool:
-    """Whether a message follows from the one that ``known`` began with, up its causes; every step is remembered."""
+async def _follows(reading: Reading, head: MessageHead, results: dict[int, bool]) -> bool:
+    """Return whether a message follows from the first one in ``known``, through its causes. Every step is stored in
+    ``known``."""
     path: list[int] = []
-    first = min(known)
-    answer = known.get(head.seq)
+    first = min(results)
+    answer = results.get(head.seq)
     at: MessageHead | None = head
     while answer is None and at is not None:
         path.append(at.seq)
         if at.cause is None or at.cause < first:
             break
-        answer = known.get(at.cause)
+        answer = results.get(at.cause)
         if answer is None:
             at = (await reading.hub.ledger.heads([at.cause])).get(at.cause)
-    known.update(dict.fromkeys(path, bool(answer)))
+    results.update(dict.fromkeys(path, bool(answer)))
     return bool(answer)
