@@ -48,7 +48,7 @@ MAX_DISMISSED = 500
 """Maximum number of dismissed items of one participant. Older ones are shown again."""
 
 
-class InboxItem(NamedTuple):
+class WaitingItem(NamedTuple):
     """An item that may be shown, before its message was read. Sorted by these fields, descending."""
 
     seq: int
@@ -87,7 +87,7 @@ async def inbox(
         items = [each for each in items if each.place < (int(seq), kind, agent_id)]
     items.sort(key=lambda each: each.place, reverse=True)
     page = ListPage(limit, reading.hub.limits.max_result_bytes)
-    last: InboxItem | None = None
+    last: WaitingItem | None = None
     for start in range(0, len(items), READ_AT_ONCE):
         chunk = items[start : start + READ_AT_ONCE]
         rows = await reading.hub.ledger.messages({each.seq for each in chunk})
@@ -101,13 +101,13 @@ async def inbox(
     return {"items": page.entries, "has_more": False}
 
 
-def _dismissal_key(item: InboxItem) -> tuple[str, int]:
+def _dismissal_key(item: WaitingItem) -> tuple[str, int]:
     """Return the key under which an item is dismissed. A fault belongs to its agent, whatever message it last
     concerned."""
     return (f"fault/{item.agent_id}", 0) if item.kind == "fault" else (item.kind, item.seq)
 
 
-def _describe(reading: Reading, item: InboxItem, row: Row | None) -> dict[str, Any] | None:
+def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str, Any] | None:
     """Return an item with a line of its message; None if the caller may not read the message, or it is gone."""
     entry: dict[str, Any] = {"kind": item.kind, "seq": item.seq}
     if item.seq == 0:  # not about a message
@@ -138,7 +138,7 @@ def _describe(reading: Reading, item: InboxItem, row: Row | None) -> dict[str, A
     return entry | dict(item.details) | rights
 
 
-async def _list_items(reading: Reading) -> list[InboxItem]:
+async def _list_items(reading: Reading) -> list[WaitingItem]:
     """Return all items that may be shown. A request for approval is not listed as a question too. A message that
     failed at several recipients is several items."""
     approvals = list(_list_approvals(reading)) if reading.origin.kind == "human" else []
@@ -146,7 +146,7 @@ async def _list_items(reading: Reading) -> list[InboxItem]:
     requests = {(approval.seq, approval.agent_id) for approval in approvals}
     return [
         *approvals,
-        *(approval for approval in _list_questions(reading) if (approval.seq, approval.agent_id) not in requests),
+        *(item for item in _list_questions(reading) if (item.seq, item.agent_id) not in requests),
         *await _list_dead_letters(reading),
         *await _list_stopped(reading),
         *_list_stopped_agents(reading),
@@ -156,32 +156,32 @@ async def _list_items(reading: Reading) -> list[InboxItem]:
     ]
 
 
-def _list_approvals(reading: Reading) -> Iterator[InboxItem]:
+def _list_approvals(reading: Reading) -> Iterator[WaitingItem]:
     for waiting in list_requests(reading, 0):
         shown = {name: waiting.details[name] for name in ("reaction", "call", "trigger", "until")}
-        yield InboxItem(waiting.seq, "approval", waiting.agent_id, 0, shown, request=waiting)
+        yield WaitingItem(waiting.seq, "approval", waiting.agent_id, 0, shown, request=waiting)
 
 
-def _list_questions(reading: Reading) -> Iterator[InboxItem]:
+def _list_questions(reading: Reading) -> Iterator[WaitingItem]:
     for seq, question in reading.hub.state.questions_of(reading.origin.agent_id).items():
-        yield InboxItem(seq, "question", question.sender_id, 0, {})
+        yield WaitingItem(seq, "question", question.sender_id, 0, {})
 
 
-async def _list_dead_letters(reading: Reading) -> list[InboxItem]:
+async def _list_dead_letters(reading: Reading) -> list[WaitingItem]:
     """Return the caller's dead letters (operators: all), and those that the caller sent, without the reason."""
     origin, ledger = reading.origin, reading.hub.ledger
     undelivered: list[tuple[str, UndeliveredMessage]] = await ledger.cold("undelivered", f"{origin.agent_id}/", SCANNED)
     prefix = "" if origin.is_operator else f"{origin.agent_id}/"
     stored: list[tuple[str, DeadLetter]] = await ledger.cold("dead", prefix, SCANNED)
     items = {
-        (letter.seq, letter.agent_id): InboxItem(
+        (letter.seq, letter.agent_id): WaitingItem(
             letter.seq, "dead_letter", letter.agent_id, letter.at, {"attempts": letter.attempts, "may_retry": False}
         )
         for _, letter in undelivered
     }
     for _, letter in stored:
         details = {"attempts": letter.failures, "reason": letter.reason, "may_retry": True}
-        items[letter.seq, letter.agent_id] = InboxItem(letter.seq, "dead_letter", letter.agent_id, letter.at, details)
+        items[letter.seq, letter.agent_id] = WaitingItem(letter.seq, "dead_letter", letter.agent_id, letter.at, details)
     return list(items.values())
 
 
@@ -189,7 +189,7 @@ def _may_resume(reading: Reading) -> bool:
     return reading.origin.kind == "human" or reading.origin.is_operator
 
 
-async def _list_stopped(reading: Reading) -> list[InboxItem]:
+async def _list_stopped(reading: Reading) -> list[WaitingItem]:
     """Return stopped conversations. Only the sender of the root and operators see who used the budget: other readers
     of the root may not read the rest of the conversation."""
     if not _may_resume(reading):
@@ -202,11 +202,11 @@ async def _list_stopped(reading: Reading) -> list[InboxItem]:
         if reading.origin.is_operator or conversation.began_by == reading.origin.agent_id:
             details |= {"used_by": conversation.used_by, "used": conversation.used}
             text = conversation.reason
-        items.append(InboxItem(conversation.root, "stopped", "", conversation.at, details, format_line(text)))
+        items.append(WaitingItem(conversation.root, "stopped", "", conversation.at, details, format_line(text)))
     return items
 
 
-def _list_stopped_agents(reading: Reading) -> Iterator[InboxItem]:
+def _list_stopped_agents(reading: Reading) -> Iterator[WaitingItem]:
     """Yield the agents that are stopped because they answered without causes. For operators."""
     if not reading.origin.is_operator:
         return
@@ -216,16 +216,16 @@ def _list_stopped_agents(reading: Reading) -> Iterator[InboxItem]:
         if count.is_reported and not has_person_written(state, agent_id, count.since):
             text = f"{agent_id} has answered others {count.count} times without a cause, and is stopped."
             details = {"limit": "limits.max_uncaused_answers", "used": count.count}
-            yield InboxItem(count.last, "stopped", agent_id, 0, details, text)
+            yield WaitingItem(count.last, "stopped", agent_id, 0, details, text)
 
 
-async def _list_budget_stops(reading: Reading) -> list[InboxItem]:
+async def _list_budget_stops(reading: Reading) -> list[WaitingItem]:
     """Return the reactions that ended at their agents' own budgets."""
     if not _may_resume(reading):
         return []
     stored: list[tuple[str, BudgetStop]] = await reading.hub.ledger.cold("spent_out", "", SCANNED)
     return [
-        InboxItem(
+        WaitingItem(
             stop.seq,
             "budget",
             stop.agent_id,
@@ -238,7 +238,7 @@ async def _list_budget_stops(reading: Reading) -> list[InboxItem]:
     ]
 
 
-async def _find_ended(reading: Reading, items: Sequence[InboxItem]) -> set[tuple[int, str, str]]:
+async def _find_ended(reading: Reading, items: Sequence[WaitingItem]) -> set[tuple[int, str, str]]:
     """Return those of these budgets that no longer stop anything."""
     stops = {stop.place: stop.spent for stop in items if stop.spent is not None}
     if not stops:
@@ -256,7 +256,7 @@ async def _find_ended(reading: Reading, items: Sequence[InboxItem]) -> set[tuple
     return ended
 
 
-def _list_quotas(reading: Reading) -> Iterator[InboxItem]:
+def _list_quotas(reading: Reading) -> Iterator[WaitingItem]:
     """Yield today's quotas that are nearly used up: the caller's, or everybody's for operators."""
     origin, state = reading.origin, reading.hub.state
     day = state.stamp // DAY_MS
@@ -270,10 +270,10 @@ def _list_quotas(reading: Reading) -> Iterator[InboxItem]:
         }
         limit = max(shares, key=lambda name: shares[name])
         text = f"{agent_id} has used {min(1.0, shares[limit]):.0%} of its {limit} today."
-        yield InboxItem(0, "budget", agent_id, day * DAY_MS, {"limit": limit, "until": (day + 1) * DAY_MS}, text)
+        yield WaitingItem(0, "budget", agent_id, day * DAY_MS, {"limit": limit, "until": (day + 1) * DAY_MS}, text)
 
 
-def _list_faults(reading: Reading) -> Iterator[InboxItem]:
+def _list_faults(reading: Reading) -> Iterator[WaitingItem]:
     """Yield the agents that cannot work, one item each, for operators. Dead letters have items of their own."""
     if not reading.origin.is_operator:
         return
@@ -286,7 +286,7 @@ def _list_faults(reading: Reading) -> Iterator[InboxItem]:
             text = f"{agent_id} {details.pop('text')}. {details['to_do']}"
             details.pop("seq", None)
             seq = participant.fault.seq if participant.fault is not UNSET else 0
-            yield InboxItem(seq, "fault", agent_id, details["since"], details, format_line(text))
+            yield WaitingItem(seq, "fault", agent_id, details["since"], details, format_line(text))
 
 
 # --- dismissing

@@ -498,9 +498,7 @@ async def impact(
             if follower is not None and await _follows(reading, follower, follows) and await view.shows(follower):
                 if not messages.add(Raw(row.data)):
                     break
-                sent_in = (
-                    await find_reaction(reading, follower) if await shows_cause(view, reading, follower) else None
-                )
+                sent_in = await find_reaction(reading, follower) if await shows_cause(view, reading, follower) else None
                 if sent_in is not None and sent_in not in reactions:
                     reactions.append(sent_in)
             position = row.seq

@@ -576,11 +576,11 @@ async def test_a_refusal_names_what_a_person_types_and_no_operation(node: Node) 
         (
             "history",
             "dev",
-        ): "There is no thread 'dev' that you may read; `roundelay threads` lists those that there are.",
+        ): "There is no thread 'dev' that you may read. `roundelay threads` lists those that there are.",
         ("why", "#999"): "There is no message 999 that you may read. `roundelay tail --last 20` shows their numbers.",
         ("send", "nobody", "hi"): "Nobody is registered as 'nobody'. `roundelay agents` lists who is.",
         ("send", "mod:none", "hi"): "This hub has no mod 'none'. `roundelay status` lists its mods.",
-        ("token", "revoke", "nobody"): "'nobody' has no token; `roundelay token list` lists them.",
+        ("token", "revoke", "nobody"): "'nobody' has no token. `roundelay token list` lists them.",
     }
     for done, said in zip(await asyncio.gather(*(invoke(*it, code=1) for it in cases)), cases.values(), strict=True):
         assert sentence(done).endswith(said)
