@@ -177,7 +177,7 @@ class PostgresLog:
         self._listening = asyncio.create_task(self._keep_listening(), name="shared-log-listens")
 
     async def close(self) -> None:
-        tasks = [it for it in (self._listening, self._hinting) if it is not None]
+        tasks = [task for task in (self._listening, self._hinting) if task is not None]
         self._listening = self._hinting = None
         for task in tasks:
             task.cancel()

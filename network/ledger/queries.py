@@ -253,11 +253,11 @@ def inbox_values(
 
 # A few threads, by their own place: a reader of many messages asks for one thread again and again.
 THREADS_AMONG = f"""
-    WITH found (seq) AS (
-        SELECT p.seq FROM json_each(:asked) AS asked
-        CROSS JOIN place AS p ON p.place = 'in/' || asked.value AND p.seq <= :flushed_to
+    WITH messages (seq) AS (
+        SELECT p.seq FROM json_each(:threads) AS thread
+        CROSS JOIN place AS p ON p.place = 'in/' || thread.value AND p.seq <= :flushed_to
         UNION ALL SELECT value FROM json_each(:newest))
-    SELECT l.stream, max(l.seq), count(*) FROM found CROSS JOIN log AS l ON l.seq = found.seq
+    SELECT l.stream, max(l.seq), count(*) FROM messages CROSS JOIN log AS l ON l.seq = messages.seq
     WHERE ((l.actor = :sender AND (l.target GLOB 'agent:*' OR l.target GLOB 'mod:*')) OR EXISTS (
         SELECT 1 FROM json_each(:spans) AS span
         WHERE l.target = span.value ->> 0 AND l.seq > span.value ->> 1 AND l.seq < span.value ->> 2))

@@ -170,8 +170,8 @@ def refuse_schema(db: sqlite3.Connection) -> int:
     sql = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%' LIMIT 1"
     if (odd := db.execute(sql).fetchone()) is not None:
         raise LedgerError(
-            f"{file} is no database that Roundelay made: it has the {odd[0]} {str(odd[1])[:64]!r}, and Roundelay makes "
-            "only plain tables. Name another one with --db."
+            f"{file} is no database that Roundelay made: {str(odd[1])[:64]!r} is a {odd[0]}, and Roundelay makes only plain "
+            "tables. Name another one with --db."
         )
     return version
 
@@ -209,7 +209,7 @@ def migrate(db: sqlite3.Connection, to: int | None = None) -> None:
     for step in range(version, end):
         db.execute("BEGIN IMMEDIATE")
         try:
-            statements = [it for it in STEPS[step].split(";") if it.strip()]
+            statements = [statement for statement in STEPS[step].split(";") if statement.strip()]
             for number, statement in enumerate(statements, 1):
                 if is_long:
                     part = f"{number} of {len(statements)}"

@@ -457,7 +457,7 @@ class SQLiteLedger:
         if among is not None:
             rows = self._memtable.find((f"in/{thread_id}", 0, 2**62) for thread_id in among)
             values = {
-                "spans": json.dumps(cut_spans(spans, 0, 2**62)), "sender": sender, "asked": json.dumps(list(among)),
+                "spans": json.dumps(cut_spans(spans, 0, 2**62)), "sender": sender, "threads": json.dumps(list(among)),
                 "flushed_to": rows.flushed_to, "newest": json.dumps(rows.seqs),
             }  # fmt: skip
             sql = THREADS_AMONG
@@ -529,11 +529,11 @@ class SQLiteLedger:
     ) -> list[ThreadSummary]:
         which = "place >= 'in/' AND place < 'in0'"  # '0' follows '/'
         if among is not None:
-            which = "place IN (SELECT 'in/' || value FROM json_each(:asked))"
+            which = "place IN (SELECT 'in/' || value FROM json_each(:threads))"
         flushed_to, newest = self._memtable.summarize("in/", among)
         values = {
             "end": before if before is not None else 2**62, "most": limit, "flushed_to": flushed_to,
-            "newest": json.dumps(newest), "asked": json.dumps(list(among or ())),
+            "newest": json.dumps(newest), "threads": json.dumps(list(among or ())),
         }  # fmt: skip
         return await self._list_threads(ALL_THREADS.replace("{which}", which), values)
 

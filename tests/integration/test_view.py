@@ -106,7 +106,7 @@ async def test_what_is_no_whole_database_is_told_in_a_sentence(ledger: Path) -> 
         folder: "it is a folder",
         folder / "none.db": "There is no database",
         export: "roundelay export --format html --db",
-        newer: "upgrade Roundelay",
+        newer: "Upgrade Roundelay",
         damaged: "is damaged",
         other: "is a database of another program",
     }
