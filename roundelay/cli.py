@@ -1,8 +1,8 @@
-"""The command ``roundelay``: its groups, its global options, and how every command fails.
+"""The command ``roundelay``: its command groups, its global options, and the error handling of all commands.
 
-The commands are in `roundelay.commands`; what they need is imported when one runs, so that ``--help`` is quick. An
-error is one sentence on stderr and an exit code: 1 a failure, 2 wrong usage or a wrong file, 3 no hub to connect to.
-``--debug`` shows the traceback.
+The commands are defined in `roundelay.commands` and import what they need when they run: importing it here would slow
+down every start. An error is one sentence on stderr and an exit code: 1 for a failure, 2 for wrong usage or a wrong
+file, 3 for no connection to a hub. ``--debug`` shows the traceback.
 """
 
 from __future__ import annotations
@@ -45,28 +45,68 @@ EXIT_FAILURE, EXIT_USAGE, EXIT_NO_CONNECTION, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
 EXPECTED = {
-    "stop": "There is no command stop. A node stops by Ctrl-C in its terminal, by SIGTERM, or by `systemctl stop roundelay` "
-    "or `docker compose stop`; one agent of it by `roundelay agent stop NAME`.",
-    "start": "There is no command start. A node starts by `roundelay up`, one agent of it by `roundelay agent start NAME`.",
-    "restart": "There is no command restart. Stop the node and start it by `roundelay up`; for one agent of it: "
+    "stop": "There is no command stop. Stop a node with Ctrl-C in its terminal, SIGTERM, `systemctl stop roundelay` or "
+    "`docker compose stop`. Stop one of its agents with `roundelay agent stop NAME`.",
+    "start": "There is no command start. Start a node with `roundelay up`, one of its agents with `roundelay agent start NAME`.",
+    "restart": "There is no command restart. Stop the node and run `roundelay up`. Restart one of its agents with "
     "`roundelay agent restart NAME`.",
     "reload": "There is no command reload. `roundelay agent reload NAME` applies a changed agent file.",
     "logs": "There is no command logs. A node logs to its terminal (`roundelay up --log-level info`), under systemd to "
-    "`journalctl -u roundelay`, in a container to `docker compose logs`. What is said in the network: `roundelay tail`.",
+    "`journalctl -u roundelay`, in a container to `docker compose logs`. Messages: `roundelay tail`.",
     "run": "There is no command run. `roundelay up` runs a node with its agents, `roundelay agent run FILE` agents alone.",
-    "login": "There is no command login. `roundelay web` makes a link that logs in to the page.",
-    "sessions": "There is no command sessions. `roundelay token list` shows who is logged in, `roundelay agents` who is here.",
+    "login": "There is no command login. `roundelay web` creates a link that logs in to the page.",
+    "sessions": "There is no command sessions. `roundelay token list` shows logins, `roundelay agents` who is connected.",
     "tokens": "There is no command tokens. Did you mean `roundelay token list`?",
     "channels": "There is no command channels. `roundelay threads` lists threads, `roundelay call channels.list` channels.",
 }
-"""Commands that people try, and what to use instead."""
+"""Commands that people try although they do not exist, and what to use instead."""
 
 
-class _Commands(click.Group):
-    """Lists the commands in the order in which one meets them, not by the alphabet."""
+GROUPS: dict[str, tuple[click.Command, ...]] = {
+    "Start": (setup.demo, setup.init, node.up, agent.agent, node.doctor),
+    "Talk": (people.chat, people.tui, web.web, people.send, inbox.inbox, approvals.approvals),
+    "Inspect": (
+        reading.tail,
+        reading.agents,
+        reading.threads,
+        reading.history,
+        reading.search,
+        reading.status,
+        reactions.reactions,
+        cost.cost,
+        explaining.why,
+        explaining.impact,
+        explaining.export,
+        web.view,
+    ),
+    "Operate": (
+        tokens.token,
+        rights.rights,
+        operating.dead_letters,
+        operating.backup,
+        cluster.cluster,
+        setup.config,
+    ),
+    "Test": (scenario.scenario, explaining.replay, explaining.tapes),
+    "Connect": (calling.call, gateway.gateway, gateway.mcp, webhook.webhook, bridge.bridge),
+    "Help": (docs.docs, setup.completion),
+}
+"""All commands, by what they are for."""
+WIDEST = max(len(str(command.name)) for group in GROUPS.values() for command in group)
+
+
+class RootGroup(click.Group):
+    """The command ``roundelay``. Its help lists the commands by what they are for, in the order of ``GROUPS``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in GROUPS.items():
+            rows = [(str(command.name), command.get_short_help_str(limit=100)) for command in commands]
+            with formatter.section(title):
+                # One width for all sections, so that the texts stand in one column.
+                formatter.write_dl(rows, col_max=30, col_spacing=2 + WIDEST - max(len(name) for name, _ in rows))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -77,68 +117,31 @@ class _Commands(click.Group):
 
 
 @click.group(
-    cls=_Commands,
+    cls=RootGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or file, 3 no hub to connect to, or lost.",
+    epilog="Exit codes: 0 success, 1 failure, 2 wrong usage or file, 3 no connection to a hub, or connection lost.",
 )
 @click.version_option(package_name="roundelay", message="%(prog)s %(version)s")
 @node_options
 @debug_option
 def cli() -> None:
-    """Agents, people and programs converse in threads, on one durable ledger.
+    """Let agents, people and programs talk in threads, on one durable ledger.
 
-    Try `roundelay demo`. Or `roundelay init`, `roundelay up`, and in another terminal `roundelay chat`.
+    Try `roundelay demo`. Or run `roundelay init`, `roundelay up`, and in another terminal `roundelay chat`.
     """
 
 
-for command in (
-    setup.demo,
-    setup.init,
-    node.up,
-    agent.agent,
-    people.chat,
-    people.tui,
-    people.send,
-    web.web,
-    web.view,
-    inbox.inbox,
-    approvals.approvals,
-    reading.tail,
-    reading.agents,
-    reading.threads,
-    reading.history,
-    reading.search,
-    reading.status,
-    reactions.reactions,
-    cost.cost,
-    explaining.why,
-    explaining.impact,
-    explaining.export,
-    explaining.replay,
-    explaining.tapes,
-    scenario.scenario,
-    calling.call,
-    operating.dead_letters,
-    operating.backup,
-    cluster.cluster,
-    tokens.token,
-    rights.rights,
-    node.doctor,
-    setup.config,
-    gateway.gateway,
-    gateway.mcp,
-    webhook.webhook,
-    bridge.bridge,
-    docs.docs,
-    setup.completion,
-):
-    cli.add_command(command)
+for group in GROUPS.values():
+    for command in group:
+        cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and leave the process. A hook ends with 0 also where its very environment is wrong: coding
-    agents take a 2 for a veto."""
-    if arguments is None:  # the process is this command's
+    """Run the command line and exit.
+
+    A hook always exits with 0, even if its environment is wrong: coding agents take an exit code of 2 for a veto.
+    """
+    if arguments is None:  # the process belongs to this command
         collect_seldom()
     code = _run(arguments)
     is_hook = list(sys.argv[1:] if arguments is None else arguments)[:2] == ["bridge", "deliver"]
@@ -150,9 +153,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
-    # A `python -m` has the folder where one stands in its import path, and the agents of `up` run so; the script has
-    # not.
+            reconfigure(errors="backslashreplace")  # do not fail on characters that the terminal cannot show
+    # `python -m roundelay` has the current folder in its import path, and the agents of `up` run that way. Add it for
+    # the script too, so that both find a user's tools.
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(here)
     try:
@@ -163,9 +166,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except Exception as error:  # noqa: BLE001 (a command's boundary: whatever it is becomes a sentence, or a traceback)
+    except Exception as error:  # noqa: BLE001 (the boundary of a command: every error becomes a sentence or a traceback)
         if isinstance(next(_leaves(error)), BrokenPipeError):
-            # Whoever read our output has left, as `head` does. Nothing may be written at exit either.
+            # The reader of our output has closed the pipe, as `head` does. Writing at exit must not fail either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_FAILURE
         sentence, code = explain(error)
@@ -186,12 +189,12 @@ def _format_traceback(error: Exception) -> str:
 
 
 def is_debugging() -> bool:
-    """Whether tracebacks are wanted: ``--debug``, or the environment says so."""
+    """Whether ``--debug`` or ``ROUNDELAY_DEBUG`` asks for tracebacks."""
     return os.environ.get("ROUNDELAY_DEBUG", "") not in ("", "0")
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-    """The sentence and the exit code for an error that nobody handled."""
+    """Return the sentence and the exit code for an unhandled error."""
     from roundelay.display.screen import tell_person
     from roundelay.display.text import sanitize, sanitize_lines
     from roundelay.network.credentials import hide_secrets
@@ -213,13 +216,13 @@ def explain(error: BaseException) -> tuple[str, int]:
         return "\n".join([sentence, *pasted]), code
     if isinstance(first, OSError) and first.strerror:
         place = f"{first.filename}: " if first.filename is not None else ""
-        return sanitize(f"{place}{first.strerror}; check the path and its permissions."), code
-    told = hide_secrets(str(first))
-    return sanitize(f"Unexpected {type(first).__name__}: {told}. The same command with --debug shows where."), code
+        return sanitize(f"{place}{first.strerror}. Check the path and its permissions."), code
+    text = hide_secrets(str(first))
+    return sanitize(f"Unexpected {type(first).__name__}: {text}. Run the command with --debug to see where."), code
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors in a group, the group of a task group's say; an error that is none is its own."""
+    """Yield the errors inside an exception group, or the error itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _leaves(inner)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def agent() -> None:
-    """Run agents, and look after those that a node runs."""
+    """Run agents and control those that a node runs."""
 
 
 @agent.command("run")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _seq_argument = click.argument("seq", type=SEQ)
 
 
-@click.group(invoke_without_command=True, short_help="Calls that wait for a person's decision: list, decide.")
+@click.group(invoke_without_command=True, short_help="List and decide calls that wait for a person's approval.")
 @json_option
 @identity_options
 @click.pass_context
@@ -34,7 +34,7 @@ def approvals(context: click.Context, as_json: bool) -> None:
     _show_waiting(as_json=as_json)
 
 
-@approvals.command("list", short_help="What waits for a decision; the same as without a command.")
+@approvals.command("list", short_help="List what waits for a decision. Same as without a command.")
 @json_option
 @identity_options
 def list_waiting(as_json: bool) -> None:
@@ -64,7 +64,7 @@ def _show_waiting(*, as_json: bool) -> None:
     )
 
 
-@approvals.command("show", short_help="What #SEQ asks for, and who decided.")
+@approvals.command("show", short_help="Show what #SEQ asks for and who decided.")
 @_seq_argument
 @json_option
 @identity_options
@@ -76,7 +76,7 @@ def show_one(seq: int, as_json: bool) -> None:
     show(value, lambda _: describe_request(value), as_json=as_json)
 
 
-@approvals.command(short_help="Let the call that #SEQ asks for be made.")
+@approvals.command(short_help="Approve the call that #SEQ asks for.")
 @_seq_argument
 @click.option(
     "--for",
@@ -93,7 +93,7 @@ def approve(seq: int, scope: str, as_json: bool) -> None:
     _decide(seq, "/approve" if scope == "once" else f"/approve {scope}", as_json=as_json)
 
 
-@approvals.command(short_help="Do not let the call that #SEQ asks for be made.")
+@approvals.command(short_help="Deny the call that #SEQ asks for.")
 @_seq_argument
 @click.argument("reason", default="")
 @json_option
@@ -103,7 +103,7 @@ def deny(seq: int, reason: str, as_json: bool) -> None:
     _decide(seq, f"/deny {reason}".strip(), as_json=as_json)
 
 
-@approvals.command(short_help="Let the call be made with other arguments.")
+@approvals.command(short_help="Approve the call with other arguments.")
 @_seq_argument
 @click.argument("arguments")
 @json_option

@@ -29,7 +29,7 @@ project_option = click.option(
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would change, as a diff, and change nothing.")
 
 
-@click.group(short_help="Let a coding agent take part.")
+@click.group(short_help="Connect a coding agent to the network.")
 def bridge() -> None:
     """Let a coding agent (claude, codex, gemini, opencode, cursor) take part in a network.
 
@@ -67,7 +67,7 @@ def install(
     _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json, needs=needs)
 
 
-@bridge.command(short_help="Take the bridge out of a project's files again.")
+@bridge.command(short_help="Remove the bridge from a project's files.")
 @host_argument
 @project_option
 @dry_run_option
@@ -88,7 +88,7 @@ def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
     _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json)
 
 
-@bridge.command(short_help="Show for which agents the bridge is installed.")
+@bridge.command(short_help="Show the coding agents that have the bridge.")
 @click.argument("host", metavar="HOST", type=click.Choice(NAMES), required=False)
 @project_option
 @json_option

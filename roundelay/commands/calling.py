@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from roundelay.network.frames import OperationInfo
 
 
-@click.command(short_help="Call an operation of a mod, or of the hub.")
+@click.command(short_help="Call an operation of a mod or of the hub.")
 @click.argument("op", required=False, metavar="OP")
 @click.argument("arguments", nargs=-1, metavar="NAME=VALUE")
 @json_option

@@ -25,7 +25,7 @@ CHOOSING_S, ASK_AGAIN_S = 12.0, 1.0
 asked."""
 
 
-@click.group(short_help="Several nodes on one shared log: look, compare, move.")
+@click.group(short_help="Check, compare and move nodes on a shared log.")
 def cluster() -> None:
     """What several nodes of one network share: a log that one of them writes and the others follow.
 
@@ -83,7 +83,7 @@ def _tell_progress(done: int, of: int) -> None:
 # --- servers
 
 
-@cluster.command(short_help="Start NATS servers on this machine, to try a cluster out.")
+@cluster.command(short_help="Start NATS servers on this machine to try out a cluster.")
 @click.option("--nodes", type=click.IntRange(1, 5), default=3, show_default=True, help="How many servers.")
 @click.option(
     "--dir",
@@ -142,7 +142,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
 # --- looking
 
 
-@cluster.command(short_help="Show who leads, and how far behind each node is.")
+@cluster.command(short_help="Show the leader and how far behind each node is.")
 @_log_option
 @json_option
 @debug_option
@@ -207,7 +207,7 @@ def _describe(found: dict[str, Any]) -> list[str]:
     return lines if found["nodes"] else [*lines, "  no node says that it is there"]
 
 
-@cluster.command(short_help="Compare a node's database with the log that it was made of.")
+@cluster.command(short_help="Compare a node's database with the shared log.")
 @_log_option
 @_db_option
 @json_option
@@ -239,7 +239,7 @@ def _show_copied(found: Any, as_json: bool, told: str) -> None:
 # --- making anew, and moving
 
 
-@cluster.command(short_help="Make a node's database from the log, or bring it up to date.")
+@cluster.command(short_help="Build or update a node's database from the shared log.")
 @_log_option
 @_db_option
 @json_option

@@ -12,7 +12,7 @@ import roundelay
 from roundelay.commands.options import debug_option
 
 
-@click.command(short_help="Show the documents that come along.")
+@click.command(short_help="Show the documentation.")
 @click.argument("page", required=False)
 @click.option("--path", is_flag=True, help="Only say where the page is, or the folder of all of them.")
 @debug_option

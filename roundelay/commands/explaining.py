@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command(short_help="Tell why a message was said.")
+@click.command(short_help="Explain why a message was sent.")
 @click.argument("seq", type=SEQ)
 @db_option
 @json_option
@@ -51,7 +51,7 @@ def why(seq: int, db: Path | None, as_json: bool) -> None:
     show(chain, lambda paint: describe_steps(steps, paint=paint), as_json=as_json)
 
 
-@click.command(short_help="Show everything that followed from a message.")
+@click.command(short_help="Show what followed from a message.")
 @click.argument("seq", type=SEQ)
 @db_option
 @json_option
@@ -68,7 +68,7 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
         Screen(sys.stdout).note(f"{count(effect.count, 'message')} followed.")
 
 
-@click.command(short_help="Write the log, a transcript, a diagram or a page.")
+@click.command(short_help="Export the log, a transcript, a diagram or a page.")
 @click.option(
     "--format",
     "format_",
@@ -125,7 +125,7 @@ def export(
     click.echo(f"Written: {output}", err=True)
 
 
-@click.command(short_help="Write what each agent's model replied as a tape.")
+@click.command(short_help="Write the recorded replies of each agent's model as a tape.")
 @click.argument("ledger", type=LEDGER_PATH)
 @click.option(
     "-o",
@@ -161,7 +161,7 @@ def tapes(ledger: Path, output: Path) -> None:
         click.echo(f"{path}: {count(len(turns), 'turn')}")
 
 
-@click.command(short_help="Run recorded agents again and compare.")
+@click.command(short_help="Run recorded agents again and compare the results.")
 @click.argument("ledger", type=LEDGER_PATH)
 @click.argument("files", nargs=-1, type=_FILE)
 @click.option(

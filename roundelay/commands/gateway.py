@@ -33,7 +33,7 @@ def _check(value: str | None, check: Literal["check_public_url", "check_web_host
         raise click.BadParameter(f"{error}.") from error
 
 
-@click.command(short_help="Let programs in by HTTP.")
+@click.command(short_help="Serve HTTP, OpenAI, A2A and MCP clients.")
 @click.option("--node", "node_url", metavar="URL", help="The node (default: the one of this machine).")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8701, show_default=True, help="0 takes any free one.")
@@ -142,7 +142,7 @@ def gateway(
         raise ConfigError(str(error)) from error
 
 
-@click.command(short_help="Let the host that starts it take part, by MCP over stdio.")
+@click.command(short_help="Connect an MCP host over stdio.")
 @identity_options
 def mcp() -> None:
     """Serve MCP on stdin and stdout: whoever starts this takes part as one participant, --as.

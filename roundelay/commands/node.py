@@ -29,7 +29,7 @@ def pick_file(file: Path | None) -> Path | None:
     return file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
 
 
-@click.command(short_help="Run a node and the agents of its file.")
+@click.command(short_help="Run a node and its agents.")
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--host", help="The address to listen on (default: 127.0.0.1).")
 @click.option("--port", type=int, help="The port to listen on; 0 takes any free one (default: 8700).")

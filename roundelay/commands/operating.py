@@ -71,7 +71,7 @@ def _find_database() -> Path:
     return configured
 
 
-@click.group("dead-letters", short_help="Messages that failed at their recipient: list, retry, drop.")
+@click.group("dead-letters", short_help="List, retry and drop messages that failed at their recipient.")
 def dead_letters() -> None:
     """Messages that failed at their recipient five times: list them, deliver them again, or drop them.
 
@@ -91,7 +91,7 @@ def _letter_options(function: Function) -> Function:
     return click.argument("seqs", metavar="SEQ...", nargs=-1, required=True, type=SEQ)(function)
 
 
-@dead_letters.command("list", short_help="List dead letters, and why they failed.")
+@dead_letters.command("list", short_help="List dead letters and why they failed.")
 @_owner_option
 @click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="How many at most.")
 @db_option

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from roundelay.network.client import Stored
 
 
-@click.command(short_help="Join the conversation as a person.")
+@click.command(short_help="Chat as a person, line by line.")
 @click.option(
     "--to",
     metavar="PLACE",
@@ -48,7 +48,7 @@ def chat(to: str | None, wait_s: float | None) -> None:
         click.get_current_context().exit(1)
 
 
-@click.command(short_help="The conversation full screen: inbox, threads, why, agents, cost, search.")
+@click.command(short_help="Chat full screen: inbox, threads, agents, cost, search.")
 @click.option(
     "--to",
     metavar="PLACE",

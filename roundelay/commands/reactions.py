@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_LAST = 500
 
 
-@click.group(short_help="What agents do: list, show, stop it.")
+@click.group(short_help="List, show and stop the work of agents.")
 def reactions() -> None:
     """What agents do: list their reactions, read the records of one, stop one.
 
@@ -30,7 +30,7 @@ def reactions() -> None:
     """
 
 
-@reactions.command("list", short_help="List what is open, and what came of the last messages.")
+@reactions.command("list", short_help="List open reactions and those to the last messages.")
 @click.option("--agent", "agent_id", metavar="ID", callback=check_id, help="Only those of this agent.")
 @click.option("--open", "only_open", is_flag=True, help="Only those that have not finished.")
 @click.option(

@@ -126,7 +126,7 @@ def _show_messages(value: Mapping[str, Any], *, empty: str, as_json: bool) -> No
         screen.note(empty)
 
 
-@click.command(short_help="Show what the node is and how it does.")
+@click.command(short_help="Show the state of the node.")
 @click.option(
     "--over",
     "over_s",
@@ -159,7 +159,7 @@ def status(as_json: bool, over_s: float) -> None:
     show(value, lambda _: describe_status(value), as_json=as_json, print_value=print_answer)
 
 
-@click.command(short_help="Follow the conversation, as it is stored.")
+@click.command(short_help="Follow messages as they are stored.")
 @click.option(
     "--last", type=click.IntRange(0, MAX_PAGE), default=0, metavar="N", help="Begin with the last N messages."
 )

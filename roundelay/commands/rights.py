@@ -31,7 +31,7 @@ KINDS = click.Choice(("agent", "human", "service"))
 
 @click.group()
 def rights() -> None:
-    """Explain who may do what, by `rights` in a node's file. No node has to run."""
+    """Explain who may do what, by `rights` in a node's file. The node need not run."""
 
 
 def page_options(function: Function) -> Function:
@@ -48,7 +48,7 @@ def page_options(function: Function) -> Function:
     return function
 
 
-@rights.command(short_help="Say whether somebody may do something, and which rule says so.")
+@rights.command(short_help="Check whether somebody may do something, and by which rule.")
 @page_options
 @click.option(
     "--op", required=True, help="A verb (send, broadcast, create, join, read, write, administer) or an operation."
@@ -68,7 +68,7 @@ def check(file: Path | None, agent_id: str, kind: Kind, op: str, to: str | None,
     click.get_current_context().exit(0 if decision.allowed else 1)
 
 
-@rights.command(short_help="List everything that somebody may do.")
+@rights.command(short_help="List what somebody may do.")
 @page_options
 @json_option
 @debug_option

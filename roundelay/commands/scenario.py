@@ -19,7 +19,7 @@ FAILED = 1
 
 @click.group()
 def scenario() -> None:
-    """Scenarios: tests for teams of agents, written in YAML."""
+    """Run and check scenarios: tests for teams of agents, written in YAML."""
 
 
 @scenario.command("run")

@@ -181,7 +181,7 @@ def _is_loopback(url: str) -> bool:
 
 @click.group()
 def config() -> None:
-    """Look at the configuration."""
+    """Show the configuration of a node."""
 
 
 @config.command(short_help="Show every value that holds for a node here.")

@@ -68,7 +68,7 @@ def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | 
     )
 
 
-@token.command("list", short_help="List who has tokens, and how many sessions use each.")
+@token.command("list", short_help="List tokens and the number of sessions that use each.")
 @json_option
 @token_options
 def list_tokens(as_json: bool, db: Path | None) -> None:
@@ -94,7 +94,7 @@ def list_tokens(as_json: bool, db: Path | None) -> None:
     )
 
 
-@token.command(short_help="Revoke tokens of ID, and close their sessions.")
+@token.command(short_help="Revoke the tokens of ID and close their sessions.")
 @click.argument("agent_id", metavar="ID", callback=check_id)
 @click.option("--hash", "token_hash", metavar="HASH", help="This one alone, as token list shows it.")
 @json_option

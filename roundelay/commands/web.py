@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
 
 
-@click.command(short_help="Make a link that logs in to the page, once.")
+@click.command(short_help="Create a link that logs in to the page once.")
 @click.option("--operator", is_flag=True, help="Let it read and manage everything, as your own link does.")
 @click.option(
     "--minutes", type=click.IntRange(1, 1440), default=10, show_default=True, help="How long the link can be used."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 
 
-@click.group(short_help="Have a participant's messages posted to an address.")
+@click.group(short_help="Post a participant's messages to an address.")
 def webhook() -> None:
     """Have each message that is delivered to a participant posted, signed, to an address of https.
 
@@ -72,7 +72,7 @@ def add(address: str, secret_file: Path | None, gateway: str | None, as_json: bo
     click.echo(f"What is delivered to {made['participant']} is posted to {made['url']}, signed with this.", err=True)
 
 
-@webhook.command("list", short_help="List webhooks, and how they do.")
+@webhook.command("list", short_help="List webhooks and their state.")
 @json_option
 @_gateway_option
 def list_webhooks(gateway: str | None, as_json: bool) -> None:
@@ -120,7 +120,7 @@ def test(of: str | None, gateway: str | None) -> None:
         click.get_current_context().exit(1)
 
 
-@webhook.command(short_help="Post again at once to a webhook that waits or is paused.")
+@webhook.command(short_help="Post again at once to a waiting or paused webhook.")
 @_of_option
 @_gateway_option
 def resume(of: str | None, gateway: str | None) -> None:

@@ -89,7 +89,7 @@ def test_no_line_of_a_list_of_commands_is_cut() -> None:
     assert {(), ("agent",), ("cluster",), ("token",)} <= set(groups)
     cut = []
     for path in groups:
-        listed = CliRunner().invoke(cli, [*path, "--help"]).output.partition("Commands:")[2]
+        listed = CliRunner().invoke(cli, [*path, "--help"]).output.partition("Options:")[2]
         assert listed.strip(), path
         cut += [f"{' '.join(path)}: {line.strip()}" for line in listed.splitlines() if "..." in line]
     assert cut == []
