@@ -10,15 +10,14 @@ from __future__ import annotations
 import gzip
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from roundelay.agents.models.model import Usage
 from roundelay.agents.models.tokens import Prices, has_price_table
 from roundelay.connection import READER_ID
 from roundelay.network.core.rows import Row
@@ -32,7 +31,7 @@ from roundelay.runs.reading import Record, read_body, read_record
 from roundelay.runs.source import Source
 from roundelay.web import site
 
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 256 * 1024 * 1024
 """Maximum size of the rows as JSON: a browser holds them all in memory."""
 POLICY = (
@@ -50,10 +49,8 @@ class _PageRows:
     head: int = 0
     size: int = 0
     messages: list[Raw] = field(default_factory=list)
-    records: list[dict[str, object]] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
     """Kinds of the participants, by id."""
-    used: set[tuple[str, Usage]] = field(default_factory=set)
     triggers: set[int] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
     """The same messages and records as rows of a log, for explanations."""
@@ -81,9 +78,7 @@ class _PageRows:
 
     def add_record(self, reaction: str, record: Record, data: bytes) -> None:
         self._count_bytes(data)
-        self.records.append({**record, "reaction": reaction, "body": Raw(data)})
         self.add_participant(str(record["agent_id"]), "agent")
-        self.used |= set(_list_used(record["body"]))
 
     def add_participant(self, agent_id: str, kind: str) -> None:
         if agent_id != READER_ID:
@@ -115,9 +110,7 @@ async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) ->
         await _read_own(source, part, rows)
     if not rows.messages and not part.is_whole:
         raise part.not_found()
-    prices = Prices()
     log = MemoryLog(LogHead(epoch=network["epoch"], name=network["name"]), rows.rows)
-    usd = {_name_usage(model, usage): prices.cost(model, usage) for model, usage in rows.used}
     caller = source.client.agent_id if isinstance(source, LiveSource) else READER_ID
     data = {
         "format": FORMAT,
@@ -129,10 +122,8 @@ async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) ->
         "agents": await _describe_participants(source, rows, is_whole=part.is_whole),
         "readers": await _read_readers(source, rows),
         "messages": rows.messages,
-        "records": rows.records,
-        **await describe_run(log, prices),
+        **await describe_run(log, Prices()),
         "has_prices": has_price_table(),
-        "usd": {name: float(it) for name, it in usd.items() if it is not None},
     }
     return make_page(msgspec.json.encode(data), nonce)
 
@@ -151,7 +142,6 @@ async def _read_own(source: LiveSource, part: Part, rows: _PageRows) -> None:
                 data = msgspec.json.encode(record["body"])
                 rows.add_record(reaction.reaction, record, data)
                 rows.rows.append(make_record_row(reaction.reaction, record, data))
-    rows.records.sort(key=lambda it: cast(int, it["seq"]))
 
 
 async def _describe_participants(source: Source, rows: _PageRows, *, is_whole: bool) -> list[dict[str, object]]:
@@ -172,26 +162,6 @@ async def _read_readers(source: Source, rows: _PageRows) -> dict[str, list[str]]
     """Return the readers of the page's threads. A log does not hold them."""
     threads = await list_threads(source.client) if isinstance(source, LiveSource) else []
     return {it["thread_id"]: it["readers"] for it in threads if it["thread_id"] in rows.threads}
-
-
-def _list_used(body: object) -> Iterator[tuple[str, Usage]]:
-    """Yield the models that a record names, each with the tokens of one call."""
-    if not isinstance(body, dict):
-        return
-    reply = body.get("reply")
-    used = body.get("used")
-    for it in (reply, *(used if isinstance(used, list) else ())):
-        if isinstance(it, dict) and isinstance(it.get("model"), str) and isinstance(it.get("usage"), dict):
-            names = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
-            tokens = [it["usage"].get(name, 0) for name in names]
-            if all(isinstance(count, int) and 0 <= count < 2**53 for count in tokens):
-                yield it["model"], Usage(*tokens)
-
-
-def _name_usage(model: str, usage: Usage) -> str:
-    """Return the key under which the page finds a price: `nameUse` in core/pricing.js."""
-    tokens = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
-    return json.dumps([model, *tokens], ensure_ascii=False, separators=(",", ":"))
 
 
 def make_page(rows: bytes, nonce: str, folder: Path = site.FOLDER) -> str:

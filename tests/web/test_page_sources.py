@@ -13,7 +13,7 @@ BARE: dict[str, str] = json.loads((PAGE / site.VENDORED).read_text(encoding="utf
 SOURCES = {it.relative_to(PAGE).as_posix(): it.read_text(encoding="utf-8") for it in PAGE.glob("*/*.js")}
 OWN = {name: text for name, text in SOURCES.items() if name.startswith(("core/", "ui/"))}
 TESTS = "".join(
-    it.read_text(encoding="utf-8") for it in Path(__file__).parent.rglob("*") if it.suffix in {".js", ".py"}
+    it.read_text(encoding="utf-8") for it in Path(__file__).parents[1].rglob("*") if it.suffix in {".js", ".py"}
 )
 
 _IMPORT = re.compile(r"""(?:\bfrom|\bimport)\s*\(?\s*["']([^"']+)["']""")

@@ -27,15 +27,15 @@ from tests.support.page_modules import run_module
 from tests.support.refund import Run, refund
 
 MODULES = """
-import { readCost } from "#core/cost.js";
 import { openRecording } from "#core/recording.js";
 import { readTimeline } from "#core/timeline.js";
 import { explain, follow } from "#core/why.js";
 const read = async (call, seqs) => ({
   steps: await Promise.all(seqs.map((seq) => explain(call, seq))),
   effects: await Promise.all(seqs.map((seq) => follow(call, seq))),
-  cost: await readCost(call, {}, "reaction"),
-  timeline: (await readTimeline(call)).reactions.map((it) => ({ ...it, runs: undefined })),
+  costs: await Promise.all(["agent", "model", "thread", "root", "reaction", "day"].map((by) => call("network.cost_report", { by }))),
+  some_costs: await call("network.cost_report", { by: "model", thread_id: "direct:desk~finance", since: 1 }),
+  timeline: await readTimeline(call),
   threads: (await call("network.list_threads", { limit: 500 })).threads.map(({ thread_id, last_seq, messages, readers, last }) => ({
     thread_id, last_seq, messages, readers, last,
   })),
@@ -76,15 +76,22 @@ async def join(run: Run, caller: str) -> NetworkClient:
 
 def without_hidden(read: dict[str, Any]) -> dict[str, Any]:
     """What the hub tells of reactions whose records the caller may not read is that there is one: a page does not hold that."""
-    steps = [
-        [{"message": it["message"]} if it.get("reaction", {}).get("is_hidden") else it for it in told]
-        for told in read["steps"]
-    ]
+    steps = [[_drop_hidden_reaction(step) for step in explanation["steps"]] for explanation in read["steps"]]
     return {**read, "steps": steps, "effects": [_drop_hidden(it) for it in read["effects"]]}
 
 
+def _drop_hidden_reaction(step: dict[str, Any]) -> dict[str, Any]:
+    """Drop what a page does not show of an explained message either: the work before it, and messages of that work."""
+    reaction = step.get("reaction", {"is_hidden": True})
+    if reaction["is_hidden"]:
+        return {"message": step["message"]}
+    seqs = [str(seq) for seq in reaction["manifest"]]
+    messages = {seq: step["messages"][seq] for seq in seqs if seq in step["messages"]}
+    return {**step, "reaction": {**reaction, "work": None, "prompt": None}, "messages": messages}
+
+
 def _drop_hidden(effect: dict[str, Any]) -> dict[str, Any]:
-    reactions = [it for it in effect["reactions"] if it["status"]]
+    reactions = [{**it, "work": None} for it in effect["reactions"] if it["status"]]
     return {**effect, "reactions": reactions, "followers": [_drop_hidden(it) for it in effect["followers"]]}
 
 
@@ -129,7 +136,8 @@ async def test_work_that_a_person_overtook_and_the_work_in_its_place_are_both_to
             rows = await write_rows(LiveSource(boss))
             live = await run_module(MODULES, "(seq, call) => follow(call, seq)", seq, boss.call)
             work = "({ rows, seq }) => follow(openRecording(rows).call, seq)"
-            assert await run_module(MODULES, work, {"rows": rows, "seq": seq}) == live
+            recorded = await run_module(MODULES, work, {"rows": rows, "seq": seq})
+            assert _drop_hidden(recorded) == _drop_hidden(live)
             assert [it["reaction"] for it in live["reactions"]] == ["before", "after"]
             with open_log(tmp_path / "held.db") as log:
                 for source in (LiveSource(boss), FileSource(log)):
@@ -143,9 +151,8 @@ async def test_a_file_gives_the_page_that_its_node_gives(run: Run) -> None:
     live = await write_rows(LiveSource(boss))
     with open_log(run.db) as log:
         file = await write_rows(FileSource(log))
-    assert [file[it] for it in ("network", "messages", "records", "usd")] == [
-        live[it] for it in ("network", "messages", "records", "usd")
-    ]
+    names = ("network", "messages", "explained", "effects", "reactions", "calls", "has_prices")
+    assert {name: file[name] for name in names} == {name: live[name] for name in names}
     assert {it["agent_id"] for it in file["agents"]} == {it["agent_id"] for it in live["agents"]}
 
 
@@ -155,12 +162,12 @@ async def test_a_page_holds_what_its_caller_may_read_alone(run: Run) -> None:
     mia, finance = await join(run, "mia"), await join(run, "finance")
     of_mia, of_finance = await write_rows(LiveSource(mia)), await write_rows(LiveSource(finance))
     assert {it["thread_id"] for it in of_mia["messages"]} == {"direct:desk~mia"}
-    assert (of_mia["records"], of_mia["usd"], of_mia["viewer"]["is_operator"]) == ([], {}, False)
-    assert {it["agent_id"] for it in of_finance["records"]} == {"finance"}
+    assert (of_mia["reactions"], of_mia["calls"], of_mia["viewer"]["is_operator"]) == ([], [], False)
+    assert {it["agent_id"] for it in [*of_finance["reactions"], *of_finance["calls"]]} == {"finance"}
     assert "Refund order" not in json.dumps(of_finance)
     part = await write_rows(LiveSource(boss), Part(thread_id="direct:desk~finance"))
     assert {it["thread_id"] for it in part["messages"]} == {"direct:desk~finance"}
-    assert {it["agent_id"] for it in part["records"]} == {"finance"}
+    assert {it["agent_id"] for it in [*part["reactions"], *part["calls"]]} == {"finance"}
     assert set(part["readers"]) <= {"direct:desk~finance"}
     assert "mia" not in {it["agent_id"] for it in part["agents"]}
 
@@ -173,8 +180,10 @@ async def test_a_page_takes_no_change() -> None:
         "agents": [],
         "readers": {},
         "messages": [],
-        "records": [],
-        "usd": {},
+        "explained": {},
+        "effects": {},
+        "reactions": [],
+        "calls": [],
     }
     work = "(rows) => openRecording(rows).call('network.mark', {}).catch((error) => error.code)"
     assert await run_module(MODULES, work, rows) == "forbidden"
@@ -182,5 +191,5 @@ async def test_a_page_takes_no_change() -> None:
 
 async def test_a_run_that_no_page_can_hold_is_told_with_what_to_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roundelay.runs.page.MAX_BYTES", 1000)
-    with open_log(run.db) as log, pytest.raises(LedgerError, match=r"choose a part .* roundelay view"):
+    with open_log(run.db) as log, pytest.raises(LedgerError, match=r"Choose a part .* roundelay view"):
         await write_rows(FileSource(log))

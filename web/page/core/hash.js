@@ -1,5 +1,4 @@
-// SHA-256, synchronous and on every origin: `crypto.subtle` is asynchronous, and missing on plain http beyond loopback.
-// Ids are derived with it as agents/journal.py does. Pure.
+// SHA-256, synchronous and on every origin: `crypto.subtle` is asynchronous, and missing on plain http beyond loopback. Pure.
 
 /** Return the first 32 fractional bits of a prime's root: the constants of SHA-256 (FIPS 180-4). */
 const fraction = (root) => Math.floor((root - Math.floor(root)) * 2 ** 32) | 0;
@@ -41,9 +40,3 @@ function mix(state, blocks, start) {
   }
   return [a, b, c, d, e, f, g, h].map((word, place) => (word + state[place]) | 0);
 }
-
-/** Return 128 bits of SHA-256 of these parts: a derived id. @param {...(string|number)} parts */
-export const digest = (...parts) => sha256(parts.join("\x1f")).slice(0, 32);
-
-/** Return the id of what a call of a reaction sends. `call` is the index of the call in the turn, or "answer". */
-export const derivedId = (reaction, path, turn, call) => digest("call", reaction, path, turn, call);

@@ -2,21 +2,36 @@
 // holds (roundelay/runs/page.py writes them). It refuses every change. The rows never change, so indexes are built once.
 // No DOM, no clock.
 
-import { isObject } from "#core/json.js";
-import { nameUse } from "#core/pricing.js";
 import { fits, listWords, readQuery } from "#core/query.js";
 import { Refused } from "#core/refused.js";
 import { conversationOf, namePlace, textOf, writeTitle } from "#core/text.js";
 
-const CHARGED = ["finished", "model_reply", "review", "used"];
-const STATUSES = ["finished", "stopped", "cancelled", "failed"];
 const MAX_LINE = 200;
+const MAX_DEPTH = 50; // of a tree of effects
+const FIGURES = ["calls", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "tools"];
+const COST_NAMES = {
+  agent: (call) => call.agent_id,
+  model: (call) => call.model || "-",
+  thread: (call) => call.thread_id ?? "-",
+  root: (call) => (typeof call.root !== "number" ? "-" : `#${call.root}`),
+  reaction: (call) => call.reaction,
+  "asked in": (call) => call.sent_in || "-",
+  day: (call) => new Date(call.at).toISOString().slice(0, 10),
+};
+const COST_HEADS = {
+  agent: ["agent", "model"],
+  model: ["model"],
+  thread: ["thread", "agent", "model"],
+  root: ["root", "agent", "model"],
+  reaction: ["reaction", "asked in", "agent", "model"],
+  day: ["day", "agent", "model"],
+};
 
 /**
  * Return a source for ui/store.js that answers from rows in place of a hub.
  * @param {{network: {name: string, epoch: string}, head: number, made_at: number, part: string, viewer: object,
- *   agents: object[], readers: object, messages: object[], records: object[], usd: object}} rows messages and records in
- *   ascending order
+ *   agents: object[], readers: object, messages: object[], explained: object, effects: object, reactions: object[],
+ *   calls: object[], has_prices: boolean}} rows as roundelay/runs/page_answers.py describes them
  */
 export function openRecording(rows) {
   const index = indexRows(rows);
@@ -39,20 +54,16 @@ export function openRecording(rows) {
   };
 }
 
-function indexRows({ messages, records }) {
-  const bySeq = new Map(messages.map((message) => [message.seq, message]));
-  const threads = groupBy(messages, (message) => message.thread_id);
-  const reactions = [...groupBy(records, (record) => JSON.stringify([record.agent_id, record.reaction])).values()].map((group) => {
-    const { agent_id, reaction } = group[0];
-    const started = group.filter((record) => record.kind === "started" && isObject(record.body));
-    const triggers = started.filter((record) => Number.isSafeInteger(record.body.trigger));
-    const finished = group.filter((record) => record.kind === "finished").map((record) => record.seq);
-    return { agent_id, reaction, records: group, seq: group[0].seq, begun: triggers.map((trigger) => [trigger.body.trigger, trigger.seq]), started, finished };
-  });
-  const starts = groupBy(reactions.flatMap((reaction) => reaction.begun.map(([trigger, seq]) => ({ trigger, seq, of: reaction }))), (start) => start.trigger);
-  const byName = groupBy(reactions, (reaction) => reaction.reaction);
-  return { bySeq, threads, reactions, begun: starts, byName, held: null, words: new Map() };
+function indexRows({ messages, reactions }) {
+  return {
+    bySeq: new Map(messages.map((message) => [message.seq, message])),
+    threads: groupBy(messages, (message) => message.thread_id),
+    reactions: new Map(reactions.map((reaction) => [nameReaction(reaction), reaction])),
+    words: new Map(),
+  };
 }
+
+const nameReaction = ({ agent_id, reaction }) => `${agent_id} ${reaction}`;
 
 function groupBy(items, name) {
   const groups = new Map();
@@ -79,19 +90,12 @@ function createAnswers(rows, index) {
     "network.list_threads": (args) => listThreads(rows, index, args),
     "network.history": (args) => readHistory(index, args),
     "network.search": (args) => search(index, args),
-    "network.why": ({ seq }) => ({ chain: readChain(index, find(seq)), has_more: false }),
-    "network.impact": ({ seq }) => followFrom(rows, index, find(seq)),
-    "network.message_status": ({ seq }) => ({ seq, recipients: listFates(index, find(seq)), has_more: false }),
-    "network.records": ({ reaction, agent_id, after = 0 }) => {
-      const matching = (index.byName.get(reaction) ?? []).filter((reaction) => agent_id === undefined || reaction.agent_id === agent_id);
-      const records = matching.flatMap((item) => item.records).filter((record) => record.seq > after);
-      return { records: records.sort((one, other) => one.seq - other.seq), has_more: false };
-    },
-    "network.usage": (args) => readUsage(index, args),
-    "network.costs": ({ uses }) => ({
-      usd: uses.map(({ model, ...usage }) => rows.usd[nameUse({ model, usage })] ?? null),
-      has_prices: rows.has_prices ?? false,
-    }),
+    "network.message_status": ({ seq }) => ({ seq, recipients: listRecipients(rows, find(seq)), has_more: false }),
+    "network.explain": ({ seq }) => ({ steps: explain(rows, index, find(seq)), has_prices: rows.has_prices }),
+    "network.effects": ({ seq, limit = 200 }) => listEffects(rows, index, find(seq), limit),
+    "network.work": (args) => readWork(rows, index, args),
+    "network.usage": (args) => listReactions(rows, args),
+    "network.cost_report": (args) => addUpCost(rows, args),
   };
 }
 
@@ -139,94 +143,74 @@ function search(index, { query, thread_id, before = Infinity, limit = 20 }) {
   return { messages, has_more, ...(has_more && { next: messages[0].seq }) };
 }
 
-// --- causes
+// --- explanations
 
-/** Find the reaction that sent a message: the sender's newest open reaction to its cause. */
-function findReaction(index, { sender_id, cause, seq }) {
-  const starts = (index.begun.get(cause) ?? []).filter((start) => start.of.agent_id === sender_id && start.seq < seq);
-  const open = starts.filter((item) => !item.of.finished.some((at) => item.seq < at && at < seq));
-  const found = open.sort((one, other) => one.seq - other.seq).at(-1);
-  return found && { reaction: found.of.reaction, agent_id: sender_id, trigger: cause, seq: found.seq };
-}
-
-function readChain(index, message) {
-  const chain = [];
+function explain({ explained }, index, message) {
+  const steps = [];
   for (let current = message; current; current = index.bySeq.get(current.cause)) {
-    chain.push(current);
-    const sentIn = current.cause && findReaction(index, current);
-    if (sentIn) chain.push(sentIn);
+    const reaction = explained[current.seq];
+    const sentSteps = reaction && !reaction.is_hidden ? index.reactions.get(nameReaction(reaction)).steps : [];
+    const messages = (reaction?.manifest ?? []).map((seq) => index.bySeq.get(seq)).filter(Boolean);
+    steps.push(reaction ? { message: current, reaction: { ...reaction, steps: sentSteps }, messages } : { message: current });
   }
-  return chain;
+  return steps;
 }
 
-function followFrom({ messages, head }, index, { seq, root }) {
-  const follows = new Set([seq]);
-  const followers = messages.filter((message) => message.seq > seq && message.root === root && follows.has(message.cause) && follows.add(message.seq));
-  const reactions = groupBy(followers.map((reaction) => findReaction(index, reaction)).filter(Boolean), (item) => `${item.agent_id} ${item.reaction}`);
-  return { messages: followers, reactions: [...reactions.values()].map((reaction) => reaction[0]), next: head, has_more: false };
+function listEffects({ messages, effects: reactionsTo }, index, { seq, root }, limit) {
+  const causes = new Set([seq]);
+  const following = messages.filter((message) => message.seq > seq && message.root === root && causes.has(message.cause) && causes.add(message.seq));
+  const shown = [index.bySeq.get(seq), ...following.slice(0, limit)];
+  const effects = new Map(shown.map((message) => [message.seq, { message, reactions: reactionsTo[message.seq] ?? [], followers: [], count: 0 }]));
+  for (const message of shown.slice(1)) effects.get(message.cause).followers.push(effects.get(message.seq));
+  for (const effect of [...effects.values()].reverse()) effect.count = effect.followers.reduce((sum, follower) => sum + 1 + follower.count, 0);
+  return { ...cutDepth(effects.get(seq), 0), has_more: following.length > limit };
 }
 
-/** List the agents that had a message in a prompt, with the state of their reactions. A log says nothing of other recipients. */
-function listFates(index, { seq }) {
-  const first = groupBy((index.begun.get(seq) ?? []).sort((one, other) => one.seq - other.seq), (start) => start.of.agent_id);
-  const fates = new Map([...first].map(([agent_id, group]) => [agent_id, group[0].of]));
-  const newest = new Map([...first].map(([agent_id, group]) => [agent_id, group.at(-1).of]));
-  index.held ??= groupBy(index.reactions.flatMap((reaction) => listManifest(reaction).map((seq) => ({ it: seq, of: reaction }))), (held) => held.it);
-  for (const { reaction } of index.held.get(seq) ?? []) if (!fates.has(reaction.agent_id)) fates.set(reaction.agent_id, reaction);
-  const describe = ([agent_id, reaction]) => {
-    const fate = { agent_id, state: "in_prompt", attempts: 1, reaction: reaction.reaction, reaction_status: tellStatus(reaction) };
-    const next = newest.get(agent_id) ?? reaction;
-    if (next === reaction || !["open", "cancelled"].includes(fate.reaction_status)) return fate;
-    // A person took the thread over, and the agent reacted again afterwards.
-    return { ...fate, reaction_status: "cancelled", again: { reaction: next.reaction, reaction_status: tellStatus(next) } };
-  };
-  return [...fates].sort(([one], [other]) => (one < other ? -1 : 1)).map(describe);
+function cutDepth({ message, reactions, followers, count }, depth) {
+  if (depth === MAX_DEPTH && count) return { message, reactions, followers: [], more: count };
+  return { message, reactions, followers: followers.map((follower) => cutDepth(follower, depth + 1)) };
 }
 
-const listManifest = (reaction) => reaction.started.flatMap((record) => (Array.isArray(record.body.manifest) ? record.body.manifest : []));
-
-function tellStatus({ records, finished }) {
-  const status = records.find((record) => record.kind === "finished" && isObject(record.body))?.body.status;
-  return finished.length ? (STATUSES.includes(status) ? status : "finished") : "open";
+/** Return the agents that had a message in a prompt. A run says nothing of other recipients. */
+function listRecipients({ reactions }, { seq }) {
+  const reading = reactions.filter(({ manifest, trigger }) => trigger === seq || manifest.includes(seq));
+  const recipients = reading.map(({ agent_id, reaction, status }) => [
+    agent_id,
+    { agent_id, state: "in_prompt", attempts: 1, reaction, reaction_status: status ?? "open" },
+  ]);
+  return [...new Map(recipients).values()].sort((one, other) => (one.agent_id < other.agent_id ? -1 : 1));
 }
 
-// --- what models used
-
-function readUsage(index, { agent_id: asked, after = 0 }) {
-  const ids = [...new Set(index.reactions.map((reaction) => reaction.agent_id))].sort();
-  const agent_id = asked ?? ids[0] ?? null;
-  const own = index.reactions.filter((reaction) => reaction.agent_id === agent_id);
-  const calls = own.flatMap((reaction) => reaction.records.filter((record) => CHARGED.includes(record.kind) && record.seq > after).map((record) => describeCall(reaction, record)));
-  const reactions = Object.fromEntries(own.map((reaction) => [reaction.reaction, placeReaction(index, reaction)]).filter(([, value]) => value));
-  return { agent_id, calls: calls.sort((one, other) => one.seq - other.seq), reactions, has_more: false, next_agent: ids.find((id) => id > agent_id) ?? null };
+function readWork({ has_prices }, index, args) {
+  const found = index.reactions.get(nameReaction(args));
+  if (!found) throw new Refused("unknown_message", "There is no such reaction in this recording.");
+  const { agent_id, reaction, seq, ...work } = found;
+  return { ...work, has_prices };
 }
 
-function placeReaction(index, reaction) {
-  const trigger = index.bySeq.get(reaction.begun[0]?.[1] === reaction.seq ? reaction.begun[0][0] : 0);
-  if (!trigger) return null;
-  const sentIn = trigger.cause && findReaction(index, trigger);
-  return { trigger: trigger.seq, thread_id: trigger.thread_id, root: trigger.root, ...(sentIn && { sent_in: sentIn.reaction }) };
+/** The reactions of an agent, or of the first one, as far as `network.usage` names them. */
+function listReactions({ reactions }, args) {
+  const ids = [...new Set(reactions.map((reaction) => reaction.agent_id))].sort();
+  const agent_id = args.agent_id ?? ids[0] ?? null;
+  const calls = reactions.filter((reaction) => reaction.agent_id === agent_id).map(({ reaction, seq }) => ({ reaction, seq }));
+  return { agent_id, calls, reactions: {}, has_more: false, next_agent: ids.find((id) => id > agent_id) ?? null };
 }
 
-const cut = (value) => (typeof value === "string" ? value.slice(0, 128) : "");
-const orEmpty = (value) => (isObject(value) ? value : {});
+function addUpCost({ calls, has_prices }, { by = "agent", since = 0, ...wanted }) {
+  const chosen = calls.filter((call) => call.at >= since && Object.entries(wanted).every(([name, value]) => call[name] === value));
+  const nameGroup = (call) => COST_HEADS[by].map((head) => COST_NAMES[head](call));
+  const groups = [...groupBy(chosen, (call) => JSON.stringify(nameGroup(call)))].map(([key, group]) => {
+    const names = nameGroup(group[0]).map((name, place) => [COST_HEADS[by][place], name]);
+    return { key, value: { ...Object.fromEntries(names), ...addUp(group) } };
+  });
+  groups.sort((one, other) => other.value.usd - one.value.usd || (one.key < other.key ? -1 : 1));
+  return { by, groups: groups.map(({ value }) => value), total: addUp(chosen), has_prices, has_more: false };
+}
 
-function describeCall(reaction, { seq, at, kind, body: data }) {
-  const body = orEmpty(data);
-  const reply = orEmpty(body.reply);
-  const calls = Array.isArray(reply.tool_calls) ? reply.tool_calls.filter(isObject) : [];
-  const used = Array.isArray(body.used) ? body.used.filter((use) => isObject(use) && isObject(use.usage)) : [];
-  return {
-    seq,
-    at,
-    kind,
-    reaction: reaction.reaction,
-    path: cut(body.path),
-    turn: body.turn ?? null,
-    agent: cut(body.agent),
-    model: cut(reply.model),
-    usage: orEmpty(kind === "model_reply" ? reply.usage : body.usage),
-    tools: calls.map((call) => cut(call.name)),
-    used: used.map((use) => ({ model: cut(use.model), usage: use.usage })),
-  };
+function addUp(calls) {
+  const sum = (name) => calls.reduce((total, call) => total + call[name], 0);
+  const figures = Object.fromEntries(FIGURES.map((name) => [name, sum(name)]));
+  const usd = Number(sum("usd").toPrecision(12)); // without the errors of adding fractions
+  const unpriced = calls.filter((call) => call.usd === null).map((call) => call.model);
+  return { ...figures, usd, unpriced: [...new Set(unpriced)].sort() };
 }

@@ -1,43 +1,43 @@
 // When agents were at work: the newest reactions with their steps, and a scale on which times when nobody worked are
 // short. It asks by the `call` that it is given, of a hub or of a recording; no DOM, no clock.
 
-import { readUsage } from "#core/cost.js";
-import { readReaction } from "#core/reading.js";
-import { readRecords } from "#core/why.js";
-
 const LOOKED_BACK = 5000; // seqs of a hub's log; a recording is looked through whole
 const READS_AT_ONCE = 8;
 const IDLE_MS = 2000; // what is longer without work is drawn as so long
 const SHARE = 0.004; // and nothing that takes time is narrower than this share of the whole
 
 /**
- * Give the newest reactions that the caller may see, by when they began.
+ * Return the newest reactions that the caller may see, as `network.work` describes them, by when they began.
  * @param {(op: string, args: object) => Promise<any>} call
  * @param {{most?: number, isWhole?: boolean}} wanted
- * @returns {Promise<{reactions: ReturnType<typeof readReaction>[], isCut: boolean}>}
+ * @returns {Promise<{reactions: any[], isCut: boolean}>}
  */
 export async function readTimeline(call, { most = 300, isWhole = false } = {}) {
   const { head } = await call("network.info", {});
   const named = await listNamed(call, isWhole ? 0 : Math.max(0, head - LOOKED_BACK));
   const newest = [...named.values()].sort((one, other) => other.seq - one.seq).slice(0, most);
   const reactions = [];
-  const take = async () => {
-    for (let reaction = newest.pop(); reaction; reaction = newest.pop()) {
-      const records = await readRecords(call, reaction.reaction, reaction.agent_id);
-      if (records.some((record) => record.kind === "started")) reactions.push(readReaction(reaction.reaction, reaction.agent_id, records));
+  const readNext = async () => {
+    for (let name = newest.pop(); name; name = newest.pop()) {
+      const { reaction, agent_id } = name;
+      const work = await call("network.work", { reaction, agent_id });
+      if (work.trigger > 0) reactions.push({ reaction, agent_id, ...work });
     }
   };
-  await Promise.all(Array.from({ length: READS_AT_ONCE }, take));
+  await Promise.all(Array.from({ length: READS_AT_ONCE }, readNext));
   reactions.sort((one, other) => one.started_at - other.started_at || one.trigger - other.trigger);
-  return { reactions: reactions, isCut: named.size > most || (!isWhole && head > LOOKED_BACK) };
+  return { reactions, isCut: named.size > most || (!isWhole && head > LOOKED_BACK) };
 }
 
-/** The reactions of which something is recorded above a seq, and those that are open. */
+/** Return the names of the reactions with a record above a seq, and of those that are open. */
 async function listNamed(call, after) {
   const named = new Map();
   const add = ({ agent_id, reaction, seq }) => named.set(`${agent_id} ${reaction}`, { agent_id, reaction, seq });
-  for await (const page of readUsage(call, undefined, after)) {
-    for (const call of page.calls) add({ ...call, agent_id: page.agent_id });
+  for (let args = { after, limit: 500 }; args; ) {
+    const page = await call("network.usage", args);
+    for (const entry of page.calls) add({ ...entry, agent_id: page.agent_id });
+    if (page.has_more) args = { ...args, agent_id: page.agent_id, after: page.calls.at(-1)?.seq ?? args.after };
+    else args = page.next_agent ? { after, limit: 500, agent_id: page.next_agent } : null;
   }
   const open = await call("network.open_reactions", { limit: 500 });
   for (const reaction of open.reactions) if (!named.has(`${reaction.agent_id} ${reaction.reaction}`)) add(reaction);

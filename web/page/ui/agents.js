@@ -1,7 +1,6 @@
 /** The participants, with the activity that the hub derives from sessions and open reactions; and a page for each. */
 import {computed, signal} from "#vendor/signals.js";
 import {useRef, useState} from "#vendor/hooks.js";
-import {readCost} from "#core/cost.js";
 import {sha256} from "#core/hash.js";
 import {directThread, formatCount} from "#core/text.js";
 import {useRows} from "#ui/keys.js";
@@ -158,7 +157,7 @@ function Process({id, agent}) {
 
 /** The models that the agent called, by its records, because its card names none. Nothing if the reader may not see them. */
 function Models({id}) {
-  const {value} = useFetched(() => readCost(actions.call, {agent_id: id}, "model"), [id]);
+  const {value} = useFetched(() => actions.call("network.cost_report", {by: "model", agent_id: id}), [id]);
   if (!value?.groups.length) return null;
   return html`<section class="section"><h2>Models</h2><ul class="card card-list">${value.groups.map((group) => html`<li class="row tool" key=${group.model}><b dir="auto">${group.model}</b>
     <span class="faint">${group.calls.toLocaleString()} call${group.calls === 1 ? "" : "s"}, ${group.prompt_tokens.toLocaleString()} tokens in, ${group.completion_tokens.toLocaleString()} out, ${writeCost(group)}</span></li>`)}</ul></section>`;

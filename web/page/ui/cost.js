@@ -1,6 +1,5 @@
 /** Model usage by agent, model, thread, conversation or day, and the share of each participant's daily quota. */
 import {signal} from "#vendor/signals.js";
-import {HEADS, readCost} from "#core/cost.js";
 import {writeSize} from "#core/text.js";
 import {Agent, Bar, Button, Choice, Empty, ErrorBox, Head, html, Loading, now, formatSpan, useFetched} from "#ui/parts.js";
 import {adviseOnPrices, writeCost} from "#ui/prices.js";
@@ -12,14 +11,15 @@ const SPANS = [["", "All"], ["1", "24 h"], ["7", "7 days"], ["30", "30 days"]];
 const DAY_MS = 86_400_000;
 const FIGURES = [["calls", "Calls"], ["prompt_tokens", "Tokens in"], ["cached_tokens", "of it cached"], ["completion_tokens", "Tokens out"], ["tools", "Tools"], ["usd", "Cost"]];
 const TITLES = {agent: "Agent", model: "Model", thread: "Thread", root: "Conversation", day: "Day (UTC)"};
+const HEADS = {agent: ["agent", "model"], model: ["model"], thread: ["thread", "agent", "model"], root: ["root", "agent", "model"], day: ["day", "agent", "model"]}; // the names of a group
 const order = signal({by: "", isUp: false});
 
 /** The screen; `query` has `by`, `days`, `agent`, `thread`. */
 export function Cost({query}) {
   const {days = "", agent, thread} = query;
   const by = GROUPS.some(([value]) => value === query.by) ? query.by : "agent";
-  const wanted = {agent_id: agent, thread_id: thread, since: Number(days) ? Date.now() - Number(days) * DAY_MS : undefined};
-  const {value, error, isLoading, again} = useFetched(() => readCost(actions.call, wanted, by), [by, days, agent, thread]);
+  const wanted = {by, ...(agent && {agent_id: agent}), ...(thread && {thread_id: thread}), ...(Number(days) && {since: Date.now() - Number(days) * DAY_MS})};
+  const {value, error, isLoading, again} = useFetched(() => actions.call("network.cost_report", wanted), [by, days, agent, thread]);
   const set = (changed) => go(linkTo.cost({...query, ...changed}), {replace: true});
   const only = agent ?? (thread && nameHere(thread));
   return html`<div class="screen wide"><${Head} title="Cost">
@@ -27,7 +27,7 @@ export function Cost({query}) {
       <${Choice} label="Since when" value=${days} options=${SPANS} onChoose=${(choice) => set({days: choice})} /><//>
     ${only && html`<p class="tools"><span>Filtered by <b dir="auto">${only}</b></span><${Button} run=${() => set({agent: "", thread: ""})}>Show all<//></p>`}
     ${error ? html`<${ErrorBox} error=${error} retry=${again} />` : !value ? isLoading && html`<${Loading} what="Adding up…" />`
-      : value.groups.length ? html`<${Sums} report=${value} /><${Unpriced} report=${value} />`
+      : value.groups.length ? html`<${Sums} report=${value} />${value.has_more && html`<p class="faint">Only the ${value.groups.length.toLocaleString()} most expensive rows are shown.</p>`}<${Unpriced} report=${value} />`
       : html`<${Empty} icon="cost" title="No model calls to show">Records of model calls are visible to their agent and to operators.<//>`}
     <${Quotas} /></div>`;
 }
@@ -44,8 +44,8 @@ function Sums({report}) {
   return html`<div class="card table-place" tabindex="0" role="region" aria-label="Sums"><table><thead><tr>${heads.map((head) => column(head, TITLES[head]))}<th scope="col" class="share"><span class="unseen">Share</span></th>
       ${FIGURES.map(([name, text]) => column(name, text, true))}</tr></thead>
     <tbody>${sorted.map((item) => html`<tr key=${heads.map((head) => item[head]).join(" ")}>${heads.map((head, at) => html`<${at ? "td" : "th"} scope=${at ? undefined : "row"}><${Name} head=${head} name=${item[head]} /><//>`)}
-      <td class="share"><${Bar} share=${weigh(item)} text=${`${Math.round(weigh(item) * 100)}% of all`} /></td><${Figures} of=${item} /></tr>`)}</tbody>
-    ${groups.length > 1 && html`<tfoot><tr><th scope="row" colspan=${heads.length}>All</th><td class="share"></td><${Figures} of=${total} /></tr></tfoot>`}</table></div>`;
+      <td class="share"><${Bar} share=${weigh(item)} text=${`${Math.round(weigh(item) * 100)}% of all`} /></td><${Figures} sum=${item} /></tr>`)}</tbody>
+    ${groups.length > 1 && html`<tfoot><tr><th scope="row" colspan=${heads.length}>All</th><td class="share"></td><${Figures} sum=${total} /></tr></tfoot>`}</table></div>`;
 }
 
 const Figures = ({sum}) => FIGURES.map(([name]) => html`<td class="number">${name === "usd" ? writeCost(sum) : sum[name].toLocaleString()}</td>`);

@@ -1,4 +1,4 @@
-/** Dollars for people. The node computes costs (core/pricing.js). */
+/** Dollars for people. The node computes costs. */
 
 /** Format an amount: in cents, or below a dollar with as many digits as matter. */
 export function writeDollars(usd) {
@@ -15,7 +15,6 @@ export function writeCost({usd, unpriced}) {
 /** Explain why prices are unknown, and what to do. */
 export function adviseOnPrices(hasPrices, isRecorded) {
   if (isRecorded) return "The prices in this recording are those that were known when it was written.";
-  if (hasPrices === false) return "The node has no price table. Install it where the node runs (pip install 'roundelay[prices]'), then restart the node.";
-  if (hasPrices === null) return "The node gives you no prices: its page of rights or its version lacks network.costs.";
+  if (!hasPrices) return "The node has no price table. Install it where the node runs (pip install 'roundelay[prices]'), then restart the node.";
   return "The node's price table (genai-prices) has no price for them.";
 }

@@ -19,6 +19,8 @@ import {findStorage} from "#ui/storage.js";
 
 const TICK_MS = 2_000;
 const HIDDEN_MS = 250; // update interval of a hidden page
+const APPLIED = /^(network\.(message_status|mark|dismiss|take|give|resume_root|retry_dead_letter|drop_dead_letter)|channels\..*)$/; // operations whose value changes the state
+const DECISIONS = {approve: "/approve", thread: "/approve thread", always: "/approve always", deny: "/deny", edit: "/edit"};
 
 /** The newest state, as `#core/state.js` describes it. `is_read_only` is true in a recording. */
 export const state = signal(createState());

@@ -3,7 +3,7 @@
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useRef, useState} from "#vendor/hooks.js";
-import {directThread, nameThread, partiesOf} from "#core/text.js";
+import {directThread, formatCount, nameThread, partiesOf} from "#core/text.js";
 import {describeLine} from "#ui/approvals.js";
 import {makeChannelName} from "#ui/channel.js";
 import {useKeys, useRows} from "#ui/keys.js";

@@ -7,7 +7,7 @@ import {formatCount} from "#core/text.js";
 import {createScale, endOf, readTimeline} from "#core/timeline.js";
 import {Agent, Badge, Empty, ErrorBox, Head, html, Loading, formatMoment, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
-import {actions, isOver, state} from "#ui/store.js";
+import {actions, isOver} from "#ui/store.js";
 import {STATUS, Steps as StepList, formatDuration} from "#ui/why.js";
 
 const PAGE = 60; // reactions on one scale
@@ -32,7 +32,7 @@ export function Timeline({query}) {
       : !shown.length ? html`<${Empty} title="No reactions to show">Records of reactions are visible to their agent and to operators.<//>`
       : html`<${Legend} /><${Rows} key=${`${agent} ${thread}`} reactions=${shown} chosen=${reaction} choose=${(reaction) => set({reaction: reaction})} />
         ${value.isCut && html`<p class="faint">Older reactions are not shown.</p>`}`}
-    ${chosen && html`<${Steps} key=${reaction} of=${chosen} close=${() => set({reaction: ""})} />`}</div>`;
+    ${chosen && html`<${Steps} key=${reaction} reaction=${chosen} close=${() => set({reaction: ""})} />`}</div>`;
 }
 
 const Legend = () => html`<ul class="legend" aria-label="Colours">${Object.entries(KINDS).map(([kind, text]) => html`<li><span class=${`piece piece-${kind}`} aria-hidden="true"></span>${text}</li>`)}</ul>`;
@@ -53,7 +53,7 @@ function Rows({reactions, chosen, choose}) {
         ${step("Zoom out", zoom === ZOOMS[0], change(-1))} ${step("Zoom in", zoom === ZOOMS.at(-1), change(1))}</span>
       <span>${formatMoment(endOf(rows.at(-1)))} ${pages > 1 && step("Later", back === 0, () => setBack(back - 1))}</span></p>
     <div class="timeline-place card" tabindex="0" role="region" aria-label="Reactions"><ol class="timeline-rows" style=${{"--zoom": zoom}}>
-      ${rows.map((row) => html`<${Row} key=${`${row.agent_id} ${row.reaction}`} of=${row} scale=${scale} isChosen=${row.reaction === chosen} choose=${choose} />`)}</ol></div>`;
+      ${rows.map((row) => html`<${Row} key=${`${row.agent_id} ${row.reaction}`} reaction=${row} scale=${scale} isChosen=${row.reaction === chosen} choose=${choose} />`)}</ol></div>`;
 }
 
 /** Return the page, counted from the end, that holds a reaction. */
@@ -80,5 +80,5 @@ function Steps({reaction, close}) {
   return html`<section class="section card timeline-steps" aria-label="The chosen reaction"><p class="row-line"><${Agent} id=${reaction.agent_id} link /> <span>on <a href=${linkTo.why(reaction.trigger)}>#${reaction.trigger}</a> in <a dir="auto" href=${linkTo.thread(reaction.thread_id, reaction.trigger)}>${reaction.thread_id}</a></span>
       <${Badge} kind=${STATUS[reaction.state]}>${reaction.state}<//> <${Time} at=${reaction.started_at} /> <button type="button" class="button" onClick=${close}>Close</button></p>
     ${reaction.reason && html`<p class="faint" dir="auto">${reaction.reason}</p>`}
-    <${StepList} steps=${reaction.steps} /></section>`;
+    <${StepList} steps=${reaction.steps} hasPrices=${reaction.has_prices} /></section>`;
 }

@@ -3,7 +3,6 @@
  * in its prompt. At the right: what followed. Parts that the reader may not see are named.
  */
 import {writeArguments} from "#core/json.js";
-import {readCosts} from "#core/pricing.js";
 import {explain, follow} from "#core/why.js";
 import {textOf} from "#core/text.js";
 import {Agent, Badge, Empty, ErrorBox, Face, Head, html, Loading, formatSpan, Time, useFetched} from "#ui/parts.js";
@@ -15,17 +14,18 @@ export const STATUS = {finished: "good", open: "accent", stopped: "warn", cancel
 
 /** The screen of one message. */
 export function Why({seq}) {
-  const {value: chain, error, isLoading, again} = useFetched(() => explain(actions.call, seq), [seq]);
+  const {value, error, isLoading, again} = useFetched(() => explain(actions.call, seq), [seq]);
   if (error?.code === "unknown_message" || !Number.isSafeInteger(seq)) {
     return html`<div class="screen"><${Head} title="Why" /><${Empty} icon="why" title="There is no such message">It may be one that you may not read.<//>
       <div class="tools"><a class="button" href=${linkTo.threads()}>Threads</a><a class="button" href=${linkTo.search()}>Search</a></div></div>`;
   }
   if (error) return html`<div class="screen"><${Head} title=${`Why #${seq}`} /><${ErrorBox} error=${error} retry=${again}><a class="button" href=${linkTo.threads()}>Threads</a><a class="button" href=${linkTo.search()}>Search</a><//></div>`;
-  if (!chain) return html`<div class="screen"><${Head} title=${`Why #${seq}`} />${isLoading && html`<${Loading} />`}</div>`;
+  if (!value) return html`<div class="screen"><${Head} title=${`Why #${seq}`} />${isLoading && html`<${Loading} />`}</div>`;
+  const chain = value.steps;
   const [step] = chain;
   return html`<div class="why"><section class="why-side" aria-label="Led to it"><h2>Led to it</h2><${Chain} chain=${chain} /></section>
     <article class="why-middle"><${Head} title=${`Why #${seq}`}><a class="button" href=${linkTo.thread(step.message.thread_id, seq)}>Open thread</a><//>
-      <${Message} message=${step.message} isWhole /><${Made} step=${step} before=${chain[1]} /></article>
+      <${Message} message=${step.message} isWhole /><${Made} step=${step} before=${chain[1]} hasPrices=${value.has_prices} /></article>
     <section class="why-side" aria-label="What followed"><h2>What followed</h2><${Impact} seq=${seq} /></section></div>`;
 }
 
@@ -48,7 +48,7 @@ function Chain({chain}) {
 const Reacted = ({status, trigger}) => html`<p class="faint reacted">sent in the reaction to #${trigger} ${status && status !== "finished" && html`<${Badge} kind=${STATUS[status]}>${status}<//>`}</p>`;
 
 /** How the message came about. */
-function Made({step, before}) {
+function Made({step, before, hasPrices}) {
   const {message, reaction} = step;
   if (!reaction && message.cause === undefined) return html`<p class="made">This message starts the conversation. No reaction sent it.</p>`;
   if (!reaction && before?.message.seq !== message.cause) return html`<p class="made">Its cause, #${message.cause}, is hidden from you, and so is the reaction to it.</p>`;
@@ -58,7 +58,7 @@ function Made({step, before}) {
   const {sent, manifest} = reaction;
   const how = !sent ? "The records do not say which call sent it." : sent.tool_call ? html`It is ${sent.how} <code dir="auto">${sent.tool_call.name}</code> in turn ${sent.turn}.` : `It is ${sent.how}, after turn ${sent.turn}.`;
   return html`<p class="made">${head} <${Badge} kind=${STATUS[reaction.status]}>${reaction.status}<//> ${how}</p>
-    <section class="section"><h2>Steps of the reaction</h2><${Steps} steps=${step.steps} sent=${sent} look="card card-list" /></section>
+    <section class="section"><h2>Steps of the reaction</h2><${Steps} steps=${reaction.steps} sent=${sent} hasPrices=${hasPrices} look="card card-list" /></section>
     <section class="section"><h2>Messages in the prompt</h2>${manifest.length ? html`<ul class="card card-list">${manifest.map((seq) => html`<li key=${seq}>${step.messages[seq] ? html`<${Message} message=${step.messages[seq]} />`
       : html`<p class="row faint">#${seq} is hidden from you, or was deleted.</p>`}</li>`)}</ul>` : html`<p class="faint">None</p>`}</section>`;
 }
@@ -68,15 +68,13 @@ const isOf = (sent, step) => Boolean(sent) && step.kind === (sent.tool_call ? "t
 const STEP_NAMES = {model: "Model", tool: "Tool", approval: "Approval", wait: "Waited", review: "Review", handoff: "Handoff", failed: "Failed"};
 
 /** The steps of a reaction, with the cost of each model call. */
-export function Steps({steps, sent, look = ""}) {
-  const asked = steps.filter(({kind}) => kind === "model");
-  const {value} = useFetched(() => readCosts(actions.call, asked), [steps]);
-  const costs = new Map(value && asked.map((id, place) => [id, value.usd[place]]));
-  return html`<ol class=${`${look} steps`}>${steps.map((step) => html`<${Step} key=${`${step.seq} ${step.kind}`} step=${step} isSender=${isOf(sent, step)} usd=${costs.get(step)} advice=${value && adviseOnPrices(value.has_prices, isReadOnly.value)} />`)}</ol>`;
+export function Steps({steps, sent, hasPrices, look = ""}) {
+  const advice = adviseOnPrices(hasPrices, isReadOnly.value);
+  return html`<ol class=${`${look} steps`}>${steps.map((step) => html`<${Step} key=${`${step.seq} ${step.kind}`} step=${step} isSender=${isOf(sent, step)} advice=${advice} />`)}</ol>`;
 }
 
-/** One step of a reaction. `usd` is undefined while the node computes it, and null without a known price. */
-function Step({step, isSender, usd, advice}) {
+/** One step of a reaction. The `usd` of a model call is null if its price is unknown. */
+function Step({step, isSender, advice}) {
   const {kind, path, turn, started_at: from, ended_at: to} = step;
   const parts = {
     model: () => [html`<b dir="auto">${step.model || "unknown model"}</b>`, step.text, step.calls.length && `Called ${step.calls.join(", ")}.`],
@@ -91,7 +89,7 @@ function Step({step, isSender, usd, advice}) {
   return html`<li class=${`row step step-${kind}`}><span class="step-place faint">${path && `${path} · `}${turn}</span><div class="row-main">
     <p class="row-line"><span>${STEP_NAMES[kind] ?? kind} ${what}</span>${kind === "tool" && to !== null && !step.is_ok && html`<${Badge} kind="bad">failed<//>`}${isSender && html`<${Badge} kind="accent">sent the message<//>`}
       <span class="age">${to === null ? "running" : formatDuration(to - from)}</span></p>
-    ${kind === "model" && html`<${Tokens} usage=${step.usage} usd=${usd} advice=${advice} />`}
+    ${kind === "model" && html`<${Tokens} usage=${step.usage} usd=${step.usd} advice=${advice} />`}
     ${notes.filter(Boolean).map((text) => html`<p class="said clamp" dir="auto">${text}</p>`)}
     ${links.length > 0 && html`<p class="faint">${links.map((link) => html`<a href=${linkTo.why(link)}>#${link}</a> `)}</p>`}
     ${kind === "tool" && html`<details><summary>Arguments and result</summary><pre dir="auto">${writeArguments(step.arguments)}</pre><pre dir="auto" class="result">${step.result ?? "No result."}</pre></details>`}
@@ -121,7 +119,7 @@ function Impact({seq}) {
   const {value, error, again} = useFetched(() => follow(actions.call, seq), [seq]);
   if (error) return html`<${ErrorBox} error=${error} retry=${again} />`;
   if (!value) return html`<${Loading} />`;
-  return value.reactions.length || value.followers.length ? html`<${Effects} effect=${value} />` : html`<p class="faint">Nothing that you may see.</p>`;
+  return value.reactions.length || value.followers.length ? html`<${Effects} effect=${value} />${value.has_more && html`<p class="faint">More messages followed than are shown.</p>`}` : html`<p class="faint">Nothing that you may see.</p>`;
 }
 
 function Effects({effect}) {
