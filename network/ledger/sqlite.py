@@ -240,7 +240,7 @@ class SQLiteLedger:
 
     def _log_damaged(self, row: int | str) -> None:
         where = {"seq": row} if isinstance(row, int) else {"row": row}
-        log.error("damaged row left out", extra={**where, "database": str(self.path)})
+        log.error("a row of the ledger is damaged and left out", extra={**where, "database": str(self.path)})
 
     def _explain(self, error: Exception) -> LedgerError:
         """Return the error to raise instead. It asks the system what SQLite hides, so it runs on a thread: a disk that

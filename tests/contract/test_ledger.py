@@ -468,7 +468,7 @@ async def test_what_was_dropped_is_in_no_index(opener: Opener, tmp_path: Path) -
 def leave(path: Path, left: str) -> None:
     """Let an index lie there that is not this ledger's, or no whole one."""
     index = Path(f"{path}.search")
-    if left == "of an older copy":  # whose epoch is another one
+    if left == "of an older copy":  # a copy has another epoch
         Path(f"{path}.head").unlink()
     else:
         index.write_bytes(b"nothing" if left == "of nothing" else index.read_bytes()[:5000])
@@ -486,7 +486,7 @@ async def test_an_index_of_another_log_is_made_anew(tmp_path: Path, left: str) -
     ledger = SQLiteLedger(path, new_epoch=lambda: next(epochs))
     await ledger.open()
     await ledger.append([said(2, "granite")], [])
-    with suppress(LedgerError):  # which says that the next one makes it anew
+    with suppress(LedgerError):  # the next search creates the index again
         await ledger.search(["granite"], None, "ann", limit=9)
     assert seqs(await ledger.search(["granite"], None, "ann", limit=9)) == [1, 2]
     await ledger.close()

@@ -1,4 +1,4 @@
-"""What every engine of the shared log keeps: `SharedLog`. docs/cluster.md."""
+"""The contract of every engine of the shared log, `SharedLog`. docs/cluster.md."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_who_follows_an_idle_log_goes_on_where_it_was_after_its_server_was
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jetstream, "HEARTBEAT_S", 0.2)
-    monkeypatch.setattr(jetstream, "FOLLOW_S", 60.0)  # so that it is the client of NATS that makes its consumer anew
+    monkeypatch.setattr(jetstream, "FOLLOW_S", 60.0)  # long, so that the client of NATS creates its consumer again
     async with nats_server(tmp_path / "nats") as server:
         log = make_shared_log(server.url("lab"))
         await log.open()
@@ -177,7 +177,7 @@ async def test_who_follows_an_idle_log_goes_on_where_it_was_after_its_server_was
             await log.append(str(number).encode(), number)
         records = log.follow(3)
         coming = asyncio.ensure_future(anext(records))
-        await asyncio.sleep(0.1)  # it has said what it wants; nothing tells of it
+        await asyncio.sleep(0.1)  # its request was sent; no event says when
         await server.kill9()
         await server.start()
         other = make_shared_log(server.url("lab"))

@@ -24,7 +24,7 @@ from tests.support.wire import get_http
 MESSAGES = 300
 PAGE_BYTES = 4096
 CODES = {"internal", "id_conflict", "unknown_recipient", "unknown_message", "forbidden", "not_authenticated"}
-"""What a hub that reads damaged rows may answer."""
+"""Answers that a hub may give when it reads damaged rows."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def tokens(tmp_path: Path) -> dict[str, str]:
 
 
 def _root_of(db: Path, name: str) -> int:
-    """Where the first page of a table or index begins."""
+    """Return the offset of the first page of a table or index."""
     with closing(sqlite3.connect(db)) as connection:
         (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()
     return (int(page) - 1) * PAGE_BYTES
@@ -117,7 +117,7 @@ async def test_damage_that_shows_at_work_stops_the_hub_until_a_backup_is_in_plac
 
 
 async def _converse(node: Node, first_seq: int) -> dict[str, int]:
-    """Try everything that reads or writes; gives what came of it. Whatever is answered is a frame of the contract."""
+    """Try every read and write, and return the outcomes. Every answer is a frame of the contract."""
     outcomes = {"answered": 0, "refused": 0, "closed": 0, "given_up": 0}
     alice = None
     for step in ("send", "repeat", "history", "receive"):
@@ -134,7 +134,7 @@ async def _converse(node: Node, first_seq: int) -> dict[str, int]:
                 case "receive":
                     answer = await (await node.agent("bob")).delivery()
         except (AssertionError, ConnectionClosed, InvalidStatus) as error:
-            # 503: what the hub writes by itself (floors, a lost session) may meet the damage between two steps
+            # 503: a write of the hub itself (ack cursors, a lost session) may meet the damage between two steps
             if not any(word in str(error) for word in ("4503", "4401", "not_authenticated", "HTTP 503")):
                 raise
             outcomes["closed"] += 1

@@ -1,4 +1,4 @@
-"""Rows that are no longer what was stored: readers go on after them and are told, and nothing that leans on one is guessed."""
+"""Damaged rows: readers get a notice and continue behind them, and the hub guesses nothing that depends on one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Team:
             yield node
 
     async def send(self, *contents: str, **fields: Any) -> list[int]:
-        """What alice sends to bob, who is registered and away; gives the seqs."""
+        """Let alice send to bob, who is registered and away. Return the seqs."""
         async with self.node() as node:
             await (await node.agent("bob")).bye()
             alice = await node.agent("alice")
@@ -125,7 +125,7 @@ async def test_history_windows_and_lists_leave_it_out_and_say_so(team: Team) -> 
         await alice.call_refused("unknown_message", "network.message_status", {"seq": second})
         log = await owner.call("network.log", {"after": first})
         assert ([it["seq"] for it in log["messages"]], log["damaged"]) == ([third], [second, fourth])
-        assert log["next"] >= fourth  # whoever goes on from there does not turn round and round
+        assert log["next"] >= fourth  # a reader that continues there does not loop
         rows = await owner.call("network.rows", {"after": third})
         assert rows["damaged"] == [fourth]
         stranger = await node.agent("eve")
@@ -311,7 +311,7 @@ async def test_the_time_of_a_damaged_row_moves_no_stamp_and_drops_nothing(tmp_pa
 
 
 def _make_old(db: Path, rows: int) -> None:
-    """A file of the first schema, as it was before rows had checksums."""
+    """Make a file of the first schema, before rows had checksums."""
     with closing(sqlite3.connect(db)) as old:
         old.executescript(STEPS[0])
         old.execute("PRAGMA user_version = 1")

@@ -70,7 +70,7 @@ async def test_programs_beside_a_node_lose_nothing_of_it_when_it_is_killed(tmp_p
             await command()
             assert any("POSIX" in line for line in _read_locks(node.pid, db)), f"no lock is left after {name}"
             await _say(alice, stored, 20)
-        await node.kill9()  # a log that one of them has deleted is gone with the process
+        await node.kill9()  # if another program has deleted the WAL, it is lost with the process
         await node.restart()
         await _assert_all_there(await node.agent("alice"), stored)
     note(programs=len(commands), acknowledged=len(stored), lost=0)
@@ -93,7 +93,7 @@ async def test_a_file_that_its_own_process_opens_and_closes_is_locked_again_with
         alice = await node.agent("alice")
         stored: dict[str, int] = {}
         await _say(alice, stored, 3)
-        db.read_bytes()  # what this costs stands in POSIX: the process has no lock on the file any more
+        db.read_bytes()  # by POSIX, closing the file drops all locks that the process has on it
         assert not any("POSIX" in line for line in _read_locks(os.getpid(), db))
         assert await alice.closed() == 4503
         await until_ready(node.url)
@@ -167,12 +167,12 @@ async def test_files_that_go_under_a_node_stop_it_and_it_goes_on_when_they_are_b
         is_gone = harm in ("renamed", "deleted", "folder renamed")
         if is_gone:
             assert (await get_http(node.url, "/readyz"))[0] == 503
-        while harm == "deleted" and "all that it held is in" not in caplog.text:
+        while harm == "deleted" and "its content is in" not in caplog.text:
             assert (await get_http(node.url, "/readyz"))[0] == 503
         # a session may have ended before, as what it had to read could not be read
         await _until(lambda: "the ledger failed" in caplog.text)
         told = [it.message for it in caplog.records if it.message.startswith("the ledger failed")]
-        assert len(told) == len(set(told)) <= 2  # that it is gone, and why it cannot be opened again
+        assert len(told) == len(set(told)) <= 2  # the file is gone, and cannot be opened again
         assert str(db) in told[0]
         if harm == "deleted":
             await _until(Path(f"{db}.rescued").exists)  # it has its name when it is whole
@@ -276,8 +276,8 @@ async def test_an_older_copy_put_back_begins_another_epoch_and_hides_no_message(
 
 
 async def _live_three_times(folder: Path, copy: str) -> tuple[Path, str]:
-    """A database whose log was begun long after the copy was made that stands beside it as ``copy.db``; gives its epoch too. What a
-    killed node would have left of it stands in ``killed``: the log is not in the database yet."""
+    """Make a database with a WAL that is newer than the copy of it, ``copy.db``. Return its epoch too. The folder ``killed`` has the
+    files as a killed node leaves them, with the WAL not yet copied into the database."""
     db, killed = folder / DB, folder / "killed"
     killed.mkdir()
     stored: dict[str, int] = {}

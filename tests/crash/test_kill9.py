@@ -21,7 +21,7 @@ EAR = "ear"
 
 
 async def _talk(peer: Peer, random: Random) -> None:
-    """Send at a steady rate, whether the hub is there or not, until cancelled."""
+    """Send at a steady rate until cancelled, also while the hub is down."""
     pause_s = SENDERS / MESSAGES_PER_S
     due_at = time.monotonic() + random.random() * pause_s
     number = 0

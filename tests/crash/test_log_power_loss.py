@@ -1,8 +1,8 @@
-"""The power of NATS servers fails: what they acknowledged with `sync_interval: always` is there, and what without it is not all there.
+"""NATS servers lose no acknowledged record in a power loss with `sync_interval: always`, and lose some without it.
 
-What the servers do to their files is recorded (`traced`) while records are appended, by a network's own client. Then the power fails at
-many points of that recording: the folders are laid out as a crash may leave them (`power`), the servers are started on them, and what
-they hold is compared with what they had acknowledged by then. docs/cluster.md.
+While a client appends records, the file operations of the servers are recorded (`traced`). Then the power fails at many points of the
+recording. At each point the folders are laid out as a crash may leave them (`power`), the servers are started on them, and their
+records are compared with those acknowledged by then. docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.support.counts import Note
 from tests.support.nats import NatsServer, free_port, run_together
 
 BEFORE = 20
-"""So many records are safe before the power is at risk."""
+"""Records that are stored safely before the recording begins."""
 ACKNOWLEDGED = re.compile(rb'\{"stream":"lab", ?(?:"domain":"", ?)?"seq":(\d+)')
 CHOOSE_S, CHOOSES = {1: 1.0, 3: 60.0}, {1: 1, 3: 4}
-"""How long servers may take until they know of a log, and how often they are asked for what is missing in it: three choose."""
+"""Timeout until servers know a log, and attempts to read missing records: three servers elect a leader first."""
 SYNCS = {"always": "always", "default": '"2m"'}
 
 pytestmark = [
@@ -63,7 +63,7 @@ def make_servers(folder: Path, count: int, sync: str) -> list[NatsServer]:
 
 
 async def open_log(servers: Sequence[NatsServer], *, is_made: bool) -> SharedLog | None:
-    """Once the servers have chosen who of them decides; None where they have no such log."""
+    """Open the log once the servers have elected a leader. None if they have no such log."""
     hosts = ",".join(it.hosts for it in servers)
     log = make_shared_log(f"nats://{hosts}/lab?replicas={len(servers)}&max_bytes={64 << 20}")
     loop = asyncio.get_running_loop()
@@ -90,7 +90,7 @@ async def append(servers: Sequence[NatsServer], after: int, records: Sequence[by
 
 
 async def record(servers: Sequence[NatsServer], records: Sequence[bytes]) -> list[list[Timed]]:
-    """Append these; gives what each server did since `BEFORE` of them. What it had then is safe."""
+    """Append records. Return the file operations of each server after the first `BEFORE` records, which are safe."""
     try:
         await asyncio.gather(*(it.start() for it in servers))
         await append(servers, 0, records[:BEFORE])
@@ -106,7 +106,7 @@ async def record(servers: Sequence[NatsServer], records: Sequence[bytes]) -> lis
 
 
 async def read_back(servers: Sequence[NatsServer], count: int) -> dict[int, bytes]:
-    """What they hold, by the position; several may take a while to have as much as this."""
+    """Return the records of the servers by position. Several servers may need a while to agree."""
     found: dict[int, bytes] = {}
     for _ in range(CHOOSES[len(servers)]):
         log = await open_log(servers, is_made=False)

@@ -1,5 +1,4 @@
-"""Where the newest rows are found is in memory first: what is asked for is the same whatever is in the tables already,
-also after a kill at any moment."""
+"""The memtable: reads return the same rows whatever was flushed already, also after a kill at any moment."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ SPANS = [Span("agent:ann", 0), Span("broadcast", 9), Span("channel:dev", 3, 40),
 
 
 def make_row(seq: int, random: Random) -> Row:
-    """A message or a record, by who and to whom it happens to be."""
+    """Return a message or a record with random sender and target."""
     actor, stream, at = random.choice(PEOPLE), random.choice(THREADS), 1000 + seq
     if random.random() < 0.3:
         key = f"r:{seq}" if random.random() < 0.5 else ""

@@ -129,7 +129,7 @@ async def _prove(folder: Path, note: Note, add_step: Callable[[], None], *, loss
                     assert rows == (0 if index <= made else ROWS)
                     assert written == (rows if version == AFTER else 0)
                     seen[version] += 1
-                    assert await _open_and_close(crashed / DB) == rows  # and it goes on from there
+                    assert await _open_and_close(crashed / DB) == rows  # the migration continues from there
                     assert _state(crashed / DB) == (AFTER, new, rows, rows)
                 shutil.rmtree(crashed)
         disk.take(event)
@@ -312,7 +312,7 @@ def _write_v6(db: Path) -> None:
 
 
 def _where(db: Path) -> tuple[list[Any], list[Any]]:
-    """What the tables say of where each row is."""
+    """Return the keys and places of all rows by the index tables."""
     with closing(sqlite3.connect(db)) as connection:
         return (
             connection.execute(f"{queries.KEYED} ORDER BY 1, 2").fetchall(),
@@ -382,12 +382,12 @@ def test_a_process_killed_on_its_way_to_the_layout_leaves_the_file_before_or_aft
     assert {line[1] for line in found} <= {"6", "7"}
     shutil.copy(tmp_path / "copy.db", tmp_path / "last.db")
     with closing(sqlite3.connect(tmp_path / "last.db")) as connection:
-        migrations.migrate(connection)  # and it goes on from there
+        migrations.migrate(connection)  # the migration continues from there
     assert len(_where(tmp_path / "last.db")[0]) == ROWS
 
 
 async def test_keys_with_one_hash_are_as_many_as_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who wants to can make ids that have one hash: they are stored, repeated and dropped as all others."""
+    """An attacker can make ids with one hash. They are stored, deduplicated and dropped as all others."""
     for module in (queries, writes, retention, integrity):
         monkeypatch.setattr(module, "hash_key", lambda actor, key: 5)
     ledger = SQLiteLedger(tmp_path / DB, new_epoch=lambda: "epoch")
@@ -406,7 +406,7 @@ async def test_keys_with_one_hash_are_as_many_as_there_are(tmp_path: Path, monke
     dropped = await ledger.trim(Trim(messages_before=rows[5].at, records_before=rows[5].at, pinned=20))
     assert dropped.dropped == 5
     assert (await ledger.lookup(wanted)).stored == {(row.actor, row.key): row for row in rows[5:]}
-    for row in rows[5:]:  # also the one that has taken the place of a key that is gone
+    for row in rows[5:]:  # also the key that was promoted when another one was dropped
         with pytest.raises(KeyTaken):
             await ledger.append([msgspec.structs.replace(row, seq=21)], [])
     again = msgspec.structs.replace(rows[0], seq=21)

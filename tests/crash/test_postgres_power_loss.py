@@ -1,8 +1,8 @@
-"""The power of a PostgreSQL server fails: what it acknowledged to a node is there, and what it acknowledged to who asks for less is not all there.
+"""A PostgreSQL server loses no record in a power loss that it acknowledged to a node, and loses some without syncing commits.
 
-What the server's processes do to its files is written down by `strace` while records are appended, by a network's own client. Then
-the power fails at many points of that recording: the folder is laid out as a crash may leave it (`power`), the server is started
-on it, and what the log holds is compared with what was acknowledged by then. docs/cluster.md.
+While a client appends records, `strace` records the file operations of the server's processes. Then the power fails at many points of
+the recording. At each point the folder is laid out as a crash may leave it (`power`), the server is started on it, and the records of
+the log are compared with those acknowledged by then. docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.counts import Note
 from tests.support.postgres import PostgresServer, postgres_server
 
 BEFORE = 20
-"""So many records are safe before the power is at risk."""
+"""Records that are stored safely before the recording begins."""
 RECORDS = 300
 QUIET = {"checkpoint_timeout": "1h", "autovacuum": "off"}
 """One stretch of the journal, from which everything is made again."""
@@ -48,8 +48,7 @@ pytestmark = [
 
 
 def read_trace(trace: Path, folder: Path) -> Iterator[Event]:
-    """What was done to files below the folder, in the order in which it was done, and a mark for each position that was
-    acknowledged: where that was begun."""
+    """Return the file operations below the folder, in order, with a mark where each acknowledged position was begun."""
     under_way: dict[str, str] = {}
     places: dict[tuple[str, str], int] = {}
     with trace.open(encoding="ascii") as lines:
@@ -128,7 +127,7 @@ async def read_back(server: PostgresServer) -> list[bytes]:
 
 
 def copy(one: Path, other: Path) -> None:
-    """As it is, whoever owns it."""
+    """Copy a folder as it is, whoever owns it."""
     subprocess.run(["cp", "-a", one, other], check=True)
 
 

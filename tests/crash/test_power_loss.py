@@ -1,8 +1,8 @@
 """P1 under power loss: the real ledger on a disk that forgets what was not synced. docs/promises.md.
 
-A hub runs through several lives, ended in order or by a kill, while every operation on its files is written down. Then the power
-fails at thousands of points of that recording, half of them within checkpoints: the files are laid out as a crash may leave them, and
-the ledger is opened on them. The same rig must lose messages where they are not synced: else it would see nothing under ``full`` either.
+A hub runs through several lives, ended in order or by a kill, while every operation on its files is recorded. Then the power fails at
+thousands of points of the recording, half of them within checkpoints. At each point the files are laid out as a crash may leave them,
+and the ledger is opened on them. Without syncs the same rig must lose messages: otherwise it would prove nothing under ``full``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SENDERS = [f"s{number}" for number in range(20)]
 LIVES = 3
 DB = "team.db"
 CHECKPOINT_PAGES = 60
-"""Of these runs: one of them stores too little to meet a checkpoint of the node's own size."""
+"""Checkpoint size of these runs: they store too little for a checkpoint of the normal size."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Run:
         shutil.rmtree(folder)
 
     async def _repeat_everything(self, db: Path, found: Found) -> None:
-        """Every sender repeats all it ever sent: what is there keeps its seq, the rest is stored now."""
+        """Let every sender repeat all its messages: stored ones keep their seq, and the others are stored now."""
 
         def check(key: Key, stored: Stored) -> None:
             seq = found.by_key.get(key)
@@ -234,7 +234,7 @@ async def _prove(folder: Path, note: Note, *, runs: int, sayings: int, points: i
     assert normal.lost > 0
     assert off.lost > 0
     assert normal.damaged == 0  # NORMAL loses the newest, and breaks nothing
-    assert normal.silent == 0  # and says so
+    assert normal.silent == 0  # no loss goes unnoticed
 
 
 async def test_no_acknowledged_message_is_lost_by_power_loss(tmp_path: Path, note: Note) -> None:

@@ -142,7 +142,7 @@ async def all_rows(client: NetworkClient) -> list[str]:
 
 @dataclass(frozen=True)
 class Load:
-    """Who sends and who reads, and how many messages each sender begins in a second at the most (0: as many as are stored)."""
+    """Numbers of senders and readers, and the maximum messages per second of each sender (0: no limit)."""
 
     senders: int = 6
     readers: int = 1
@@ -250,7 +250,7 @@ async def traffic(nodes: list[ClusterNode], load: Load = Load()) -> AsyncIterato
         finally:
             it.stopping.set()
             await asyncio.wait(sending, timeout=60)
-            with contextlib.suppress(TimeoutError):  # what is missing is told by who compares
+            with contextlib.suppress(TimeoutError):  # the comparison reports missing messages
                 await it.wait_until_read()
             for task in reading:
                 task.cancel()
@@ -269,8 +269,7 @@ async def verify(node: ClusterNode) -> None:
 
 
 async def compare(nodes: list[ClusterNode], it: Traffic, note: Note, **counts: Any) -> None:
-    """What was acknowledged stands once in the log, where it was said to be, was delivered, and is the same on the node
-    that followed."""
+    """Check that each acknowledged message is stored once under its seq, was delivered, and is the same on the follower."""
     leader = await find_leader(nodes)
     async with join(nodes, "auditor") as auditor:
         rows = await all_rows(auditor)
@@ -503,7 +502,7 @@ async def test_a_leader_that_slept_names_the_one_that_leads_now(tmp_path: Path) 
             resume(old)
             assert await plain.closed() == 4503
             assert plain.socket.close_reason == f"Another node leads now. Roundelay-Leader: 127.0.0.1:{new.port}"
-            await old.end()  # who comes back to it is told nothing
+            await old.end()  # clients that come back get no answer
             assert await mia.send_text("mia", "by a node of which it was told there")
 
 
@@ -520,7 +519,7 @@ def resume(node: ClusterNode) -> None:
 async def test_of_30_leaders_that_slept_and_30_that_were_cut_off_none_acknowledges_anything_late(
     tmp_path: Path, note: Note
 ) -> None:
-    """Each node has a cable of its own to the server. Everybody else goes on sending meanwhile."""
+    """Each node has its own cable to the server. All clients send all the time."""
     acknowledged = 0
     async with nats_server(tmp_path / "nats") as server:
         cables = {name: Cable(server.port) for name in "ab"}
@@ -555,7 +554,7 @@ async def test_who_waits_for_its_turn_can_be_stopped_and_says_what_it_waits_for(
         with pytest.raises(InvalidStatus) as refused:
             await connect(waiting.url, subprotocols=[Subprotocol("roundelay.v1")])
         assert b"another one leads" in (refused.value.response.body or b"")
-        async with asyncio.timeout(5):  # it is there once the leader was heard
+        async with asyncio.timeout(5):  # known once a heartbeat of the leader was heard
             while refused.value.response.headers.get("Roundelay-Leader") is None:
                 with pytest.raises(InvalidStatus) as refused:
                     await connect(waiting.url, subprotocols=[Subprotocol("roundelay.v1")])

@@ -32,7 +32,7 @@ from tests.support.postgres import PostgresServer, postgres_server
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 KILLS = 36
 MORE = 5 * HEAVY.senders
-"""So many messages between one kill and the next."""
+"""Messages between two kills."""
 PAUSES = 30
 CUTS = 30
 FAILED = "the ledger failed; reopening it"
@@ -100,7 +100,7 @@ async def test_of_a_server_that_is_killed_nothing_acknowledged_is_lost_or_double
 async def acknowledges_nothing_late(
     old: ClusterNode, new: ClusterNode, number: int, late: asyncio.Task[object]
 ) -> None:
-    """What an old leader was asked meanwhile is not answered, and stands nowhere."""
+    """Messages sent to a deposed leader are not acknowledged, and are stored nowhere."""
     with pytest.raises((TimeoutError, ConnectError, RoundelayError)):
         async with asyncio.timeout(2):
             await asyncio.shield(late)

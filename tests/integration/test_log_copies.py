@@ -262,7 +262,7 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
     assert f"Port {port}" in taken.err
     wrong = await invoke(*start, "--stream", "a.b", code=2)
     assert "the name of its stream" in wrong.err
-    process.kill()  # its server goes on, and nobody else may use what that writes to
+    process.kill()  # its server still runs, and still writes to its pipe
     await process.wait()
     pid = (folder / "servers.pid").read_text()
     try:
@@ -294,7 +294,7 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
 
 @pytest.mark.full
 async def test_of_servers_for_trying_out_one_may_be_killed_and_a_full_node_starts_without_it(tmp_path: Path) -> None:
-    port = Random().randrange(20_000, 26_000)  # three times three ports below those that the system gives away
+    port = Random().randrange(20_000, 26_000)  # nine ports below those that the system assigns
     start = ("cluster", "start", "--port", str(port), "--dir", "nats")
     async with command(*start, cwd=tmp_path) as servers:
         url = (await servers.line(r"--log '(\S+)'"))[1]

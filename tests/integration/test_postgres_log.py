@@ -32,7 +32,7 @@ async def server() -> AsyncIterator[PostgresServer]:
 
 
 async def refused(url: str, kind: type[LedgerError] = LedgerError) -> str:
-    """What a node says that cannot use this log: one line, and no password in it."""
+    """Return the error of a node that cannot use this log: one line without a password."""
     log = make_shared_log(url)
     with pytest.raises(LedgerError) as caught:
         async with asyncio.timeout(20):

@@ -1,4 +1,4 @@
-"""What a node says when the log that it is told to share cannot be used. docs/cluster.md."""
+"""Errors of a node whose shared log cannot be used, and its recovery. docs/cluster.md."""
 
 from __future__ import annotations
 
@@ -761,7 +761,7 @@ async def test_what_the_index_refuses_does_not_come_into_the_log(server: LogServ
     with pytest.raises(KeyTaken):
         await made.append([twice, msgspec.structs.replace(message(2, "ann", "agent:bob"), key=twice.key)], [])
     await made.append([twice], [])
-    with pytest.raises(LedgerError):  # a seq that is there already
+    with pytest.raises(LedgerError):  # this seq exists already
         await made.append([msgspec.structs.replace(twice, key="m:other")], [])
     await made.close()
     await fill(ledger(server.url("lab"), tmp_path / "b.db"), 2)
@@ -785,7 +785,7 @@ async def test_who_follows_waits_for_a_server_that_is_away(
     with pytest.raises(LedgerError):
         async with asyncio.timeout(20):
             await leader.append([message(2, "ann", "agent:bob")], [])
-    async with asyncio.timeout(8):  # it gives nothing away to a server that is gone, and does not wait for it
+    async with asyncio.timeout(8):  # it does not wait to release its leadership at a server that is down
         await leader.close()
     await server.start()
     async with asyncio.timeout(20):
@@ -821,7 +821,7 @@ async def test_a_node_that_starts_while_its_servers_choose_waits_for_them(tmp_pa
 
 
 async def test_who_is_told_to_stop_as_the_answer_comes_stops(server: LogServer) -> None:
-    """A node that asks the log over and over hears that it is to end at whatever step of an answer it is told."""
+    """A cancellation is not lost, at whichever step of an answer it comes."""
     shared = make_shared_log(server.url("lab"))
     await shared.open()
 
@@ -852,7 +852,7 @@ async def test_who_is_told_to_stop_as_the_answer_comes_stops(server: LogServer) 
     assert not deaf
 
 
-# --- what a node goes on through that has followed, and what ends it
+# --- failures that a follower waits for, and failures that end it
 
 
 class CountingReplica:
@@ -918,7 +918,7 @@ async def test_of_a_log_that_has_lost_its_newest_records_nobody_says_that_he_fol
             await leader.append([message(seq, "ann", "agent:bob")], [])
         opening = await follow(follower)
         assert (await follower.rows(2, 1))[0].seq == 3
-        await server.kill9()  # and what it had not synced is gone with the power
+        await server.kill9()  # a power loss: records that were not synced are lost
         shutil.rmtree(server.folder / "store")
         shutil.copytree(tmp_path / "before", server.folder / "store")
         await server.start()
@@ -1054,7 +1054,7 @@ async def test_of_a_log_that_is_full_the_leader_leads_on_and_leaves_room_for_wha
     with pytest.raises(LogFull, match="is full"):
         await append_on(leader, stored)
     stored = itertools.count(next(stored) - 1)
-    with pytest.raises(LogFull):  # nor is there room for a short one
+    with pytest.raises(LogFull):  # a short record has no room either
         await append_on(leader, stored, 1)
     refused, end = next(stored) - 1, await make_and_count(log)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What is old goes from each node of a shared log as the leader says. docs/cluster.md ("Configuration of a cluster node")."""
+"""Every node of a shared log drops the old rows that the leader decides to drop. docs/cluster.md ("Configuration of a cluster node")."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ async def test_of_a_trim_that_was_interrupted_anywhere_all_is_done_in_the_end(
         assert isinstance(index, Failing)
         index.left = random.choice((0, 1, 2, 99))
         try:
-            await made.open()  # which goes on with what the other one has begun
+            await made.open()  # continues the trim that the other node began
             for _ in range(random.randrange(1, 12)):
                 head += 1
                 puts = [letter(random.randrange(1, head + 1))] if random.random() < 0.4 else []
@@ -396,7 +396,7 @@ def fail_after(left: int, append: Append) -> Append:
 
 
 async def open_or_make(log: str, db: Path) -> ReplicatedLedger:
-    """As an operator does who is told that the log begins later by now."""
+    """Open a ledger; delete its index first if the log begins later now, as an operator would do."""
     made = ledger(log, db)
     try:
         await made.open()
@@ -441,7 +441,7 @@ async def test_a_base_that_was_interrupted_is_none_and_another_one_is_written(
 
 
 async def shortened(log: str, db: Path, *, until: int = 12) -> ReplicatedLedger:
-    """A leader of a log that begins with a base; every row is gone, and nothing was stored since."""
+    """Return a leader of a log that begins with a snapshot and has no rows."""
     leader = ledger(log, db)
     await leader.open()
     for seq in range(1, until):
