@@ -39,11 +39,11 @@ from roundelay.agents.models.model import (
     derive_call_id,
 )
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.prompt import render_element
 from roundelay.agents.runner import RunnerOptions
 from roundelay.agents.running_reaction import RunningReaction
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import FINISH
+from roundelay.network.elements import render_element
 from roundelay.network.messages import BaseMessage
 from roundelay.network.safe_text import sanitize_text
 from roundelay.network.text import cut
@@ -216,6 +216,7 @@ class AdaptedAgent(SimpleAgentRunner, ABC):
                 f"Agent {agent_id} cannot use on_new_message: inject, because its framework reads messages only at the "
                 "start of a run. Use queue."
             )
+        # The last turn of a reaction has no tools, and an empty answer calls `finish`: allow two turns.
         options["policy"] = replace(policy, max_turns=2, model_attempts=1)
         super().__init__(agent_id, instruction="", model=_FrameworkModel(self), network_tools=(), **options)
 
@@ -305,7 +306,7 @@ def name_failure(error: BaseException) -> ModelFailure | None:
     Return None if it may be a fault in the agent's own code.
     """
     cause: BaseException | None = error
-    while cause is not None:
+    while cause is not None:  # frameworks wrap the errors of their HTTP clients
         status = getattr(cause, "status_code", None)
         if isinstance(status, int):
             return _BY_STATUS.get(status, "server" if status >= 500 else "rejected")

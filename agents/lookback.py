@@ -12,10 +12,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from roundelay.network.elements import render_element
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.text import cut
 
-from .prompt import render_element
 from .tools import ToolContext, tool
 
 MAX_MESSAGE_CHARS = 1000

@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from pydantic import Field
 
+from roundelay.network.elements import render_element
+
 from .models.json_schema import read_properties
 from .models.model import JsonSchema
-from .prompt import render_element
 from .text import MAX_NAME_CHARS, tool_name
 from .tool_arguments import read_object, read_required, tidy_schema
 from .tool_client import JUDGED

@@ -23,6 +23,7 @@ from jinja2.exceptions import TemplateSyntaxError
 from markupsafe import Markup, escape
 from pydantic import BaseModel
 
+from roundelay.network.elements import escape_text
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
 from roundelay.network.safe_text import sanitize_text
@@ -61,12 +62,6 @@ def render_new_messages(messages: Iterable[BaseMessage], heading: str = ARRIVED)
         for message in messages
     )
     return f"{heading}\n<new_messages>\n{shown}</new_messages>"
-
-
-def render_element(tag: str, text: str, **attributes: object) -> str:
-    """Return somebody's text as an element that no text inside it can close. Tools report messages in this form."""
-    named = "".join(f' {name}="{_output(value)}"' for name, value in attributes.items())
-    return f"<{tag}{named}>{_element_text(text)}</{tag}>"
 
 
 _OF_TOOLS = re.compile(r"\b(tools?|finish)\b", re.IGNORECASE)
@@ -272,8 +267,3 @@ def keep_recorded(
 def list_manifest(threads: Iterable[MessageThread], trigger: BaseMessage) -> list[int]:
     """Return the seqs of these messages and the trigger, ascending."""
     return sorted({trigger.seq, *(message.seq for thread in threads for message in thread.messages)})
-
-
-def escape_text(text: str) -> str:
-    """Return a text that may stand between tags: escaped, without invisible characters. Quotes stay as they are."""
-    return sanitize_text(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

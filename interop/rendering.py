@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from roundelay.network.client import AnyMessage
+from roundelay.network.elements import render_element
 from roundelay.network.messages import message_from_wire
 from roundelay.network.safe_text import escape_invisible, sanitize_text
 
@@ -54,8 +55,7 @@ def format_message(message: AnyMessage, max_chars: int = MAX_TEXT_CHARS, *, hint
         "reply_to": message.reply_to,
         "at": f"{datetime.fromtimestamp(message.sent_at / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}",
     }
-    written = " ".join(f'{name}="{escape(plain(value))}"' for name, value in facts.items() if value is not None)
-    return f"<message {written}>{escape(text, quote=False)}</message>"
+    return render_element("message", text, **facts)
 
 
 def measure(text: str) -> int:

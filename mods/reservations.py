@@ -66,7 +66,7 @@ class Reservations(Mod):
                 ]
                 if theirs and change.state.present(holder) is not None:
                     change.answer(holder, f"{caller} wants what you have reserved: {', '.join(_list_paths(theirs))}.")
-                for other in theirs:
+                for other in theirs:  # remember the caller, so that repeated attempts cause no further notices
                     other["told"] = [*other["told"], caller]
             change.put("held", held)
             return {
@@ -82,9 +82,11 @@ class Reservations(Mod):
             for reservation in held
             if not (reservation["agent_id"] == caller and reservation["path"] in wanted)
         ]
-        told = {reservation["path"]: reservation["told"] for reservation in held if reservation["agent_id"] == caller}
+        notified = {
+            reservation["path"]: reservation["told"] for reservation in held if reservation["agent_id"] == caller
+        }
         own = [
-            {"path": path, "agent_id": caller, "until": until, "note": note, "told": told.get(path, [])}
+            {"path": path, "agent_id": caller, "until": until, "note": note, "told": notified.get(path, [])}
             for path in wanted
         ]
         if (

@@ -25,7 +25,7 @@ from roundelay.agents.history import add_to_prompt, find_prompt
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import File, ModelReply, ModelRequest, UserMessage
 from roundelay.agents.options import InFile, checked
-from roundelay.agents.prompt import escape_text
+from roundelay.network.elements import escape_text
 from roundelay.network.safe_text import sanitize_text
 
 KINDS = {"image": "image/*", "pdf": "application/pdf", "wav": "audio/wav", "mp3": "audio/mpeg"}

@@ -174,6 +174,7 @@ class Budget(Middleware):
                 turn, sums = self._turns.get((around.reaction, around.path), (0, {}))
                 used = sums.get(unit, Decimal(0)) if turn == around.state.turn else Decimal(0)
             case "root":
+                # An operator may let a stopped conversation continue: each time, its budget applies once more.
                 owner, limit = spent["root"], limit * (1 + spent["resumed"])
                 used, by = self._add_up_root(around, unit, spent, limit)
             case _:
@@ -230,7 +231,7 @@ class Budget(Middleware):
     def _record_usage(self, around: Around, reply: ModelReply) -> None:
         turn, sums = self._turns.get((around.reaction, around.path), (0, {}))
         if turn != around.state.turn:
-            sums = {}
+            sums = {}  # a new turn: only the budget per turn starts again at 0
         for unit, scope in self._limits:
             if scope == "turn":
                 used = self._convert(unit, reply.usage, 1, [reply.model], list_names(around.agent.model))

@@ -43,8 +43,8 @@ from roundelay.agents.models.model import (
 )
 from roundelay.agents.models.tokens import SEVERAL_REQUESTS, Count, count_request, load_count
 from roundelay.agents.options import IN_CODE, InFile, checked
-from roundelay.agents.prompt import escape_text
 from roundelay.agents.values import SAVE, AfterTool, ToolResult, TurnState
+from roundelay.network.elements import escape_text
 from roundelay.network.text import cut
 
 Layout = Literal["full", "tool_summary", "summary"]
@@ -144,6 +144,7 @@ class ContextEngine(Middleware):
         """
         estimated, counted = state.values.get(_ESTIMATED), reply.usage.prompt_tokens
         is_single = not state.values.get(SEVERAL_REQUESTS)
+        # Ignore a count that is far from the estimate: it would distort every later size.
         if is_single and isinstance(estimated, int) and estimated and estimated // 4 <= counted <= estimated * 4:
             state.values[_COUNTED] = (estimated, counted)
         return reply.usage
@@ -200,6 +201,7 @@ class ContextEngine(Middleware):
             text=text,
             audience=around.context.trigger.seq,
         )
+        # Name the summarized tools: a data policy keeps the note only if it keeps their results.
         called = {
             call.name
             for message in state.history
@@ -250,6 +252,7 @@ class ContextEngine(Middleware):
         estimate = count_request(parts.join(), tools, self._count)
         match state.values.get(_COUNTED):
             case (int(asked), int(counted)):
+                # Errors of the estimate cancel out in the difference. The lower bound covers requests that shrank.
                 return max(estimate // 4, counted + estimate - asked)
             case _:
                 return estimate

@@ -50,6 +50,7 @@ class ForcedTools(Middleware):
         self._by_message = frozenset(by_message)
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
+        # The context engine must not take the summed usage of several requests for the size of one.
         state.values[SEVERAL_REQUESTS] = state.own_turn == 1 and bool(step.tools) and len(self._find_names(state)) > 1
         return step
 
@@ -70,7 +71,7 @@ class ForcedTools(Middleware):
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_ask(proceed, single)) for single in forced]
-        except BaseExceptionGroup as failures:
+        except BaseExceptionGroup as failures:  # callers expect a `ModelError`, not a group
             raise first_error(failures) from failures
         return merge_replies([task.result() for task in tasks])
 

@@ -75,6 +75,7 @@ class Fragments(Middleware):
             number = find_numbers(state).find(
                 Reference(id=fragment.id, title=fragment.title, url=fragment.url, text=fragment.text)
             )
+            # The same fragment may come again with a different score: keep the best one.
             if number is not None and (fragment.key not in gathered or gathered[fragment.key].score < fragment.score):
                 gathered[fragment.key] = fragment
         return None

@@ -20,8 +20,8 @@ from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.options import checked
-from roundelay.agents.prompt import render_element
 from roundelay.agents.values import ALTERED, DISABLED, NOT_RUN, TurnState
+from roundelay.network.elements import render_element
 from roundelay.network.errors import ConnectError, RoundelayError
 from roundelay.network.text import cut
 
@@ -111,14 +111,14 @@ def _read_results(records: Sequence[Mapping[str, Any]], seq: int) -> list[dict[s
     results: list[dict[str, JsonValue]] = []
     for record in records:
         body = record["body"]
-        place = (body.get("path", ""), body.get("turn", 0), body.get("call", 0))
+        position = (body.get("path", ""), body.get("turn", 0), body.get("call", 0))
         if record["kind"] == "tool_started":
-            started[place] = str(body.get("args") or "{}")
-        elif record["kind"] == "tool_result" and place in started and not place[0] and body["tool"] not in talks:
+            started[position] = str(body.get("args") or "{}")
+        elif record["kind"] == "tool_result" and position in started and not position[0] and body["tool"] not in talks:
             data = body.get("data") or {}
             if body["ok"] and not any(name in data for name in (ALTERED, DISABLED, NOT_RUN)):
                 results.append(
-                    {"tool": body["tool"], "arguments": started[place], "for": seq, "content": body["content"]}
+                    {"tool": body["tool"], "arguments": started[position], "for": seq, "content": body["content"]}
                 )
     return results
 

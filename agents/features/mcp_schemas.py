@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from roundelay.agents.models.model import JsonSchema
-from roundelay.agents.prompt import escape_text
 from roundelay.agents.text import MAX_NAME_CHARS as MAX_TOOL_NAME_CHARS
 from roundelay.agents.text import tool_name
 from roundelay.agents.tool_arguments import tidy_schema
 from roundelay.agents.values import ToolError
+from roundelay.network.elements import escape_text
 from roundelay.network.safe_text import sanitize_text
 from roundelay.network.text import cut, shorten
 
@@ -159,7 +159,7 @@ def tidy_parameters(parameters: JsonSchema) -> dict[str, object]:
     return tidy_schema(_repair(merged, parameters))
 
 
-def _merge_alternatives(schema: JsonSchema, root: JsonSchema, known: dict[str, JsonSchema]) -> dict[str, object]:
+def _merge_alternatives(schema: JsonSchema, root: JsonSchema, cache: dict[str, JsonSchema]) -> dict[str, object]:
     """Return an object schema without alternatives at its top.
 
     It has the properties of all alternatives, and requires those that each alternative requires. ``known`` caches the
@@ -171,23 +171,28 @@ def _merge_alternatives(schema: JsonSchema, root: JsonSchema, known: dict[str, J
     parts: list[JsonSchema] = []
     reference = merged.pop("$ref", None)
     if isinstance(reference, str) and isinstance(target := _find(root, reference), dict):
-        if reference not in known:
-            known[reference] = {}
-            known[reference] = _merge_alternatives(target, root, known)
-        parts.append(known[reference])
+        if reference not in cache:
+            cache[reference] = {}
+            cache[reference] = _merge_alternatives(target, root, cache)
+        parts.append(cache[reference])
     for keyword in ("allOf", "anyOf", "oneOf"):
         alternatives = merged.pop(keyword, None)
         branches = [
             branch for branch in (alternatives if isinstance(alternatives, list) else []) if isinstance(branch, dict)
         ]
-        made = [_merge_alternatives(branch, root, known) for branch in branches]
-        if keyword != "allOf" and made:
-            common = set.intersection(*(set(_read_names(branch["required"])) for branch in made))
-            inner = {name: schema_ for one in made for name, schema_ in _read_mapping(one["properties"]).items()}
-            made = [
-                {"properties": inner, "required": [name for name in _read_names(made[0]["required"]) if name in common]}
+        merged_branches = [_merge_alternatives(branch, root, cache) for branch in branches]
+        if keyword != "allOf" and merged_branches:
+            common = set.intersection(*(set(_read_names(branch["required"])) for branch in merged_branches))
+            inner = {
+                name: schema_ for one in merged_branches for name, schema_ in _read_mapping(one["properties"]).items()
+            }
+            merged_branches = [
+                {
+                    "properties": inner,
+                    "required": [name for name in _read_names(merged_branches[0]["required"]) if name in common],
+                }
             ]
-        parts += made
+        parts += merged_branches
     for part in parts:
         properties = {**_read_mapping(part.get("properties")), **properties}
         required += _read_names(part.get("required"))

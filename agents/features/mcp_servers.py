@@ -28,10 +28,10 @@ from roundelay.agents.features.mcp_schemas import (
 )
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.options import InFile, checked
-from roundelay.agents.prompt import escape_text
 from roundelay.agents.tool_arguments import read_object
 from roundelay.agents.tools import Effect, Output, Tool, ToolContext, tool
 from roundelay.agents.values import Finish, PromptPart, ToolError, TurnState
+from roundelay.network.elements import escape_text
 from roundelay.network.errors import ConfigError
 from roundelay.network.extras import how_to_add
 

@@ -27,11 +27,11 @@ from roundelay.agents.lookback import read_history, search_history
 from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import Model, ModelError, ModelReply, ModelRequest, SystemMessage, UserMessage
 from roundelay.agents.options import IN_CODE, checked
-from roundelay.agents.prompt import render_element
 from roundelay.agents.reaction_ids import digest
 from roundelay.agents.text import replace_surrogates
 from roundelay.agents.tools import Tool
 from roundelay.agents.values import TurnState
+from roundelay.network.elements import render_element
 from roundelay.network.errors import ConnectError, RoundelayError
 from roundelay.network.messages import BaseMessage
 from roundelay.network.text import cut
@@ -92,6 +92,7 @@ class Memory(Middleware):
     ) -> ModelReply:
         values = around.state.values
         if MEMORY not in values and not around.path and around.state.own_turn == 1:
+            # A replay must show the memory of the recorded run: today's may contain later messages.
             recalled = around.replayed(MEMORY)
             if recalled is None:
                 recalled = await self._recall(around, request)
@@ -146,6 +147,7 @@ class Memory(Middleware):
         body = {"thread_id": thread_id, "seqs": seqs, "earlier": previous["seq"] if previous is not None else None}
         stored = around.agent.chain.store("note", {"name": MEMORY, "value": text}).get("value")
         if isinstance(stored, str) and stored:  # a data policy may remove the text
+            # A derived id: if this process is killed after the call, the repeated record is stored once.
             record_id = digest(MEMORY, around.reaction, thread_id)
             await retry_later(partial(around.context.client.remember, {**body, "text": stored}, record_id=record_id))
         count = len(seqs) + (previous["messages"] if previous is not None else 0)

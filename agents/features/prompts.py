@@ -30,8 +30,8 @@ from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.models.scripted import say as answer
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.options import IN_CODE
-from roundelay.agents.prompt import escape_text
 from roundelay.agents.values import PromptPart, TurnState
+from roundelay.network.elements import escape_text
 from roundelay.network.errors import ConfigError
 from roundelay.templates import SYSTEM, USER, read_template
 
@@ -121,8 +121,8 @@ class Prompts(Middleware):
         """Return the prompts of an agent's file in ``folder``. A template ending in ``.jinja`` is a file there; any
         other text is the template itself. Raises `ConfigError`."""
 
-        def find(given: str | None) -> str | Path | None:
-            return folder / given if given is not None and given.endswith(".jinja") else given
+        def find(template: str | None) -> str | Path | None:
+            return folder / template if template is not None and template.endswith(".jinja") else template
 
         facts = PromptFacts(custom_instructions, project_name, constraints, metadata, model_info)
         return cls(system=find(system), user=find(user), turn=find(turn), notes=notes, facts=facts)
@@ -150,6 +150,7 @@ class Prompts(Middleware):
         """Return the templates' variables."""
         if step.tools:
             state.values[_SHOWN] = [spec.name for spec in step.tools]
+        # The last turn has no tools. Render the earlier ones, so that the system message and its cache stay the same.
         shown = state.values.get(_SHOWN)
         specs = step.tools or [spec for spec in step.agent.specs if not isinstance(shown, list) or spec.name in shown]
         agent, facts, model = step.agent, self._facts, step.model or step.agent.model

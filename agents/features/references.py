@@ -108,6 +108,7 @@ class Numbers:
         if number is None:
             return None
         self._by_key[reference.key] = number
+        # Prefer the version with a text: a calling agent may need it to support its own answer.
         if number not in self.sources or (reference.text and not self.sources[number].text):
             self.sources[number] = reference.model_copy(update={"n": None})
         return number
@@ -118,6 +119,7 @@ class Numbers:
 
     def _find_free(self) -> int | None:
         first = max(self.sources, default=0) + 1
+        # Continue after the highest number. Gaps are used last: readers may remember an old number.
         candidates = (*range(first, MAX_REFERENCES + 1), *range(1, min(first, MAX_REFERENCES + 1)))
         return next(
             (
@@ -229,16 +231,16 @@ def fit_found(result: ToolResult, name: str) -> ToolResult:
     return replace(result, data={**result.data, name: fit_sources(sources)}) if isinstance(sources, list) else result
 
 
-def read_found(kind: type[R], given: JsonValue, tool: str) -> list[R]:
+def read_found(kind: type[R], listed: JsonValue, tool: str) -> list[R]:
     """Parse the sources from a tool or another agent. Invalid ones are skipped and logged."""
-    if given is None:
+    if listed is None:
         return []
-    if isinstance(given, list) and len(given) > MAX_REFERENCES:
+    if isinstance(listed, list) and len(listed) > MAX_REFERENCES:
         _logger.warning("references beyond the limit left out", extra={"tool": tool, "limit": MAX_REFERENCES})
-        given = given[:MAX_REFERENCES]
+        listed = listed[:MAX_REFERENCES]
     sources: list[R] = []
     problems: list[str] = []
-    for item in given if isinstance(given, list) else [given]:
+    for item in listed if isinstance(listed, list) else [listed]:
         fields = {name: value for name, value in item.items() if value is not None} if isinstance(item, dict) else item
         try:
             sources.append(kind.model_validate(fields))

@@ -107,7 +107,10 @@ class ToolRegistry(Middleware):
         registered = as_tool(tool)
         if registered.name == FINISH:
             raise ToolError(f'A registered tool cannot be named "{FINISH}". Rename it with @tool(name=...).')
-        self._tools = {**self._tools, registered.name: registered}
+        self._tools = {
+            **self._tools,
+            registered.name: registered,
+        }
         return registered
 
     def unregister(self, name: str) -> None:

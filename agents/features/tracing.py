@@ -107,6 +107,7 @@ class Tracing(Middleware):
         with self._span(f"execute_tool {call.tool.name}", SpanKind.INTERNAL, facts) as (span, carrier):
             if self._content:
                 span.set_attribute("gen_ai.tool.call.arguments", call.call.arguments)
+            # Messages sent inside the call carry the trace, so that reactions in other processes continue it.
             token = SENT_METADATA.set({**SENT_METADATA.get(), **carrier})
             try:
                 result = await proceed(call)
@@ -127,6 +128,7 @@ class Tracing(Middleware):
         the span as failed."""
         span = self._find_tracer().start_span(name, context=parent, kind=kind, attributes=facts)
         carrier: dict[str, str] = {}
+        # Record exceptions here: OpenTelemetry would store their messages even without `content`.
         with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             _PROPAGATOR.inject(carrier)
             try:

@@ -182,9 +182,9 @@ class Draft:
 
     # --- calls
 
-    def _add_piece(self, part: Json, place: int, count: int) -> None:
-        """Add a piece of a call. ``place`` is its position among the ``count`` calls of its chunk."""
-        call = self._find_call(part, place, count)
+    def _add_piece(self, part: Json, position: int, count: int) -> None:
+        """Add a piece of a call. ``position`` is its place among the ``count`` calls of its chunk."""
+        call = self._find_call(part, position, count)
         if call is None:
             self._open_call(part)
         else:
@@ -214,7 +214,7 @@ class Draft:
         if inner:
             call.fields["function"] = {**_as_object(call.fields.get("function")), **inner}
 
-    def _find_call(self, part: Json, place: int, count: int) -> CallDraft | None:
+    def _find_call(self, part: Json, position: int, count: int) -> CallDraft | None:
         """Return the call that a piece belongs to. None means that the piece begins a new call.
 
         The id decides, then the index, then the position. A server may repeat an id or index, send either in the first
@@ -227,7 +227,7 @@ class Draft:
             found = next((call for call in reversed(self.calls) if call.index == index), None)
             return None if found is None or self._begins_another(found, name, part) else found
         if count > 1:  # several calls in one piece: the position identifies them
-            found = self.calls[place] if place < len(self.calls) else None
+            found = self.calls[position] if position < len(self.calls) else None
             continues = found is not None and (not name or (name == found.name and not found.is_whole()))
             return found if continues else None
         last = self._last

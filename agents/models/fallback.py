@@ -45,11 +45,12 @@ class FallbackModel:
                     raise
                 _logger.warning("falling back", extra={"model": model.name, "reason": error.reason})
                 failure = error
+                # Streamed pieces of the failed model are on screens already: mark them as void.
                 if has_begun and on_delta is not None and model is not self.models[-1]:
                     on_delta(ModelDelta(broken_off=str(error)))
                     has_begun = False
                 retryable = error if error.retryable else retryable
-        raise retryable or failure
+        raise retryable or failure  # a repeat can help as long as one of the failures was temporary
 
     async def close(self) -> None:
         """Close the models that have a ``close`` method."""

@@ -376,9 +376,9 @@ async def _check_redirect(response: httpx2.Response) -> None:
     """Raise `_ElsewhereError` for a redirect that would lose the request or send it to another server."""
     if not response.has_redirect_location:
         return
-    asked = response.request.url
-    target = asked.join(response.headers["location"])
-    is_same = target.host == asked.host and target.scheme in (asked.scheme, "https")
+    origin = response.request.url
+    target = origin.join(response.headers["location"])
+    is_same = target.host == origin.host and target.scheme in (origin.scheme, "https")
     if is_same and response.status_code in (307, 308):  # other redirects drop the body
         return
     raise _ElsewhereError(

@@ -164,8 +164,10 @@ class ScriptedModel:
                 case Think(text):
                     thoughts.append(text)
                 case Call(tool, arguments):
-                    given = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-                    calls.append(ToolCall(derive_call_id(request, len(calls)), tool, given))
+                    arguments_text = (
+                        arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+                    )
+                    calls.append(ToolCall(derive_call_id(request, len(calls)), tool, arguments_text))
                 case _:
                     assert_never(action)
         reasoning = _estimate(*thoughts)
@@ -262,6 +264,7 @@ class When(Strict):
             return None
         if self.after is not None and self.after not in (result.tool for result in results):
             return None
+        # A rule about the previous turn may match in any turn; all others only in the first, so a reaction ends.
         if view.turn != (self.turn or (view.turn if self.after or self.result_regex else 1)):
             return None
         groups: Mapping[str | int, str] = {}

@@ -189,7 +189,7 @@ def _compare_tools(recorded: object, now: _Hashes, tools: Sequence[ToolSpec]) ->
         return None if is_same else f"the tools have changed; they are now: {', '.join(present) or 'none'}"
     added = [tool for tool in tools if tool.name not in then]
     gone = [name for name in then if name not in present]
-    for name in gone:
+    for name in gone:  # the same hash under a different name: the tool was renamed
         for tool in added:
             if _is_same(then[name], _digest(name, tool.description, _write(tool.parameters))):
                 return f'the tool "{name}" is now called "{tool.name}"'
@@ -502,6 +502,7 @@ class TapeModel:
     def _find(self, request: ModelRequest) -> TapedTurn:
         request_key = repr((request.messages, request.tools, request.turn))
         reaction_key = (request.reaction, request.agent_id)
+        # A resumed reaction repeats requests that it had not recorded: give the same replies without moving on.
         run = self._bound.get(reaction_key)
         if run is not None and request_key in run.answered:
             return run.answered[request_key]
@@ -529,6 +530,7 @@ class TapeModel:
         one."""
         if not self._waiting:
             raise self._report(f"{_name(request)} asks its model, but the tape {self.name} has no further reaction")
+        # Concurrent reactions begin in any order, so prefer the run that began with this request.
         run = next((run for run in self._waiting if self._is_exact(run.turns[0], request)), self._waiting[0])
         self._waiting.remove(run)
         self._bound[reaction_key] = run

@@ -1,7 +1,7 @@
-"""An agent without the roundelay package: it sends people's direct messages back to them, mirrored.
+"""An agent without the roundelay package: it sends direct messages of people back to them, mirrored.
 
-Start a node (roundelay up), then: python -I client.py ws://127.0.0.1:8700/ mirror
-All it knows stands in docs/protocol.md.
+Start a node (roundelay up), then: python -I client.py ws://127.0.0.1:8700/ mirror Everything it needs is in
+docs/protocol.md.
 """
 
 import json

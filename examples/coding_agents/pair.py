@@ -1,9 +1,9 @@
-"""Two coding agents and a person: Claude Code asks Codex, which is in the middle of its work, and mia reads along.
+"""Two coding agents and a person: Claude Code asks Codex in the middle of its work, and mia reads along.
 
     python pair.py
 
-No model and no key: the hosts are scripted (scripted_host.py), but their files, their hooks, their MCP servers and the
-network are the real ones. To have it with your own: `roundelay bridge install claude`, and the same for codex.
+Needs no model and no key. The hosts are scripted (scripted_host.py); their files, hooks, MCP servers and the network
+are real. To connect your own: `roundelay bridge install claude`, and the same for codex.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOST = Path(__file__).with_name("scripted_host.py")
 
 
 class Host:
-    """A coding agent in a process of its own."""
+    """A coding agent in its own process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -45,7 +45,7 @@ class Host:
         )
 
     async def do(self, what: str, **more: Any) -> str:
-        """Let it do one step; gives what its model was told."""
+        """Let the agent do one step. Return the texts that its model gets."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"do": what, **more}).encode() + b"\n")
@@ -84,17 +84,17 @@ async def main() -> None:
             await codex.do("start", source="startup")
             await codex.do("prompt", text="Write the tests.")
 
-            told = await claude.do(
+            output = await claude.do(
                 "use", tool="send", arguments={"to": "agent:codex-shop", "text": "I rename total() to sum()."}
             )
-            print(f"claude-shop sends: {told}")
-            told = await codex.do("tool")  # codex has run a command, and is told in the middle of its turn
-            for sender, text in messages(told):
+            print(f"claude-shop sends: {output}")
+            output = await codex.do("tool")  # after a command, codex gets the message in the middle of its turn
+            for sender, text in messages(output):
                 print(f"codex-shop reads, mid-turn, from {sender}: {text}")
-            seq = int(re.findall(r'seq="(\d+)"', told)[0])
+            seq = int(re.findall(r'seq="(\d+)"', output)[0])
             await codex.do("use", tool="reply", arguments={"seq": seq, "text": "Then I test sum()."})
             await mia.send("agent:claude-shop", "Keep total() as an alias.")
-            for sender, text in messages(await claude.do("stop")):  # claude is about to stop, and goes on instead
+            for sender, text in messages(await claude.do("stop")):  # claude wants to stop, and continues instead
                 print(f"claude-shop reads, about to stop, from {sender}: {text}")
             await claude.do("stop")
             await codex.do("stop")

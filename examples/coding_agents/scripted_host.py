@@ -1,12 +1,12 @@
-"""A coding agent without a model: it starts its MCP server and its hooks as Claude Code, Codex and Gemini CLI do, by the
-files in a project, and does what it is told, line by line.
+"""A coding agent without a model, which runs a script line by line.
 
     python scripted_host.py claude PROJECT SESSION
 
-Each line on stdin is a JSON object: {"do": "start", "source": "startup"}, {"do": "prompt", "text": ...}, {"do": "tool"},
-{"do": "stop"} or {"do": "use", "tool": ..., "arguments": {...}}. Each is answered by a line: what its model has been told.
-What enters the model's context is written to SESSION.jsonl, as a host writes its transcript. Its hooks are told where that
-is, but for those of Gemini CLI.
+It starts its MCP server and its hooks by the files in a project, like Claude Code, Codex and Gemini CLI. Each line on
+stdin is a JSON object: {"do": "start", "source": "startup"}, {"do": "prompt", "text": ...}, {"do": "tool"}, {"do":
+"stop"} or {"do": "use", "tool": ..., "arguments": {...}}. The response is a line with the texts that its model gets.
+The model's context is written to SESSION.jsonl, like a host's transcript. Except for Gemini CLI, hooks get the path of
+that file.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class ScriptedHost:
         self.client: Client | None = None
 
     def remember(self, text: str) -> None:
-        """Put something into the model's context."""
+        """Add a text to the model's context."""
         with self.transcript.open("a") as file:
             file.write(json.dumps({"text": text}) + "\n")
             file.flush()
 
     async def run_hooks(self, moment: str, kill_after_s: float | None = None, **more: Any) -> str:
-        """Run the hooks of an event one after the other, and take what they say."""
+        """Run the hooks of an event in order, and return their texts."""
         event = (GEMINI_EVENTS if self.kind == "gemini" else EVENTS)[moment]
-        told = {
+        payload = {
             "session_id": self.session,
             "transcript_path": str(self.transcript) if self.kind != "gemini" else "",
             "cwd": str(self.project),
@@ -76,7 +76,7 @@ class ScriptedHost:
                 assert process.stdin is not None
                 assert process.stdout is not None
                 reading = asyncio.create_task(process.stdout.read())
-                process.stdin.write(json.dumps(told).encode())
+                process.stdin.write(json.dumps(payload).encode())
                 process.stdin.close()
                 try:
                     async with asyncio.timeout(TIMEOUT_S if kill_after_s is None else kill_after_s):
@@ -84,11 +84,11 @@ class ScriptedHost:
                 except TimeoutError:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
-                said = await reading
+                output = await reading
                 if await process.wait() and self.kind == "codex":
-                    continue  # the others take what a killed hook has printed
+                    continue  # the other hosts use the output of a killed hook
                 with contextlib.suppress(ValueError):
-                    answer = json.loads(said)
+                    answer = json.loads(output)
                     text = answer.get("hookSpecificOutput", {}).get("additionalContext") or answer.get("reason")
                     if text:
                         texts.append(text)

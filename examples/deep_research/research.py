@@ -1,8 +1,8 @@
-"""The deep-research team on a node of its own, each agent a process. Run it: python examples/deep_research/research.py
+"""The deep-research team, with one process per agent. Run it: python examples/deep_research/research.py
 
     research.py ["QUESTION"] [--model NAME [--base-url URL]]
 
-Without --model the agents are scripted. What they are at is shown as it happens, then the report with its sources.
+Without --model the agents are scripted. The output shows their progress, then the report with its sources.
 """
 
 import argparse
@@ -54,7 +54,7 @@ async def main(question: str, options: list[str]) -> None:
                 for spec in load_team()
             ]
             for process in team:
-                await process.stdout.readline()  # it is ready
+                await process.stdout.readline()  # the line "ready"
             pumps = [asyncio.create_task(pump(process.stdout)) for process in team]
             async with NetworkClient("zoe", node.url, kind="human", token=node.owner_token) as zoe:
                 await zoe.send_text("guide", question)
@@ -81,11 +81,13 @@ if __name__ == "__main__":
     parser.add_argument("--base-url")
     parser.add_argument("--agent", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.agent:
-        asyncio.run(run_agent(given.agent, given.url, given.model, given.base_url))
+    arguments = parser.parse_args()
+    if arguments.agent:
+        asyncio.run(run_agent(arguments.agent, arguments.url, arguments.model, arguments.base_url))
     else:
         chosen = [
-            f"--{name}={value}" for name, value in (("model", given.model), ("base-url", given.base_url)) if value
+            f"--{name}={value}"
+            for name, value in (("model", arguments.model), ("base-url", arguments.base_url))
+            if value
         ]
-        asyncio.run(main(given.question, chosen))
+        asyncio.run(main(arguments.question, chosen))

@@ -1,4 +1,5 @@
-"""What the deep-research team is made of beside `team.yaml`: tools, the supervisor's rules, and scripts that stand in for models."""
+"""The code of the deep-research team beside `team.yaml`: tools, the supervisor's rules, and scripts instead of
+models."""
 
 import asyncio
 import re

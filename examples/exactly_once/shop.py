@@ -1,4 +1,4 @@
-"""An agent that books orders in its own database, each exactly once, however often it or the hub is killed.
+"""An agent that books each order in its own database exactly once, however often it or the hub is killed.
 
     python examples/exactly_once/shop.py [ws://HOST:PORT/]
 

@@ -1,8 +1,9 @@
-"""A sealed auction: one agent takes everybody's bid in private. Run it: python examples/games/auction.py
+"""A sealed auction: one agent takes every bid in private. Run it: python examples/games/auction.py
 
-Three people bid for a lamp, each in a thread of its own with the same agent, `hammer`. Its tool books a bid under whoever wrote the message, which
-nobody can forge. Who asks it for the others' bids gets its own, whatever its model is like: no prompt for one holds what another one said.
-At the end everybody hears who has won and the second highest bid, which is the price. The model is scripted.
+Three people bid for a lamp, each in a separate thread with the agent `hammer`. Its tool books a bid under the message's
+sender, which nobody can forge. A bidder who asks for other bids gets only the own bid, with any model: no prompt for
+one bidder contains texts of another. At the end everybody learns the winner and the second highest bid, which is the
+price. The model is scripted.
 """
 
 import asyncio

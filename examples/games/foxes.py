@@ -1,10 +1,11 @@
-"""Foxes among the hens: a game of hidden roles, by agents. Run it: python examples/games/foxes.py
+"""Foxes among the hens: a game of hidden roles, played by agents. Run it: python examples/games/foxes.py
 
-The keeper, a program, deals the roles in private. The foxes meet at night in a channel that is closed: to a hen it is not there. By day everybody
-votes in the yard, and who has most votes is out. The models are scripted; put `OpenAIModel(...)` in place of `ScriptedModel(play)` for real ones.
+The keeper, a program, deals the roles in private. At night the foxes meet in a closed channel, which hens cannot see.
+By day all players vote in the yard, and the player with most votes is out. The models are scripted; replace
+`ScriptedModel(play)` by `OpenAIModel(...)` for real ones.
 
-`visibility: strict` makes the game fair whatever the models do: a prompt for the yard holds what everybody in the yard may read, agents included,
-so by day a fox's model does not even have the words of the night.
+`visibility: strict` makes the game fair for any model. A prompt for the yard contains only what everybody in the yard
+may read, including agents. So by day a fox's model does not have the messages of the night.
 """
 
 import asyncio
@@ -23,18 +24,18 @@ ROUNDS = 3
 
 
 def play(request: ModelRequest) -> Answer:
-    """What a player does: by the incoming message alone."""
+    """Decide a player's move by the incoming message alone."""
     view = read_prompt(request)
-    told, results = view.incoming_text, view.tool_results
+    text, results = view.incoming_text, view.tool_results
     if results:
         return f"I tried the den: {results[-1].content}"
-    if "You are a fox" in told or ("You are a hen" in told and request.agent_id == "bea"):
+    if "You are a fox" in text or ("You are a hen" in text and request.agent_id == "bea"):
         return call("channels_join", name="den")  # bea is a hen, and curious
-    if "Choose from:" not in told:
+    if "Choose from:" not in text:
         return finish("I know my part")
-    names = told.partition("Choose from:")[2].split()
+    names = text.partition("Choose from:")[2].split()
     others = [name for name in names if name != request.agent_id]
-    return f"I choose {others[len(request.agent_id + told) % len(others)]}"
+    return f"I choose {others[len(request.agent_id + text) % len(others)]}"
 
 
 def make_player(agent_id: str, model: Model, visibility: Visibility = "strict") -> SimpleAgentRunner:
@@ -44,14 +45,14 @@ def make_player(agent_id: str, model: Model, visibility: Visibility = "strict") 
 
 
 class Keeper:
-    """Deals, asks and counts."""
+    """Deals roles, collects votes and counts them."""
 
     def __init__(self, client: NetworkClient, say: Callable[[str], None]) -> None:
         self._client = client
         self._heard: list[AnyMessage] = []
         self._say = say
         self.inside = list(PLAYERS)
-        """The players that are still in."""
+        """Players that are still in the game."""
 
     async def open(self, onlooker: NetworkClient) -> None:
         await self._client.call("channels.create", {"name": "den", "access": "closed"})

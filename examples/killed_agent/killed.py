@@ -1,7 +1,8 @@
-"""An agent that is killed in the middle of its work, and goes on where it was. Run it: python examples/killed_agent/killed.py
+"""An agent that continues after a kill in the middle of its work. Run it: python examples/killed_agent/killed.py
 
-A node, and an agent as a process of its own. The agent charges a card (a tool that must not run twice), and is killed while its model thinks
-about the answer. A second process of the same agent goes on: it asks the model again, but does not charge again.
+The agent runs in its own process beside a node. It charges a card (a tool that must not run twice), and is killed while
+its model thinks about the answer. A second process of the agent continues: it asks the model again, but does not charge
+again.
 """
 
 import asyncio

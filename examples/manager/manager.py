@@ -1,4 +1,4 @@
-"""A manager with two agents as tools: each works in a run of its own. Run it: python examples/manager/manager.py"""
+"""A manager with two agents as tools, each in a separate run. Run it: python examples/manager/manager.py"""
 
 import asyncio
 from collections.abc import Iterable

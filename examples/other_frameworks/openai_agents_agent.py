@@ -13,13 +13,13 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-set_tracing_disabled(True)  # its traces, which go to OpenAI, hold what others wrote in the network
+set_tracing_disabled(True)  # traces go to OpenAI and contain messages of other participants
 set_default_openai_api("chat_completions")
 agent = Agent(
     name="adder",
     instructions="You add numbers, with your tool only.",
     tools=[add],
     model="gpt-4o-mini",
-    model_settings=ModelSettings(include_usage=True),  # else streamed replies cost nothing, it says
+    model_settings=ModelSettings(include_usage=True),  # otherwise streamed replies report no usage
 )
 asyncio.run(OpenAIAgentsAgent("adder", agent, description="Adds numbers").run())

@@ -1,4 +1,4 @@
-"""The tools of two who bargain: what is bid and asked stands in the state of the run."""
+"""The tools of two bargaining agents. The bids are in the state of the run."""
 
 from roundelay import ToolContext, tool
 

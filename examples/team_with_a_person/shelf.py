@@ -1,4 +1,4 @@
-"""The librarian's tool: a typed function. Its docstring and annotations are what a model reads."""
+"""The librarian's tool: a typed function. A model reads its docstring and annotations."""
 
 import re
 from typing import Annotated
@@ -15,7 +15,7 @@ SHELF = {
 }
 
 
-@tool(idempotent=True)  # looking twice does no harm, so a restarted agent may
+@tool(idempotent=True)  # a restarted agent may repeat the call
 def find_books(words: Annotated[str, Field(description="Words of the title or of the author's name")]) -> str:
     """Find books on the shelf."""
     wanted = {word for word in re.findall(r"\w+", words.lower()) if len(word) > 3}

@@ -1,6 +1,7 @@
-"""A desk that hands a conversation over to the agent that knows. Run it: python examples/triage_desk/desk.py
+"""A desk that hands a conversation over to a specialist agent. Run it: python examples/triage_desk/desk.py
 
-The two agents are scripted, so that it needs no model: put `OpenAIModel(...)` in place of `ScriptedModel(...)` for a real one.
+Both agents are scripted, so the example needs no model. Replace `ScriptedModel(...)` by `OpenAIModel(...)` for a real
+one.
 """
 
 import asyncio

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundelay.agents.prompt import escape_text
 from roundelay.display.text import sanitize
 from roundelay.interop.rendering import plain, visible
+from roundelay.network.elements import escape_text
 from roundelay.network.safe_text import sanitize_text
 
 # https://www.unicode.org/Public/16.0.0/ucd/DerivedCoreProperties.txt, Default_Ignorable_Code_Point
