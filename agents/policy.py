@@ -293,7 +293,7 @@ class AgentPolicy:
             given = getattr(self, name)
             if not callable(given) and (given is not None or name == "describe_turn"):
                 shown = truncate(repr(given), MAX_SHOWN_CHARS)
-                problem = "must be a function; docs/agents.md says of what and what it gives"
+                problem = "must be a function; docs/middleware.md says of what and what it gives"
                 raise ValueError(f"AgentPolicy: {name} is {shown} and {problem}")
             try:
                 check_hook(name, given)

@@ -249,14 +249,14 @@ _BASE_URLS: Mapping[str, str] = {
     "vllm": "http://127.0.0.1:8000/v1",
     "llama": "http://127.0.0.1:8080/v1",
 }
-"""Base URLs by common names of servers; docs/agents.md, "Model servers", has the table."""
+"""Base URLs by common names of servers; docs/models.md, "Model servers", has the table."""
 
 
 def _explain_servers(written: str) -> str:
     url = next((url for name, url in _BASE_URLS.items() if name in written.lower()), "URL")
     return (
         "Any server with OpenAI's API goes under openai: "
-        f"{{name: MODEL, base_url: {url}, api_key_env: VARIABLE}} (docs/agents.md, Model servers)"
+        f"{{name: MODEL, base_url: {url}, api_key_env: VARIABLE}} (docs/models.md, Model servers)"
     )
 
 

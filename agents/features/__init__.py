@@ -1,2 +1,2 @@
 """Optional features of an agent. Each is middleware in a module of its own, so unused ones cost nothing.
-`docs/agents.md` lists them."""
+docs/middleware.md and docs/tools.md describe them."""

@@ -55,7 +55,7 @@ class ToolNotes:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """Facts for the templates beside the turn: see docs/agents.md.
+    """Facts for the templates beside the turn: see docs/prompts.md.
 
     ``server_prompts`` and ``server_user_prompts`` are the author's words. The latter precede the servers' instructions,
     which never join the former, because those are part of the system message. Both are read in each turn, so a list may

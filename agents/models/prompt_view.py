@@ -1,7 +1,7 @@
 """Parses a prompt back into threads, messages and tool results, for scripts and tests.
 
 `read_prompt` parses the conversation that the runner rendered into the user message (``<conversation>``,
-docs/agents.md) and the tool calls after it. It reads the request alone, so a script that uses it decides the same when
+docs/prompts.md) and the tool calls after it. It reads the request alone, so a script that uses it decides the same when
 a reaction resumes. No IO.
 """
 

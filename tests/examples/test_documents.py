@@ -19,7 +19,15 @@ from roundelay.cli import cli
 from roundelay.network.messages import DirectMessage, MessageThread
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/adapters.md", "docs/agents.md", "docs/costs.md", "docs/mods.md", "examples/README.md")
+AGENT_PAGES = ("agents", "approvals", "budgets", "middleware", "models", "prompts", "teams", "tools")
+PAGES = (
+    "README.md",
+    "docs/adapters.md",
+    *(f"docs/{name}.md" for name in AGENT_PAGES),
+    "docs/costs.md",
+    "docs/mods.md",
+    "examples/README.md",
+)
 COMMAND_PAGES = (
     *PAGES,
     "CONTRIBUTING.md",
@@ -165,7 +173,7 @@ def test_the_files_that_contributing_names_are_there() -> None:
 
 
 def test_prompt_of_the_guide_is_the_one_that_agents_get() -> None:
-    source = (ROOT / "docs/agents.md").read_text(encoding="utf-8")
+    source = (ROOT / "docs/prompts.md").read_text(encoding="utf-8")
     [shown] = re.findall(r"```xml\n(.*?)\n```", source, re.DOTALL)
 
     def say(seq: int, text: str) -> DirectMessage:

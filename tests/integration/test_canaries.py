@@ -11,7 +11,7 @@ the hub writes to each participant, and each prompt that a model is asked with, 
    are those who read the message by which it was told, by the rights of its place then (docs/protocol.md, "Addresses, threads, membership"),
    and, of agents, whoever read a message of an agent that had it;
 2. a prompt that holds it, for a message whose conversation has somebody in it who may not know it: the people who read the message that an
-   agent reacts to, or, if only agents do, what that followed from (docs/agents.md, "Visibility"); without people the participants where it began.
+   agent reacts to, or, if only agents do, what that followed from (docs/prompts.md, "Visibility"); without people the participants where it began.
 
 It is none that a model sends what its prompt holds by right to somebody by its own words: whom an agent may write to is not bounded by
 visibility. So these models send to nobody but where they were asked from, and to other agents; whatever reaches a person that way past the
