@@ -64,34 +64,34 @@ _ROWS = (
 
 
 async def look_up_citable(article: str, warehouse: str) -> Output:
-    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    """Return the stock and the unit price of an article."""
     return Output(await look_up(article, warehouse), {"references": _find(article)})
 
 
 async def look_up_fragments(article: str, warehouse: str) -> Output:
-    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    """Return the stock and the unit price of an article."""
     return Output(await look_up(article, warehouse), {"fragments": [{**it, "score": 0.5} for it in _find(article)]})
 
 
 async def look_up_shown(article: str, warehouse: str) -> Output:
-    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    """Return the stock and the unit price of an article."""
     return Output(await look_up(article, warehouse), {"shown": True})
 
 
 async def look_up_long(article: str, warehouse: str) -> Output:
-    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    """Return the stock and the unit price of an article."""
     text = await look_up(article, warehouse)
     return Output(text + "\n" + _ROWS * 40, summary=text)
 
 
 async def look_up_streaming(article: str, warehouse: str) -> AsyncIterator[str]:
-    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    """Return the stock and the unit price of an article."""
     for word in (await look_up(article, warehouse)).split():
         yield f"{word} "
 
 
 async def look_up_reporting(article: str, warehouse: str, context: ToolContext) -> str:
-    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    """Return the stock and the unit price of an article."""
     context.report("opens the list")
     context.report("counts")
     return await look_up(article, warehouse)
@@ -228,11 +228,11 @@ class Case:
     title: str
     options: Callable[[], Mapping[str, Any]]
     function: Callable[..., Any] | Tool | None = look_up
-    """None: its middleware brings the tool."""
+    """Tool of the agent; None if the middleware adds the tool."""
     base: str = PLAIN
     answer: str = ANSWER
     content: Any = TRIGGER.content
-    """Of the message that is reacted to."""
+    """Content of the message that the agent reacts to."""
     beside: str = ""
 
 

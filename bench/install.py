@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 OWN = "roundelay"
 PEERS = ("agno", "langgraph", "openai-agents", "openagents[sdk]", "agentscope", "crewai", "autogen-agentchat")
 CPU_TARGET_S, SIZE_TARGET_MB = 20.0, 130.0
-"""Of Roundelay from an empty environment to the end of the demo."""
+"""Targets from an empty environment to the end of Roundelay's demo."""
 
 
 @dataclass

@@ -46,12 +46,12 @@ PROMPT = ConversationPrompt().render(
 
 
 async def look_up(article: str, warehouse: str) -> str:
-    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    """Return the stock and the unit price of an article."""
     return f"{article}: 12 pieces in {warehouse}, 9.90 each"
 
 
 def look_up_blocking(article: str, warehouse: str) -> str:
-    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    """Return the stock and the unit price of an article."""
     return f"{article}: 12 pieces in {warehouse}, 9.90 each"
 
 

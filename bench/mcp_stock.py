@@ -8,7 +8,7 @@ server = MCPServer("stock")
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
 def look_up(article: str, warehouse: str) -> str:
-    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    """Return the stock and the unit price of an article."""
     return f"{article}: 12 pieces in {warehouse}, 9.90 each"
 
 

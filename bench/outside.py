@@ -24,7 +24,7 @@ ALL = Scenario("outside_all", "out to 100", 100, TO_ALL, (FORWARD_ALL, HUBS[0]),
 SCENARIOS = (
     ONE,
     replace(ONE, name="outside_few", title="of 8", window=FEW),
-    # The same with ordered ids.
+    # Ordered ids, to isolate the effect of random ones.
     Scenario("outside_ordered", "ordered", 1, TO_ONE, HUBS[1:], MANY, ack_every=1),
     ALL,
     replace(ALL, name="outside_all_few", title="100, of 8", window=FEW),

@@ -1,6 +1,7 @@
-"""The same turns in other libraries, if they are installed: `./dev bench turns --peers`.
+"""Turns in other libraries, if they are installed: `./dev bench turns --peers`.
 
-They are not dependencies. Each is used as in the beginning of its documentation, without tracing and streaming.
+The project does not depend on these libraries. Each is used as in the beginning of its documentation, without tracing
+and streaming.
 """
 
 from __future__ import annotations

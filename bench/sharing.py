@@ -39,7 +39,7 @@ _ANSWER = (
 )
 
 CALLS, CONVERSATION_CHARS = 100, 800_000
-"""Of one long reaction: about 200,000 tokens in what its tools give, by 4 characters to a token."""
+"""Size of the long reaction: about 200,000 tokens of tool results, at 4 characters per token."""
 
 
 @dataclass(frozen=True)

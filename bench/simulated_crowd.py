@@ -50,12 +50,13 @@ _decoder = msgspec.json.Decoder(
 )
 
 ACK_EVERY, ACK_WITHIN_S = 16, 0.5
-"""A member acknowledges so many messages at once, or what there is after so long."""
+"""Number of deliveries after which a member acknowledges, and the maximum delay in seconds."""
 AT_ONCE = 128
-"""How many members react in one round of the loop: so many messages stay in the processor's cache on their way through the hub."""
+"""Members that react in one round of the loop. With this many, messages stay in the processor's cache on their way
+through the hub."""
 
 _crowds: WeakKeyDictionary[Simulation, int] = WeakKeyDictionary()
-"""How many crowds each simulation has had: a crowd's messages and chances are its own."""
+"""Number of crowds of each simulation, so that each crowd gets different message ids and random numbers."""
 _STORED = b'{"type":"stored"'
 
 
@@ -100,7 +101,7 @@ class Crowd:
         self.script = script
         self.prompts_rendered = 0
         self.errors: list[RoundelayError] = []
-        """What the hub refused."""
+        """Refusals of the hub."""
 
         self._simulation = simulation
         self._number = _crowds.get(simulation, 0)
@@ -141,7 +142,7 @@ class Crowd:
             member.leave()
         self._members.clear()
 
-    # --- what members are told; they are called from here, once for all that a tick of the hub wrote
+    # --- members with deliveries, which run once after each tick of the hub
 
     def take(self, member: _Member, payloads: list[bytes]) -> None:
         if not self._written and not self._reading:

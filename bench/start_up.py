@@ -1,9 +1,9 @@
-"""What it costs to start: CPU seconds and memory of imports and commands, each in a Python process of its own.
+"""Cost of a start: CPU seconds and memory of imports and commands, each in a new Python process.
 
     python bench/start_up.py [--runs 5] [--json FILE]
 
-Shown are medians. CPU is all that the process used, the interpreter included; memory is the most that it held resident. Bytecode is
-written before the first run that counts, as an installation has it. Exits with 1 when a target is missed.
+The output shows medians. CPU includes the interpreter; memory is the maximum resident size. Bytecode is written before
+the first counted run, as in an installation. Exits with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from servers import read_memory_kb
 
 IMPORT_TARGET_S, ALL_TARGET_S, SEND_TARGET_S, UP_TARGET_S = 0.15, 0.35, 0.25, 0.6
 MEMORY_TARGET_MB = 45.0
-"""Most resident memory after an import of everything at the package's root."""
+"""Maximum resident memory after an import of everything at the package's root."""
 
 # Runs in the measured process, after all else. Not `ru_maxrss`: across fork and exec it keeps the parent's (getrusage(2)).
 REPORT = """\

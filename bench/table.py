@@ -30,7 +30,7 @@ class Line:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the median keeps the bound; None without one."""
+        """Whether the median keeps the bound, or None for a line without one."""
         if self.bound is None:
             return None
         return self.median <= self.bound if self.fewer_is_better else self.median >= self.bound

@@ -1,8 +1,8 @@
 """CPU of a turn: an agent's reaction over a loop written by hand, on the same server.
 
-Counted is what this process uses (`time.process_time`), all of its threads; the model's server and the hub are processes of their own and
-are not. The loops take turns: one run each, or one batch of them at once, again and again, so that a slow second of the machine hits all
-of them. A ratio is taken within its round.
+The measured time is that of this process (`time.process_time`) with all its threads. The model's server and the hub are
+separate processes. The loops alternate, one run or one batch each, so that a slow second of the machine affects all of
+them. A ratio is taken within its round.
 """
 
 from __future__ import annotations

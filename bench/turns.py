@@ -1,10 +1,10 @@
-"""What an agent costs beside its model: CPU of a turn, and with each feature, of rendering its prompt, memory while it waits.
+"""Cost of an agent without its model: CPU of a turn, alone and with each feature, of rendering its prompt, and memory.
 
     ./dev bench turns [--quick] [--rounds 5] [--only MEASURE ...] [--peers] [--json FILE]
     ./dev bench turns --markdown FILE
 
-Each round takes every measure once; the table has the medians over the rounds, and ratios are taken within a round. The second form
-prints the table of a run that was kept. docs/performance.md tells what each line means.
+Each round takes every measure once. The table shows medians over the rounds; ratios are taken within a round. The
+second form prints the table of a stored run. docs/performance.md explains each line.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MEASURES = (TurnCost.name, FeatureCost.name, Rendering.name, RestingAgents.name)
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """Amount of work."""
 
     rounds: int
     runs: int
-    """Of each loop in a round, six turns each."""
+    """Runs of each loop per round, of six turns each."""
     at_once: int
     feature_runs: int
-    """Of a reaction with each feature, likewise."""
+    """Runs of the reaction with each feature per round, of six turns each."""
     renderings: int
     agents: int
 

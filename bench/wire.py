@@ -1,6 +1,7 @@
-"""PROTOCOL.md on a raw socket: the handshake, frames as bytes, ids and tokens as clients make them. What `load` is built of.
+"""docs/protocol.md on a raw socket: the handshake, frames as bytes, and ids and tokens like a client's. The base of
+`load`.
 
-Never: keeps state or measures.
+Never keeps state or measures.
 """
 
 from __future__ import annotations
@@ -70,12 +71,12 @@ def find_payload(data: bytes, position: int) -> tuple[int, int]:
 
 
 def leading_run(data: bytes) -> int:
-    """How many equal bytes `data` begins with."""
+    """Return the number of equal bytes at the beginning of `data`."""
     return len(data) - len(data.lstrip(data[:1]))
 
 
 def websocket_request(url: str) -> bytes:
-    """What asks for a WebSocket at a URL."""
+    """Return the HTTP request for a WebSocket at a URL."""
     address, key = urlsplit(url), base64.b64encode(os.urandom(16)).decode()
     place = (address.path or "/") + (f"?{address.query}" if address.query else "")
     return (

@@ -1,11 +1,11 @@
-"""Adds the images and files of the incoming message to the model's request. They stand in the message's content under
-``images`` and ``files``.
+"""Adds the images and files of the incoming message to the model's request, from ``images`` and ``files`` of the
+message's content.
 
 An image is an ``https:`` URL or the image itself. A file must contain its bytes, as a ``data:`` URL or as base64 under
 ``data``, so it must fit into a frame. The accepted kinds are configured, because a model refuses the whole request for
-any other kind. The conversation names all attachments as text. Those that should be shown but cannot be are named again
-behind it, with the reason. No record but the message itself contains attachments, and a resumed reaction reads them
-there again.
+any other kind. The conversation names all attachments as text. Attachments of an accepted kind that cannot be shown are
+named again behind it, with the reason. No record but the message itself contains attachments, and a resumed reaction
+reads them there again.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ class ContextEngine(Middleware):
     async def _write_summary(
         self, around: Around, request: ModelRequest, previous: Summary | None, blocks: Sequence[Sequence[ChatMessage]]
     ) -> str | None:
-        """Ask the model for a summary; None if it fails."""
+        """Ask the model for a summary. Return None if the model fails."""
         # A token has at least about 3 characters.
         instruction = write_order(previous, blocks, max_chars=3 * self.limit, max_tokens=self._summary_tokens)
         summary_request = replace(
@@ -277,8 +277,8 @@ class Summary(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """How a result appears in later turns: as its ``summary``. ``save`` False means already in the turn after the first
-    one that reads it."""
+    """Form of a result in later turns: its ``summary``. ``save`` False means already in the turn after the first one
+    that reads it."""
 
     summary: str | None
     save: bool
@@ -376,7 +376,7 @@ def _reduce(block: Sequence[ChatMessage], reduced: Mapping[str, Reduced]) -> tup
 
 
 def write_reduced(content: str, reduced: Reduced) -> str:
-    """Return a result as later turns show it. It is never longer than before."""
+    """Return a result in its form for later turns, which is never longer than the result itself."""
     if reduced.summary is None:
         return cut(content, SHORT_CHARS)
     text = f"[summary of {len(content)} characters] {reduced.summary}"

@@ -39,8 +39,8 @@ Chosen = bool | Collection[str] | Callable[[str], bool]
 """Selects tools: all or none, the listed names, or those for whose name a callable returns true."""
 
 Redaction = str | re.Pattern[str] | Callable[[str], str]
-"""What is redacted: the matches of a regular expression, or whatever a callable changes. A callable must be
-deterministic."""
+"""Selects the text to redact: the matches of a regular expression, or any change that a callable makes. A callable must
+be deterministic."""
 
 _KEPT_DATA = (DISABLED, NOT_RUN, KEEPER)  # data that the loop itself needs
 
@@ -62,7 +62,7 @@ def _check_effect(text: bool, calls: Chosen, results: Chosen, redact: Sequence[s
 
 
 class DataPolicy(Middleware):
-    """What the ledger keeps of an agent's work.
+    """Selection of an agent's work that the ledger keeps.
 
     ``text`` is the model's text, ``thinking`` its reasoning, ``calls`` the arguments of the chosen tools' calls (names
     are always kept), and ``results`` the results of the chosen tools. ``redact`` applies to everything that is kept.

@@ -37,8 +37,7 @@ MAX_FINDING_CHARS = 8000
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What an answer is checked against: the prompt, and each result that the model read with its tool's name,
-    including references."""
+    """Basis of a check: the prompt, and each result that the model read with its tool's name, including references."""
 
     prompt: str
     results: Sequence[tuple[str, str]]
@@ -48,7 +47,7 @@ class Check(Protocol):
     """One check; a function with this signature is one. The record shows its name."""
 
     def __call__(self, answer: str, evidence: Evidence, around: Around, /) -> str | Awaitable[str | None] | None:
-        """Return the instruction to improve the answer; None or blank if the answer is good."""
+        """Return the instruction to improve the answer, or None or a blank text for a good answer."""
         ...
 
 

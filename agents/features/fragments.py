@@ -1,7 +1,7 @@
 """Context fragments: pieces of text from tools, ranked and shown to the model before each turn, and citable.
 
 A tool returns ``Output(content, {"fragments": [{"id", "title", "url", "text", "score"}, ...]})``. The result shows the
-model only the content. The best fragments of the whole reaction stand in the last message of the next request, which
+model only the content. The last message of the next request shows the best fragments of the whole reaction, which
 the history does not keep. So the history stays short and the provider's cache stays valid. Fragments share their
 numbers with the references (`features.references`) and are cited like them. Pure.
 """

@@ -83,7 +83,7 @@ class ServerOptions(Strict):
     url: str | None = None
     headers_from: dict[str, VariableName] = Field(default_factory=dict)
     tools: tuple[str, ...] | None = None
-    """Names of the tools to offer; None for all."""
+    """Names of the tools to offer; all tools if None."""
 
     user_prompt: str = ""
     """Text about the server behind the conversation, once the server is connected."""

@@ -42,9 +42,8 @@ _SHOWN = "prompts.tools"  # key in the state's values: tool names of the last tu
 class ToolNotes:
     """A prompt's notes about a tool beside its description.
 
-    ``display_name`` is its name for people, ``system_prompt`` the instructions for its use (in the system message),
-    ``user_prompt`` a reminder about the current message (after the conversation), and ``format`` how to show its
-    results, once it was used.
+    ``display_name`` is its name for people. ``system_prompt`` has instructions for the system message, ``user_prompt``
+    a reminder after the conversation. ``format`` says how to show its results, once it was used.
     """
 
     display_name: str = ""

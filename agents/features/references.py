@@ -100,8 +100,8 @@ class Numbers:
         self._reserved: set[int] = set()
 
     def find(self, reference: Reference, wanted: int | None = None) -> int | None:
-        """Return the number of a source: its existing one, ``wanted`` if that is free, or the next free one. None if
-        all are used."""
+        """Return the number of a source: its existing one, ``wanted`` if that is free, or the next free one. Return
+        None if all are used."""
         number = self._by_key.get(reference.key)
         if number is None:
             number = wanted if wanted is not None and wanted not in self.sources else self._find_free()
