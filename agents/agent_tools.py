@@ -8,7 +8,7 @@ a conversation over; `ask` asks agents elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from roundelay.network.messages import BaseMessage
 from .agent import KEEPER, Agent, Returns
 from .bounded_templates import BoundedEnvironment
 from .inbox import is_declined
-from .middleware import Around, Instruction, Middleware
+from .middleware import Around, AskModel, Instruction, Middleware
 from .models.model import ModelReply, ModelRequest, ToolCall, derive_call_id
 from .network_tools import describe_replies, put_question
 from .text import handoff_name, tool_name
@@ -151,9 +151,7 @@ class _PassOn(Middleware):
     def __init__(self, name: str) -> None:
         self._name = name
 
-    async def around_model(
-        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
-    ) -> ModelReply:
+    async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         if request.turn > 1:
             return await proceed(request)
         call = ToolCall(derive_call_id(request, 0), self._name, '{"note": ""}')

@@ -25,10 +25,13 @@ from .middleware import (
     PASSED_CHECKS,
     Answer,
     Around,
+    AskModel,
     CallModel,
     Correction,
     Guard,
     Middleware,
+    RunReaction,
+    RunTool,
     middleware_of,
 )
 from .models.model import Model, ModelError, ModelReply, ModelRequest, NamedTool, ToolCall, Usage
@@ -192,9 +195,7 @@ class HookChain:
 
     # --- hooks around what is done: asked only for what is not recorded
 
-    def around_reaction(
-        self, around: Callable[[], Around], proceed: Callable[[], Awaitable[Finish]]
-    ) -> Awaitable[Finish]:
+    def around_reaction(self, around: Callable[[], Around], proceed: RunReaction) -> Awaitable[Finish]:
         return self._wrap("around_reaction", around, proceed)
 
     def around_turn(self, around: Callable[[], Around], proceed: Callable[[], Awaitable[None]]) -> Awaitable[None]:
@@ -204,13 +205,11 @@ class HookChain:
         self,
         around: Callable[[], Around],
         request: ModelRequest,
-        proceed: Callable[[ModelRequest], Awaitable[ModelReply]],
+        proceed: AskModel,
     ) -> Awaitable[ModelReply]:
         return self._wrap("around_model", around, proceed, request)
 
-    def around_tool(
-        self, around: Callable[[], Around], call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
-    ) -> Awaitable[ToolResult]:
+    def around_tool(self, around: Callable[[], Around], call: PlannedCall, proceed: RunTool) -> Awaitable[ToolResult]:
         return self._wrap("around_tool", around, proceed, call)
 
     def _wrap(

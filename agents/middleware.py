@@ -247,6 +247,11 @@ class Around:
         raise ModelError(f"The model {asked.name} did not call {tool} as it was asked to.", reason="broken_reply")
 
 
+AskModel = Callable[[ModelRequest], Awaitable[ModelReply]]
+RunTool = Callable[["PlannedCall"], Awaitable[ToolResult]]
+RunReaction = Callable[[], Awaitable[Finish]]
+"""What `Middleware.around_model`, `around_tool` and `around_reaction` wrap. Each may call it, or return a result itself."""
+
 Guard = Callable[["Around", str], Awaitable["str | Answer | Correction"]]
 """The type of `Middleware.review`."""
 
@@ -342,7 +347,7 @@ class Middleware:
 
     # --- hooks around what is done: called only for what is not recorded yet
 
-    async def around_reaction(self, around: Around, proceed: Callable[[], Awaitable[Finish]]) -> Finish:
+    async def around_reaction(self, around: Around, proceed: RunReaction) -> Finish:
         """Run the reaction, or what is left of a resumed one. Return how it ended."""
         return await proceed()
 
@@ -350,15 +355,11 @@ class Middleware:
         """Run one turn: the model call and the tool calls that it asks for."""
         return await proceed()
 
-    async def around_model(
-        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
-    ) -> ModelReply:
+    async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         """Send the request, or not. The returned reply is recorded. Raises `ModelError`."""
         return await proceed(request)
 
-    async def around_tool(
-        self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
-    ) -> ToolResult:
+    async def around_tool(self, around: Around, call: PlannedCall, proceed: RunTool) -> ToolResult:
         """Run the tool, or not. The returned result is recorded."""
         return await proceed(call)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated
@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from roundelay.agents.history import add_to_prompt, find_prompt
-from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.middleware import Around, AskModel, Middleware
 from roundelay.agents.models.model import File, ModelReply, ModelRequest, UserMessage
 from roundelay.agents.options import InFile, checked
 from roundelay.network.elements import escape_text
@@ -105,9 +105,7 @@ class Attachments(Middleware):
         self._most = most
         self._max_bytes = max_bytes
 
-    async def around_model(
-        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
-    ) -> ModelReply:
+    async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         index = find_prompt(request.messages, around.state.history)
         if around.path or index is None or not any(fnmatchcase(around.model.name, model) for model in self._models):
             return await proceed(request)

@@ -10,7 +10,7 @@ informs the thread's readers.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from roundelay.agents.isolation import retry_later
-from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.middleware import Around, AskModel, Middleware, RunReaction
 from roundelay.agents.models.fallback import list_names
 from roundelay.agents.models.model import AssistantMessage, ModelError, ModelReply, ModelRequest, Usage
 from roundelay.agents.models.tokens import (
@@ -127,15 +127,13 @@ class Budget(Middleware):
         self._count = count
         self._turns: dict[tuple[str, str], tuple[int, dict[Unit, Decimal]]] = {}  # usage per turn, by reaction and path
 
-    async def around_reaction(self, around: Around, proceed: Callable[[], Awaitable[Finish]]) -> Finish:
+    async def around_reaction(self, around: Around, proceed: RunReaction) -> Finish:
         try:
             return await proceed()
         finally:
             self._turns.pop((around.reaction, around.path), None)
 
-    async def around_model(
-        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
-    ) -> ModelReply:
+    async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         spent = await self._ask_hub(around) if self._asks_hub else {}
         expected = Usage(count_request(request.messages, request.tools, self._count), self._reserve)
         claims = [self._make_claim(around, key, spent, expected) for key in self._limits]

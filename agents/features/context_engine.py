@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -26,7 +26,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from roundelay.agents.history import append_user_text, compact
-from roundelay.agents.middleware import Around, CallModel, Middleware
+from roundelay.agents.middleware import Around, AskModel, CallModel, Middleware
 from roundelay.agents.models.model import (
     AssistantMessage,
     ChatMessage,
@@ -159,9 +159,7 @@ class ContextEngine(Middleware):
 
     # --- live
 
-    async def around_model(
-        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
-    ) -> ModelReply:
+    async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         state = around.state
         summary, applied = find_summary(state.values.get(SUMMARY), state.history), state.values.get(_APPLIED)
         assert isinstance(applied, int)

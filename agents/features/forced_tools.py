@@ -11,19 +11,16 @@ author allows these.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
 from roundelay.agents.isolation import first_error
-from roundelay.agents.middleware import Around, CallModel, Middleware
+from roundelay.agents.middleware import Around, AskModel, CallModel, Middleware
 from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, NamedTool, Usage, join_origins
 from roundelay.agents.models.tokens import SEVERAL_REQUESTS
 from roundelay.agents.options import OR_NONE, Text, checked
 from roundelay.agents.values import TurnState
-
-Ask = Callable[[ModelRequest], Awaitable[ModelReply]]
-
 
 FORCED_TOOLS = "forced_tools"
 """Key in a message's metadata: tools that the reaction to it must call first."""
@@ -54,7 +51,7 @@ class ForcedTools(Middleware):
         state.values[SEVERAL_REQUESTS] = state.own_turn == 1 and bool(step.tools) and len(self._find_names(state)) > 1
         return step
 
-    async def around_model(self, around: Around, request: ModelRequest, proceed: Ask) -> ModelReply:
+    async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         if around.state.own_turn != 1 or not request.tools:
             return await proceed(request)
         offered = {spec.name for spec in request.tools}
@@ -100,5 +97,5 @@ def merge_replies(replies: Sequence[ModelReply]) -> ModelReply:
     )
 
 
-async def _ask(proceed: Ask, request: ModelRequest) -> ModelReply:
+async def _ask(proceed: AskModel, request: ModelRequest) -> ModelReply:
     return await proceed(request)

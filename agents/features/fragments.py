@@ -8,13 +8,13 @@ numbers with the references (`features.references`) and are cited like them. Pur
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
 from roundelay.agents.isolation import check_plain
-from roundelay.agents.middleware import Around, CallModel, Middleware
+from roundelay.agents.middleware import Around, CallModel, Middleware, RunTool
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.options import IN_CODE, checked
 from roundelay.agents.tools import PlannedCall
@@ -63,9 +63,7 @@ class Fragments(Middleware):
         check_plain("The rank of Fragments", rank)
         self._rank = rank
 
-    async def around_tool(
-        self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
-    ) -> ToolResult:
+    async def around_tool(self, around: Around, call: PlannedCall, proceed: RunTool) -> ToolResult:
         return fit_found(await proceed(call), FRAGMENTS)
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:

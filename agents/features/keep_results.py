@@ -7,7 +7,7 @@ as a note of the reaction, so a resumed reaction reads the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from pydantic import Field, JsonValue
 
 from roundelay.agents.history import add_to_prompt
 from roundelay.agents.isolation import retry_later
-from roundelay.agents.middleware import Around, CallModel, Middleware
+from roundelay.agents.middleware import Around, AskModel, CallModel, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.options import checked
@@ -55,9 +55,7 @@ class KeepResults(Middleware):
         state.values[_PLACED] = bool(text)
         return step.add_to_prompt(text) if text else step
 
-    async def around_model(
-        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
-    ) -> ModelReply:
+    async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         values = around.state.values
         if KEPT not in values and not around.path and around.state.own_turn == 1:
             results = around.replayed(KEPT)

@@ -9,13 +9,13 @@ limit: the oldest are dropped for new ones, and the model is informed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.middleware import Around, Middleware, RunTool
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.options import checked
 from roundelay.agents.tools import PlannedCall, Tool, tool
@@ -102,9 +102,7 @@ class LongResults(Middleware):
         listed = ", ".join(f'call "{call_id}"' for call_id in dropped)
         return AfterTool(f"{result.content}\n[the rest of {listed} was dropped to make room for this result]")
 
-    async def around_tool(
-        self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
-    ) -> ToolResult:
+    async def around_tool(self, around: Around, call: PlannedCall, proceed: RunTool) -> ToolResult:
         if call.tool is self._tool:
             return self._read(around, call.arguments)
         result = await proceed(call)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,7 @@ from roundelay.agents.features.mcp_schemas import (
     write_line,
     write_text,
 )
-from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.middleware import Around, Middleware, RunReaction
 from roundelay.agents.options import InFile, checked
 from roundelay.agents.tool_arguments import read_object
 from roundelay.agents.tools import Effect, Output, Tool, ToolContext, tool
@@ -80,7 +80,7 @@ class McpServers(Middleware):
     def describe(self) -> object:
         return self._options
 
-    async def around_reaction(self, around: Around, proceed: Callable[[], Awaitable[Finish]]) -> Finish:
+    async def around_reaction(self, around: Around, proceed: RunReaction) -> Finish:
         await asyncio.gather(*(session.open(now=False) for session in self._sessions.values()))
         return await proceed()
 

@@ -24,7 +24,7 @@ from pydantic import Field, JsonValue
 from roundelay.agents.history import add_to_prompt
 from roundelay.agents.isolation import retry_later
 from roundelay.agents.lookback import read_history, search_history
-from roundelay.agents.middleware import Around, CallModel, Middleware
+from roundelay.agents.middleware import Around, AskModel, CallModel, Middleware
 from roundelay.agents.models.model import Model, ModelError, ModelReply, ModelRequest, SystemMessage, UserMessage
 from roundelay.agents.options import IN_CODE, checked
 from roundelay.agents.reaction_ids import digest
@@ -87,9 +87,7 @@ class Memory(Middleware):
 
     # --- live
 
-    async def around_model(
-        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
-    ) -> ModelReply:
+    async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         values = around.state.values
         if MEMORY not in values and not around.path and around.state.own_turn == 1:
             # A replay must show the memory of the recorded run: today's may contain later messages.

@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from roundelay.agents.middleware import Answer, Around, Middleware
+from roundelay.agents.middleware import Answer, Around, Middleware, RunTool
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.options import checked
 from roundelay.agents.tools import PlannedCall
@@ -191,9 +191,7 @@ class References(Middleware):
                 texts, merged = merge_sources(pairs)
         return texts, {REFERENCES: merged} if merged else {}
 
-    async def around_tool(
-        self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
-    ) -> ToolResult:
+    async def around_tool(self, around: Around, call: PlannedCall, proceed: RunTool) -> ToolResult:
         return fit_found(await proceed(call), REFERENCES)
 
     async def review(self, around: Around, answer: str) -> str | Answer:

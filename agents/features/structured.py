@@ -9,7 +9,7 @@ metadata.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from roundelay.agents.import_path import import_named
 from roundelay.agents.isolation import describe_error
-from roundelay.agents.middleware import AgentView, Answer, Around, CallModel, Correction, Middleware
+from roundelay.agents.middleware import AgentView, Answer, Around, CallModel, Correction, Middleware, RunTool
 from roundelay.agents.text import strip_code_fence
 from roundelay.agents.tools import PlannedCall, Tool, tool
 from roundelay.agents.values import ToolResult, TurnState
@@ -86,9 +86,7 @@ class StructuredAnswer(Middleware, Generic[T]):
         schema = json.dumps(self._adapter.json_schema(), ensure_ascii=False)
         return step.tell(f"Your answer must be only JSON that matches this JSON Schema: {schema}")
 
-    async def around_tool(
-        self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
-    ) -> ToolResult:
+    async def around_tool(self, around: Around, call: PlannedCall, proceed: RunTool) -> ToolResult:
         """Return the whole answer, because a cut one is invalid. It must fit into a record, and twice into a
         message."""
         result = await proceed(call)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 from pydantic import JsonValue
 
 from roundelay.agents.isolation import describe_error
-from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.middleware import Around, AskModel, Middleware, RunReaction, RunTool
 from roundelay.agents.models.model import ChatMessage, ModelReply, ModelRequest, UserMessage
 from roundelay.agents.tool_client import SENT_METADATA
 from roundelay.agents.tools import PlannedCall
@@ -45,7 +45,7 @@ class Tracing(Middleware):
         self._provider = provider
         self._cached_tracer: tuple[TracerProvider, Tracer] | None = None
 
-    async def around_reaction(self, around: Around, proceed: Callable[[], Awaitable[Finish]]) -> Finish:
+    async def around_reaction(self, around: Around, proceed: RunReaction) -> Finish:
         trigger, agent = around.context.trigger, around.agent
         parent = _PROPAGATOR.extract(_read_carrier(trigger.metadata)) if not around.path else None
         facts = {
@@ -63,9 +63,7 @@ class Tracing(Middleware):
                 span.set_status(Status(StatusCode.ERROR, finish.reason if self._content else finish.status))
         return replace(finish, metadata={**finish.metadata, **carrier})
 
-    async def around_model(
-        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
-    ) -> ModelReply:
+    async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         name = around.model.name
         facts = {
             "gen_ai.operation.name": "chat",
@@ -94,9 +92,7 @@ class Tracing(Middleware):
                 )
         return reply
 
-    async def around_tool(
-        self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
-    ) -> ToolResult:
+    async def around_tool(self, around: Around, call: PlannedCall, proceed: RunTool) -> ToolResult:
         facts = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": call.tool.name,
