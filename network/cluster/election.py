@@ -17,7 +17,7 @@ from .durability import DurabilityCheck
 from .follower import Follower
 from .indexed_log import IndexedLog
 from .leader import Leader
-from .records import Claim, Header
+from .records import Claim
 from .shared_log import LogIncomplete, LogTruncated, LogUnavailable, UnusableLog
 from .snapshots import drop_before_snapshot
 
@@ -74,9 +74,7 @@ class Election:
                 failure = self.judge(error)
 
     async def _begin_log(self) -> None:
-        await self._log.append(
-            Header(kind="begin", writer=self._new_id(), epoch=self._new_id(), name=self._network)
-        )  # fmt: skip
+        await self._log.append("begin", self._new_id(), epoch=self._new_id(), name=self._network)
         self._log.report(f"The log {self._log.name} was empty: a new network begins in it.")
 
     async def _claim(self) -> Leader:
@@ -100,9 +98,7 @@ class Election:
                 "the log and its servers more."
             )
         token = self._new_id()
-        await log.append(
-            Header(kind="claim", writer=token, previous=reader.end_digest), Claim(log.node_name).write()
-        )  # fmt: skip
+        await log.append("claim", token, Claim(log.node_name).write())
         self._follower.own_token = token
         keeps_old_rows = self._follower.leader_check.clock_offset_ms != 0
         return Leader(log, self._durability, token, keeps_old_rows=keeps_old_rows)

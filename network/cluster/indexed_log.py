@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from roundelay.network.clock import Clock
 from roundelay.network.core.rows import Row
@@ -20,7 +20,17 @@ from roundelay.network.ledger import TrimStep
 from roundelay.network.ledger.sqlite import SQLiteLedger
 
 from . import settings
-from .records import Header, Heartbeat, LogReader, digest, naming_record, read_record, write_record
+from .records import (
+    Header,
+    Heartbeat,
+    LogReader,
+    RecordKind,
+    digest,
+    naming_record,
+    read_record,
+    write_record,
+    write_trim,
+)
 from .shared_log import LogIncomplete, LogRecord, SharedLog, UnusableLog, follow_records
 
 
@@ -145,8 +155,13 @@ class IndexedLog:
     def follow(self, after: int) -> aclosing[AsyncGenerator[LogRecord, None]]:
         return follow_records(self.shared, after)
 
-    async def append(self, header: Header, body: bytes = b"") -> None:
+    async def append(self, kind: RecordKind, token: str, body: bytes = b"", **fields: Any) -> None:
+        """Append a record of a kind, with further fields of its header."""
+        header = Header(kind=kind, writer=token, previous=self.reader.end_digest, **fields)
         await self.append_record(write_record(header, body))
+
+    async def append_trim(self, step: TrimStep, token: str) -> None:
+        await self.append_record(write_trim(step, token, self.reader.end_digest))
 
     async def append_record(self, record: bytes) -> None:
         """Append behind the last record that was read, and read it. Raises `LeadershipLost` where another node has
@@ -157,10 +172,10 @@ class IndexedLog:
         self.room = self.room._replace(free=self.room.free - len(record) - settings.RECORD_OVERHEAD_BYTES)
         self.contact.note_answer()
 
-    async def drop(self, cut: TrimStep) -> int:
+    async def drop(self, step: TrimStep) -> int:
         """Drop rows of a trim that the log has, and return how many. The cursor is stored afterwards: a node that is
         killed before reads the trim again, and drops the rest."""
-        dropped = await self.index.drop(cut)
+        dropped = await self.index.drop(step)
         await self.index.append([], [self.cursor_write()])
         return dropped
 

@@ -24,7 +24,7 @@ from roundelay.network.ledger import KeyTaken, LeadershipLost, LogFull, Trim, Tr
 from . import settings
 from .durability import DurabilityCheck
 from .indexed_log import IndexedLog
-from .records import Header, Heartbeat, digest, write_commit, write_records, write_trim
+from .records import Heartbeat, digest, write_commit, write_records
 from .shared_log import LogUnavailable
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Leader:
         if token:
             with suppress(LedgerError, TimeoutError):
                 async with asyncio.timeout(settings.RELEASE_TIMEOUT_S):
-                    await self.log.append(Header(kind="release", writer=token, previous=self.log.reader.end_digest))
+                    await self.log.append("release", token)
                     return True
         return False
 
@@ -220,15 +220,15 @@ class Leader:
         if self._keeps_old_rows:
             trim = msgspec.structs.replace(trim, messages_before=None, records_before=None)
         index = self.log.index
-        cut, is_pinned = await index.plan_trim(trim)
+        step, is_pinned = await index.plan_trim(trim)
         now = asyncio.get_running_loop().time()
         # each trim is a record that every new node reads again, so small ones wait
-        is_small = cut is not None and cut.is_last
-        if cut is None or (is_small and now - self._trimmed_at < settings.SMALL_TRIM_INTERVAL_S):
+        is_small = step is not None and step.is_last
+        if step is None or (is_small and now - self._trimmed_at < settings.SMALL_TRIM_INTERVAL_S):
             return Trimmed(dropped=0, first_seq=index.first_seq, is_pinned=is_pinned)
         async with self.exclusive():
-            await self.log.append_record(write_trim(cut, self.token, self.log.reader.end_digest))
-            dropped = await self.log.drop(cut)
+            await self.log.append_trim(step, self.token)
+            dropped = await self.log.drop(step)
         if is_small:
             self._trimmed_at = now
         return Trimmed(dropped=dropped, first_seq=index.first_seq, is_pinned=is_pinned)

@@ -176,12 +176,12 @@ async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress:
             position, rows, 0, f"{db} has row #{extra.seq}, and the log has none behind #{extra.seq - 1}"
         )  # fmt: skip
     # The log has a trim before any node does it. A node that is doing the next one may have done a part of it.
-    next_cut = comparison.cut
+    next_step = comparison.step
     async for content in _read_contents(shared, reader, min(end, until + 1)):
-        next_cut = content if isinstance(content, TrimStep) else comparison.cut
-    if difference := comparison.compare_beginning(next_cut):
+        next_step = content if isinstance(content, TrimStep) else comparison.step
+    if difference := comparison.compare_beginning(next_step):
         return CopyResult(position, rows, 0, difference)
-    difference = comparison.compare_values(next_cut, values)
+    difference = comparison.compare_values(next_step, values)
     return CopyResult(position, rows, len(comparison.tables.values), difference)
 
 
@@ -196,7 +196,7 @@ class _Comparison:
         """The rows that the database has dropped."""
         # a log that begins at a snapshot has no older rows
         self._own_rows = (row for row in database.rows() if row.seq > reader.missing_up_to)
-        self.cut = TrimStep(1, 1, is_last=False)
+        self.step = TrimStep(1, 1, is_last=False)
         """The last trim that was read."""
         self.tables = _LoggedTables()
         self.rows = 0
@@ -207,7 +207,7 @@ class _Comparison:
     def compare_next(self, content: Commit | TrimStep) -> str:
         """Compare the rows of a commit, and remember its table writes. Return the first difference."""
         if isinstance(content, TrimStep):
-            self.cut = content
+            self.step = content
             self.tables.drop(content)
             return ""
         for row in content.rows:
@@ -223,18 +223,18 @@ class _Comparison:
         self.tables.apply(content.writes)
         return ""
 
-    def compare_beginning(self, next_cut: TrimStep) -> str:
-        cut, dropped = self.cut, self._dropped
+    def compare_beginning(self, next_step: TrimStep) -> str:
+        step, dropped = self.step, self._dropped
         if (
-            cut.messages <= dropped.messages <= next_cut.messages and cut.records <= dropped.records <= next_cut.records
+            step.messages <= dropped.messages <= next_step.messages and step.records <= dropped.records <= next_step.records
         ):  # fmt: skip
             return ""
         place = f"#{dropped.messages} (records at #{dropped.records})"
-        return f"{self._db} begins at {place}, by the log at #{cut.messages} (#{cut.records})"
+        return f"{self._db} begins at {place}, by the log at #{step.messages} (#{step.records})"
 
-    def compare_values(self, next_cut: TrimStep, values: dict[tuple[str, str], str]) -> str:
-        if next_cut is not self.cut:
-            self.tables.forget({place for place in self.tables.pop_dropped(next_cut) if place not in values})
+    def compare_values(self, next_step: TrimStep, values: dict[tuple[str, str], str]) -> str:
+        if next_step is not self.step:
+            self.tables.forget({place for place in self.tables.pop_dropped(next_step) if place not in values})
         logged = self.tables.values
         for table, key in sorted(logged.keys() | values.keys()):
             expected, actual = logged.get((table, key)), values.get((table, key))
@@ -266,20 +266,20 @@ class _LoggedTables:
             if write.table in (*RETENTION_FIELDS, *KEYED_BY_SEQ):
                 heappush(self._kept_until, (retention_seq(write.table, write.key, write.value), place))
 
-    def drop(self, cut: TrimStep) -> None:
+    def drop(self, step: TrimStep) -> None:
         """Drop what `retention.apply_trim` drops."""
-        if cut.is_last and cut.messages > self._first:
-            self._first = cut.messages
-            self.forget(self.pop_dropped(cut))
+        if step.is_last and step.messages > self._first:
+            self._first = step.messages
+            self.forget(self.pop_dropped(step))
 
-    def pop_dropped(self, cut: TrimStep) -> set[tuple[str, str]]:
-        """Return the values that go with the messages of a cut, each once."""
+    def pop_dropped(self, step: TrimStep) -> set[tuple[str, str]]:
+        """Return the values that go with the messages of a step, each once."""
         places = set()
-        while self._kept_until and self._kept_until[0][0] < cut.messages:
+        while self._kept_until and self._kept_until[0][0] < step.messages:
             _, (name, key) = heappop(self._kept_until)
             value, table = self.values.get((name, key)), cast(Table, name)
             # a later write may have tied the value to a later message: then it has another entry in the heap
-            if value is not None and retention_seq(table, key, decode_value(table, value)) < cut.messages:
+            if value is not None and retention_seq(table, key, decode_value(table, value)) < step.messages:
                 places.add((name, key))
         return places
 
@@ -346,7 +346,7 @@ class _LogFiller:
         self._newest = 0
         """The newest row that is in the log."""
         self._tables = _LoggedTables()
-        self._cut = TrimStep(1, 1, is_last=True)
+        self._step = TrimStep(1, 1, is_last=True)
 
     async def append(self, header: Header) -> None:
         await self._append_record(write_record(header))
@@ -365,7 +365,7 @@ class _LogFiller:
             )  # fmt: skip
         async for content in _read_contents(self._shared, self.reader, end):
             if isinstance(content, TrimStep):
-                self._cut = content
+                self._step = content
                 continue
             if self.reader.epoch == epoch:
                 await self._refuse_other_rows(content.rows)
@@ -409,7 +409,7 @@ class _LogFiller:
                 f"{self._ledger.path} lacks the rows from #{self._newest + 1} to #{head}: it is not complete. Go on "
                 "from a backup that has them."
             )
-        if (dropped.messages, dropped.records) not in ((self._cut.messages, self._cut.records), (1, 1)):
+        if (dropped.messages, dropped.records) not in ((self._step.messages, self._step.records), (1, 1)):
             await self._append_record(write_trim(dropped, self.token, self.reader.end_digest))
 
     async def add_values(self, values: list[TableWrite]) -> None:

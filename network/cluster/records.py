@@ -37,6 +37,9 @@ _UPGRADE = "A newer release may have written it: upgrade this node. Or the recor
 _RESTORE = "The leader did not write this record: restore the log."
 
 
+RecordKind = Literal["begin", "claim", "release", "commit", "trim", "filled", "base", "values", "based"]
+
+
 class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The first line of a record. The body follows it.
 
@@ -52,7 +55,7 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     """
 
     format: int = FORMAT
-    kind: Literal["begin", "claim", "release", "commit", "trim", "filled", "base", "values", "based"]
+    kind: RecordKind
     writer: str
     previous: str = ""
     epoch: str = ""
@@ -177,11 +180,11 @@ def read_commit(body: bytes) -> Commit:
         raise UnusableLog(f"This Roundelay cannot read that commit ({error}). {_UPGRADE}") from error
 
 
-def write_trim(cut: TrimStep, writer: str, previous: str) -> bytes:
-    return write_record(Header(kind="trim", writer=writer, previous=previous), msgspec.json.encode(cut))
+def write_trim(step: TrimStep, writer: str, previous: str) -> bytes:
+    return write_record(Header(kind="trim", writer=writer, previous=previous), msgspec.json.encode(step))
 
 
-def _read_cut(body: bytes) -> TrimStep:
+def _read_trim(body: bytes) -> TrimStep:
     try:
         return msgspec.json.decode(body, type=TrimStep)
     except _UNREADABLE as error:
@@ -279,7 +282,7 @@ class LogReader:
             self._parts.clear()  # a commit whose writer stopped before its last part has no effect
         self.position, self.digest = self._end
         with naming_record(stored.position):
-            return _read_cut(body) if header.kind == "trim" and is_by_leader else None
+            return _read_trim(body) if header.kind == "trim" and is_by_leader else None
 
     def _check_order(self, stored: LogRecord) -> tuple[Header, bytes]:
         position, last_digest = self._end

@@ -18,7 +18,7 @@ from roundelay.network.ledger import TrimStep
 from . import settings
 from .indexed_log import IndexedLog
 from .leader import Leader
-from .records import Header, write_commit, write_records, write_trim
+from .records import write_commit, write_records
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +54,11 @@ async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader |
             return
         async with leader.exclusive():
             begin = await indexed.index.read_beginning()
-            cut = TrimStep(
+            step = TrimStep(
                 max(begin.messages, head + 1), max(begin.records, head + 1), is_last=False, stamp=begin.stamp
             )
-            await indexed.append_record(write_trim(cut, leader.token, reader.end_digest))
-            await indexed.drop(cut)
+            await indexed.append_trim(step, leader.token)
+            await indexed.drop(step)
     lock = asyncio.Lock() if leader is None else leader.lock
     is_done = False
     while not is_done:
@@ -77,20 +77,13 @@ async def _write_snapshot(leader: Leader) -> None:
     async with leader.exclusive():
         position, head = reader.end + 1, indexed.index.head
         begin = await indexed.index.read_beginning()
-        await indexed.append(
-            Header(
-                kind="base", writer=leader.token, previous=reader.end_digest, epoch=reader.epoch, name=reader.name,
-                head=head,
-            )
-        )  # fmt: skip
+        await indexed.append("base", leader.token, epoch=reader.epoch, name=reader.name, head=head)
         # a node that begins here has to know which rows are dropped already
-        await indexed.append_record(write_trim(begin, leader.token, reader.end_digest))
+        await indexed.append_trim(begin, leader.token)
     for table in (*LOADED_TABLES, *sorted(COLD_TABLES - VOLATILE_TABLES - {"followed"})):
         await _write_table(leader, cast(Table, table))
     async with leader.exclusive():
-        await indexed.append(
-            Header(kind="based", writer=leader.token, previous=reader.end_digest, base=position, head=head)
-        )
+        await indexed.append("based", leader.token, base=position, head=head)
         # Store the cursor now: a drop must not remove the record at which the index stands.
         await indexed.index.append([], [indexed.cursor_write()])
 
