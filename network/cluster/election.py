@@ -59,7 +59,7 @@ class Election:
                     has_cursor, self._incomplete_since = True, None
                     await self._durability.run()  # readers of the status see the result before the claim
                 if await self._log.shared.end() == 0:
-                    await self._begin_log()
+                    await self._begin_log()  # two nodes may try: the engine accepts one, and the other one follows
                     continue
                 await self._follower.follow_until_leaderless()
                 self._follower.has_caught_up = True
@@ -99,6 +99,7 @@ class Election:
             )
         token = self._new_id()
         await log.append("claim", token, Claim(log.node_name).write())
+        # heartbeats of this term come back to this node, also after it: it must not follow them
         self._follower.own_token = token
         keeps_old_rows = self._follower.leader_check.clock_offset_ms != 0
         return Leader(log, self._durability, token, keeps_old_rows=keeps_old_rows)

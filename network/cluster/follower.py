@@ -91,6 +91,7 @@ class RecordApplier:
     async def flush(self, cursor: TableWrite) -> None:
         """Store what was read, and the cursor, in one transaction."""
         pending, self._pending, self._pending_bytes = self._pending, Commit([], []), 0
+        # several commits may have written the same key; the index stores each key once per transaction
         writes = _last_of_each(pending.writes)
         await self._log.apply(pending.rows, writes, cursor)
         if pending.rows or writes:
@@ -119,6 +120,7 @@ class ReplicaFeed:
         reader = indexed.reader
         if reader.end < self.polled_end or has_pending or reader.is_filling:
             return
+        # the time before the poll: the log had no record beyond the polled end then, but it may have one now
         self.as_of_ms = self.polled_at_ms
         now = asyncio.get_running_loop().time()
         if not self._replica.is_serving and now - self._tried_at >= settings.REPLICA_RETRY_S:
@@ -253,6 +255,8 @@ class Follower:
                     if next_broadcast.done():
                         self._hear(Heartbeat.read(next_broadcast.result()))
                         next_broadcast = asyncio.ensure_future(self.log.shared.next_broadcast())
+                    # A record of another claim may be between here and the end: only a node that has read everything
+                    # may claim the log.
                     if self._is_leaderless and self._has_reached_end:
                         return
                     if self._has_reached_end and not is_at_end:
@@ -274,7 +278,9 @@ class Follower:
                         await self._apply(next_record.result())
                         self._silence.reset()  # the writer of the record was alive
                         next_record = asyncio.ensure_future(anext(records))
-                        await asyncio.sleep(0)
+                        await asyncio.sleep(
+                            0
+                        )  # a follower that is far behind always has a record ready: let others run
             finally:
                 await _cancel(next_record, next_broadcast)
 

@@ -167,8 +167,10 @@ class IndexedLog:
         """Append behind the last record that was read, and read it. Raises `LeadershipLost` where another node has
         appended there."""
         self.contact.note_request()
+        # The position is the fence: the engine refuses the record if any other node has appended one since.
         position = await self.shared.append(record, self.reader.end)
         self.reader.read(LogRecord(position, record))
+        # an estimate until the next `refresh_room`, so that not every commit asks the engine
         self.room = self.room._replace(free=self.room.free - len(record) - settings.RECORD_OVERHEAD_BYTES)
         self.contact.note_answer()
 

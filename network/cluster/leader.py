@@ -65,6 +65,7 @@ class Leader:
         if heartbeats is not None:
             heartbeats.cancel()
             await asyncio.gather(heartbeats, return_exceptions=True)
+        # from here on no commit is appended: followers would ignore a record behind the release
         token, self.token = self.token, ""
         if token:
             with suppress(LedgerError, TimeoutError):
@@ -91,6 +92,7 @@ class Leader:
 
     async def step_down(self, error: LeadershipLost) -> LeadershipLost:
         """Stop leading. Return the error with the new leader, where the log names it."""
+        # first of all: a commit that waits for the lock must not be appended under the old token
         self.token = ""
         leader = await self.log.find_claim(settings.FIND_LEADER_TIMEOUT_S, is_expected=False)
         error.leader = leader if leader != self.log.node_name else ""
@@ -108,7 +110,9 @@ class Leader:
         if self._failure is not None:
             raise self._failure
         await self.log.index.verify()
-        if self._durability.is_due:  # also while commits keep the lock
+        # Before the lock is looked at: under load a commit holds it at nearly every check, and the disks would never be
+        # checked.
+        if self._durability.is_due:
             with suppress(LogUnavailable):
                 await self._durability.run()
                 await self.log.check_first()
@@ -157,6 +161,7 @@ class Leader:
         body = write_commit(rows, writes)
         records = write_records(body, self.token, self.log.reader.end_digest, self.log.shared.max_bytes)
         await self._refuse_without_room(sum(map(len, records)) + settings.RECORD_OVERHEAD_BYTES * len(records))
+        # The cursor names the last record before it exists: the engine accepts it at this position or not at all.
         cursor = self.log.cursor_write_at(self.log.reader.end + len(records), digest(records[-1]), self.token)
         loop = asyncio.get_running_loop()
         is_written: asyncio.Future[None] = loop.create_future()
@@ -172,6 +177,7 @@ class Leader:
 
         indexing = asyncio.ensure_future(self.log.index.append(rows, [*writes, cursor], before_commit=wait_for_log))
         try:
+            # The index may refuse first, a taken key for instance: then nothing is appended.
             await asyncio.wait((indexing, is_written), return_when=asyncio.FIRST_COMPLETED)
             if not indexing.done():
                 await self._append_records(records)
@@ -181,7 +187,7 @@ class Leader:
                 # the index's thread waits for this future: without it the transaction would stay open for ever
                 logged.set_exception(LedgerError("The shared log has not taken it."))
                 await asyncio.gather(indexing, return_exceptions=True)
-        await indexing
+        await indexing  # the index commits, or raises what it refused
 
     async def _append_records(self, records: Sequence[bytes]) -> None:
         for number, record in enumerate(records):

@@ -294,7 +294,7 @@ class LogReader:
         with naming_record(position + 1):
             header, body = read_record(stored.data)
         if self._begins_at_snapshot and header.kind == "base":
-            # the record that this one names as the one before it was dropped, so its digest cannot be compared
+            # The record that this one names as the one before it was dropped, so its digest cannot be compared
             self.epoch, self.name, self.leader_token = header.epoch, header.name, header.writer
             self.missing_up_to = self.head = header.head
         elif self._begins_at_snapshot:

@@ -54,7 +54,7 @@ def back_up(source: Path, target: Path) -> int:
             _set_epoch_aside(copy, version)
             copy.commit()
             head = read_head(copy)
-        publish_file(draft, target)
+        publish_file(draft, target)  # synced, and under its name only now: an interrupted backup leaves no file
     except OSError as error:
         raise explain(error, target) from error
     except sqlite3.Error as error:  # SQLite does not say which of the two files failed

@@ -79,7 +79,7 @@ def plan_trim(trim: Trim, damage: Damage, db: sqlite3.Connection) -> tuple[TrimS
     is_pinned = any(_is_older(damage, db, trim.pinned, ms) for ms in (trim.messages_before, trim.records_before))
     if trim.max_bytes is not None:
         wanted = _first_within_size(db, trim.max_bytes, min(marks.first_seq, marks.first_record_seq))
-        by_size = min(trim.pinned, wanted)
+        by_size = min(trim.pinned, wanted)  # size never drops what somebody still has to read
         messages, records = max(messages, by_size), max(records, by_size)
         is_pinned = is_pinned or wanted > trim.pinned
     end = _limit_rows(db, _OTHER_ROWS, marks.first_seq, messages, trim.limit)
@@ -188,6 +188,7 @@ def apply_trim(step: TrimStep, damage: Damage, memtable: Memtable, db: sqlite3.C
         dropped_records, first_record = _delete_rows(damage, db, _RECORDS, marks.first_record_seq, step.records)
         is_done = first >= step.messages and first_record >= step.records
         first_cold = marks.first_cold
+        # Only at the end of a trim: this scans whole tables, and until then lookups still find the values.
         if is_done and step.is_last and first > first_cold:
             _delete_values(db, first)
             first_cold = first
@@ -198,6 +199,7 @@ def apply_trim(step: TrimStep, damage: Damage, memtable: Memtable, db: sqlite3.C
         with suppress(sqlite3.Error):  # with a full disk SQLite has ended the transaction already
             db.execute("ROLLBACK")
         raise
+    # after the commit: a rolled back deletion must leave the rows findable
     memtable.drop(dropped + dropped_records)
     return TrimProgress(len(dropped) + len(dropped_records), first, is_done)
 

@@ -106,6 +106,7 @@ class SearchIndex:
         async with self._lock:
             upto = await self._run(partial(self._open_for, log, head))
             await self._run(partial(self._delete_below, first))
+            # page by page, so that a first search over a long log does not hold all of its words in memory
             while upto < head:
                 rows = [row for row in await read(upto) if row.seq <= head]
                 upto = rows[-1].seq if rows else head

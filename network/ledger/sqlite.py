@@ -126,6 +126,8 @@ class SQLiteLedger:
         return True  # there is no engine
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
+        # Held from before SQLite opens the file until after it has closed it (`database_lock`). A reopened file must exist:
+        # a new one would be an empty history.
         self._lock.acquire(create=not self._epoch)
         try:
             self._refuse_foreign_wal()
@@ -212,6 +214,7 @@ class SQLiteLedger:
             self._lock.check()
             result = function(db)
             self._lock.note_state()
+            # after the commit, and before its answers: FILE.head is never ahead of the database
             if head is not None:
                 self._lock.write_head(self._epoch, head)
                 self._head = head

@@ -110,6 +110,7 @@ def store_batch(
     rows = len(batch.log) // _INTO_LOG[0]
     db.execute("BEGIN IMMEDIATE")
     try:
+        # Rows first: two rows of one batch may have the same key, and are compared as rows of the file.
         _insert(db, _INTO_LOG, batch.log)
         _refuse_taken_keys(db, batch.keys, memtable)
         flush = memtable.next_flush(rows)
@@ -118,7 +119,7 @@ def store_batch(
             db.executemany("INSERT OR REPLACE INTO state (tbl, key, value, crc) VALUES (?, ?, ?, ?)", batch.saved)
         if batch.deleted:
             db.executemany("DELETE FROM state WHERE tbl = ? AND key = ?", batch.deleted)
-        before_commit()
+        before_commit()  # everything is checked: with a shared log the records are appended now
         db.execute("COMMIT")
     except BaseException as error:
         with suppress(sqlite3.Error):
