@@ -187,8 +187,27 @@ def test_prompt_of_the_guide_is_the_one_that_agents_get() -> None:
     assert prompt.startswith(shown)
 
 
-def test_links_lead_somewhere() -> None:
-    for page in COMMAND_PAGES:
-        source = (ROOT / page).read_text(encoding="utf-8")
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", source):
-            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+def find_anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+LINKED_PAGES = sorted(
+    {*map(str, COMMAND_PAGES), *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))}
+)
+
+
+@pytest.mark.parametrize("page", LINKED_PAGES)
+def test_links_lead_to_a_file_and_a_heading(page: str) -> None:
+    source = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", source):
+        name, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / name if name else ROOT / page
+        assert file.exists(), f"{page} links to {target}"
+        assert not anchor or file.suffix != ".md" or anchor in find_anchors(file), f"{page} links to {target}"
+
+
+def test_no_page_is_an_orphan() -> None:
+    source = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md", "design.md", "glossary.md"}
+    assert [page for page in sorted(pages) if f"({page})" not in source] == []
