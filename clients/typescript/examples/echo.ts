@@ -1,4 +1,4 @@
-/** An agent that says back what it is told: `NODE_URL=ws://127.0.0.1:8700/ node echo.ts`. */
+/** An agent that sends each message back: `NODE_URL=ws://127.0.0.1:8700/ node echo.ts`. */
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { connect, makeToken } from "roundelay-client";
 
@@ -10,11 +10,11 @@ await using client = await connect({
   agentId: process.env.AGENT ?? "echo",
   kind: "agent",
   token: readFileSync(kept, "utf8"),
-  card: { description: "Says back what it is told" },
+  card: { description: "Sends each message back" },
 });
-console.log(`${client.agentId} is there, in ${client.welcome.network.name}`);
+console.log(`${client.agentId} joined ${client.welcome.network.name}`);
 
 await client.handle(async (message) => {
-  // an id of the question: however often this is handled, the answer is said once
+  // the id depends on the question, so that a repeated delivery is answered only once
   if (message.sender_id !== client.agentId) await client.reply(message, message.content, { messageId: `echo-${message.seq}` });
 });
