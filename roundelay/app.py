@@ -102,7 +102,7 @@ def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None], repli
     index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal", is_index=True)
     is_full = config.durability == "full" and "durability" in config.model_fields_set  # not by default
     return ReplicatedLedger(
-        shared, index, new_id=random_id, name=config.name, say=say, is_full=is_full, replica=replica
+        shared, index, new_id=random_id, name=config.name, report=say, requires_full=is_full, replica=replica
     )
 
 

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 class ReplicatedLedger(IndexReads):
     """A `Ledger` over a shared log and an index. ``open`` returns when this node leads; until then it follows.
 
-    ``new_id`` makes fencing tokens, and the epoch of a new log. ``say`` is given sentences for the operator. With
-    ``is_full`` nothing is acknowledged unless the engine shows that it is on disks. ``replica`` serves reads while this
+    ``new_id`` makes fencing tokens, and the epoch of a new log. ``report`` is given sentences for the operator. With
+    ``requires_full`` nothing is acknowledged unless the engine shows that it is on disks. ``replica`` serves reads while this
     node follows.
     """
 
@@ -49,16 +49,16 @@ class ReplicatedLedger(IndexReads):
         *,
         new_id: Callable[[], str],
         name: str,
-        say: Callable[[str], None] = lambda _: None,
-        is_full: bool = False,
+        report: Callable[[str], None] = lambda _: None,
+        requires_full: bool = False,
         clock: Clock = system_clock,
         replica: ReadReplica | None = None,
     ) -> None:
         super().__init__(index)
         self.lookup = index.lookup
         self.replica = NoReadReplica() if replica is None else replica
-        self._log = IndexedLog(shared, index, clock=clock, report=say)
-        self._durability = DurabilityCheck(shared, say, is_required=is_full)
+        self._log = IndexedLog(shared, index, clock=clock, report=report)
+        self._durability = DurabilityCheck(shared, report, is_required=requires_full)
         self._follower = Follower(self._log, self.replica)
         self._election = Election(self._log, self._follower, self._durability, new_id=new_id, network=name)
         self._leader: Leader | None = None

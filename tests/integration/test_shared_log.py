@@ -75,7 +75,9 @@ def ledger(
         return f"id-{next(_numbers)}"
 
     shared, own = make_shared_log(url), index(db, new_epoch=new_id, is_index=True)
-    return ReplicatedLedger(shared, own, new_id=new_id, name="lab", say=say, is_full=is_full, replica=CountingReplica())
+    return ReplicatedLedger(
+        shared, own, new_id=new_id, name="lab", report=say, requires_full=is_full, replica=CountingReplica()
+    )
 
 
 async def fill(made: ReplicatedLedger, *seqs: int) -> None:
