@@ -1,7 +1,7 @@
 """Ways into a network for programs that do not speak its protocol, in one process beside the node.
 
 `gateway` assembles and serves them. Each folder is one way in: `http`, `openai`, `a2a`, `mcp` and `webhooks` for other
-programs, `bridge` for coding agents with hooks of their own.
+programs, `bridge` for coding agents that have hooks.
 
 Every caller identifies itself with a Roundelay token, and the hub alone checks it. Guarantees come from the ledger. The
 gateway itself stores only webhook and push registrations (`json_store`), never a message.

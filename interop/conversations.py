@@ -1,9 +1,9 @@
 """Questions of a caller to agents, and what comes of each: shared by OpenAI's API and A2A.
 
-`Conversations` uses the session of one caller and follows any number of questions on it. The ledger decides: how far the
-message has got, and what the agent has written in the thread. Events only say when to read it again: a message to the
-caller, signals of the agent, a notice, a restored connection, and every `LOOK_EVERY_S` in any case, because signals may
-be lost. So a killed node, gateway or agent delays an answer and changes nothing else.
+`Conversations` uses the session of one caller and follows any number of questions on it. The ledger decides how far
+the message has got, and what the agent has written in the thread. Events only say when to read the ledger again: a
+message to the caller, a signal of the agent, a notice, a restored connection. It is also read every `LOOK_EVERY_S`,
+because signals may be lost. So a killed node, gateway or agent delays an answer and changes nothing else.
 
 A followed question yields, in this order::
 
@@ -99,7 +99,7 @@ class AgentAnswer:
 @dataclass(frozen=True, slots=True)
 class QuestionEnded:
     """No further answer is expected. ``answered`` and ``silent``: the reaction has finished. With ``stopped`` and
-    ``failed`` the agent may have said so in an answer. ``held``: a takeover, after whose end the agent may go on."""
+    ``failed`` the agent may have said so in an answer. ``held``: a person has taken over, and the agent may continue afterwards."""
 
     status: EndStatus
     reaction: str | None = None
@@ -259,7 +259,7 @@ class FollowedQuestion:
         if is_taken_over and status in (None, "open", "cancelled"):
             return QuestionEnded("held", reaction)
         if "is_overtaken" in state:
-            return None  # the takeover has ended, and the agent goes on in another reaction
+            return None  # the takeover has ended, and the agent continues in another reaction
         if status in _ENDS:
             return QuestionEnded(_ENDS[status], reaction)
         if status == "finished" or (status is None and self._has_answer):  # without records an answer is the end
@@ -278,7 +278,7 @@ class _StreamedText:
 
     def __init__(self) -> None:
         self._texts: dict[tuple[str, int, str, int | None], str | None] = {}
-        """Text of each stream so far; None after a gap."""
+        """Text of each stream so far, or None after a gap."""
         self._waiting: deque[TextPiece] = deque()
         self._room = MAX_STREAMED_CHARS
 

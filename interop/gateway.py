@@ -1,4 +1,4 @@
-"""The gateway: one process beside a node that serves other protocols, on a port of its own.
+"""The gateway: one process beside a node that serves other protocols on a separate port.
 
 It assembles the requested protocols and serves them until it is stopped. It stores registrations of webhooks and push
 notifications, and nothing else: the ledger recognizes repeated requests.

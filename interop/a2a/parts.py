@@ -1,7 +1,7 @@
-"""What messages say, as parts of A2A, and back.
+"""Message contents as parts of A2A, and back.
 
-Text is a text part; content of the form ``{"text", "files", "images"}`` is a text part and file parts; any other JSON
-is a data part. No IO: an address that stands in a part is passed on, and never asked for what is there.
+Text becomes a text part. Content of the form ``{"text", "files", "images"}`` becomes a text part and file parts. Any
+other JSON becomes a data part. No IO: a URL in a part is passed on and never fetched.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ with needs("gateway"):
 
 _LINE_ENDS = re.compile("\x85|\u2028|\u2029".encode())
 _FORM = {"text", "files", "images"}
-_LARGEST = 1 << 53
-"""Above it, a number of A2A is not exact."""
+_MAX_EXACT = 1 << 53
+"""Largest integer that a number of A2A (a double) represents exactly."""
 
 
 def make_parts(content: object) -> list[Part]:
-    """A message's content as parts, at least one."""
+    """Return a message's content as parts, at least one."""
     if isinstance(content, str):
         return [Part(text=_plain(content))]
     if isinstance(content, dict) and content and content.keys() <= _FORM:
         try:
             return list(_make_files(content))
         except (ValueError, TypeError):
-            pass  # it only looks like that form
+            pass  # the content only looks like that form
     return [Part(data=ParseDict(_exact(content), Value()), media_type="application/json")]
 
 
 def read_parts(parts: Iterable[Part]) -> Any:
-    """The content of a message that has these parts. Raises `ValueError` where one of them is empty."""
+    """Return the content of a message with these parts. Raises `ValueError` for an empty part."""
     texts: list[str] = []
     data: list[Any] = []
     files: list[dict[str, str]] = []
@@ -60,84 +60,83 @@ def read_parts(parts: Iterable[Part]) -> Any:
         return text
     if len(data) == 1 and not (files or images or texts):
         return data[0]
-    given = {"text": text, "data": data, "files": files, "images": images}
-    return {name: value for name, value in given.items() if value}
+    content = {"text": text, "data": data, "files": files, "images": images}
+    return {name: value for name, value in content.items() if value}
 
 
 def escape_line_ends(data: bytes) -> bytes:
-    """Events of a stream with what clients cut lines at, beside the ends of lines, written as JSON has it: those of the
-    official SDK do (NEL, U+2028, U+2029)."""
-    return _LINE_ENDS.sub(lambda it: b"\\u%04x" % ord(it[0].decode()), data)
+    """Escape NEL, U+2028 and U+2029 in events of a stream. The official SDK's client splits lines at them."""
+    return _LINE_ENDS.sub(lambda match: b"\\u%04x" % ord(match[0].decode()), data)
 
 
 def read_json(message: Any) -> Any:
-    """A message of protobuf as JSON: a structure of any values, above all."""
+    """Return a protobuf message as JSON."""
     return _whole(MessageToDict(message))
 
 
 def _make_files(content: Mapping[str, Any]) -> Iterator[Part]:
     text = content.get("text", "")
     if not isinstance(text, str):
-        raise TypeError("text is no text")
+        raise TypeError("text is not a string")
     if text:
         yield Part(text=_plain(text))
     for kind in ("images", "files"):
-        for given in content.get(kind, []):
-            yield _make_file({"url": given} if isinstance(given, str) else given)
+        for entry in content.get(kind, []):
+            yield _make_file({"url": entry} if isinstance(entry, str) else entry)
 
 
-def _make_file(given: Mapping[str, Any]) -> Part:
-    name, media_type = given.get("name") or given.get("filename", ""), given.get("media_type", "")
-    url, data = given.get("url"), given.get("data")
+def _make_file(file: Mapping[str, Any]) -> Part:
+    name, media_type = file.get("name") or file.get("filename", ""), file.get("media_type", "")
+    url, data = file.get("url"), file.get("data")
     if url is not None and url.startswith("data:"):
         head, comma, data = url[5:].partition(",")
         kind, *marks = head.split(";")
         if not comma or "base64" not in marks:
-            raise ValueError("an address with its bytes has them as base64")
+            raise ValueError("a data URL needs base64")
         media_type, url = media_type or kind, None
     if url is not None:
         return Part(url=_plain(url), filename=_plain(name), media_type=_plain(media_type))
     if not isinstance(data, str):
-        raise TypeError("a file has an address or its bytes")
+        raise TypeError("a file needs url or data")
     try:
         raw = base64.b64decode(data, validate=True)
     except binascii.Error as error:
-        raise ValueError("bytes are written as base64") from error
+        raise ValueError("data must be base64") from error
     return Part(raw=raw, filename=_plain(name), media_type=_plain(media_type))
 
 
 def _read_file(part: Part) -> dict[str, str]:
-    """As content has it: an image by its address, a file by its bytes or address."""
-    given = {"name": part.filename, "media_type": part.media_type}
+    """Return a file part as content has it: an image with a URL, another file with its data or URL."""
+    file = {"name": part.filename, "media_type": part.media_type}
     if part.WhichOneof("content") == "url":
-        given["url"] = part.url
+        file["url"] = part.url
     elif part.media_type.startswith("image/"):
-        given["url"] = f"data:{part.media_type};base64,{base64.b64encode(part.raw).decode()}"
+        file["url"] = f"data:{part.media_type};base64,{base64.b64encode(part.raw).decode()}"
     else:
-        given["data"] = base64.b64encode(part.raw).decode()
-    return {name: value for name, value in given.items() if value}
+        file["data"] = base64.b64encode(part.raw).decode()
+    return {name: value for name, value in file.items() if value}
 
 
 def _plain(text: str) -> str:
-    """Text that protobuf takes: half of a surrogate pair is none."""
+    """Return text that protobuf accepts: lone surrogates are replaced."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _exact(value: object) -> Any:
-    """JSON that a part holds as it is: a number beyond what a double holds exactly is written as text."""
+    """Return JSON that survives a part unchanged: integers that a double cannot represent become text."""
     if isinstance(value, dict):
         return {_plain(str(name)): _exact(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_exact(inner) for inner in value]
-    if isinstance(value, int) and abs(value) > _LARGEST:
+    if isinstance(value, int) and abs(value) > _MAX_EXACT:
         return str(value)
     return _plain(value) if isinstance(value, str) else value
 
 
 def _whole(value: Any) -> Any:
-    """What came as doubles, with whole numbers as these; names in order, so that the same is always written alike."""
+    """Return JSON with whole doubles as integers, and keys sorted, so that equal contents have equal text."""
     if isinstance(value, dict):
         return {name: _whole(inner) for name, inner in sorted(value.items())}
     if isinstance(value, list):
         return [_whole(inner) for inner in value]
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= _LARGEST else value
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT else value

@@ -1,9 +1,8 @@
-"""Push notifications of A2A: where a task of a caller stands is posted to the address that the caller named for it,
-signed.
+"""Push notifications of A2A: the state of a caller's task is posted, signed, to the address that the caller registered.
 
-The ledger is the queue here too: of each registration a task is read, posted when it is not as it was when the receiver
-has last taken it, and waited for. So a receiver that was away gets the task as it is then, not each step that it
-missed; the last state comes until it is taken. A gateway that was killed goes on from its file.
+The ledger is the queue. For each registration the task is read, and posted when it differs from what the receiver has
+accepted last. A receiver that was away gets the present state, not each step that it missed. The final state is posted
+until it is accepted. A killed gateway continues from its file.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ _logger = logging.getLogger(__name__)
 MAX_PUSHES = 1024
 MAX_OF_TASK = 8
 MAX_OF_CALLER = 64
-"""Whose task is not over: each waits with a call of its caller's."""
+"""Maximum number of registrations of one caller for unfinished tasks: each holds a call of its session."""
 LOOK_EVERY_S = 15.0
-"""How often a task is looked at that waits for its caller, who goes on by whatever way."""
+"""Interval at which a task that waits for its caller is read again, in seconds: the caller may use any client."""
 VALID_S = 300
-"""How long a signature is good."""
+"""Validity of a signature, in seconds."""
 SIGNATURE = "X-A2A-Notification-Signature"
 ECHOED = "X-A2A-Notification-Token"
 _WORD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
@@ -70,7 +69,7 @@ PushState: TypeAlias = Literal["on", "done", "paused", "gone"]
 
 
 class Push(Struct):
-    """Where one caller wants to be told of one task, as the file holds it."""
+    """A registration for one task of one caller, as it is in the file."""
 
     id: str
     task_id: str
@@ -84,10 +83,10 @@ class Push(Struct):
     created_at: int
     state: PushState = "on"
     why: str = ""
-    """What was wrong at the last try, if something was."""
+    """The failure of the last attempt, if it failed."""
     failing_since: int | None = None
     told: str = ""
-    """How the task was when the receiver has last taken it."""
+    """State of the task (`_describe_state`) that the receiver has accepted last."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -100,40 +99,40 @@ class Push(Struct):
         return config
 
 
-class Kept(Struct):
-    """The file: the key that signs, as PEM, and what is registered."""
+class StoredPushes(Struct):
+    """Contents of the file: the signing key as PEM, and the registrations."""
 
     key: str = ""
     pushes: list[Push] = []
 
 
 class TaskPushes:
-    """The push notifications of one gateway. Use as ``async with``; no other process has the file then.
+    """The push notifications of one gateway. Use as ``async with``, which locks the file.
 
-    ``allowed_hosts`` are as those of webhooks.
+    ``allowed_hosts`` are the same as those of webhooks.
     """
 
     def __init__(
         self, node_url: str, file: Path, allowed_hosts: frozenset[str] = frozenset(), pace: WebhookPace | None = None
     ) -> None:
-        self._file = JsonStore(file, Kept, Kept(), "push notifications")
+        self._file = JsonStore(file, StoredPushes, StoredPushes(), "push notifications")
         self._allowed_hosts = allowed_hosts
         self._pace = pace or WebhookPace()
         self._pool = SessionPool(node_url)
-        self._known: dict[tuple[str, str, str, str], Push] = {}
+        self._pushes: dict[tuple[str, str, str, str], Push] = {}
         self._tasks = LatestTasks[tuple[str, str, str, str]]()
-        self._bells: dict[str, asyncio.Event] = {}
-        """Of each thread in which it is a caller's turn."""
+        self._turns: dict[str, asyncio.Event] = {}
+        """Events that end the wait for the caller, by thread."""
 
     async def __aenter__(self) -> Self:
-        """Raises `ConfigError` where the file is no good, or another gateway has it."""
-        kept = self._file.open()
-        self._key = _read_key(kept.key) if kept.key else ec.generate_private_key(ec.SECP256R1())
-        self._known = {it.key: it for it in kept.pushes}
-        if not kept.key:
+        """Raises `ConfigError` if the file is invalid, or if another gateway uses it."""
+        stored = self._file.open()
+        self._key = _read_key(stored.key) if stored.key else ec.generate_private_key(ec.SECP256R1())
+        self._pushes = {push.key: push for push in stored.pushes}
+        if not stored.key:
             self._save()
-        for it in kept.pushes:
-            self._start(it)
+        for push in stored.pushes:
+            self._start(push)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -142,86 +141,86 @@ class TaskPushes:
         self._file.close()
 
     def list_keys(self) -> dict[str, Any]:
-        """The public key, as a set of JSON Web Keys: by it receivers know what comes from here."""
+        """Return the public key as a set of JSON Web Keys, by which receivers verify signatures."""
         key = jwt.algorithms.ECAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
         return {"keys": [{**key, "kid": self._key_id, "alg": "ES256", "use": "sig"}]}
 
-    # --- what pool ask for
+    # --- requests of callers
 
     async def register(
         self, credentials: Credentials, client: NetworkClient, task: TaskRecord, config: TaskPushNotificationConfig
     ) -> Push:
-        """Tell of a task of the caller's from now on, and how it is now; one with the same id gives way. Raises
-        `InvalidArguments`, `Forbidden`, `TooLarge`; `NotStored`, and then nothing has changed."""
+        """Post a task of the caller now and whenever it changes. Replaces the registration with the same id.
+
+        Raises `InvalidArguments`, `Forbidden`, `TooLarge`, or `NotStored`, after which nothing has changed."""
         if client.welcome.is_operator:
             raise Forbidden(
-                "A push notification keeps the token that asks for it, and this one is an operator's. Make one for it: "
-                "roundelay token create ID."
+                "A push notification stores the token of its request, and operators' tokens may not be stored. Make a token "
+                "for it: roundelay token create ID."
             )
         sign = config.authentication
         if sign.scheme and not (_WORD.fullmatch(sign.scheme) and _VISIBLE.fullmatch(sign.credentials)):
-            raise InvalidArguments("authentication has a scheme, as Bearer, and credentials, in visible ASCII.")
+            raise InvalidArguments("authentication needs a scheme, such as Bearer, and credentials, in visible ASCII.")
         if config.token and not _VISIBLE.fullmatch(config.token):
-            raise InvalidArguments("token is to be visible ASCII, at most 4,096 characters.")
+            raise InvalidArguments("token must be visible ASCII, at most 4,096 characters.")
         if config.id and not _PUSH_ID.fullmatch(config.id):
-            raise InvalidArguments("id is to be 1 to 128 visible ASCII characters, or none.")
+            raise InvalidArguments("id must be 1 to 128 visible ASCII characters. Or leave it out.")
         target = WebhookUrl.read(config.url, self._allowed_hosts)
         await target.find_addresses()
         push = Push(
             config.id or secrets.token_hex(16), task.id, task.agent_id, task.caller, credentials.token, config.url,
             config.token, sign.scheme, sign.credentials, system_clock(),
         )  # fmt: skip
-        self._make_room(push)  # from here on without an await: several may be asked for at once
-        self._keep_all({**self._known, push.key: push})
+        self._make_room(push)  # no await from here on: concurrent requests could exceed the limits otherwise
+        self._save_all({**self._pushes, push.key: push})
         self._start(push)
         return push
 
     def list_of(self, task: TaskRecord) -> list[Push]:
-        """What a caller has registered for a task, the oldest first."""
-        return [it for it in self._known.values() if it.key[:3] == (task.caller, task.agent_id, task.id)]
+        """Return the registrations for a task, oldest first."""
+        return [it for it in self._pushes.values() if it.key[:3] == (task.caller, task.agent_id, task.id)]
 
     async def remove(self, push: Push) -> None:
-        """Raises `NotStored`, and then nothing has changed."""
-        self._keep_all({key: it for key, it in self._known.items() if key != push.key})
+        """Remove a registration. Raises `NotStored`, after which nothing has changed."""
+        self._save_all({key: it for key, it in self._pushes.items() if key != push.key})
         await self._tasks.cancel(push.key)
 
-    def ring(self, thread_id: str) -> None:
-        """A caller goes on with a task in this thread."""
-        bell = self._bells.pop(thread_id, None)
-        if bell is not None:
-            bell.set()
+    def notify(self, thread_id: str) -> None:
+        """Read tasks of this thread again: their caller has sent a message."""
+        turn = self._turns.pop(thread_id, None)
+        if turn is not None:
+            turn.set()
 
     def _make_room(self, push: Push) -> None:
-        """Raises `TooLarge` where the caller, or everybody together, has too many."""
-        others = [it for it in self._known.values() if it.key != push.key]
+        """Drop the oldest finished registration if all places are taken. Raises `TooLarge` beyond a limit."""
+        others = [it for it in self._pushes.values() if it.key != push.key]
         if sum(it.key[:3] == push.key[:3] for it in others) >= MAX_OF_TASK:
-            raise TooLarge(f"This task has {MAX_OF_TASK} push notifications, the most that it may; delete one.")
+            raise TooLarge(f"This task has {MAX_OF_TASK} push notifications, the maximum. Delete one.")
         if sum(it.participant == push.participant and it.state == "on" for it in others) >= MAX_OF_CALLER:
             raise TooLarge(
-                f"{push.participant} has push notifications for {MAX_OF_CALLER} tasks that are not over, the most that "
-                "it may."
+                f"{push.participant} has push notifications for {MAX_OF_CALLER} unfinished tasks, the maximum. Delete one."
             )
         if len(others) >= MAX_PUSHES:
             resting = [it for it in others if it.state != "on"]
             if not resting:
-                raise TooLarge(f"This gateway has {MAX_PUSHES} push notifications, the most that it may.")
-            del self._known[min(resting, key=lambda it: it.created_at).key]
+                raise TooLarge(f"This gateway has {MAX_PUSHES} push notifications, the maximum.")
+            del self._pushes[min(resting, key=lambda it: it.created_at).key]
 
-    # --- what it does by itself
+    # --- posting
 
     def _start(self, push: Push) -> None:
         if push.state == "on":
-            self._tasks.start(push.key, lambda: self._keep(push), f"push-{push.task_id}")
+            self._tasks.start(push.key, lambda: self._serve_forever(push), f"push-{push.task_id}")
 
-    async def _keep(self, push: Push) -> None:
-        """Serve one registration until its task is over, or it is given up, visibly."""
+    async def _serve_forever(self, push: Push) -> None:
+        """Serve one registration until its task has ended, or until it is paused with a warning."""
         while True:
             try:
                 return await self._serve(push)
-            except (ConnectError, RetryLater) as error:  # the node's doing, not the receiver's
+            except (ConnectError, RetryLater) as error:  # a failure of the node, not of the receiver
                 _logger.warning("a push notification waits for the node: %s", error, extra={"task_id": push.task_id})
             except RoundelayError as error:
-                return self._note(push, state="paused", why=str(error))
+                return self._update(push, state="paused", why=str(error))
             except Exception:
                 _logger.exception("a push notification failed and goes on", extra={"task_id": push.task_id})
             await asyncio.sleep(NODE_RETRY_S)
@@ -229,17 +228,17 @@ class TaskPushes:
     async def _serve(self, push: Push) -> None:
         credentials = Credentials(push.participant, push.participant_token)
         async with AsyncExitStack() as stack:
-            target = WebhookUrl.read(push.url, self._allowed_hosts)  # what is allowed may have changed
+            target = WebhookUrl.read(push.url, self._allowed_hosts)  # the allowed hosts may have changed since
             poster = await stack.enter_async_context(WebhookPoster(target, _Signer(self._key, self._key_id, push)))
             conversations = await stack.enter_async_context(self._pool.conversations(credentials, is_cleanup=True))
             tasks, failures = TaskLedger(conversations, push.agent_id), 0
             while True:
                 task = await tasks.read(push.task_id)
                 if task is None:
-                    return self._note(push, state="gone", why="There is no such task any more.")
-                if (now := _mark(task)) == push.told:
+                    return self._update(push, state="gone", why="The task no longer exists.")
+                if (now := _describe_state(task)) == push.told:
                     if task.state in TERMINAL:
-                        return self._note(push, state="done")
+                        return self._update(push, state="done")
                     await self._wait_for_news(tasks, task)
                     continue
                 delay_s = await self._post(push, poster, task, now, failures)
@@ -255,38 +254,38 @@ class TaskPushes:
                     await asyncio.sleep(delay_s)
 
     async def _post(self, push: Push, poster: WebhookPoster, task: TaskRecord, now: str, failures: int) -> float | None:
-        """Post a task as it is; gives how long to wait before the next try, None where it was taken."""
+        """Post a task as it is now. Return the delay until the next attempt, or None if it was accepted."""
         value = read_json(to_stream_response(task.make_task(history_length=0)))
         post_id = hashlib.sha256("\0".join((*push.key, now)).encode()).hexdigest()[:40]
         posted = await poster.post(post_id, value)
         match posted.answer:
             case PostAnswer.TAKEN:
-                self._note(push, told=now, why="", failing_since=None)
+                self._update(push, told=now, why="", failing_since=None)
                 return None
             case PostAnswer.GONE:
-                self._note(push, state="gone", why=posted.told)
+                self._update(push, state="gone", why=posted.reason)
                 return None
             case PostAnswer.REFUSED | PostAnswer.AWAY:
                 at = system_clock()
                 since = push.failing_since if push.failing_since is not None else at
-                self._note(push, why=posted.told, failing_since=since)
+                self._update(push, why=posted.reason, failing_since=since)
                 if at - since > self._pace.give_up_s * 1000:
-                    self._note(push, state="paused")
+                    self._update(push, state="paused")
                 return self._pace.find_delay_s(failures + 1, posted.retry_after_s)
 
     async def _wait_for_news(self, tasks: TaskLedger, task: TaskRecord) -> None:
-        """Wait until a task may be another one than it was."""
-        if task.ended is not None:  # it is the caller's turn
-            bell = self._bells.setdefault(task.root.thread_id, asyncio.Event())
+        """Return when a task may have changed."""
+        if task.ended is not None:  # the task waits for its caller
+            turn = self._turns.setdefault(task.root.thread_id, asyncio.Event())
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S):
-                    await bell.wait()
+                    await turn.wait()
             return
         known = {it.seq for it in task.messages}
         stored = QuestionStored(task.active.seq, task.root.thread_id, True)
         async with tasks.conversations.follow(tasks.agent_id, stored) as question:
-            async for happened in question:
-                match happened:
+            async for event in question:
+                match event:
                     case QuestionEnded():
                         return
                     case AgentAnswer(message=message) if message.seq not in known:
@@ -296,36 +295,38 @@ class TaskPushes:
                     case _:
                         pass
 
-    def _note(self, push: Push, **changes: Any) -> None:
-        """Change what is known of one, on the disk too; nothing where it is so already, or it was replaced."""
-        if self._known.get(push.key) is not push or all(getattr(push, name) == it for name, it in changes.items()):
+    def _update(self, push: Push, **changes: Any) -> None:
+        """Change a registration, in memory and in the file. Do nothing if it is so already, or was replaced."""
+        if self._pushes.get(push.key) is not push:
+            return
+        if all(getattr(push, name) == value for name, value in changes.items()):
             return
         state = push.state
-        for name, it in changes.items():
-            setattr(push, name, it)
+        for name, value in changes.items():
+            setattr(push, name, value)
         try:
             self._save()
-        except NotStored as error:  # what it says is found out again; that posts go on matters more
+        except NotStored as error:  # after a restart a post may be repeated; receivers recognize its id
             _logger.warning(
-                "what is known of a push notification is not kept: %s", error, extra={"task_id": push.task_id}
+                "the state of a push notification is not stored: %s", error, extra={"task_id": push.task_id}
             )
         if push.state not in (state, "done"):
-            told = {"agent_id": push.participant, "task_id": push.task_id, "state": push.state}
-            _logger.warning("a push notification is %s: %s", push.state, push.why, extra=told)
+            details = {"agent_id": push.participant, "task_id": push.task_id, "state": push.state}
+            _logger.warning("a push notification is %s: %s", push.state, push.why, extra=details)
 
-    def _keep_all(self, known: dict[tuple[str, str, str, str], Push]) -> None:
-        before, self._known = self._known, known
+    def _save_all(self, known: dict[tuple[str, str, str, str], Push]) -> None:
+        before, self._pushes = self._pushes, known
         try:
             self._save()
         except NotStored:
-            self._known = before
+            self._pushes = before
             raise
 
     def _save(self) -> None:
         pem = self._key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        self._file.save(Kept(pem.decode(), list(self._known.values())))
+        self._file.save(StoredPushes(pem.decode(), list(self._pushes.values())))
 
     @property
     def _key_id(self) -> str:
@@ -336,7 +337,7 @@ class TaskPushes:
 
 
 class _Signer:
-    """Proves that a post comes from this gateway and says what it said: a JSON Web Token over its body's digest."""
+    """Signs posts: a JSON Web Token over the digest of the body."""
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, key_id: str, push: Push) -> None:
         self._key = key
@@ -366,6 +367,6 @@ def _read_key(pem: str) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _mark(task: TaskRecord) -> str:
-    """How a task is: another one whenever a receiver is to be told."""
+def _describe_state(task: TaskRecord) -> str:
+    """Return a text that changes whenever the receiver has to get the task."""
     return f"{task.messages[-1].seq} {int(task.state)}"

@@ -1,9 +1,11 @@
-"""Tasks of A2A, read from the ledger: nothing about a task is kept anywhere else.
+"""Tasks of A2A, read from the ledger. The gateway stores no tasks.
 
-A context is a conversation of the caller with an agent, a task begins with a message of the caller in it. What belongs
-to the task: that message, what the caller adds to the task (``a2a`` in the metadata names it), and what the agent
-answers to these. What the agent asks the caller is a question, all else that it answers an artifact. A task's id is
-made of its first message's ``seq`` and of who may ask for it, so it is the same whenever and wherever it is read.
+A context is a conversation of the caller with an agent. A task starts with a message of the caller in it. It also
+contains the messages that the caller adds (their metadata ``a2a`` names the task), and the agent's answers to all of
+these. An answer that asks the caller something is a question; every other answer is an artifact.
+
+A task's id is derived from the ``seq`` of its first message and from the caller and agent, so that every gateway
+computes the same id.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ with needs("gateway"):
 
 PAGE = 500
 MAX_THREADS = 100
-"""Conversations in which tasks are looked for, the newest."""
+"""Maximum number of conversations that are searched for tasks, newest first."""
 MAX_READ = 20_000
-"""Messages of these in which tasks are looked for, the newest of each conversation."""
+"""Maximum number of messages that are searched for tasks, the newest of each conversation."""
 MAX_LISTED = 1000
-"""Tasks that are listed, the newest."""
+"""Maximum number of tasks in a list, newest first."""
 CALLED_OFF = "a2a_called_off"
-"""The kind of the caller's record that it wants no more of a task for which nothing runs."""
+"""Kind of the caller's record that cancels a task without a running reaction."""
 
 State: TypeAlias = TaskState
 SUBMITTED, WORKING = TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING
@@ -58,13 +60,13 @@ _ENDS: dict[EndStatus, State] = {
 
 
 def make_task_id(client: NetworkClient, agent_id: str, seq: int) -> str:
-    """The id of the task that begins with this message of the caller to this agent."""
+    """Return the id of the task that starts with this message of the caller to this agent."""
     parts = "\x1f".join(("a2a-task", client.welcome.network.epoch, client.agent_id, agent_id, str(seq)))
     return f"{seq}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
 
 def read_task_id(client: NetworkClient, agent_id: str, task_id: str) -> int | None:
-    """The seq of the message that a task begins with; None where it is no task of this caller with this agent."""
+    """Return the seq of a task's first message, or None for an id that is no task of this caller with this agent."""
     digits = task_id.partition("-")[0]
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 16):
         return None
@@ -74,22 +76,22 @@ def read_task_id(client: NetworkClient, agent_id: str, task_id: str) -> int | No
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task as the ledger has it now."""
+    """A task, as it is in the ledger now."""
 
     id: str
     caller: str
     agent_id: str
     messages: Sequence[AnyMessage]
-    """Ascending; the first is the one that it begins with."""
+    """All messages of the task, ascending. The first one starts it."""
 
     active: AnyMessage
-    """Of the caller's messages the first of which something is to come, or else the last."""
+    """The first message of the caller that still awaits an answer, or else the caller's last message."""
 
     ended: QuestionEnded | None
-    """How that has ended, if nothing is to come of any."""
+    """The end of the active message, if no answer is awaited."""
 
     is_begun: bool
-    """The agent works on it, or has."""
+    """Whether the agent has started to work on the task."""
 
     is_called_off: bool
 
@@ -103,13 +105,13 @@ class TaskRecord:
 
     @property
     def asked(self) -> AnyMessage | None:
-        """What the agent has asked last, while it is not answered: the caller for an answer, or a person to decide."""
+        """The agent's last question, while it is unanswered: to the caller, or to a person for approval."""
         answered = {it.reply_to for it in self.messages if it.sender_id == self.caller}
         last = next((it for it in reversed(self.messages) if it.sender_id == self.agent_id), None)
         return last if last is not None and self.is_question(last) and last.seq not in answered else None
 
     def is_question(self, message: AnyMessage) -> bool:
-        """Whether a message of the agent asks for something, and is no result."""
+        """Return whether a message is a question of the agent, and not a result."""
         if message.sender_id != self.agent_id:
             return False
         asked = message.requires_response
@@ -128,7 +130,7 @@ class TaskRecord:
 
     @property
     def results(self) -> list[AnyMessage]:
-        """What the agent has answered, ascending."""
+        """The agent's answers that are no questions, ascending."""
         return [it for it in self.messages if it.sender_id == self.agent_id and not self.is_question(it)]
 
     def make_status(self) -> TaskStatus:
@@ -138,16 +140,16 @@ class TaskRecord:
             status.message.CopyFrom(self.make_message(self.asked))
         elif self.is_called_off or (self.ended is not None and self.ended.status != "answered"):
             reason = SENTENCES["cancelled"] if self.ended is None or self.is_called_off else self.ended.reason
-            status.message.CopyFrom(self._say(reason))
+            status.message.CopyFrom(self._make_network_message(reason))
         return status
 
     def make_artifact(self, number: int, message: AnyMessage) -> Artifact:
-        """An answer as an artifact, the ``number``-th of the task from 1 on."""
-        shown = message.text_representation if not isinstance(message.content, str) else None
+        """Return an answer as an artifact. ``number`` counts the results of the task from 1."""
+        description = message.text_representation if not isinstance(message.content, str) else None
         return Artifact(
             artifact_id=f"answer-{number}",
             name=f"Answer of {self.agent_id}",
-            description=shown,
+            description=description,
             parts=make_parts(message.content),
             metadata=describe(message),
         )
@@ -163,9 +165,9 @@ class TaskRecord:
         )
 
     def make_task(self, history_length: int | None = None, *, with_artifacts: bool = True) -> Task:
-        """The task itself. Its history is what caller and agent have said to each other, but for the results."""
-        said = [it for it in self.messages if it.sender_id == self.caller or self.is_question(it)]
-        shown = said if history_length is None else said[len(said) - min(history_length, len(said)) :]
+        """Return the task as A2A has it. Its history holds the messages of caller and agent without the results."""
+        history = [it for it in self.messages if it.sender_id == self.caller or self.is_question(it)]
+        shown = history if history_length is None else history[len(history) - min(history_length, len(history)) :]
         return Task(
             id=self.id,
             context_id=self.context_id,
@@ -175,7 +177,7 @@ class TaskRecord:
             metadata={"seq": self.messages[-1].seq},
         )
 
-    def _say(self, sentence: str) -> Message:
+    def _make_network_message(self, sentence: str) -> Message:
         return Message(
             message_id=f"{self.id}-{TaskState.Name(self.state)}",
             context_id=self.context_id,
@@ -187,17 +189,17 @@ class TaskRecord:
 
 
 def is_request(message: AnyMessage) -> bool:
-    """Whether an agent asks a person in it to decide on a call."""
+    """Return whether a message asks a person to approve an agent's call."""
     return message.sender_kind == "agent" and isinstance((message.metadata or {}).get("approval"), dict)
 
 
 def describe(message: AnyMessage) -> dict[str, Any]:
-    """What of a message stands in the metadata of what is made of it."""
+    """Return the metadata of the A2A objects that are made from a message."""
     return {"seq": message.seq, "sender": message.sender_id}
 
 
 def read_task_mark(message: AnyMessage) -> int | None:
-    """The task to which its sender has added a message."""
+    """Return the task to which the caller has added a message, as the seq of its first message, or None."""
     mark = (message.metadata or {}).get("a2a")
     seq = mark.get("task") if isinstance(mark, dict) else None
     return seq if isinstance(seq, int) else None
@@ -205,10 +207,10 @@ def read_task_mark(message: AnyMessage) -> int | None:
 
 @dataclass
 class GatheredTask:
-    """Messages that belong together: of the caller, and what the agent says to them."""
+    """Messages of one task: of the caller, and the agent's answers."""
 
-    said: Sequence[AnyMessage]
-    """What was read of their thread."""
+    thread: Sequence[AnyMessage]
+    """The messages of their thread that were read."""
 
     own: list[AnyMessage] = field(default_factory=list)
     answers: list[AnyMessage] = field(default_factory=list)
@@ -223,7 +225,7 @@ class TaskLedger:
         self.agent_id = agent_id
 
     async def read(self, task_id: str) -> TaskRecord | None:
-        """The task; None where the caller has no such one with this agent."""
+        """Return a task, or None if the caller has no such task with this agent."""
         seq = read_task_id(self.client, self.agent_id, task_id)
         if seq is None:
             return None
@@ -234,73 +236,74 @@ class TaskLedger:
         root = message_from_wire(chain[0])
         if not self._is_own(root) or root.seq != seq:
             return None
-        said = await self._read_thread(root.thread_id, root.seq)
-        found = next((it for it in self._gather(said) if it.own[0].seq == seq), None)
-        return await self.judge(found) if found is not None else None
+        messages = await self._read_thread(root.thread_id, root.seq)
+        gathered = next((task for task in self._gather(messages) if task.own[0].seq == seq), None)
+        return await self.judge(gathered) if gathered is not None else None
 
     async def find(self, conversation: str | None) -> list[GatheredTask]:
-        """What belongs together, of all tasks that are looked for, the one with the newest message first."""
+        """Return the messages of each task, of one conversation or of all, the task with the newest message first."""
         threads = [direct_thread(self.client.agent_id, self.agent_id, conversation)] if conversation else None
-        found: list[GatheredTask] = []
+        tasks: list[GatheredTask] = []
         room = MAX_READ
         for thread_id in threads if threads is not None else await self._find_threads():
             if room <= 0:
                 break
             try:
-                said = await self._read_thread(thread_id, 0, room)
+                messages = await self._read_thread(thread_id, 0, room)
             except UnknownMessage:
-                continue  # nothing was said there
-            room -= len(said)
-            found += self._gather(said)
-        return sorted(found, key=newest_of, reverse=True)[:MAX_LISTED]
+                continue  # the thread is empty
+            room -= len(messages)
+            tasks += self._gather(messages)
+        return sorted(tasks, key=newest_of, reverse=True)[:MAX_LISTED]
 
     async def call_off(self, task: TaskRecord) -> None:
-        """Keep that the caller wants no more of a task for which nothing runs."""
+        """Record that the caller has cancelled a task without a running reaction."""
         await self.client.record(_journal_of(task.id), CALLED_OFF, {}, record_id=f"a2a-off-{task.id}")
 
     async def _find_threads(self) -> list[str]:
-        prefix, found = f"{direct_thread(self.client.agent_id, self.agent_id)}:", list[str]()
+        prefix, threads = f"{direct_thread(self.client.agent_id, self.agent_id)}:", list[str]()
         async for page in self.client.pages("network.list_threads", {"limit": PAGE}):
-            found += [it["thread_id"] for it in page["threads"] if it["thread_id"].startswith(prefix)]
-            if len(found) >= MAX_THREADS:
+            threads += [it["thread_id"] for it in page["threads"] if it["thread_id"].startswith(prefix)]
+            if len(threads) >= MAX_THREADS:
                 break
-        return found[:MAX_THREADS]
+        return threads[:MAX_THREADS]
 
-    def _gather(self, said: Sequence[AnyMessage]) -> Iterable[GatheredTask]:
-        """What belongs together of what a thread has from a message on, by the first message of each."""
+    def _gather(self, thread: Sequence[AnyMessage]) -> Iterable[GatheredTask]:
+        """Group the messages of a thread, from one message on, by task. Tasks are in the order of their first message."""
         tasks: dict[int, GatheredTask] = {}
-        task_of: dict[int, int] = {}  # of each message
-        for message in said:
+        root_of: dict[int, int] = {}
+        """First message of the task of each message, by seq."""
+        for message in thread:
             if self._is_own(message):
                 root = read_task_mark(message)
                 if root is None:
-                    root = task_of.get(message.reply_to or 0, message.seq)
+                    root = root_of.get(message.reply_to or 0, message.seq)
                 elif root not in tasks:
-                    continue  # of a task that begins before
-                tasks.setdefault(root, GatheredTask(said)).own.append(message)
+                    continue  # its task starts before the messages that were read
+                tasks.setdefault(root, GatheredTask(thread)).own.append(message)
             elif message.sender_id == self.agent_id:
-                at = next((it for it in (message.reply_to, message.cause) if it in task_of), None)
-                if at is None:
-                    continue  # it says so by itself
-                root = task_of[at]
+                trigger = next((seq for seq in (message.reply_to, message.cause) if seq in root_of), None)
+                if trigger is None:
+                    continue  # the agent sent it on its own initiative
+                root = root_of[trigger]
                 tasks[root].answers.append(message)
             else:
                 continue
-            task_of[message.seq] = root
+            root_of[message.seq] = root
         return tasks.values()
 
     async def _read_thread(self, thread_id: str, since: int, most: int = sys.maxsize) -> list[AnyMessage]:
-        """What it has from a seq on, ascending: the newest ``most`` of it."""
-        found: list[AnyMessage] = []
+        """Return the messages of a thread from the seq ``since`` on, ascending: the newest ``most`` of them."""
+        newer: list[AnyMessage] = []
         async for page in self.client.pages("network.history", {"thread_id": thread_id, "limit": PAGE}):
             messages = [message_from_wire(it) for it in page["messages"]]
-            found = [it for it in messages if it.seq >= since] + found
-            if not messages or messages[0].seq <= since or len(found) >= most:
+            newer = [message for message in messages if message.seq >= since] + newer
+            if not messages or messages[0].seq <= since or len(newer) >= most:
                 break
-        return found[-most:]
+        return newer[-most:]
 
     async def judge(self, gathered: GatheredTask) -> TaskRecord:
-        """How far a task has got."""
+        """Return the present state of a task: read how far each message of the caller has got, in order."""
         root, caller = gathered.own[0], self.client.agent_id
         messages = {it.seq: it for it in (*gathered.own, *gathered.answers)}
         requests = {it.seq for it in gathered.answers if is_request(it)}
@@ -308,11 +311,11 @@ class TaskLedger:
         is_begun = True
         for active in gathered.own:
             if active.reply_to in requests:
-                continue  # it decides on a call, and begins nothing
+                continue  # a decision on a call starts no reaction
             stored = QuestionStored(active.seq, root.thread_id, True)
-            question = self.conversations.open(self.agent_id, stored, gathered.said)
+            question = self.conversations.open(self.agent_id, stored, gathered.thread)
             answers, ended = await question.read_outcome()
-            messages |= {it.seq: it for it in answers}  # also what answers an earlier question and this one
+            messages |= {it.seq: it for it in answers}  # an answer may belong to this message and to an earlier one
             if ended is None:
                 is_begun = await self._is_begun(active.seq)
                 break
@@ -337,7 +340,7 @@ class TaskLedger:
         return bool((await self.client.call("network.records", args))["records"])
 
     def _is_own(self, message: AnyMessage) -> bool:
-        """Whether it is the caller's to this agent, in a conversation."""
+        """Return whether the caller sent a message to this agent, in a conversation."""
         return (
             message.sender_id == self.client.agent_id
             and message.to == agent_address(self.agent_id)
@@ -346,7 +349,7 @@ class TaskLedger:
 
 
 def newest_of(gathered: GatheredTask) -> int:
-    """The seq of what was said last."""
+    """Return the seq of a task's newest message."""
     return max(it.seq for it in (*gathered.own, *gathered.answers))
 
 

@@ -1,19 +1,18 @@
-"""What a hook of a coding agent does: it tells the model what others have written, once, and acknowledges what the host
-is known to have taken.
+"""One call of a coding agent's hook: show its model new messages once, and acknowledge messages that the host has taken.
 
-A hook is a process of half a second that a host starts, reads and forgets. Whether the host took what was printed shows
-only later, so each session keeps, on the disk, what was told to it:
+A hook is a process of half a second that the host starts, reads and forgets. Whether the host used its output shows only
+later. So each session keeps notes on disk about every output:
 
-    fetched (a look: the hub is told nothing)
-      -> planned    on the disk before a byte is printed; after a kill here it is told again, unless a transcript shows it
-      -> printed    noted when all of it was written and flushed: only from here on does it count as shown
-      -> taken      the host goes on with it: its transcript shows it, or, of a host whose transcript does not, a later
-                    hook runs; a session that begins anew, or is resumed without it in its transcript, is told again
-      -> acknowledged at the hub, durably: only now does its sender see that it was handled
+    fetched (only looked at; the hub delivers nothing)
+      -> planned    on disk before a byte is printed. After a kill here it is shown again, unless a transcript has it
+      -> printed    noted when everything was written and flushed. From here on it counts as shown
+      -> taken      the host goes on with it: its transcript has the mark, or, for a host without one, a later hook runs.
+                    A new session, or a resumed one whose transcript lacks the mark, is shown it again
+      -> acknowledged at the hub, durably. Only now the sender sees that it was handled
 
-So the receipt comes after the fact, nothing is lost where a hook, a host or the node is killed, and nothing is told
-twice in one context. A hook never breaks its host: what goes wrong makes it silent. Hosts cancel slow hooks and drop
-what those have printed, so a watchdog ends a hook that has nothing to print by its deadline.
+So nothing is lost when a hook, a host or the node is killed, and nothing is shown twice in one context. A hook never
+breaks its host: after an error it prints nothing. Hosts cancel slow hooks and drop what these have printed, so a watchdog
+ends a hook that has nothing to print by its deadline.
 """
 
 from __future__ import annotations
@@ -56,118 +55,123 @@ from .participants import (
 )
 
 HOOK_TIMEOUT_S = 2.0
-"""Time for a hook from the start of its process until it prints, in seconds. Hosts cancel hooks after 5 s."""
+"""Maximum time from the start of a hook's process until it prints, in seconds. Hosts cancel hooks after 5 s."""
 TIMEOUT_VARIABLE = "ROUNDELAY_HOOK_TIMEOUT_S"
 """Environment variable that replaces `HOOK_TIMEOUT_S`, for machines on which processes start slowly."""
 PRINTING_S = 0.3
-"""Part of this time that is kept for writing notes and printing, in seconds."""
-MAX_TOLD_CHARS = 8_000
-"""Of one telling as it is printed: Claude Code puts what is longer than 10,000 into a file instead."""
+"""Part of this time that is reserved for writing notes and printing, in seconds."""
+MAX_OUTPUT_CHARS = 8_000
+"""Maximum length of one output: Claude Code writes output over 10,000 characters into a file instead."""
 MAX_TEXT_CHARS = 4_000
-"""Of one message in it, escaped."""
+"""Maximum length of one message in an output, escaped."""
 MAX_FETCHED = 500
 ENOUGH = 100
-"""More messages than have room in one telling."""
+"""Number of messages after which no further page is read: more than one output has room for."""
 _MARK = "\n(Roundelay's mark of this: {})"
 MAX_STOPS = 8
-"""So often in a row a host is kept from stopping; then it waits for a person."""
+"""Maximum number of times in a row that a host is kept from stopping. Then it waits for its person."""
 MAX_SHOWN = 1_000
 KEPT_DAYS = 30
-"""A session's notes, after its last hook."""
+"""Days that the notes of a session are kept after its last hook."""
 
 
-class Telling(Struct):
-    """What one hook told."""
+class HookOutput(Struct):
+    """The messages that one hook has shown, or was about to show."""
 
     seqs: list[int]
     mark: str
-    """Stands in the text, and so in a transcript that has it."""
+    """A random text in the output. A transcript that contains it has the output."""
     is_start: bool
     offset: int
-    """Where the transcript ended."""
+    """Length of the transcript before the output."""
     printed_at: float | None = None
-    """When the output was complete, in seconds since the epoch; None as long as that is unknown."""
+    """Time when the output was complete, in seconds since the epoch, or None before."""
     transcript: str = ""
-    """The host's transcript, where it has one."""
+    """Path of the host's transcript, if it has one."""
     hook: tuple[int, str] = (0, "")
-    """The process that prints this."""
+    """The process that prints the output."""
     gives_up_at: float = 0.0
-    """When that process ends if it has not begun to print, in seconds since the epoch."""
+    """Time when that process ends unless it has started to print, in seconds since the epoch."""
 
     @property
     def may_be_shown(self) -> bool:
-        """Whether the host has the text, or a hook that is still alive is about to print it."""
+        """Whether the host has the output, or may still get it from a living hook."""
         if self.printed_at is not None:
             return True
         if time.time() < self.gives_up_at and HostProcess(*self.hook).is_alive:
             return True
-        # Claude Code also takes what a killed hook had printed.
+        # Claude Code also uses the output of a hook that was killed after printing.
         return self.mark.encode() in (_read_from(self.transcript, self.offset) or b"")
 
 
-class Notes(Struct):
-    """What a session was told, as far as it still matters."""
+class SessionNotes(Struct, rename={"outputs": "tellings"}):
+    """Notes of a session: outputs without a known result, and seqs in its context. Stored as JSON, with the names of earlier versions."""
 
     pid: int
     started: str
     epoch: str = ""
-    tellings: list[Telling] = []
-    """Of which it is not known yet whether the host took them."""
+    outputs: list[HookOutput] = []
+    """Outputs of which it is not known yet whether the host has used them."""
     taken: list[int] = []
-    """To be acknowledged."""
+    """Seqs to acknowledge."""
     shown: list[int] = []
-    """By a tool, to the model: it says itself with `ack` what it has handled."""
+    """Seqs that a tool has shown to the model. The model acknowledges them itself with the tool `ack`."""
     repeated: list[int] = []
+    """Seqs that were shown a second time."""
     stops: int = 0
     problem: str = ""
-    """Why the node could not be asked the last time, as the person was told."""
+    """The last failure to reach the node, in the words that the person has seen."""
 
     @property
-    def told(self) -> set[int]:
-        """What stands in the session's context, or may."""
-        return {*self.taken, *self.shown, *(seq for it in self.tellings for seq in it.seqs)}
+    def in_context(self) -> set[int]:
+        """Seqs that are in the session's context, or may be."""
+        return {*self.taken, *self.shown, *(seq for output in self.outputs for seq in output.seqs)}
 
 
-def settle(notes: Notes, call: HookCall, host: Host, *, began_at: float, is_anew: bool = False) -> None:
-    """Decide which tellings the host has taken, and which are to be told again; ``is_anew`` where the session's context
-    has just been made, empty or from its transcript."""
-    waiting = []
-    for telling in notes.tellings:
-        is_taken = _is_taken(telling, notes, call, host, began_at, is_anew)
+def resolve_outputs(
+    notes: SessionNotes, call: HookCall, host: Host, *, began_at: float, is_new_context: bool = False
+) -> None:
+    """Decide which outputs the host has used, and which have to be shown again.
+
+    ``is_new_context``: the session's context was just created, empty or from its transcript.
+    """
+    undecided = []
+    for output in notes.outputs:
+        is_taken = _is_taken(output, notes, call, host, began_at, is_new_context)
         if is_taken is None:
-            waiting.append(telling)
+            undecided.append(output)
         elif is_taken:
-            notes.taken += [it for it in telling.seqs if it not in notes.taken]
+            notes.taken += [seq for seq in output.seqs if seq not in notes.taken]
         else:
-            notes.repeated = [*notes.repeated, *telling.seqs][-MAX_SHOWN:]
-    notes.tellings = waiting
+            notes.repeated = [*notes.repeated, *output.seqs][-MAX_SHOWN:]
+    notes.outputs = undecided
 
 
 def _is_taken(
-    telling: Telling, notes: Notes, call: HookCall, host: Host, began_at: float, is_anew: bool
+    output: HookOutput, notes: SessionNotes, call: HookCall, host: Host, began_at: float, is_new_context: bool
 ) -> bool | None:
-    """Whether the host took a telling; None where it does not show yet."""
-    transcript = _read_from(call.transcript, telling.offset)
-    if transcript is not None and telling.mark.encode() in transcript:
-        return True  # be its hook killed: Claude Code takes what such a one has printed
-    if is_anew:
+    """Return whether the host has used an output, or None if that does not show yet."""
+    transcript = _read_from(call.transcript, output.offset)
+    if transcript is not None and output.mark.encode() in transcript:
+        return True  # even if its hook was killed: Claude Code uses the output of killed hooks
+    if is_new_context:
         return False
-    if telling.printed_at is None:
-        return False  # its hook ended before all was printed: hosts drop the output of a hook that they cancel
-    if began_at <= telling.printed_at:
-        return None  # this hook was under way beside the other: the host may not even have read that one
+    if output.printed_at is None:
+        return False  # its hook ended before it had printed everything: hosts drop the output of a cancelled hook
+    if began_at <= output.printed_at:
+        return None  # this hook ran beside the other one, so the host may not have read that one's output yet
     if transcript is None or not host.keeps_transcript:
         return None if host.keeps_transcript and call.moment == "tool" else True
     if call.moment == "tool":
-        return None  # a transcript may lag within a turn
-    is_second = any(it in notes.repeated for it in telling.seqs)
-    # a transcript that never shows it makes nobody repeat it for ever
-    return telling.is_start or is_second
+        return None  # within a turn a transcript may lag behind
+    # The transcript lacks the mark: show the messages again, but only once, or a host that never writes them down would
+    # be shown them for ever.
+    was_repeated = any(seq in notes.repeated for seq in output.seqs)
+    return output.is_start or was_repeated
 
 
 def _read_from(path: str, offset: int) -> bytes | None:
-    """A transcript from where it ended at the telling; all of it if it was made anew since. None where there is
-    none."""
+    """Return a transcript from an offset on; all of it if it has become shorter, or None if it is missing."""
     if not path:
         return None
     try:
@@ -180,38 +184,38 @@ def _read_from(path: str, offset: int) -> bytes | None:
 
 
 class _Deadline:
-    """Ends this process when it has nothing to print by its deadline."""
+    """Watchdog that ends this process if it has nothing to print by its deadline."""
 
     def __init__(self, host: Host) -> None:
         age_s, timeout_s = find_process_age_s(), _read_timeout_s()
         self.began_at = time.time() - age_s
-        """When this process was started, in seconds since the epoch."""
+        """Start time of this process, in seconds since the epoch."""
         self.ends_at = self.began_at + timeout_s
         self._host = host
         self._output = threading.Lock()
-        """Held by whoever prints. It is never released: the process ends with what was printed."""
+        """Held by the thread that prints. Never released: the process ends after printing."""
         self._timer = threading.Timer(max(timeout_s - age_s, 0.0), self._give_up)
         self._timer.daemon = True
         self._timer.start()
 
     @property
     def left_s(self) -> float:
-        """Time for asking the node, in seconds."""
+        """Remaining time for calls to the node, in seconds."""
         return self.ends_at - PRINTING_S - time.time()
 
     def print_and_end(self, plan: _Plan | None) -> NoReturn:
-        """Print what was planned, note it once the output is complete, and leave the process. Prints nothing if the
-        deadline has passed."""
-        self._output.acquire()  # waits for ever if the watchdog has it: the process is about to end
+        """Print a plan, note that it was printed, and end the process. Prints nothing after the deadline."""
+        self._output.acquire()  # blocks if the watchdog has it: the process is about to end then
         if time.time() >= self.ends_at:
             self._print_nothing_and_end()
-        with suppress(OSError):  # the host is gone, or the disk is full: what is not noted is told again
+        with suppress(OSError):  # the host is gone, or the disk is full: messages without a note are shown again
             sys.stdout.write(self._host.quiet if plan is None or plan.answer is None else json.dumps(plan.answer))
             sys.stdout.flush()
-            if plan is not None and plan.telling is not None:
-                plan.telling.printed_at = time.time()
+            if plan is not None and plan.output is not None:
+                plan.output.printed_at = time.time()
                 write_private(plan.path, plan.notes)
-        os._exit(0)  # between the note and the end there is nothing that could take time, or say something more
+        # Exit at once: interpreter shutdown could take time, or print more.
+        os._exit(0)
 
     def _give_up(self) -> None:
         if self._output.acquire(blocking=False):
@@ -231,48 +235,49 @@ def _read_timeout_s() -> float:
     return chosen if 0 < chosen <= threading.TIMEOUT_MAX else HOOK_TIMEOUT_S
 
 
-def deliver(host: Host, url: str | None = None) -> NoReturn:
-    """Answer one call of a hook, and leave the process: with 0, whatever happens."""
+def run_hook(host: Host, url: str | None = None) -> NoReturn:
+    """Answer one call of a hook, and end the process: with 0, whatever happens."""
     deadline = _Deadline(host)
     plan = None
     with ExitStack() as session:
         try:
-            told = json.loads(sys.stdin.buffer.read() or b"{}")
-            call = host.read(told) if isinstance(told, dict) else None
-            path = session.enter_context(_own_session(host, call)) if call is not None else None
+            event = json.loads(sys.stdin.buffer.read() or b"{}")
+            call = host.read(event) if isinstance(event, dict) else None
+            path = session.enter_context(_lock_session(host, call)) if call is not None else None
             if call is not None and path is not None:
-                project = find_project(host, find_folder(host, told.get("cwd")))
-                plan = _plan(host, project, call, path, url, deadline)
+                project = find_project(host, find_folder(host, event.get("cwd")))
+                plan = _make_plan(host, project, call, path, url, deadline)
         except Exception:
             if os.environ.get("ROUNDELAY_DEBUG", "") not in ("", "0"):
                 raise
         deadline.print_and_end(plan)
 
 
-def find_folder(host: Host, told: object = None) -> Path:
-    """Where a host works. What it tells of that is not always a folder: JSON holds no name that is not UTF-8."""
+def find_folder(host: Host, cwd: object = None) -> Path:
+    """Return the folder in which a host works. ``cwd``, from the hook's event, may be wrong: JSON cannot hold a path that
+    is not UTF-8."""
     chosen = os.environ.get("CLAUDE_PROJECT_DIR") if host.name == "claude" else None
-    folder = chosen or (told if isinstance(told, str) else "")
+    folder = chosen or (cwd if isinstance(cwd, str) else "")
     return Path(folder) if folder and os.path.isdir(folder) else Path.cwd()
 
 
 class _Plan(NamedTuple):
-    """What a hook is about to print, on the disk already."""
+    """The planned output of a hook. Its notes are on disk already."""
 
     answer: object
-    """None: nothing but what the host wants of a hook that has nothing to say."""
-    telling: Telling | None
-    notes: Notes
+    """None: only what the host expects of a hook without output."""
+    output: HookOutput | None
+    notes: SessionNotes
     path: Path
 
 
-def _plan(host: Host, project: Path, call: HookCall, path: Path, url: str | None, deadline: _Deadline) -> _Plan:
+def _make_plan(host: Host, project: Path, call: HookCall, path: Path, url: str | None, deadline: _Deadline) -> _Plan:
     process = find_host_process()
     notes = _load(path, process)
     is_start = call.moment == "start" and call.source != "compact"
-    is_anew = is_start or (notes.pid, notes.started) != process
-    settle(notes, call, host, began_at=deadline.began_at, is_anew=is_anew)
-    notes.shown = [*([] if is_anew else notes.shown), *sorted(call.shown)][-MAX_SHOWN:]
+    is_new_context = is_start or (notes.pid, notes.started) != process
+    resolve_outputs(notes, call, host, began_at=deadline.began_at, is_new_context=is_new_context)
+    notes.shown = [*([] if is_new_context else notes.shown), *sorted(call.shown)][-MAX_SHOWN:]
     if is_start:
         drop_old(path.parent)
     if call.moment != "stop":
@@ -285,14 +290,14 @@ def _plan(host: Host, project: Path, call: HookCall, path: Path, url: str | None
         messages, network = asyncio.run(_ask_node(host, project, agent_id, hub, notes, deadline.left_s))
         remember_hub(agent_id, hub)
         if call.moment != "stop" or notes.stops < MAX_STOPS:
-            text, seqs = compose(agent_id, network, messages, is_start=call.moment == "start")
+            text, seqs = compose_text(agent_id, network, messages, is_start=call.moment == "start")
     except (RoundelayError, TimeoutError, OSError) as error:
         problem = f"Roundelay: {describe_problem(error, agent_id, hub)}"
     notice = problem if host.shows_notices and problem != notes.problem else ""
     notes.problem = problem
-    telling = None
+    output = None
     if seqs:
-        telling = Telling(
+        output = HookOutput(
             seqs,
             secrets.token_hex(8),
             call.moment == "start",
@@ -301,37 +306,37 @@ def _plan(host: Host, project: Path, call: HookCall, path: Path, url: str | None
             hook=find_own_process(),
             gives_up_at=deadline.ends_at,
         )
-        text += _MARK.format(telling.mark)
-        notes.tellings.append(telling)
+        text += _MARK.format(output.mark)
+        notes.outputs.append(output)
         notes.stops += call.moment == "stop"
     write_private(path, notes)
     answer = host.answer(call.event, call.moment, text) if text else {"systemMessage": notice} if notice else None
-    return _Plan(answer, telling, notes, path)
+    return _Plan(answer, output, notes, path)
 
 
 def describe_problem(error: Exception, agent_id: str, url: str) -> str:
-    """Why a node was not reached or does not let somebody in, and what to do about it."""
+    """Return why a node could not be reached or refused a participant, and what to do about it."""
     match error:
         case Forbidden():
             return (
-                f"{agent_id} is not let in at {plain(url)}: {plain(error)} Ask its operator; `roundelay bridge remove` "
-                "takes the bridge out of a project."
+                f"{agent_id} may not join at {plain(url)}: {plain(error)} Ask its operator; `roundelay bridge remove` "
+                "removes the bridge from a project."
             )
         case NotAuthenticated():
             return (
-                f"{agent_id} is not let in at {plain(url)}: {plain(error)} `roundelay token create {agent_id}` makes "
-                f"it a token there; save that in {token_path(url, agent_id)}."
+                f"{agent_id} may not join at {plain(url)}: {plain(error)} `roundelay token create {agent_id}` makes "
+                f"a token for it there; save the token in {token_path(url, agent_id)}."
             )
         case ConnectError() | RetryLater() | TimeoutError() | OSError():
-            return f"the node at {plain(url)} is away; what others write waits there. `roundelay up` starts one here."
+            return f"the node at {plain(url)} is away; messages wait there. `roundelay up` starts one here."
         case _:
             return plain(error)
 
 
 async def _ask_node(
-    host: Host, project: Path, agent_id: str, url: str, notes: Notes, timeout_s: float
+    host: Host, project: Path, agent_id: str, url: str, notes: SessionNotes, timeout_s: float
 ) -> tuple[list[AnyMessage], str]:
-    """Acknowledge what was taken, and give what is to be told."""
+    """Acknowledge messages that the host has taken. Return those to show, and the network's name."""
     async with (
         asyncio.timeout(max(timeout_s, 0.0)),
         NetworkClient(
@@ -344,37 +349,38 @@ async def _ask_node(
         ) as client,
     ):
         epoch = client.welcome.network.epoch
-        if notes.epoch != epoch:  # another history: its numbers mean others
-            notes.epoch, notes.tellings, notes.taken, notes.shown, notes.repeated = epoch, [], [], [], []
-        told, untold = notes.told, list[AnyMessage]()
-        # What was told and is not acknowledged may fill pages before what is new.
+        if notes.epoch != epoch:  # in another history the same seqs mean other messages
+            notes.epoch, notes.outputs, notes.taken, notes.shown, notes.repeated = epoch, [], [], [], []
+        in_context, new = notes.in_context, list[AnyMessage]()
+        # Messages in the context that are not acknowledged may fill whole pages before the new ones.
         async for page in client.pages("network.receive", {"limit": MAX_FETCHED, "peek": True}):
             seqs = [it["seq"] for it in page["messages"]]
             if done := [it for it in seqs if it in notes.taken]:
                 await client.call("network.acknowledge", {"seqs": done})
-            untold += [message_from_wire(it) for it in page["messages"] if it["seq"] not in told]
-            if len(untold) >= ENOUGH and page["next"] >= max(notes.taken, default=0):
+            new += [message_from_wire(it) for it in page["messages"] if it["seq"] not in in_context]
+            if len(new) >= ENOUGH and page["next"] >= max(notes.taken, default=0):
                 break
         notes.taken = []
-        return untold, client.welcome.network.name
+        return new, client.welcome.network.name
 
 
-def compose(
+def compose_text(
     agent_id: str, network: str, messages: list[AnyMessage], *, is_start: bool = False
 ) -> tuple[str, list[int]]:
-    """What the model is told, and of which messages; the rest waits for the next hook. With its mark it is no longer
-    than `MAX_TOLD_CHARS`."""
+    """Return the text for the model, and the seqs of the messages in it. The rest waits for the next hook.
+
+    Text and mark together are at most `MAX_OUTPUT_CHARS` long."""
     who = f"You are {agent_id} in the Roundelay network {plain(network)[:100]}, beside other agents and people"
     if not messages:
         return (f"{who} (MCP server roundelay)." if is_start else ""), []
 
-    def begin(told: int, has_more: bool) -> str:
-        count = "A message has" if told == 1 else f"{told} messages have"
+    def make_head(shown: int, has_more: bool) -> str:
+        count = "A message has" if shown == 1 else f"{shown} messages have"
         more = " More wait: the next hooks tell them, and check shows them." if has_more else ""
         return f"{who}. {count} come for you.{more} {OTHERS_WORDS} Answer with the tool reply where one asks for it."
 
     lines, seqs = list[str](), list[int]()
-    room = MAX_TOLD_CHARS - measure(begin(len(messages), True)) - len(_MARK.format("0" * 16))
+    room = MAX_OUTPUT_CHARS - measure(make_head(len(messages), True)) - len(_MARK.format("0" * 16))
     for message in messages:
         line = format_message(message, MAX_TEXT_CHARS, hint="; history shows them")
         room -= measure(line) + 1
@@ -382,24 +388,24 @@ def compose(
             break
         lines.append(line)
         seqs.append(message.seq)
-    return "\n".join([begin(len(seqs), len(seqs) < len(messages)), *lines]), seqs
+    return "\n".join([make_head(len(seqs), len(seqs) < len(messages)), *lines]), seqs
 
 
 def list_shown_seqs(process: HostProcess, *, with_shown: bool = False) -> set[int]:
-    """What the hooks of a host's process have told, in whichever of its sessions; ``with_shown`` also what a tool has
-    shown there. Leaves out what a hook noted and did not print."""
-    told = set()
+    """Return the seqs that the hooks of a host's process have shown in any session. ``with_shown`` adds those that a tool
+    has shown. Leaves out planned outputs that were never printed."""
+    seqs = set()
     for path in (home() / "bridge" / "sessions").glob("*.json"):
         notes = _load(path, process)
         if (notes.pid, notes.started) == process:
-            told |= {seq for it in notes.tellings if it.may_be_shown for seq in it.seqs} | set(notes.taken)
-            told |= set(notes.shown) if with_shown else set()
-    return told
+            seqs |= {seq for output in notes.outputs if output.may_be_shown for seq in output.seqs} | set(notes.taken)
+            seqs |= set(notes.shown) if with_shown else set()
+    return seqs
 
 
 @contextmanager
-def _own_session(host: Host, call: HookCall) -> Iterator[Path | None]:
-    """A session's notes, for one hook at a time; None where another one is at it: that one tells."""
+def _lock_session(host: Host, call: HookCall) -> Iterator[Path | None]:
+    """Lock a session for one hook, and yield the path of its notes. None: another hook runs and shows the messages."""
     name = hashlib.sha256(f"{host.name}/{call.session}".encode()).hexdigest()[:32]
     folder = home() / "bridge" / "sessions"
     make_folder(folder)
@@ -409,24 +415,24 @@ def _own_session(host: Host, call: HookCall) -> Iterator[Path | None]:
 
 @contextmanager
 def _try_lock(path: Path) -> Iterator[bool]:
-    """Whether a lock was free, and is held now."""
+    """Take a lock for the block if it is free. Yield whether it was free."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
         is_free = False
         with suppress(BlockingIOError, FileNotFoundError):
             lock_descriptor(descriptor)
-            # one that was unlinked after it was opened locks nothing: who comes next makes another
+            # A file that was unlinked after it was opened locks nothing, because the next hook creates another one.
             is_free = os.path.samestat(os.fstat(descriptor), path.stat())
         yield is_free
     finally:
         os.close(descriptor)
 
 
-def _load(path: Path, process: HostProcess) -> Notes:
+def _load(path: Path, process: HostProcess) -> SessionNotes:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Notes)
+        return msgspec.json.decode(path.read_bytes(), type=SessionNotes)
     except (OSError, ValueError, msgspec.MsgspecError):
-        return Notes(*process)
+        return SessionNotes(*process)
 
 
 def _size(path: str) -> int:
@@ -437,7 +443,7 @@ def _size(path: str) -> int:
 
 
 def drop_old(folder: Path) -> None:
-    """Delete the notes of sessions that have ended long ago, and their locks, which nobody holds then."""
+    """Delete the notes and locks of sessions that ended long ago."""
     oldest = time.time() - KEPT_DAYS * 86_400
     for lock in folder.glob("*.lock"):
         notes = lock.with_suffix(".json")

@@ -1,8 +1,7 @@
-"""Installing the bridge in a project: what is written into a host's files, and taken out again.
+"""Installing the bridge in a project: add its entries to a host's files, and remove them again.
 
-Before a file is touched, how it was is kept in the user's own folder (`network.home`), so that `remove` gives it back
-byte for byte; a file that somebody has changed since loses what is ours and nothing else. Each file is written as a
-whole or not at all.
+The original of each file is stored in the user's own folder (`network.home`) first, so that `remove` restores it byte for
+byte. A file that was changed since loses the entries of the bridge and nothing else. Each file is written atomically.
 """
 
 from __future__ import annotations
@@ -28,15 +27,16 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.home import home
 from roundelay.network.platforms import set_mode
 
-from .hosts import WAKE, Commands, Host, HostFile
+from .host_files import HostFile
+from .hosts import WAKE, Commands, Host
 from .participants import show_path, write_private
 
 State = Literal["installed", "changed", "partly", "absent"]
-"""As it was written; there, in files that were changed since; not in all of its files; not there."""
+"""Unchanged since the installation; in files that were changed since; missing in some files; missing in all."""
 
 
 class _InstalledFile(Struct, frozen=True):
-    """One file: how it was before (base64; None where there was none), and what was written (SHA-256)."""
+    """One file: its original (base64; None if there was none), and the SHA-256 of what was written."""
 
     before: str | None
     written: str
@@ -47,21 +47,21 @@ class _Record(Struct, frozen=True):
     host: str
     files: dict[str, _InstalledFile]
     folders: tuple[str, ...] = ()
-    """Those that were made, the outermost first."""
+    """Folders that were created, outermost first."""
 
 
 @dataclass(frozen=True)
 class FileChange:
-    """What becomes of one file; None is no file."""
+    """Contents of one file before and after a change. A missing file is None."""
 
     path: str
     before: bytes | None
     after: bytes | None
     problem: str = ""
-    """Why a file stays as it is although something of ours may be in it, and what to do."""
+    """Why a file stays unchanged although it may contain entries of the bridge, and what to do."""
 
     @property
-    def is_one(self) -> bool:
+    def is_change(self) -> bool:
         return self.before != self.after
 
     def describe(self) -> Literal["written", "removed", "unchanged", "left"]:
@@ -69,14 +69,14 @@ class FileChange:
             "left"
             if self.problem
             else "unchanged"
-            if not self.is_one
+            if not self.is_change
             else "removed"
             if self.after is None
             else "written"
         )
 
     def diff(self) -> Iterator[str]:
-        """The change as `diff -u` shows it, line by line."""
+        """Yield the change as `diff -u` shows it, line by line."""
         old, new = (_text(it).splitlines() for it in (self.before, self.after))
         names = [it if content is not None else os.devnull for it, content in self._sides()]
         yield from difflib.unified_diff(old, new, names[0], names[1], lineterm="")
@@ -86,7 +86,7 @@ class FileChange:
 
 
 def find_command() -> list[str]:
-    """How hosts start this program: by its name where that finds it, else by its path."""
+    """Return the command by which hosts start this program: its name if that finds it, otherwise its path."""
     beside = Path(sys.executable).with_name("roundelay")
     found = shutil.which("roundelay")
     if found is not None and beside.exists() and Path(found).resolve() == beside.resolve():
@@ -97,10 +97,10 @@ def find_command() -> list[str]:
 def plan_install(
     host: Host, project: Path, *, url: str | None = None, command: str | None = None, wakes: bool = False
 ) -> list[FileChange]:
-    """What installing changes. Raises `ConfigError` for a file that cannot be changed without loss, and for a host that
-    nothing wakes."""
+    """Return what installing changes. Raises `ConfigError` for a file that cannot be changed without loss, and for
+    ``wakes`` with a host that cannot be woken."""
     if wakes and not host.can_be_woken:
-        raise ConfigError(f"Nothing wakes {host.title} when it is idle; install it without --wake.")
+        raise ConfigError(f"{host.title} cannot be woken when it is idle. Install the bridge without --wake.")
     words = shlex.split(command) if command else find_command()
     environment = {"ROUNDELAY_URL": url} if url else {}
     if wakes:
@@ -115,7 +115,7 @@ def plan_install(
             after = file.add(text).encode()
         except UnicodeEncodeError as error:
             raise ConfigError(
-                f"{file.path} cannot hold a path that is not UTF-8: rename the folder of ROUNDELAY_HOME, or of this "
+                f"{file.path} cannot contain a path that is not UTF-8. Rename the folder of ROUNDELAY_HOME, or of this "
                 "program."
             ) from error
         changes.append(FileChange(file.path, before, after))
@@ -123,27 +123,27 @@ def plan_install(
 
 
 def install(host: Host, project: Path, changes: list[FileChange]) -> None:
-    """Write what was planned; how the files were is kept first."""
-    kept = _load(host, project)
-    known = kept.files if kept is not None else {}
+    """Write the planned changes. The originals are stored first, so that a crash in between loses nothing."""
+    record = _load(host, project)
+    known = record.files if record is not None else {}
     files = {it.path: _InstalledFile(_keep_before(host, it, known.get(it.path)), _hash(it.after)) for it in changes}
-    folders = [*(kept.folders if kept is not None else ())]
+    folders = [*(record.folders if record is not None else ())]
     for change in changes:
         for folder in reversed(Path(change.path).parents):
             if not (project / folder).exists() and str(folder) not in folders:
                 folders.append(str(folder))
-    write_private(_place(host, project), _Record(show_path(project), host.name, files, tuple(folders)))
+    write_private(_find_record(host, project), _Record(show_path(project), host.name, files, tuple(folders)))
     for change in changes:
         _apply(project, change)
 
 
 def plan_remove(host: Host, project: Path) -> list[FileChange]:
-    """What removing changes: each file as it was, or, where it was changed since, without what is ours. One of which
-    that cannot be taken stays as it is, with its ``problem``."""
-    kept = _load(host, project)
+    """Return what removing changes: each file gets its original back, or loses the entries of the bridge if it was changed
+    since. A file for which neither works stays unchanged, with its ``problem``."""
+    record = _load(host, project)
     changes = []
     for file in host.make_files(Commands(["roundelay"], {})):
-        known = kept.files.get(file.path) if kept is not None else None
+        known = record.files.get(file.path) if record is not None else None
         content = None
         try:
             after = content = _read(project / file.path)
@@ -160,24 +160,24 @@ def plan_remove(host: Host, project: Path) -> list[FileChange]:
 
 
 def remove(host: Host, project: Path, changes: list[FileChange]) -> None:
-    """Do what was planned; folders that installing made go if they are empty. How a file was is kept as long as one is
-    left."""
-    kept = _load(host, project)
+    """Write the planned changes, and remove created folders that are empty. The originals are kept while a file has a
+    problem."""
+    record = _load(host, project)
     for change in changes:
         _apply(project, change)
-    for folder in reversed(kept.folders if kept is not None else ()):
+    for folder in reversed(record.folders if record is not None else ()):
         with suppress(OSError):
             (project / folder).rmdir()
     if not any(it.problem for it in changes):
-        _place(host, project).unlink(missing_ok=True)
+        _find_record(host, project).unlink(missing_ok=True)
 
 
 def find_state(host: Host, project: Path) -> State:
-    """Whether the bridge is in a project's files for a host."""
-    kept = _load(host, project)
+    """Return whether the bridge is installed in a project for a host."""
+    record = _load(host, project)
     contents = [(file, _read(project / file.path)) for file in host.make_files(Commands(["roundelay"], {}))]
-    if kept is not None and all(
-        content is not None and file.path in kept.files and _hash(content) == kept.files[file.path].written
+    if record is not None and all(
+        content is not None and file.path in record.files and _hash(content) == record.files[file.path].written
         for file, content in contents
     ):
         return "installed"
@@ -190,11 +190,11 @@ def _has_ours(file: HostFile, content: bytes) -> bool:
     try:
         return file.take_out(text) != text
     except ConfigError:
-        return True  # in what has nothing of ours it finds nothing wrong
+        return True  # a file without entries of the bridge raises nothing
 
 
 def _keep_before(host: Host, change: FileChange, known: _InstalledFile | None) -> str | None:
-    """How a file was without us: as it is kept, unless somebody has changed it since."""
+    """Return the original of a file in base64: the stored one, unless the file was changed since."""
     if known is not None and change.before is not None and _hash(change.before) == known.written:
         return known.before
     before = change.before
@@ -209,7 +209,7 @@ def _keep_before(host: Host, change: FileChange, known: _InstalledFile | None) -
 def _apply(project: Path, change: FileChange) -> None:
     path = project / change.path
     try:
-        if not change.is_one:
+        if not change.is_change:
             return
         if change.after is None:
             path.resolve().unlink(missing_ok=True)
@@ -220,8 +220,8 @@ def _apply(project: Path, change: FileChange) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file of the project's: a link stays one, and the file keeps its mode, which its draft never exceeds. A
-    new one has the mode that the user's new files have."""
+    """Write a file of the project. A symbolic link stays a link, and the file keeps its mode, which the draft never
+    exceeds. A new file gets the mode of the user's new files."""
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.{os.getpid()}.part")
@@ -251,7 +251,7 @@ def _decode(content: bytes, path: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not in UTF-8; save it so.") from error
+        raise ConfigError(f"{path} is not UTF-8. Save it as UTF-8.") from error
 
 
 def _text(content: bytes | None) -> str:
@@ -262,20 +262,22 @@ def _hash(content: bytes | None) -> str:
     return hashlib.sha256(content or b"").hexdigest()
 
 
-def _place(host: Host, project: Path) -> Path:
+def _find_record(host: Host, project: Path) -> Path:
     return home() / "bridge" / "installed" / f"{host.name}-{_hash(os.fsencode(project))[:16]}.json"
 
 
 def _load(host: Host, project: Path) -> _Record | None:
     try:
-        return msgspec.json.decode(_place(host, project).read_bytes(), type=_Record)
+        return msgspec.json.decode(_find_record(host, project).read_bytes(), type=_Record)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"Cannot read {_place(host, project)}; delete it, and edit the files by hand.") from error
+        raise ConfigError(
+            f"Cannot read {_find_record(host, project)}. Delete it, and edit the files by hand."
+        ) from error
 
 
 def is_waking(host: Host, project: Path) -> bool:
-    """Whether what stands in a project's files has the host woken."""
+    """Return whether the bridge was installed with waking."""
     files = (project / it.path for it in host.make_files(Commands(["roundelay"], {})))
     return any(WAKE.encode() in (_read(it) or b"") for it in files)

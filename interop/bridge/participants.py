@@ -1,8 +1,8 @@
-"""As whom a coding agent takes part: one participant for each project and each process of a host that runs there.
+"""Identity of a coding agent: one participant per project and running process of a host.
 
-The names are kept in the user's own folder: the first process in a project is ``claude-myproject``, a second one at the
-same time ``claude-myproject-2``, and who comes when one of them has ended takes its name over, with what waits for it.
-A host starts its hooks and its MCP server as processes of its own; by their ancestors both find the same host.
+The names are stored in the user's own folder. The first process in a project is ``claude-myproject``, a second one at the
+same time ``claude-myproject-2``. A process that starts after one of them has ended takes over its name and its messages.
+A host starts its hooks and its MCP server as separate processes. Both find the host among their ancestors.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from roundelay.network.platforms import CLOSE_ON_EXEC, is_reader_gone, lock_desc
 from .hosts import WAKE, Host
 
 MAX_CHARS = 40
-"""Of a project's name in an id."""
-_GO_BETWEENS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish", "env", "timeout", "nice", "nohup"})
-"""What may stand between a host and what it starts."""
+"""Maximum length of a project's name in an id."""
+_WRAPPERS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish", "env", "timeout", "nice", "nohup"})
+"""Programs that may run between a host and the process that it starts."""
 
 
 class HostProcess(NamedTuple):
-    """A process of a host; its start tells it from a later one of the same number."""
+    """A process of a host. Its start time distinguishes it from a later process with the same id."""
 
     pid: int
     started: str
@@ -44,14 +44,14 @@ class HostProcess(NamedTuple):
 
 
 class NameHolder(Struct, frozen=True):
-    """Who has a name, or had it last."""
+    """The process that has a name, or had it last."""
 
     host: str
     project: str
     pid: int
     started: str
     url: str = ""
-    """The hub that it reached last."""
+    """URL of the hub that it reached last."""
 
     @property
     def is_running(self) -> bool:
@@ -59,12 +59,12 @@ class NameHolder(Struct, frozen=True):
 
 
 def find_host_process() -> HostProcess:
-    """The host that started this process, be it by a shell. Raises `ConnectError` where it has ended: who has taken its
-    orphans is no host."""
+    """Return the host that started this process, perhaps through a shell. Raises `ConnectError` if it has ended: the
+    process that adopts orphans is no host."""
     pid, found = os.getppid(), read_process(os.getppid())
-    while found is not None and found.parent > 1 and found.name.lstrip("-") in _GO_BETWEENS:
+    while found is not None and found.parent > 1 and found.name.lstrip("-") in _WRAPPERS:
         pid, found = found.parent, read_process(found.parent)
-    # After the look: as long as somebody can read what is printed here, the host was there.
+    # Checked after the search: while the output has a reader, the host that was found is the right one.
     if found is None or is_reader_gone(sys.stdout.fileno()):
         raise ConnectError("The program that started this has ended.")
     return HostProcess(pid, found.started)
@@ -77,12 +77,12 @@ def find_own_process() -> HostProcess:
 
 
 def find_project(host: Host, start: Path) -> Path:
-    """The project in which something runs: the nearest folder that has the host's own, or else where it runs. The
-    user's home and what is above it is no project, nor is the root of the file system: what a host has there is for all
-    of them."""
+    """Return the project of a folder: the nearest parent with the host's own folder, or else the folder itself.
+
+    The user's home, its parents and the root are no projects: a host's folder there applies to all projects."""
     here = start.resolve()
     shared = {Path(here.anchor)}
-    with suppress(ConfigError):  # a user id without a home folder has nothing there
+    with suppress(ConfigError):  # a user without a home folder
         above = find_user_folder().resolve()
         shared |= {above, *above.parents}
     for folder in (here, *here.parents):
@@ -94,8 +94,8 @@ def find_project(host: Host, start: Path) -> Path:
 
 
 def claim_name(host: Host, project: Path, process: HostProcess) -> str:
-    """The participant's id of a host's process in a project: the same one each time. Raises as `list_names`; then
-    nothing has changed."""
+    """Return the participant id of a host's process in a project: the same one each time. Raises as `list_names`, and
+    changes nothing then."""
     with _locked(home() / "bridge" / "names.lock"):
         names, place = list_names(), show_path(project)
         own = [(name, it) for name, it in names.items() if (it.host, it.project) == (host.name, place)]
@@ -110,8 +110,8 @@ def claim_name(host: Host, project: Path, process: HostProcess) -> str:
 
 
 def list_names() -> dict[str, NameHolder]:
-    """All names that this user's hosts have had. Raises `ConfigError` where that cannot be read: without it a project
-    could be given another one's name, and what waits for it."""
+    """Return all names that this user's hosts have had. Raises `ConfigError` if the file cannot be read: a project could
+    get the name and the messages of another one."""
     path = home() / "bridge" / "names.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, NameHolder])
@@ -121,14 +121,14 @@ def list_names() -> dict[str, NameHolder]:
         raise ConfigError(f"Cannot read {path}: {describe_os_error(error, path, 'read')}.") from error
     except (ValueError, msgspec.MsgspecError) as error:
         raise ConfigError(
-            f"{path}, which keeps who is whom, is broken ({error}). Give it back from a backup. Or move it away: then "
-            "names are given anew, and a project may get one under which another one was known."
+            f"{path}, the file of names, is broken ({error}). Restore it from a backup. Or move it away: then names are "
+            "chosen again, and a project may get the former name of another one."
         ) from error
 
 
 def find_hub(agent_id: str, chosen: str | None = None) -> str:
-    """The hub of a participant: the chosen one, as `find_url` finds it, or, while no node runs here, the one that it
-    reached last."""
+    """Return the hub of a participant: the chosen one, the one that `find_url` finds, or, without a node on this machine,
+    the one that it reached last."""
     if chosen or os.environ.get("ROUNDELAY_URL") or running_nodes():
         return chosen or find_url()
     holder = list_names().get(agent_id)
@@ -136,7 +136,7 @@ def find_hub(agent_id: str, chosen: str | None = None) -> str:
 
 
 def remember_hub(agent_id: str, url: str) -> None:
-    """Keep which hub a participant has reached."""
+    """Store which hub a participant has reached."""
     if list_names()[agent_id].url == url:
         return
     with _locked(home() / "bridge" / "names.lock"):
@@ -146,23 +146,23 @@ def remember_hub(agent_id: str, url: str) -> None:
 
 
 def make_card(host: Host, project: Path) -> dict[str, object]:
-    """What a bridged host shows of itself. `reads` tells a sender whether something wakes it."""
+    """Return the card of a bridged host. Its `reads` tells senders whether a message wakes the host."""
     reads = "when it is woken" if is_woken(host) else "at its next turn"
     return {"description": f"{host.title} in the project {show_path(Path(project.name))}", "reads": reads}
 
 
 def is_woken(host: Host) -> bool:
-    """Whether this process was started for a host that is to be woken when it is idle."""
+    """Return whether this process was started for a host that is woken when it is idle."""
     return host.can_be_woken and os.environ.get(WAKE) == "1"
 
 
 def show_path(path: Path) -> str:
-    """A path as text, also one that is not UTF-8: what is none of it stands as its codes."""
+    """Return a path as text. Bytes that are not UTF-8 are shown as escapes."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def write_private(path: Path, value: Any) -> None:
-    """Keep a value as JSON: whole when this returns, and for its owner alone."""
+    """Write a value as JSON to a private file, atomically."""
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | CLOSE_ON_EXEC, 0o600)

@@ -1,8 +1,7 @@
-"""The session of a bridged host's MCP server: it begins when the node is there, and shows nothing that the host's hooks
-have told.
+"""The session of the MCP server that a bridged host starts. It leaves out messages that the host's hooks have shown.
 
-A host starts its MCP servers once, and a server that does not start then has no tools for as long as the host runs. So
-this one starts without the node: each call looks for it, and says what is wrong until it is there.
+A host starts its MCP servers once. A server that fails then has no tools while the host runs. So this one starts without
+a node: each call looks for the node, and returns an error while it is missing.
 """
 
 from __future__ import annotations
@@ -29,40 +28,41 @@ from .participants import (
 
 CONNECT_TIMEOUT_S = 5.0
 CALL_S = 29.0
-"""Of one call: a tool may wait 25 s for messages."""
+"""Maximum duration of one call, in seconds: a tool may wait 25 s for messages."""
 
 
 class BridgeClient(NetworkClient):
-    """What hooks have told and not acknowledged yet is not shown again."""
+    """A client whose `network.receive` leaves out messages that hooks have shown and not acknowledged yet."""
 
     host_process: HostProcess
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
-        asked, is_from_floor = dict(args or {}), (args or {}).get("after") is None
-        if op != "network.receive" or (asked.get("peek") and not is_from_floor):  # who looks for an answer finds it
+        asked, is_unhandled_only = dict(args or {}), (args or {}).get("after") is None
+        # Peeking after a seq is how a tool waits for an answer, which it must find even if a hook has shown it.
+        if op != "network.receive" or (asked.get("peek") and not is_unhandled_only):
             return await super().call(op, args, call_id=call_id)
         loop = asyncio.get_running_loop()
         until = loop.time() + asked.get("wait_ms", 0) / 1000
         while True:
-            # Look first: a call that shows nothing new must not make messages `delivered`.
-            looked = await super().call(op, asked | {"peek": True})
-            answer, found = self._leave_out_told(looked), len(looked["messages"])
+            # Peek first: a call that returns nothing new must not mark messages as delivered.
+            peeked = await super().call(op, asked | {"peek": True})
+            answer, count = self._leave_out_shown(peeked), len(peeked["messages"])
             if answer["messages"] and not asked.get("peek"):
-                # The same page again: with the old limit, it could hold newer messages too.
-                answer = self._leave_out_told(await super().call(op, asked | {"limit": found, "wait_ms": 0}))
+                # Take exactly the page that was peeked at. With the old limit it could hold newer messages too.
+                answer = self._leave_out_shown(await super().call(op, asked | {"limit": count, "wait_ms": 0}))
             left_ms = max(int((until - loop.time()) * 1000), 0)
             if answer["messages"] or not (answer["has_more"] or left_ms):
                 return answer
-            asked |= {"after": answer["next"], "unhandled": is_from_floor, "wait_ms": left_ms}
+            asked |= {"after": answer["next"], "unhandled": is_unhandled_only, "wait_ms": left_ms}
 
-    def _leave_out_told(self, page: dict[str, Any]) -> dict[str, Any]:
-        """Return a page without the messages that hooks have told."""
-        told = list_shown_seqs(self.host_process)
-        return page | {"messages": [it for it in page["messages"] if it["seq"] not in told]}
+    def _leave_out_shown(self, page: dict[str, Any]) -> dict[str, Any]:
+        """Return a page without the messages that hooks have shown."""
+        shown = list_shown_seqs(self.host_process)
+        return page | {"messages": [message for message in page["messages"] if message["seq"] not in shown]}
 
 
 class BridgeSession:
-    """Who the MCP server that a host has started here is. Use as ``async with BridgeSession(host) as session``."""
+    """The participant of an MCP server that a host has started. Use as ``async with BridgeSession(host) as session``."""
 
     def __init__(self, host: Host, url: str | None = None) -> None:
         self.host = host
@@ -70,53 +70,53 @@ class BridgeSession:
         self._process = find_host_process()
         self.project = find_project(host, find_folder(host))
         self._client: BridgeClient | None = None
-        self._line = asyncio.Lock()
-        """One call at a time connects."""
-        self._first: asyncio.Task[None] | None = None
+        self._connecting = asyncio.Lock()
+        """Held while a call connects, so that concurrent calls share one client."""
+        self._early_connect: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._first = asyncio.create_task(self._begin(), name="bridge-begin")
+        self._early_connect = asyncio.create_task(self._connect_early(), name="bridge-connect")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._first is not None:
-            self._first.cancel()
-            await asyncio.gather(self._first, return_exceptions=True)
+        if self._early_connect is not None:
+            self._early_connect.cancel()
+            await asyncio.gather(self._early_connect, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
 
     @asynccontextmanager
-    async def take(self, _: object) -> AsyncIterator[NetworkClient]:
-        """The session, for one call. Raises what keeps it from the node, with the next step."""
+    async def lend(self, _: object) -> AsyncIterator[NetworkClient]:
+        """Lend the client for one call. Raises `ConnectError` with the reason and the next step."""
         client = await self._connect()
         try:
             async with asyncio.timeout(CALL_S if client.is_connected else CONNECT_TIMEOUT_S):
                 yield client
         except TimeoutError as error:
             if self._client is client:
-                self._client = None  # the next call looks where the node is now
+                self._client = None  # the next call looks for the node again
             await client.close()
             raise ConnectError(
-                f"{self._describe(error, client)} What you have sent may be stored or not: send it again with the same "
-                "message_id, or look with history first."
+                f"{self._describe(error, client)} It is unknown whether your message was stored: send it again with the same "
+                "message_id, or check with history first."
             ) from error
 
-    async def count_untold(self, first: int) -> int:
-        """Of the messages from this seq on that are not handled: how many neither a hook nor a tool has shown. Raises
-        as `take`."""
-        async with self.take(None) as client:
+    async def count_unseen(self, first: int) -> int:
+        """Return the number of unhandled messages from the seq ``first`` on that neither a hook nor a tool has shown.
+        Raises as `lend`."""
+        async with self.lend(None) as client:
             asked = {"after": first - 1, "limit": 500, "peek": True, "unhandled": True}
             page = await client.call("network.receive", asked)
-        told = list_shown_seqs(self._process, with_shown=True)
-        return sum(it["seq"] not in told for it in page["messages"])
+        shown = list_shown_seqs(self._process, with_shown=True)
+        return sum(message["seq"] not in shown for message in page["messages"])
 
-    async def _begin(self) -> None:
-        """Be there from the start where the node is, so that others can write to this host."""
+    async def _connect_early(self) -> None:
+        """Join at the start if a node runs, so that others can write to this host before its first call."""
         with suppress(RoundelayError, OSError):
             await self._connect()
 
     async def _connect(self) -> BridgeClient:
-        async with self._line:
+        async with self._connecting:
             if self._client is not None and self._client.failure is None:
                 return self._client
             name = claim_name(self.host, self.project, self._process)
@@ -138,5 +138,5 @@ class BridgeSession:
             return client
 
     def _describe(self, error: Exception, client: BridgeClient) -> str:
-        told = describe_problem(error, client.agent_id, client.url)
-        return f"{told[0].upper()}{told[1:]}"
+        problem = describe_problem(error, client.agent_id, client.url)
+        return f"{problem[0].upper()}{problem[1:]}"

@@ -1,7 +1,7 @@
-"""Wakes a coding agent that is idle when others have written to it: a preview, for hosts that have a way for it.
+"""Waking an idle coding agent when others have written to it: a preview, for hosts that can be woken.
 
-A wake tells nothing of what was written: it begins a turn, in which the host's hooks, or the tool `check`, tell it as
-ever. So there is one floor, receipts stay as true as they were, and nobody's words come by a way of their own.
+A wake contains no message. It starts a turn, in which the host's hooks or the tool `check` show the messages as usual. So
+there is one ack cursor, receipts stay true, and no text reaches the model on a second path.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ with needs("bridge"):
 _logger = logging.getLogger(__name__)
 
 GRACE_S = 3.0
-"""A host that is at work is told by its hooks meanwhile."""
+"""Delay before a wake, in seconds: hooks of a busy host show the message meanwhile."""
 GAP_S = 20.0
 MAX_AN_HOUR = 30
-"""What comes faster waits, and is one wake: each costs its person a turn, and two agents may answer each other."""
+"""Maximum number of wakes per hour, at least `GAP_S` apart. Each costs a turn, and two agents may wake each other."""
 BUSY_S = 2.0
 AGAIN_S = 5.0
 WAIT_MS = 20_000
@@ -48,12 +48,11 @@ CODEX_S = 10.0
 CHANNEL = "claude/channel"
 
 Wake = Callable[[str], Awaitable[bool | None]]
-"""Begins a turn with a sentence. Gives whether it did: False where the host is at work, None where none can be
-found."""
+"""Starts a turn with a sentence. Returns whether it did: False if the host is busy, None if no session can be found."""
 
 
 async def serve_waking(server: MCPServer[Any], session: BridgeSession) -> None:
-    """Serve MCP on stdin and stdout, and wake the host that has started this."""
+    """Serve MCP on stdin and stdout, and wake the host that started this process."""
     async with stdio_server() as (reading, writing):
 
         async def send_to_channel(sentence: str) -> bool:
@@ -69,7 +68,7 @@ async def serve_waking(server: MCPServer[Any], session: BridgeSession) -> None:
         inner = server._lowlevel_server  # the one that speaks the protocol
         waking = asyncio.create_task(keep_waking(session, send_to_channel if is_channel else start_turn), name="waking")
         try:
-            if is_channel:  # by the revisions with a handshake: later ones have no notification that nobody asked for
+            if is_channel:  # revisions without a handshake have no unrequested notifications
                 options = inner.create_initialization_options(experimental_capabilities={CHANNEL: {}})
                 async with inner.lifespan(inner) as state:
                     await serve_loop(inner, reading, writing, lifespan_state=state, init_options=options)
@@ -81,36 +80,36 @@ async def serve_waking(server: MCPServer[Any], session: BridgeSession) -> None:
 
 
 async def keep_waking(session: BridgeSession, wake: Wake) -> None:
-    """Wake the host for what comes and is not told by its hooks, until cancelled. What had come before it began is told
-    at its start."""
+    """Wake the host for messages that its hooks do not show, until cancelled. Earlier messages are shown at its start."""
     clock = asyncio.get_running_loop().time
     woken: deque[float] = deque([-3600.0] * MAX_AN_HOUR, maxlen=MAX_AN_HOUR)
-    place: tuple[str, int] | None = None
+    position: tuple[str, int] | None = None
+    """The history (epoch) and the seq up to which messages have caused a wake."""
     while True:
         try:
-            async with session.take(None) as client:
+            async with session.lend(None) as client:
                 epoch = client.welcome.network.epoch
-                if place is None or place[0] != epoch:
-                    place = epoch, client.welcome.head
-                asked = {"after": place[1], "limit": 100, "wait_ms": WAIT_MS, "peek": True}
+                if position is None or position[0] != epoch:
+                    position = epoch, client.welcome.head
+                asked = {"after": position[1], "limit": 100, "wait_ms": WAIT_MS, "peek": True}
                 page = await client.call("network.receive", asked)
             if page["messages"]:
                 first = page["messages"][0]["seq"]
                 await asyncio.sleep(max(GRACE_S, woken[-1] + GAP_S - clock(), woken[0] + 3600 - clock()))
-                while waiting := await session.count_untold(first):
+                while waiting := await session.count_unseen(first):
                     if await _wake_once(wake, waiting, woken) is not False:
                         break
                     await asyncio.sleep(BUSY_S)
-            place = epoch, page["next"]  # behind the wake: one that failed is tried again
+            position = epoch, page["next"]  # only after the wake, so that a failed one is tried again
         except (RoundelayError, OSError, WebSocketException):
             await asyncio.sleep(AGAIN_S)
-        except Exception:  # another release of a host may answer anything
+        except Exception:  # another release of a host may answer in another form
             _logger.exception("a host could not be woken")
             await asyncio.sleep(AGAIN_S)
 
 
 async def _wake_once(wake: Wake, waiting: int, woken: deque[float]) -> bool | None:
-    """Try to wake; what may have begun a turn counts, and is not tried again. Raises what kept it from being asked."""
+    """Try to wake the host. An attempt that may have started a turn counts as a wake. Raises connection errors."""
     try:
         is_woken = await wake(_say(waiting))
     except TimeoutError:
@@ -121,9 +120,9 @@ async def _wake_once(wake: Wake, waiting: int, woken: deque[float]) -> bool | No
 
 
 def _say(number: int) -> str:
-    came = "A message has" if number == 1 else f"{number} messages have"
+    count = "A message has" if number == 1 else f"{number} messages have"
     return (
-        f"This is Roundelay's bridge, and no person: {came} come for you while you were idle. The tool `check` of the "
+        f"This is Roundelay's bridge, and no person: {count} come for you while you were idle. The tool `check` of the "
         "server roundelay shows what you were not told yet."
     )
 
@@ -132,7 +131,7 @@ def _say(number: int) -> str:
 
 
 def find_codex_socket() -> Path:
-    """Where the app server of this user listens, as Codex 0.169 has it."""
+    """Return the socket of this user's app server, as in Codex 0.169."""
     folder = os.environ.get("CODEX_HOME")
     return (
         (Path(folder) if folder else find_user_folder() / ".codex") / "app-server-control" / "app-server-control.sock"
@@ -140,8 +139,8 @@ def find_codex_socket() -> Path:
 
 
 async def start_codex_turn(path: Path, project: Path, sentence: str) -> bool | None:
-    """Begin a turn in the newest thread of a project that the app server has loaded. Raises `OSError` where no app
-    server listens, `WebSocketException`, `TimeoutError`."""
+    """Start a turn in the newest loaded thread of a project. Raises `OSError` if no app server listens,
+    `WebSocketException`, `TimeoutError`."""
     async with asyncio.timeout(CODEX_S), unix_connect(str(path), uri="ws://localhost/", max_size=2**26) as socket:
         numbers = count(1)
 
@@ -166,8 +165,8 @@ async def start_codex_turn(path: Path, project: Path, sentence: str) -> bool | N
 async def _ask_codex(socket: ClientConnection, number: int, method: str, params: dict[str, Any]) -> Any:
     await socket.send(json.dumps({"id": number, "method": method, "params": params}))
     while True:
-        told = json.loads(await socket.recv())
-        if told.get("id") == number and "method" not in told:
-            if "error" in told:
-                raise OSError(f"Codex's app server refused {method}: {told['error'].get('message')}")
-            return told["result"]
+        reply = json.loads(await socket.recv())
+        if reply.get("id") == number and "method" not in reply:
+            if "error" in reply:
+                raise OSError(f"Codex's app server refused {method}: {reply['error'].get('message')}")
+            return reply["result"]

@@ -2,7 +2,7 @@
 
 A connection counts until the hub has accepted the token of its request, and again after the response. These connections
 share places as pending ones of the hub do (`network.hub.handshakes.HandshakeLimiter`): the address with the most of them
-loses its oldest. What callers do with an accepted token is bounded by `session_pool`.
+loses its oldest. `session_pool` bounds the calls with an accepted token.
 """
 
 from __future__ import annotations

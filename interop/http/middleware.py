@@ -1,6 +1,6 @@
 """ASGI middleware of the gateway: which requests reach the application of another protocol, and for how long.
 
-Each class wraps an application. None of them keeps state between requests.
+Each class wraps an application, and keeps no state between requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Requests and error responses over HTTP: bodies within limits, strict JSON, callers that disconnect.
 
-Every protocol of the gateway reads its requests here. Nothing here knows an endpoint or a session.
+Every protocol of the gateway reads its requests here. This module knows no endpoints and no sessions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a person decides on a call of an agent, asked for at the person's own host of MCP.
+"""Approvals over MCP: a person decides on an agent's call at the person's own MCP host.
 
-Whoever speaks for a person by MCP is a model, so what it writes decides nothing: the host asks its person, by the
-protocol's elicitation, and what is answered there is sent. Decides in memory; asks the hub what waits.
+Over MCP a model speaks for the person, so its text never decides. The host asks the person by the protocol's elicitation,
+and the person's answer is sent. Nothing is stored here: the hub knows which calls wait.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ with needs("bridge"):
 
 
 MAX_ASKED_CHARS = 8_000
-"""Of what a person is asked to decide on: it is shown whole, or it is not decided here."""
+"""Maximum length of a question to a person. It is shown as a whole, or the person decides elsewhere."""
 _WORDS = ("/approve", "/deny", "/edit")
 _ASKS_IN_ANSWERS = "2026-07-28"
-"""From this revision on a server asks in its answer, and the host calls again; before it asks over a session."""
+"""First revision in which a server asks in its response, and the host calls again. Before it asks over a session."""
 
 
 class PersonsDecision(BaseModel):
-    """The form that a host shows to its person."""
+    """The form that a host shows to the person."""
 
     decision: Literal["approve", "approve thread", "approve always", "deny"] = Field(
         title="Decision",
@@ -41,44 +41,45 @@ class PersonsDecision(BaseModel):
     reason: str = Field("", title="Reason, where you deny it", max_length=1000)
 
     def write(self) -> str:
-        """The reply by which a person decides."""
+        """Return the reply that states the decision."""
         return f"/deny {self.reason}".strip() if self.decision == "deny" else f"/{self.decision}"
 
 
 async def find_question(
     context: Context[Any, Any], client: NetworkClient, request: AnyMessage, text: str
 ) -> str | None:
-    """Give what the person at the host has to be asked before ``text`` may be sent in reply to a message; None where
-    nobody has to be asked. Raises `ToolError` where nobody can decide here, and `MCPError` where the host cannot
-    ask."""
+    """Return the question to the person before ``text`` may be sent as a reply, or None if no decision is needed.
+
+    Raises `ToolError` if this participant cannot decide, and `MCPError` if the host cannot ask."""
     if client.kind != "human":
-        return None  # its words decide nothing, whatever they are
+        return None  # only replies of people decide
     page = await client.call("network.approvals", {"after": request.seq - 1, "limit": 1})
     waiting = next((it for it in page["approvals"] if it["seq"] == request.seq), None)
-    told = (request.metadata or {}).get("approval")
-    if waiting is None and not isinstance(told, dict) and not text.strip().lower().startswith(_WORDS):
+    approval = (request.metadata or {}).get("approval")
+    if waiting is None and not isinstance(approval, dict) and not text.strip().lower().startswith(_WORDS):
         return None
     if waiting is None:
-        raise ToolError(f"#{request.seq} waits for no decision, or for none any more, so nothing was sent.")
+        raise ToolError(f"#{request.seq} does not wait for a decision (any more), so nothing was sent.")
     if not waiting["may_decide"]:
-        raise ToolError(f"#{request.seq} is not for {client.agent_id} to decide, so nothing was sent.")
-    question = _describe(client, request, told if isinstance(told, dict) else {})
+        raise ToolError(f"{client.agent_id} may not decide #{request.seq}, so nothing was sent.")
+    question = _describe(client, request, approval if isinstance(approval, dict) else {})
     if len(question) > MAX_ASKED_CHARS:
-        raise ToolError(f"What #{request.seq} asks for is too long to be shown here. {_elsewhere(request.seq)}")
+        raise ToolError(f"The call in #{request.seq} is too long to be shown here. {_elsewhere(request.seq)}")
     _require_host_that_asks(context, request.seq)
     return question
 
 
 def decision_id(client: NetworkClient, request: int) -> str:
-    """The id of the decision of this participant on a request: there is one, however often a host says it."""
+    """Return the id of a participant's decision on a request. A host that repeats it sends the same message."""
     return "decision-" + hashlib.sha256(f"{client.agent_id} {request}".encode()).hexdigest()[:40]
 
 
-def _describe(client: NetworkClient, request: AnyMessage, told: Mapping[str, Any]) -> str:
-    said = {name: visible(told[name]) for name in ("tool", "arguments", "reason") if isinstance(told.get(name), str)}
-    call = f"may I call {said.get('tool', 'a tool')} with {said.get('arguments', 'what stands in my message')}?"
-    why = [f"Why: {said['reason']}"] if said.get("reason") else []
-    message = [visible(request.text)] if not said else []
+def _describe(client: NetworkClient, request: AnyMessage, approval: Mapping[str, Any]) -> str:
+    names = ("tool", "arguments", "reason")
+    stated = {name: visible(approval[name]) for name in names if isinstance(approval.get(name), str)}
+    call = f"may I call {stated.get('tool', 'a tool')} with {stated.get('arguments', 'what stands in my message')}?"
+    why = [f"Why: {stated['reason']}"] if stated.get("reason") else []
+    message = [visible(request.text)] if not stated else []
     return "\n".join(
         [
             f"{request.sender_id} ({request.sender_kind}) asks {client.agent_id} in {visible(request.thread_id)}, "

@@ -1,4 +1,4 @@
-"""Records what the SDK answers to the requests that need no session, for `mcp_stdio`.
+"""Records the SDK's answers to requests that need no session, for `stdio`.
 
 python -m roundelay.interop.mcp.recording > interop/mcp/recorded_answers.json
 """
@@ -58,7 +58,7 @@ async def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             is_answered.set()
 
         async def flush(self) -> None:
-            """Nothing is kept back."""
+            """Lines are not buffered."""
 
     async def read() -> Any:
         nonlocal is_answered

@@ -1,11 +1,11 @@
-"""An MCP server: a coding agent, or any other host of MCP, takes part in a network as one participant.
+"""The MCP server: a coding agent, or any other MCP host, takes part in a network as one participant.
 
-The official SDK speaks the protocol. A tool here is a call of the participant's session and its answer as text for a
-model, in which what others wrote is marked as theirs. Nothing is kept between two calls: who calls stands in the token,
-how far it has got in the ledger (`ack`) or with the caller (`after`).
+The official SDK speaks the protocol. Each tool calls the participant's session and returns text for a model, with the
+messages of others marked as such. Nothing is kept between two calls: the token identifies the caller, and its position
+is in the ledger (`ack`) or an argument (`after`).
 """
 
-# annotations are evaluated as they stand: the SDK finds there which argument a person gives, not the model
+# No `from __future__ import annotations`: the SDK evaluates annotations to find arguments that a person gives (`Resolve`).
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -41,10 +41,10 @@ with needs("bridge"):
 
 
 MAX_WAIT_S = 25
-"""Of `wait` and `ask`: hosts give a tool about half a minute."""
+"""Maximum wait of the tools `wait` and `ask`, in seconds: hosts give a tool about half a minute."""
 MAX_SHOWN = 50
 DECIDE_WITHIN_S = 86_400
-"""How long a person may take over a decision before it is asked for anew."""
+"""Time that a person may take for a decision before the host must ask again, in seconds."""
 INSTRUCTIONS = (
     "You are one participant of a Roundelay network, beside other agents and people. `check` shows what was sent to "
     "you and is not handled yet, `wait` waits for more; answer with `reply`, begin with `send`, or `ask` and wait for "
@@ -53,10 +53,12 @@ INSTRUCTIONS = (
 )
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _SENDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=True)
-_SETTLES = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+_ACKNOWLEDGES = ToolAnnotations(
+    read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+)
 
 FindSession = Callable[[Context[Any, Any]], AbstractAsyncContextManager[NetworkClient]]
-"""Gives the session of whoever calls, for one call."""
+"""Lends the caller's session for one call."""
 
 To = Annotated[str, Field(description="Who gets it: agent:ID (an agent or a person), channel:NAME or broadcast")]
 Text = Annotated[str, Field(min_length=1)]
@@ -74,35 +76,35 @@ MessageId = Annotated[
 
 
 class PlainServer(MCPServer[Any]):
-    """A server whose tools say what is wrong in a sentence."""
+    """A server whose tool errors are one sentence for the model."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """Raises `ToolError` with what the model can read and mend."""
+        """Call a tool. Raises `ToolError` with a text that the model can act on."""
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
             match error.__cause__:
-                case ToolError() as said:
-                    raise said from error
-                case ValidationError() as wrong:
-                    told = "; ".join(
-                        f"{'.'.join(str(part) for part in it['loc'])}: {it['msg']}" for it in wrong.errors()
+                case ToolError() as cause:
+                    raise cause from error
+                case ValidationError() as invalid:
+                    problems = "; ".join(
+                        f"{'.'.join(str(part) for part in it['loc'])}: {it['msg']}" for it in invalid.errors()
                     )
-                    raise ToolError(f"{name} does not take these arguments. {told}.") from error
+                    raise ToolError(f"{name} does not accept these arguments. {problems}.") from error
             raise
 
 
 def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
-    """The server with its tools, in a fixed order, and its resources."""
+    """Return the server with its tools, in a fixed order, and its resources."""
     server = PlainServer(
         "roundelay",
         title="Roundelay",
         instructions=INSTRUCTIONS,
         version=version("roundelay"),
         log_level="WARNING",
-        # what a host brings back was given to that caller, for these arguments; another process asks anew
+        # The state that a host sends back is bound to the caller and the arguments. After a restart the person is asked again.
         request_state_security=RequestStateSecurity(
             keys=[secrets.token_bytes(32)], ttl=DECIDE_WITHIN_S, bind_principal=_show_caller
         ),
@@ -151,7 +153,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
                 to, text, requires_response=requires_response, message_id=message_id, conversation=conversation
             )
             again = " It had been sent before, under this message_id." if stored.duplicate else ""
-            waiting = await _tell_waiting(client, to.removeprefix("agent:")) if to.startswith("agent:") else ""
+            waiting = await _describe_wait(client, to.removeprefix("agent:")) if to.startswith("agent:") else ""
             return f"Stored as #{stored.seq} in {plain(stored.thread_id)}.{again}{waiting}"
 
     async def ask_person(context: Context[Any, Any], seq: int, text: str) -> Elicit[PersonsDecision] | None:
@@ -198,7 +200,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
                 message_id=message_id,
                 conversation=conversation,
             )
-            return await _await_answer(client, stored.seq, agent_id, wait_s)
+            return await _wait_for_answer(client, stored.seq, agent_id, wait_s)
 
     @server.tool(annotations=_READS, structured_output=False)
     async def check(context: Context[Any, Any], limit: Limit = 20) -> str:
@@ -246,7 +248,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
             found = await client.call("network.search", {"query": query, "limit": limit})
             return format_messages(found["messages"], "No message has these words.")
 
-    @server.tool(annotations=_SETTLES, structured_output=False)
+    @server.tool(annotations=_ACKNOWLEDGES, structured_output=False)
     async def ack(
         context: Context[Any, Any],
         seqs: Annotated[list[int], Field(min_length=1, max_length=500, description="Messages that you have handled")],
@@ -292,21 +294,21 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
 
 
 def _show_caller(context: ServerRequestContext[Any, Any]) -> str | None:
-    """Who calls, as the SDK seals it into what a host brings back; None where the process has one caller."""
+    """Return the caller, which the SDK seals into the state that a host sends back; or None over stdio, with one caller."""
     headers = getattr(context.request, "headers", None)
     return None if headers is None else str(headers.get("authorization"))
 
 
 async def _find_message(client: NetworkClient, seq: int) -> AnyMessage:
-    """Give a message that the caller may read. Raises `UnknownMessage`."""
+    """Return a message that the caller may read. Raises `UnknownMessage`."""
     for it in (await client.call("network.why", {"seq": seq}))["chain"]:
         if it.get("seq") == seq and "message_id" in it:
             return message_from_wire(it)
     raise UnknownMessage(f"There is no message {seq} that {client.agent_id} may read.")
 
 
-async def _await_answer(client: NetworkClient, question: int, agent_id: str, wait_s: float) -> str:
-    """Wait for the answer to a question; what else comes meanwhile stays for `check`."""
+async def _wait_for_answer(client: NetworkClient, question: int, agent_id: str, wait_s: float) -> str:
+    """Wait for the answer to a question. Other messages stay for the tool `check`."""
 
     def is_answer(message: AnyMessage) -> bool:
         return message.sender_id == agent_id and message.reply_to == question
@@ -319,14 +321,14 @@ async def _await_answer(client: NetworkClient, question: int, agent_id: str, wai
             return "\n".join([OTHERS_WORDS, *answers, "Say ack when you have handled it."])
     return (
         f"Your question is stored as #{question}; {plain(agent_id)} has not answered yet."
-        f"{await _tell_waiting(client, agent_id)} wait(after={question}) waits on; other messages may come first."
+        f"{await _describe_wait(client, agent_id)} wait(after={question}) waits on; other messages may come first."
     )
 
 
-async def _tell_waiting(client: NetworkClient, agent_id: str) -> str:
-    """When a participant that does not read now will read what was sent to it."""
-    found = (await client.call("network.list_agents", {"after": agent_id[:-1], "limit": 100}))["agents"]
-    reader = next((it for it in found if it["agent_id"] == agent_id), None)
+async def _describe_wait(client: NetworkClient, agent_id: str) -> str:
+    """Return a sentence on when a participant will read a message, if it does not read now."""
+    agents = (await client.call("network.list_agents", {"after": agent_id[:-1], "limit": 100}))["agents"]
+    reader = next((agent for agent in agents if agent["agent_id"] == agent_id), None)
     if reader is None:
         return ""
     if reads_at_next_turn(reader):

@@ -1,9 +1,9 @@
-"""MCP over stdin and stdout for the host that starts this process: the first answers come without the SDK.
+"""MCP over stdin and stdout for the host that starts this process. The first answers come without the SDK.
 
 Importing the SDK takes longer than hosts wait before their first request to a model. The handshake, `ping` and the lists
-of tools and resources are the same for every participant, so a thread answers them from a recording of the SDK's own
-answers (`recorded_answers.json`, made by `recording`). The first line that is anything else hands the connection over: the
-SDK is imported, is given the handshake, and serves from there.
+of tools and resources are the same for every participant. So a thread answers them from a recording of the SDK's own
+answers (`recorded_answers.json`, made by `recording`). At the first line of any other kind the SDK is imported, gets the
+handshake replayed, and serves from there.
 
 Nothing of the SDK is imported here before that, and nothing of the client: a host waits for this module.
 """
@@ -33,9 +33,9 @@ MAX_WAITING = 64
 
 
 class QuickAnswers:
-    """Answers from the recording, as far as they are certain.
+    """Answers from the recording.
 
-    A request of another shape than hosts send is left to the SDK, whose errors are its own.
+    A request in an unexpected form is left to the SDK, which reports its own errors.
     """
 
     def __init__(self, read_version: Callable[[], str]) -> None:
@@ -95,7 +95,7 @@ class QuickAnswers:
         recorded = self._recording
         asked, versions = params["protocolVersion"], recorded["versions"]
         version = asked if asked in versions else versions[-1]
-        # The SDK is given the version that the host was told, also where a later SDK would choose another one.
+        # The SDK gets the version that the host has agreed to, even if a later SDK would choose another one.
         self.opening = message["id"], {**message, "params": {**params, "protocolVersion": version}}
         return {**recorded["handshake"]["initialize"], "protocolVersion": version}
 
@@ -238,7 +238,7 @@ class _Replies:
         await asyncio.to_thread(_write, self._descriptor, text.encode())
 
     async def flush(self) -> None:
-        """Nothing is kept back."""
+        """Lines are not buffered."""
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -1,9 +1,8 @@
-"""What comes of a question, in the shapes of OpenAI's API: chat completions, responses, and the events of both.
+"""Answers in the shapes of OpenAI's API: chat completions, responses, and the events of both.
 
-Pure; the shapes are those of the official package. What streams is shown as it comes, one `Segment` for each turn of
-the agent. What it sends in the end is what counts: where that goes on from what has streamed, the rest follows; where
-it is something else, it stands in a segment of its own behind it. So nothing that is shown is taken back, and every
-message of the ledger is shown whole.
+Pure. The shapes come from the official package. Streamed text is shown as it comes, in one `Segment` per turn of the
+agent. The message that the agent sends counts. If it continues the streamed text, only the rest is added. Otherwise it
+starts another segment. So no shown text is revoked, and each message of the ledger is shown completely.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from roundelay.interop.conversations import AgentAnswer, EndStatus, QuestionEnde
 from .requests import ApiProblem
 
 BETWEEN = "\n\n"
-"""Between two segments where there is one text for all."""
+"""Separator of segments where all are shown as one text."""
 
 STATUSES: dict[EndStatus, ResponseStatus] = {
     "answered": "completed",
@@ -47,13 +46,13 @@ _PROBLEMS: dict[EndStatus, tuple[int, str]] = {
     "held": (409, "held"),
     "cancelled": (409, "cancelled"),
 }
-"""The ends of which no completion comes, with an answer's status and the error's code."""
+"""Ends without a completion, with the HTTP status and the error code."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """A text that is shown as one: what streamed in a turn, or a message. ``is_answer``: a message of the agent's ends
-    in it."""
+    """A text that is shown as one item: streamed text of a turn, or a message. ``is_answer``: it ends with a message of
+    the agent."""
 
     turn: int | None
     text: str = ""
@@ -61,60 +60,60 @@ class Segment:
 
 
 Change: TypeAlias = tuple[Literal["open", "add", "close"], int, str]
-"""What happens to a segment, with its place and the text that is new."""
+"""A change of a segment, with its index and the new text."""
 
 
 @dataclass
 class Showing:
-    """What is shown of one question so far."""
+    """The segments of one question so far."""
 
     segments: list[Segment] = field(default_factory=list)
     _open: int | None = None
     _space: str = ""
-    """White space at the end of what is open: it is shown with what follows, as messages end in none."""
+    """Trailing white space of the open segment. It is shown with the text after it, because messages do not end in it."""
 
     def add_event(self, event: TextPiece | AgentAnswer) -> Iterator[Change]:
         if isinstance(event, AgentAnswer):
-            yield from self._answer(event.message.text)
+            yield from self._add_answer(event.message.text)
         elif event.kind == "text" and not event.path:
-            yield from self._go_on(event)
+            yield from self._add_piece(event)
 
     def end(self) -> Iterator[Change]:
-        """Nothing more comes."""
+        """Close the open segment: no text follows."""
         if self._open is not None:
             yield "close", self._open, ""
             self._open = None
 
-    def _go_on(self, piece: TextPiece) -> Iterator[Change]:
+    def _add_piece(self, piece: TextPiece) -> Iterator[Change]:
         current = self.segments[self._open] if self._open is not None else None
         is_new = current is None or current.turn != piece.turn
         text = piece.text.lstrip() if is_new or not (current and current.text) else self._space + piece.text
         space = text[len(text.rstrip()) :]
         text = text.rstrip()
         if is_new and any(it.turn == piece.turn or (it.is_answer and it.text.startswith(text)) for it in self.segments):
-            return  # it comes late: its message is there
+            return  # a late piece: its message is shown already
         self._space = space
         if not text:
             return
         if is_new:
             yield from self.end()
-            yield from self._begin(piece.turn)
+            yield from self._open_segment(piece.turn)
         yield from self._add(text)
 
-    def _answer(self, text: str) -> Iterator[Change]:
+    def _add_answer(self, text: str) -> Iterator[Change]:
         current = self.segments[self._open] if self._open is not None else None
         if current is not None and text.startswith(current.text):
             rest = text[len(current.text) :]
         else:
             yield from self.end()
-            yield from self._begin(None)
+            yield from self._open_segment(None)
             rest = text
         if rest:
             yield from self._add(rest)
         self.segments[-1].is_answer = True
         yield from self.end()
 
-    def _begin(self, turn: int | None) -> Iterator[Change]:
+    def _open_segment(self, turn: int | None) -> Iterator[Change]:
         self._open = len(self.segments)
         self.segments.append(Segment(turn))
         yield "open", self._open, ""
@@ -127,7 +126,7 @@ class Showing:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """What all that is said of one question has in common."""
+    """Values that all shapes of one question share."""
 
     seq: int
     model: str
@@ -139,7 +138,7 @@ class Answering:
 
 
 def sum_usage(of_root: Mapping[str, Mapping[str, int]]) -> Mapping[str, int] | None:
-    """The tokens of all models; None where no record tells of any call."""
+    """Return the tokens of all models, or None if no model call is recorded."""
     names = ("calls", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
     total = {name: sum(it.get(name, 0) for it in of_root.values()) for name in names}
     return total if total["calls"] else None
@@ -177,14 +176,14 @@ def describe_model(agent_id: str, network: str) -> dict[str, Any]:
 
 
 def find_problem(ended: QuestionEnded, agent_id: str, answers: Sequence[str]) -> ApiProblem | None:
-    """What an end is to a client of chat completions, unless it is a completion. A failed agent's own sentence says
-    more than its status."""
+    """Return the error for an end without a completion, or None. A failed agent's own text explains more than its
+    status."""
     if ended.status not in _PROBLEMS:
         return None
     status, code = _PROBLEMS[ended.status]
-    told = BETWEEN.join(answers) if ended.status == "failed" and answers else ended.reason
+    reason = BETWEEN.join(answers) if ended.status == "failed" and answers else ended.reason
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return ApiProblem(status, f"{agent_id}: {told}", kind=kind, code=code)
+    return ApiProblem(status, f"{agent_id}: {reason}", kind=kind, code=code)
 
 
 def _finish_reason(ended: QuestionEnded) -> Literal["stop", "length"]:
@@ -269,7 +268,7 @@ def make_response(
     total: Mapping[str, int] | None = None,
     ended_at: int | None = None,
 ) -> dict[str, Any]:
-    """The response as it stands. Parameters that are passed over have the values that they have by default."""
+    """Return a response object. Ignored parameters have their default values."""
     made = Response.model_validate(
         {
             "id": f"resp_{about.seq}",
@@ -340,14 +339,13 @@ class ResponseStream:
 
     def end(self, response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         status = response["status"]
-        kind = (
-            status if status in ("completed", "failed") else "incomplete"
-        )  # one that was stopped has no event of its own
+        # OpenAI has no event for a cancelled response.
+        kind = status if status in ("completed", "failed") else "incomplete"
         yield self._event(f"response.{kind}", response=response)
 
     def fail(self, problem: ApiProblem) -> Iterator[dict[str, Any]]:
-        told = problem.body
-        yield self._event("error", code=told["code"], message=told["message"], param=told["param"])
+        body = problem.body
+        yield self._event("error", code=body["code"], message=body["message"], param=body["param"])
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1

@@ -1,8 +1,8 @@
-"""OpenAI's conversations and the items in them, read from the ledger.
+"""OpenAI's conversations and their items, read from the ledger.
 
-A conversation is a name: with each agent it is one thread, and all of these together hold its items. What a client says
-of a conversation itself stands in a thread of the caller with itself, under the same name: that it was created, its
-metadata, items that were added before an agent is asked, and its end. So nothing is kept here.
+A conversation is a name. With each agent it is one thread, and these threads together hold its items. Facts about the
+conversation itself are notes in a thread of the caller with itself, under the same name. Notes record its creation,
+metadata and deletion, and items that were added before an agent was asked. So the gateway stores nothing.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ with needs("gateway"):
 
 
 OWN = "openai"
-"""In a message's metadata: what this endpoint notes of it."""
+"""Key in a message's metadata: the request that it was sent for."""
 NOTE = "openai_conversation"
-"""In the content of the caller's messages to itself: what it says of a conversation."""
+"""Key in the content of the caller's notes about a conversation."""
 PAGE = 500
 MAX_LISTED = 100
-"""Items on one page, as OpenAI has it."""
+"""Maximum number of items on a page, as at OpenAI."""
 MAX_ADDED = 20
-"""Items that one request may add, as OpenAI has it."""
+"""Maximum number of items that one request adds, as at OpenAI."""
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
-"""Of a conversation's metadata, as OpenAI has it."""
+"""Limits of a conversation's metadata, as at OpenAI."""
 
 
 class ConversationItem(NamedTuple):
@@ -60,7 +60,7 @@ class ConversationItem(NamedTuple):
 
 @dataclass(frozen=True)
 class ConversationRecord:
-    """Notes of a caller about one conversation, in the order of the ledger."""
+    """The caller's notes about one conversation, in ledger order."""
 
     messages: Sequence[AnyMessage]
 
@@ -74,16 +74,16 @@ class ConversationRecord:
 
     @property
     def metadata(self) -> dict[str, str]:
-        given = [found for it in self.messages if isinstance(found := _read_record_note(it).get("metadata"), dict)]
-        return {str(key): str(value) for key, value in given[-1].items()} if given else {}
+        notes = [note for it in self.messages if isinstance(note := _read_record_note(it).get("metadata"), dict)]
+        return {str(key): str(value) for key, value in notes[-1].items()} if notes else {}
 
     def said_after(self, seq: int) -> tuple[SaidItem, ...]:
-        """Return the items added since the message ``seq``, which asked the agent last."""
+        """Return the items that were added after the message ``seq``, the last question to the agent."""
         return tuple(said for it in self.messages if it.seq > seq for said in read_added(it))
 
 
 async def read_record(client: NetworkClient, name: str) -> ConversationRecord | None:
-    """Read what the caller has said of a conversation, or None. Raises `ApiProblem` if it was deleted."""
+    """Return the caller's notes about a conversation, or None. Raises `ApiProblem` if it was deleted."""
     messages = await read_whole_thread(client, direct_thread(client.agent_id, client.agent_id, conversation_id(name)))
     own = [it for it in messages if _read_record_note(it)]
     if not own:
@@ -95,7 +95,7 @@ async def read_record(client: NetworkClient, name: str) -> ConversationRecord | 
 
 
 async def create_conversation(client: NetworkClient, body: object, message_id: str) -> dict[str, Any]:
-    """Create a conversation. The same ``message_id`` again gives the same one."""
+    """Create a conversation. Idempotent by ``message_id``."""
     given = _read_body(body, {"items", "metadata"})
     metadata = _read_metadata(given.get("metadata"))
     items = _read_added(given.get("items"), may_be_empty=True)
@@ -105,7 +105,7 @@ async def create_conversation(client: NetworkClient, body: object, message_id: s
 
 
 async def show_conversation(client: NetworkClient, name: str) -> dict[str, Any]:
-    """Return a conversation. Raises `ApiProblem` where the caller has none of this name."""
+    """Return a conversation. Raises `ApiProblem` if the caller has none of this name."""
     record = await read_record(client, name)
     if record is not None:
         created_at, metadata = record.created_at, record.metadata
@@ -128,14 +128,14 @@ async def update_conversation(client: NetworkClient, name: str, body: object, me
 
 
 async def delete_conversation(client: NetworkClient, name: str, message_id: str) -> dict[str, Any]:
-    """End a conversation for this endpoint. Its messages stay in the ledger, as items stay at OpenAI."""
+    """Delete a conversation. Its messages stay in the ledger, as items stay at OpenAI."""
     await show_conversation(client, name)
     await _note(client, name, (), {"deleted": True}, message_id)
     return {"id": name, "object": "conversation.deleted", "deleted": True}
 
 
 async def add_items(client: NetworkClient, name: str, body: object, message_id: str) -> dict[str, Any]:
-    """Add items to a conversation. The next agent that is asked in it gets them."""
+    """Add items to a conversation. The next question to an agent contains them."""
     given = _read_body(body, {"items"})
     items = _read_added(given.get("items"), may_be_empty=False)
     await show_conversation(client, name)
@@ -156,14 +156,14 @@ async def find_item(client: NetworkClient, name: str, item_id: str) -> dict[str,
     raise ApiProblem(404, f"There is no item {item_id[:80]!r} in this conversation.", code="item_not_found")
 
 
-def add_unsent_items(asked: AgentRequest, record: ConversationRecord | None, last_seq: int) -> AgentRequest:
-    """Return a request with the items that were added to its conversation since its agent was asked last."""
-    untold = record.said_after(last_seq) if record is not None else ()
-    return replace(asked, said=(*untold, *asked.said)) if untold else asked
+def add_unsent_items(request: AgentRequest, record: ConversationRecord | None, last_seq: int) -> AgentRequest:
+    """Return a request with the items that were added to its conversation since the last question to its agent."""
+    unsent = record.said_after(last_seq) if record is not None else ()
+    return replace(request, said=(*unsent, *request.said)) if unsent else request
 
 
 def show_input(message: AnyMessage) -> ConversationItem:
-    """Return what the caller has asked in a message, as one item: without the instructions and the history before it."""
+    """Return the caller's question in a message as one item, without the instructions and the history in its text."""
     content = message.content if isinstance(message.content, dict) else {}
     text, new_chars = message.text, _read_note(message).get("new_chars")
     if isinstance(content.get("text"), str):
@@ -180,23 +180,23 @@ def read_added(message: AnyMessage) -> list[SaidItem]:
     """Return the items that one of the caller's notes adds."""
     try:
         return read_items(_list_objects(_read_record_note(message).get("items")), "items")
-    except ApiProblem:  # the caller may write anything there by other ways
+    except ApiProblem:  # the caller may have written it by another protocol
         return []
 
 
 def cut_page(items: Sequence[ConversationItem], query: QueryParams) -> dict[str, Any]:
-    """Return a page of items, which are in the ledger's order, as the query asks for it. Raises `ApiProblem`."""
+    """Return the page of ``items`` (in ledger order) that a query asks for. Raises `ApiProblem`."""
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
     if order not in ("asc", "desc"):
-        raise ApiProblem(400, f"order is asc or desc, not {order[:80]!r}.", param="order")
+        raise ApiProblem(400, f"order must be asc or desc, not {order[:80]!r}.", param="order")
     if not re.fullmatch("[0-9]{1,3}", limit, re.ASCII) or not 1 <= int(limit) <= MAX_LISTED:
-        raise ApiProblem(400, f"limit is 1 to {MAX_LISTED}, not {limit[:80]!r}.", param="limit")
+        raise ApiProblem(400, f"limit must be 1 to {MAX_LISTED}, not {limit[:80]!r}.", param="limit")
     ordered = list(items) if order == "asc" else list(reversed(items))
     if after:
         place = next((place for place, it in enumerate(ordered) if it.id == after), None)
         if place is None:
             raise ApiProblem(
-                404, f"There is no item {after[:80]!r} to go on after.", code="item_not_found", param="after"
+                404, f"There is no item {after[:80]!r} after which to continue.", code="item_not_found", param="after"
             )
         ordered = ordered[place + 1 :]
     return make_list(ordered[: int(limit)], has_more=len(ordered) > int(limit))
@@ -214,7 +214,7 @@ def make_list(items: Sequence[ConversationItem], *, has_more: bool) -> dict[str,
 
 
 async def read_whole_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage]:
-    """Read all messages of a thread, oldest first; none where there is no such thread."""
+    """Return all messages of a thread, oldest first. Empty if there is no such thread."""
     messages: list[AnyMessage] = []
     with suppress(UnknownMessage):
         async for page in client.pages("network.history", {"thread_id": thread_id, "limit": PAGE}):
@@ -223,7 +223,7 @@ async def read_whole_thread(client: NetworkClient, thread_id: str) -> list[AnyMe
 
 
 async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem]:
-    """Read a conversation's items in the ledger's order. Raises `ApiProblem`."""
+    """Return a conversation's items in ledger order. Raises `ApiProblem`."""
     record, own = await read_record(client, name), client.agent_id
     threads = await _find_threads(client, name)
     if record is None and not threads:
@@ -249,7 +249,7 @@ async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem
 
 
 async def _find_threads(client: NetworkClient, name: str) -> list[str]:
-    """Return the caller's threads with others that have a conversation's name."""
+    """Return the caller's threads with agents under a conversation's name."""
     own, wanted = client.agent_id, conversation_id(name)
     found: list[str] = []
     async for page in client.pages("network.list_threads", {"limit": PAGE}):
@@ -264,10 +264,10 @@ async def _find_threads(client: NetworkClient, name: str) -> list[str]:
 async def _note(
     client: NetworkClient, name: str, items: Sequence[SaidItem], note: Mapping[str, Any], message_id: str
 ) -> int:
-    """Write something down of a conversation, in the caller's thread with itself."""
+    """Send a note about a conversation to the caller's thread with itself. Return its seq."""
     stored = await client.send(
         agent_address(client.agent_id),
-        # As content, not as metadata: another note under the same id is refused then.
+        # As content, not as metadata: the ledger refuses a different note under the same id then.
         {NOTE: {"id": name, **note, **({"items": [_write_item(it) for it in items]} if items else {})}},
         conversation=conversation_id(name),
         message_id=message_id,
@@ -320,7 +320,7 @@ def _read_body(body: object, names: set[str]) -> dict[str, Any]:
     if body is None:
         return {}
     if not isinstance(body, dict):
-        raise ApiProblem(400, "The body is to be a JSON object.")
+        raise ApiProblem(400, "The body must be a JSON object.")
     for it in body:
         if it not in names:
             raise ApiProblem(400, f"There is no parameter {it[:80]!r} here.", code="unknown_parameter", param=it[:80])
@@ -338,7 +338,7 @@ def _read_metadata(value: object) -> dict[str, str]:
     ):
         raise ApiProblem(
             400,
-            f"metadata is an object of at most {MAX_PAIRS} texts, with keys of at most {MAX_KEY_CHARS} and values of at "
+            f"metadata must be an object of at most {MAX_PAIRS} texts, with keys of at most {MAX_KEY_CHARS} and values of at "
             f"most {MAX_VALUE_CHARS} characters.",
             param="metadata",
         )
@@ -349,7 +349,7 @@ def _read_added(value: object, *, may_be_empty: bool) -> Sequence[SaidItem]:
     if may_be_empty and value in (None, []):
         return ()
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_ADDED or not all(isinstance(it, dict) for it in value):
-        raise ApiProblem(400, f"items is a list of 1 to {MAX_ADDED} items.", param="items")
+        raise ApiProblem(400, f"items must be a list of 1 to {MAX_ADDED} items.", param="items")
     items = read_items(value, "items")
     for number, it in enumerate(items):
         if not (it.text or it.images or it.files):
@@ -358,7 +358,7 @@ def _read_added(value: object, *, may_be_empty: bool) -> Sequence[SaidItem]:
 
 
 def _unknown(name: str) -> ApiProblem:
-    return ApiProblem(404, f"There is no conversation {name[:80]!r} of yours.", code="conversation_not_found")
+    return ApiProblem(404, f"You have no conversation {name[:80]!r}.", code="conversation_not_found")
 
 
 def last_seq(messages: Iterable[AnyMessage]) -> int:

@@ -58,7 +58,7 @@ class Exchange:
         self.answers: list[AnyMessage] = []
         self.ended: QuestionEnded | None = None
         self.keeps_on = False
-        """The reaction goes on when this connection ends before it."""
+        """Whether the reaction continues when the connection ends first."""
         self._client = client
 
     @property

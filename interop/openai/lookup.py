@@ -1,6 +1,6 @@
 """Finding in the ledger what a request of OpenAI's API refers to: agents, responses, conversations and earlier requests.
 
-The gateway keeps no state of its own. Each message that it sends for a caller says in its metadata (`OWN`) for which
+The gateway keeps no state. Each message that it sends for a caller says in its metadata (`OWN`) for which
 request it was sent. So a repeated request finds its message, and a request with a history finds its thread.
 """
 
@@ -32,7 +32,7 @@ LOOKED_BACK = 100
 
 
 class ConversationPlace(NamedTuple):
-    """Where a request goes: its conversation, and the message that was sent for it already, if any."""
+    """Destination of a request: its conversation, and the message that was sent for it already, if any."""
 
     conversation: str
     is_new: bool = False
@@ -40,7 +40,7 @@ class ConversationPlace(NamedTuple):
     has_answer: bool = True
     sent: AnyMessage | None = None
     record: ConversationRecord | None = None
-    """What the caller has stored about the conversation itself."""
+    """The caller's notes about the conversation itself."""
     asked_last: int = 0
     """The seq of the caller's newest message in it."""
 
@@ -92,7 +92,7 @@ async def find_place(
         if read_own(mine[-1]).get("request") != asked_before:
             continue
         # The history in the request must end with the answer in the ledger. Otherwise the client has edited it, and the
-        # request starts a thread of its own.
+        # request starts a new thread.
         texts = [message.text for message in messages if mine[-1].seq in (message.reply_to, message.cause)]
         stored = BETWEEN.join(texts).strip()
         if not stored or stored.startswith(answer) or answer.endswith(BETWEEN + stored):

@@ -1,8 +1,8 @@
-"""What a client of OpenAI's API asks for, read from its request: which agent, in which conversation, what it says.
+"""Requests of OpenAI's API: which agent, in which conversation, with which messages.
 
-Pure. `PASSED_OVER` and `REFUSED` say what becomes of each parameter that is not read (docs/openai.md has the table).
-Everything that a client sends is its caller's word: instructions, and what it says was said before, become marked parts
-of the caller's message, and never an agent's own prompt.
+Pure. `IGNORED` and `REFUSED` list the parameters that are not read (docs/openai.md has the table). Everything that a
+client sends counts as the caller's own words. Its instructions and its history become marked parts of the caller's
+message, and never an agent's prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roundelay.network.frames import is_id
 Role: TypeAlias = Literal["system", "user", "assistant"]
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
-PASSED_OVER = frozenset(
+IGNORED = frozenset(
     [
         "background_options",
         "context_management",
@@ -48,34 +48,33 @@ PASSED_OVER = frozenset(
         "verbosity",
     ]
 )
-"""How a model is to work is the agent's own affair, and what is said stays in the ledger."""
+"""Parameters without effect: the agent configures its own model, and messages stay in the ledger."""
 
-_ITS_OWN_TOOLS = "An agent has its own tools, and calls none of its client's: leave {} out."
-_TEXT_ALONE = "An agent answers in text, as it is: leave {} out."
+_OWN_TOOLS = "An agent uses its own tools, and calls none of its client: leave {} out."
+_TEXT_ONLY = "An agent answers in plain text: leave {} out."
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
-    "tools": (([],), _ITS_OWN_TOOLS),
-    "functions": (([],), _ITS_OWN_TOOLS),
-    "tool_choice": (("none", "auto"), _ITS_OWN_TOOLS),
-    "function_call": (("none", "auto"), _ITS_OWN_TOOLS),
-    "web_search_options": ((), _ITS_OWN_TOOLS),
+    "tools": (([],), _OWN_TOOLS),
+    "functions": (([],), _OWN_TOOLS),
+    "tool_choice": (("none", "auto"), _OWN_TOOLS),
+    "function_call": (("none", "auto"), _OWN_TOOLS),
+    "web_search_options": ((), _OWN_TOOLS),
     "n": ((1,), "An agent gives one answer: leave {} out."),
-    "logprobs": ((False,), _TEXT_ALONE),
-    "top_logprobs": ((0,), _TEXT_ALONE),
-    "logit_bias": (({},), _TEXT_ALONE),
-    "response_format": (({"type": "text"},), _TEXT_ALONE),
-    "text": (({"format": {"type": "text"}}, {}), _TEXT_ALONE),
-    "stop": (([], ""), "An agent's answer is not cut: leave {} out."),
-    "audio": ((), _TEXT_ALONE),
-    "modalities": ((["text"],), _TEXT_ALONE),
+    "logprobs": ((False,), _TEXT_ONLY),
+    "top_logprobs": ((0,), _TEXT_ONLY),
+    "logit_bias": (({},), _TEXT_ONLY),
+    "response_format": (({"type": "text"},), _TEXT_ONLY),
+    "text": (({"format": {"type": "text"}}, {}), _TEXT_ONLY),
+    "stop": (([], ""), "An agent's answer is never cut: leave {} out."),
+    "audio": ((), _TEXT_ONLY),
+    "modalities": ((["text"],), _TEXT_ONLY),
     "prompt": ((), "There are no stored prompts here: leave {} out."),
-    "moderation": ((), "Nothing is moderated here: leave {} out."),
+    "moderation": ((), "There is no moderation here: leave {} out."),
 }
-"""What would change what an answer means: taken with the values that change nothing, and else refused in these
-words."""
+"""Parameters that would change the meaning of an answer: the values without effect, and the error for all others."""
 
 
 class ApiProblem(Exception):
-    """What refuses a request, as OpenAI's clients know it. ``is_final``: the same request again is no help."""
+    """An error response in the form of OpenAI's API. ``is_final``: repeating the request cannot succeed."""
 
     def __init__(
         self,
@@ -108,20 +107,20 @@ class SaidItem:
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """A request as it is to be carried out. ``said`` is all that the client sends, its instructions first."""
+    """A request in the terms of the network. ``said`` are all messages of the client, its instructions first."""
 
     model: str
     said: tuple[SaidItem, ...]
     is_streamed: bool
     conversation: str | None = None
-    """The name that the client gives to the conversation."""
+    """The client's name for the conversation."""
     previous: str | None = None
     has_history: bool = True
-    """``said`` is the whole conversation, as the client has it."""
+    """``said`` is the client's copy of the whole conversation."""
     wants_usage: bool = False
     is_background: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
-    """What an answer repeats of the request."""
+    """Values of the request that the response repeats."""
 
     @property
     def digest(self) -> str:
@@ -129,11 +128,12 @@ class AgentRequest:
 
     @property
     def _answered(self) -> int:
-        return max((place for place, it in enumerate(self.said, 1) if it.role == "assistant"), default=0)
+        """Number of messages up to the last answer, including it."""
+        return max((number for number, item in enumerate(self.said, 1) if item.role == "assistant"), default=0)
 
     @property
     def earlier(self) -> tuple[SaidItem, ...]:
-        """What was said up to the last answer, with it."""
+        """The messages up to the last answer, including it."""
         return self.said[: self._answered]
 
     @property
@@ -142,13 +142,13 @@ class AgentRequest:
 
     @property
     def asked_before(self) -> str | None:
-        """The `digest` of the request that gave the last answer of the history; None where that begins."""
+        """The `digest` of the request whose answer ends the history, or None without a history."""
         return digest_of(self.earlier[:-1]) if self.earlier and self.has_history else None
 
     @property
     def family(self) -> str:
-        """The same of all requests of one conversation: of how it began."""
-        first = next((place for place, it in enumerate(self.said) if it.role == "assistant"), len(self.said))
+        """A digest of how the conversation started: equal for all requests of one conversation."""
+        first = next((index for index, item in enumerate(self.said) if item.role == "assistant"), len(self.said))
         return digest_of(self.said[:first])[:16]
 
     @property
@@ -157,7 +157,7 @@ class AgentRequest:
 
     @property
     def new_chars(self) -> int:
-        """The length of what the user says now, which is the end of the message's text (`compose`)."""
+        """Length of the user's new text, which ends the text of the message (`compose`)."""
         return len(_join(it.text for it in self.new if it.role == "user"))
 
 
@@ -198,11 +198,11 @@ class _Echo(BaseModel):
     conversation: dict[Literal["id"], str] | None = None
 
 
-def read_echo(kept: object) -> dict[str, Any]:
-    """What an answer repeats of a request (`AgentRequest.echo`), as it was kept in a message's metadata: which its
-    caller may have written by other ways."""
+def read_echo(stored: object) -> dict[str, Any]:
+    """Read `AgentRequest.echo` from a message's metadata. Invalid values are dropped: the caller may have sent the message
+    by another protocol."""
     try:
-        return _Echo.model_validate(kept or {}).model_dump(exclude_unset=True)
+        return _Echo.model_validate(stored or {}).model_dump(exclude_unset=True)
     except ValidationError:
         return {}
 
@@ -212,7 +212,7 @@ def read_chat(body: object) -> AgentRequest:
     given = _read(_ChatBody, body)
     said = [_read_message(it, f"messages[{number}]") for number, it in enumerate(given.messages)]
     _check_last(said, "messages")
-    # Clients send empty texts for what they do not set.
+    # Clients send empty texts for values that are not set.
     name = (given.metadata or {}).get("conversation") or given.user or None
     options = given.stream_options or {}
     return AgentRequest(
@@ -228,11 +228,11 @@ def read_response(body: object) -> AgentRequest:
     _check_last(said, "input")
     conversation = given.conversation.get("id") if isinstance(given.conversation, dict) else given.conversation
     if given.conversation and (not isinstance(conversation, str) or not conversation):
-        raise ApiProblem(400, "conversation is a text, or has one as its id.", param="conversation")
+        raise ApiProblem(400, "conversation must be a text, or an object with a text as its id.", param="conversation")
     if conversation and given.previous_response_id:
         raise ApiProblem(400, "Give either conversation or previous_response_id.", param="previous_response_id")
     if given.background and given.stream:
-        raise ApiProblem(400, "What runs in the background is not streamed; ask for it by its id.", param="background")
+        raise ApiProblem(400, "A background response cannot be streamed. Read it by its id.", param="background")
     previous = given.previous_response_id or None
     instructions = [SaidItem("system", given.instructions)] if given.instructions else []
     echo = {
@@ -260,33 +260,34 @@ def read_response(body: object) -> AgentRequest:
 
 
 def conversation_id(name: str) -> str:
-    """The conversation's id for what a client calls it."""
+    """Return the id of a conversation with this name."""
     return name if is_id(name) else f"x-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def digest_of(said: Sequence[SaidItem]) -> str:
-    told = [[it.role, it.text.strip(), list(it.images), list(it.files)] for it in said]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+    items = [[item.role, item.text.strip(), list(item.images), list(item.files)] for item in said]
+    return hashlib.sha256(json.dumps(items, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def compose(
     request: AgentRequest, *, is_new: bool, has_instructions: bool, has_answer: bool = True
 ) -> str | dict[str, Any]:
-    """The content of the caller's message: what is new, behind what its conversation does not hold. In a new one that
-    is what was said before; in one that has no answer yet, what the client shows as that; and the client's
-    instructions, where they are not there as they are."""
+    """Return the content of the caller's message: the new text, after everything that its conversation lacks.
+
+    A new conversation lacks the history, one without an answer lacks what the client has as the answer. The client's
+    instructions are added unless the conversation has them already."""
     parts = []
     if instructions := _instructions(request.new if has_instructions else request.said):
         parts.append(f"Instructions of my client, a part of this message:\n{_quote(instructions)}")
-    untold = request.earlier if is_new or not request.has_history else () if has_answer else request.earlier[-1:]
-    told = [it for it in untold if it.role != "system" and it.text]
-    if told:
-        lines = "\n".join(_quote(f"{it.role}: {it.text}") for it in told)
+    missing = request.earlier if is_new or not request.has_history else () if has_answer else request.earlier[-1:]
+    history = [item for item in missing if item.role != "system" and item.text]
+    if history:
+        lines = "\n".join(_quote(f"{item.role}: {item.text}") for item in history)
         parts.append(f"Said before, as my client tells it:\n{lines}")
-    asked = [it for it in request.new if it.role == "user"]
-    text = _join([*parts, *(it.text for it in asked)])
-    images = [dict(image) for it in (*told, *asked) for image in it.images]
-    files = [dict(file) for it in (*told, *asked) for file in it.files]
+    questions = [item for item in request.new if item.role == "user"]
+    text = _join([*parts, *(item.text for item in questions)])
+    images = [dict(image) for item in (*history, *questions) for image in item.images]
+    files = [dict(file) for item in (*history, *questions) for file in item.files]
     if not (images or files):
         return text
     return {"text": text, **({"images": images} if images else {}), **({"files": files} if files else {})}
@@ -298,9 +299,9 @@ def _instructions(said: Sequence[SaidItem]) -> str:
 
 def _read(shape: type[BodyT], body: object) -> BodyT:
     if not isinstance(body, dict):
-        raise ApiProblem(400, "The body is to be a JSON object.")
+        raise ApiProblem(400, "The body must be a JSON object.")
     for name, value in body.items():
-        if name in shape.model_fields or name in PASSED_OVER or value is None:
+        if name in shape.model_fields or name in IGNORED or value is None:
             continue
         harmless, sentence = REFUSED.get(name, ((), "There is no parameter {} here."))
         if value not in harmless:
@@ -315,22 +316,22 @@ def _read(shape: type[BodyT], body: object) -> BodyT:
 
 
 def read_items(items: Sequence[Mapping[str, Any]], param: str) -> list[SaidItem]:
-    """Read messages of a response's input, or of a conversation. Raises `ApiProblem`."""
+    """Read the messages in a response's input, or the items of a conversation. Raises `ApiProblem`."""
     return [_read_item(it, f"{param}[{number}]") for number, it in enumerate(items)]
 
 
 def _read_item(item: Mapping[str, Any], place: str) -> SaidItem:
-    """One item of a response's input."""
+    """Read one item of a response's input."""
     kind = item.get("type", "message")
     if kind != "message":
-        raise ApiProblem(400, f"{place}: an agent takes messages, and nothing of type {kind!r}.", param=place)
+        raise ApiProblem(400, f"{place}: an agent accepts messages, and no items of type {kind!r}.", param=place)
     return _read_message(item, place)
 
 
 def _read_message(message: Mapping[str, Any], place: str) -> SaidItem:
     role = _ROLES.get(str(message.get("role")))
     if role is None or message.get("tool_calls") or message.get("function_call"):
-        raise ApiProblem(400, f"{place}: {_ITS_OWN_TOOLS.format('calls and their results')}", param=place)
+        raise ApiProblem(400, f"{place}: {_OWN_TOOLS.format('calls and their results')}", param=place)
     texts: list[str] = []
     images: list[Mapping[str, str]] = []
     files: list[Mapping[str, str]] = []
@@ -352,22 +353,22 @@ def _read_message(message: Mapping[str, Any], place: str) -> SaidItem:
                 where = "url" if data.startswith("data:") else "data"
                 files.append({"name": str(rest.get("filename", "file")), where: data})
             case _:
-                told = part.get("type") if isinstance(part, dict) else part
+                kind = part.get("type") if isinstance(part, dict) else part
                 raise ApiProblem(
                     400,
-                    f"{place}: a part of a message is text, an image by its address or a file with its data; not "
-                    f"{str(told)[:80]!r}.",
+                    f"{place}: a part must be text, an image with its URL, or a file with its data; not "
+                    f"{str(kind)[:80]!r}.",
                     param=place,
                 )
     if content is not None and not isinstance(content, str | list):
-        raise ApiProblem(400, f"{place}: content is a text, or a list of parts.", param=place)
+        raise ApiProblem(400, f"{place}: content must be a text, or a list of parts.", param=place)
     return SaidItem(role, "\n".join(texts), tuple(images), tuple(files))
 
 
 def _check_last(said: Sequence[SaidItem], param: str) -> None:
     last = max((place for place, it in enumerate(said) if it.role == "assistant"), default=-1)
     if not any(it.role == "user" for it in said[last + 1 :]):
-        raise ApiProblem(400, "There is no message of the user behind the last answer.", param=param)
+        raise ApiProblem(400, "There is no message of the user after the last answer.", param=param)
 
 
 def _quote(text: str) -> str:

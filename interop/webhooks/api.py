@@ -1,4 +1,4 @@
-"""How a webhook is registered, looked at, tried, resumed and removed over HTTP: rows as those of `http_api`."""
+"""Endpoints to register, check, show, test, resume and remove a webhook: rows like those of `http.api`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .posts import MAX_URL_CHARS
 
 
 class NewWebhook(BaseModel):
-    """Where the caller's messages are to be posted."""
+    """A receiver for the caller's messages."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,15 +25,15 @@ class NewWebhook(BaseModel):
 
 
 class WebhookStatus(BaseModel):
-    """How a webhook does."""
+    """State of a webhook."""
 
     participant: str
     url: str
     created_at: int
     state: Literal["on", "paused", "gone"] = Field(description="`gone`: the receiver answered 410")
-    why: str = Field(description="What was wrong at the last try, if something was")
-    failing_since: int | None = Field(description="Since when the receiver has taken nothing, in ms")
-    dead_in_row: int = Field(description="How many messages it has refused for good, one after the other")
+    why: str = Field(description="The failure of the last attempt, if it failed")
+    failing_since: int | None = Field(description="Time since which the receiver has accepted nothing, in ms")
+    dead_in_row: int = Field(description="Number of messages in a row that it has refused for good")
 
 
 class RegisteredWebhook(WebhookStatus):
@@ -43,7 +43,7 @@ class RegisteredWebhook(WebhookStatus):
 
 
 class CheckedWebhook(BaseModel):
-    """The address and the secret are fit; nothing was registered."""
+    """The URL and the secret are valid, and were not registered."""
 
     would_be_taken: bool
 
@@ -53,7 +53,7 @@ class AllWebhooks(BaseModel):
 
 
 class TriedWebhook(BaseModel):
-    """What came of a test post."""
+    """Result of a test post."""
 
     answer: Literal["taken", "refused", "away", "gone"]
     told: str
@@ -66,58 +66,66 @@ class Removed(BaseModel):
 class WhoseWebhook(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    participant: str | None = Field(None, description="Operators name anybody's")
+    participant: str | None = Field(None, description="Only operators may name another participant")
 
 
 class WebhookOf(WhoseWebhook):
-    """Whose webhook is meant: the caller's own, if nobody is named."""
+    """The owner of a webhook: by default the caller."""
 
 
 def make_webhook_endpoints(webhooks: Webhooks) -> tuple[Endpoint[Any], ...]:
-    """The rows that work on these webhooks."""
+    """Return the endpoints of these webhooks."""
 
-    def whose(asked: HttpCall) -> str:
-        named: str = asked.given.participant or asked.credentials.agent_id
-        if named != asked.credentials.agent_id and not asked.client.welcome.is_operator:
-            raise Forbidden("Another participant's webhook is an operator's to look at.")
+    def find_owner(call: HttpCall) -> str:
+        named: str = call.given.participant or call.credentials.agent_id
+        if named != call.credentials.agent_id and not call.client.welcome.is_operator:
+            raise Forbidden("Only operators may see or change another participant's webhook.")
         return named
 
-    async def register(asked: HttpCall) -> tuple[int, Any]:
-        secret = await webhooks.register(asked.credentials, asked.client, asked.given.url, asked.given.secret)
-        return 201, {**webhooks.find(asked.credentials.agent_id).describe(), "secret": secret}
+    async def register(call: HttpCall) -> tuple[int, Any]:
+        secret = await webhooks.register(call.credentials, call.client, call.given.url, call.given.secret)
+        return 201, {**webhooks.find(call.credentials.agent_id).describe(), "secret": secret}
 
-    async def check(asked: HttpCall) -> tuple[int, Any]:
-        await webhooks.check(asked.given.url, asked.given.secret)
+    async def check(call: HttpCall) -> tuple[int, Any]:
+        await webhooks.check(call.given.url, call.given.secret)
         return 200, {"would_be_taken": True}
 
-    async def show(asked: HttpCall) -> tuple[int, Any]:
-        return 200, webhooks.find(whose(asked)).describe()
+    async def show(call: HttpCall) -> tuple[int, Any]:
+        return 200, webhooks.find(find_owner(call)).describe()
 
-    async def list_all(asked: HttpCall) -> tuple[int, Any]:
-        if not asked.client.welcome.is_operator:
-            raise Forbidden("All webhooks are an operator's to look at; /v1/webhook is the caller's own.")
+    async def list_all(call: HttpCall) -> tuple[int, Any]:
+        if not call.client.welcome.is_operator:
+            raise Forbidden("Only operators may list all webhooks. /v1/webhook is the caller's own.")
         return 200, {"webhooks": webhooks.list_all()}
 
-    async def remove(asked: HttpCall) -> tuple[int, Any]:
-        await webhooks.remove(whose(asked))
+    async def remove(call: HttpCall) -> tuple[int, Any]:
+        await webhooks.remove(find_owner(call))
         return 200, {"removed": True}
 
-    async def test(asked: HttpCall) -> tuple[int, Any]:
-        posted = await webhooks.test(whose(asked))
-        return 200, {"answer": posted.answer.value, "told": posted.told}
+    async def test(call: HttpCall) -> tuple[int, Any]:
+        posted = await webhooks.test(find_owner(call))
+        return 200, {"answer": posted.answer.value, "told": posted.reason}
 
-    async def resume(asked: HttpCall) -> tuple[int, Any]:
-        return 200, webhooks.resume(whose(asked)).describe()
+    async def resume(call: HttpCall) -> tuple[int, Any]:
+        return 200, webhooks.resume(find_owner(call)).describe()
 
     path = "/v1/webhook"
     return (
         Endpoint(
-            "POST", path, "register_webhook", "Have your messages posted", NewWebhook, RegisteredWebhook, register
+            "POST",
+            path,
+            "register_webhook",
+            "Register a webhook for your messages",
+            NewWebhook,
+            RegisteredWebhook,
+            register,
         ),
-        Endpoint("POST", f"{path}/check", "check_webhook", "Would it be taken?", NewWebhook, CheckedWebhook, check),
-        Endpoint("GET", path, "show_webhook", "How your webhook does", WhoseWebhook, WebhookStatus, show),
-        Endpoint("DELETE", path, "remove_webhook", "End your webhook", WhoseWebhook, Removed, remove),
+        Endpoint("POST", f"{path}/check", "check_webhook", "Check a registration", NewWebhook, CheckedWebhook, check),
+        Endpoint("GET", path, "show_webhook", "Show your webhook", WhoseWebhook, WebhookStatus, show),
+        Endpoint("DELETE", path, "remove_webhook", "Remove your webhook", WhoseWebhook, Removed, remove),
         Endpoint("POST", f"{path}/test", "test_webhook", "Post a test", WebhookOf, TriedWebhook, test),
-        Endpoint("POST", f"{path}/resume", "resume_webhook", "Go on, at once", WebhookOf, WebhookStatus, resume),
-        Endpoint("GET", "/v1/webhooks", "list_webhooks", "All webhooks, for operators", Empty, AllWebhooks, list_all),
+        Endpoint("POST", f"{path}/resume", "resume_webhook", "Try again at once", WebhookOf, WebhookStatus, resume),
+        Endpoint(
+            "GET", "/v1/webhooks", "list_webhooks", "List all webhooks, for operators", Empty, AllWebhooks, list_all
+        ),
     )

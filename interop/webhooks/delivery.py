@@ -1,8 +1,8 @@
-"""Webhooks: each message that is delivered to a participant is posted to the address that it has named, signed.
+"""Webhooks: each message that is delivered to a participant is posted, signed, to the URL that it has registered.
 
-The ledger is the queue. Of each webhook the oldest message that is not handled is looked at, posted, and acknowledged
-when the receiver has answered 2xx; only then comes the next. So nothing but the registrations is kept here, in one file
-of its owner's alone, and a message whose answer was lost is posted again under the same ``webhook-id``.
+The ledger is the queue. A webhook reads its oldest unhandled message without taking it, posts it, and acknowledges it
+when the receiver has answered 2xx. Only then it reads the next one. So only the registrations are stored, in one private
+file. A message whose response was lost is posted again under the same ``webhook-id``.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from .posts import PostAnswer, Posted, WebhookPoster, WebhookUrl, sign_as_standa
 _logger = logging.getLogger(__name__)
 
 MAX_WEBHOOKS = 256
-"""Each has a session with the node, and one post at a time."""
+"""Maximum number of webhooks. Each has a session with the node, and one post at a time."""
 PAGE = 20
 WAIT_MS = 25_000
 NODE_RETRY_S = 5.0
 DELIVERY_BACKOFF = Backoff(5.0, 3600.0, factor=6.0)
 MAX_DEAD_IN_ROW = 3
-"""So many messages one after the other that the receiver refuses for good: then it is the receiver that is broken."""
+"""Dead letters in a row after which a webhook is paused: the receiver is broken, not the messages."""
 
 State = Literal["on", "paused", "gone"]
 
@@ -69,7 +69,7 @@ class WebhookPace:
 
 
 class Registration(Struct):
-    """A participant's webhook, as the file holds it."""
+    """A participant's webhook, as it is in the file."""
 
     participant: str
     token: str
@@ -78,20 +78,20 @@ class Registration(Struct):
     created_at: int
     state: State = "on"
     why: str = ""
-    """What was wrong at the last try, if something was."""
+    """The failure of the last attempt, if it failed."""
     failing_since: int | None = None
     dead_in_row: int = 0
 
     def describe(self) -> dict[str, Any]:
-        """What its owner and operators may see: neither token nor secret."""
+        """Return what its owner and operators may see: everything but token and secret."""
         hidden = ("token", "secret")
         return {name: value for name, value in msgspec.structs.asdict(self).items() if name not in hidden}
 
 
 class Webhooks:
-    """The webhooks of one gateway. Use as ``async with Webhooks(...) as webhooks``; no other process has the file then.
+    """The webhooks of one gateway. Use as ``async with Webhooks(...) as webhooks``, which locks the file.
 
-    ``allowed_hosts`` may be called although they are not public, and without encryption.
+    ``allowed_hosts`` need not be public, nor encrypted.
     """
 
     def __init__(
@@ -101,119 +101,121 @@ class Webhooks:
         self._file = JsonStore(file, list[Registration], [], "webhooks")
         self._allowed_hosts = allowed_hosts
         self._pace = pace or WebhookPace()
-        self._known: dict[str, Registration] = {}
+        self._webhooks: dict[str, Registration] = {}
         self._tasks = LatestTasks[str]()
 
     async def __aenter__(self) -> Self:
-        """Raises `ConfigError` where the file is no good, or another gateway has it."""
-        known = self._file.open()
-        self._known = {it.participant: it for it in known}
-        for it in known:
-            if it.state == "on":
-                self._begin(it)
+        """Raises `ConfigError` if the file is invalid, or if another gateway uses it."""
+        registrations = self._file.open()
+        self._webhooks = {webhook.participant: webhook for webhook in registrations}
+        for webhook in registrations:
+            if webhook.state == "on":
+                self._start(webhook)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._tasks.close()
         self._file.close()
 
-    # --- what pool ask for
+    # --- requests of callers
 
     async def register(self, credentials: Credentials, client: NetworkClient, url: str, secret: str | None) -> str:
-        """Post to this address from now on what is delivered to the caller; gives the secret, which is not shown again.
-        Raises `InvalidArguments`, `Forbidden`, `TooLarge`; `NotStored`, and then nothing has changed."""
+        """Post the caller's deliveries to this URL from now on. Return the secret, which is not shown again.
+
+        Raises `InvalidArguments`, `Forbidden`, `TooLarge`, or `NotStored`, after which nothing has changed."""
         if client.welcome.is_operator:
             raise Forbidden(
-                "A webhook keeps the token that registers it, and this one is an operator's. Make one for it: "
-                "roundelay token create ID."
+                "A webhook stores the token of its registration, and operators' tokens may not be stored. Make a token for "
+                "it: roundelay token create ID."
             )
         chosen = secret if secret is not None else f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
         await self.check(url, chosen)
-        # from here on without an await: several may be asked for at once
+        # No await from here on: concurrent registrations could exceed the limit otherwise.
         agent_id = credentials.agent_id
-        if agent_id not in self._known and len(self._known) >= MAX_WEBHOOKS:
-            raise TooLarge(f"This gateway has {MAX_WEBHOOKS} webhooks, the most that it may; remove one.")
-        hook = Registration(agent_id, credentials.token, url, chosen, system_clock())
-        self._keep_all({**self._known, agent_id: hook})
-        self._begin(hook)
+        if agent_id not in self._webhooks and len(self._webhooks) >= MAX_WEBHOOKS:
+            raise TooLarge(f"This gateway has {MAX_WEBHOOKS} webhooks, the maximum. Remove one.")
+        webhook = Registration(agent_id, credentials.token, url, chosen, system_clock())
+        self._save_all({**self._webhooks, agent_id: webhook})
+        self._start(webhook)
         return chosen
 
     async def check(self, url: str, secret: str | None) -> None:
-        """Whether `register` would take these. Raises `InvalidArguments`."""
+        """Check what `register` would check. Raises `InvalidArguments`."""
         target = WebhookUrl.read(url, self._allowed_hosts)
         await target.find_addresses()
         if secret is not None:
             _check_secret(secret)
 
     def find(self, agent_id: str) -> Registration:
-        """Raises `UnknownMessage` where that participant has none."""
-        found = self._known.get(agent_id)
-        if found is None:
+        """Return a participant's webhook. Raises `UnknownMessage` if there is none."""
+        webhook = self._webhooks.get(agent_id)
+        if webhook is None:
             raise UnknownMessage(
-                f"{agent_id} has no webhook here; roundelay webhook add registers one, or POST /v1/webhook."
+                f"{agent_id} has no webhook here. Register one with roundelay webhook add, or POST /v1/webhook."
             )
-        return found
+        return webhook
 
     def list_all(self) -> list[dict[str, Any]]:
-        return [it.describe() for _, it in sorted(self._known.items())]
+        return [webhook.describe() for _, webhook in sorted(self._webhooks.items())]
 
     async def remove(self, agent_id: str) -> None:
-        """Raises `UnknownMessage`; `NotStored`, and then nothing has changed."""
+        """Remove a webhook. Raises `UnknownMessage`, or `NotStored`, after which nothing has changed."""
         self.find(agent_id)
-        self._keep_all({name: it for name, it in self._known.items() if name != agent_id})
+        self._save_all({name: webhook for name, webhook in self._webhooks.items() if name != agent_id})
         await self._tasks.cancel(agent_id)
 
     def resume(self, agent_id: str) -> Registration:
-        """Go on at once, wherever it waits or has given up. Raises `UnknownMessage`."""
-        hook = self.find(agent_id)
-        self._note(hook, state="on", why="", failing_since=None, dead_in_row=0)
-        self._begin(hook)
-        return hook
+        """Try again at once, whether the webhook waits or is paused. Raises `UnknownMessage`."""
+        webhook = self.find(agent_id)
+        self._update(webhook, state="on", why="", failing_since=None, dead_in_row=0)
+        self._start(webhook)
+        return webhook
 
     async def test(self, agent_id: str) -> Posted:
-        """Post something that is no message. Raises `UnknownMessage`, `InvalidArguments`."""
-        hook = self.find(agent_id)
+        """Post a test value. Raises `UnknownMessage`, `InvalidArguments`."""
+        webhook = self.find(agent_id)
         async with WebhookPoster(
-            WebhookUrl.read(hook.url, self._allowed_hosts), sign_as_standard(hook.secret)
+            WebhookUrl.read(webhook.url, self._allowed_hosts), sign_as_standard(webhook.secret)
         ) as poster:
-            value = {"type": "test", "timestamp": _tell_time(system_clock()), "participant": agent_id}
+            value = {"type": "test", "timestamp": _format_time(system_clock()), "participant": agent_id}
             return await poster.post(f"test_{secrets.token_hex(16)}", value)
 
-    # --- what it does by itself
+    # --- posting
 
-    def _begin(self, hook: Registration) -> None:
-        self._tasks.start(hook.participant, lambda: self._keep(hook), f"webhook-{hook.participant}")
+    def _start(self, webhook: Registration) -> None:
+        self._tasks.start(webhook.participant, lambda: self._serve_forever(webhook), f"webhook-{webhook.participant}")
 
-    async def _keep(self, hook: Registration) -> None:
-        """Serve one webhook until it is cancelled, or gives up, visibly."""
+    async def _serve_forever(self, webhook: Registration) -> None:
+        """Serve one webhook until it is cancelled, or paused with a warning."""
         while True:
             try:
-                return await self._serve(hook)
-            except (ConnectError, RetryLater) as error:  # the node's doing, not the receiver's
-                _logger.warning("a webhook waits for the node: %s", error, extra={"agent_id": hook.participant})
+                return await self._serve(webhook)
+            except (ConnectError, RetryLater) as error:  # a failure of the node, not of the receiver
+                _logger.warning("a webhook waits for the node: %s", error, extra={"agent_id": webhook.participant})
             except RoundelayError as error:
-                return self._note(hook, state="paused", why=str(error))
+                return self._update(webhook, state="paused", why=str(error))
             except Exception:
-                _logger.exception("a webhook failed and goes on", extra={"agent_id": hook.participant})
+                _logger.exception("a webhook failed and goes on", extra={"agent_id": webhook.participant})
             await asyncio.sleep(NODE_RETRY_S)
 
-    async def _serve(self, hook: Registration) -> None:
+    async def _serve(self, webhook: Registration) -> None:
         async with AsyncExitStack() as stack:
-            target = WebhookUrl.read(hook.url, self._allowed_hosts)  # what is allowed may have changed
-            poster = await stack.enter_async_context(WebhookPoster(target, sign_as_standard(hook.secret)))
-            client = NetworkClient(hook.participant, self._url, kind=None, token=hook.token, deliver=False)
+            target = WebhookUrl.read(webhook.url, self._allowed_hosts)  # the allowed hosts may have changed since
+            poster = await stack.enter_async_context(WebhookPoster(target, sign_as_standard(webhook.secret)))
+            client = NetworkClient(webhook.participant, self._url, kind=None, token=webhook.token, deliver=False)
             await stack.enter_async_context(client)
             failures, after = 0, None
             while True:
                 args = {"after": after, "limit": PAGE, "wait_ms": WAIT_MS, "peek": True}
                 page = await client.call("network.receive", args)
-                # what is damaged can never be handled: wait for what comes above it, then look from the floor again
+                # Damaged rows can never be handled, and would end each wait at once. Wait above them for a new message,
+                # then read from the ack cursor again, because older messages may have been put off.
                 after = page["next"] if after is None and page.get("damaged") and not page["messages"] else None
                 if after is not None or args["after"] is not None:
                     continue
                 for message in page["messages"]:
-                    delay_s = await self._hand_over(hook, client, poster, message, failures)
-                    if hook.state != "on":
+                    delay_s = await self._hand_over(webhook, client, poster, message, failures)
+                    if webhook.state != "on":
                         return
                     if delay_s is not None:
                         failures += 1
@@ -223,66 +225,66 @@ class Webhooks:
 
     async def _hand_over(
         self,
-        hook: Registration,
+        webhook: Registration,
         client: NetworkClient,
         poster: WebhookPoster,
         message: Mapping[str, Any],
         failures: int,
     ) -> float | None:
-        """Post one message; gives how long to wait before the next try, None where the next one may come."""
+        """Post one message. Return the delay until the next attempt, or None if the next message may follow."""
         seq = message["seq"]
-        posted = await poster.post(*make_event(hook.participant, client.welcome.network.name, message))
+        posted = await poster.post(*make_event(webhook.participant, client.welcome.network.name, message))
         match posted.answer:
             case PostAnswer.TAKEN:
                 await client.call("network.acknowledge", {"seqs": [seq]})
-                self._note(hook, why="", failing_since=None, dead_in_row=0)
+                self._update(webhook, why="", failing_since=None, dead_in_row=0)
                 return None
             case PostAnswer.REFUSED:
-                args = {"seq": seq, "reason": f"The webhook refused it: {posted.told}.", "retry_after_ms": 0}
+                args = {"seq": seq, "reason": f"The webhook refused it: {posted.reason}.", "retry_after_ms": 0}
                 failed = await client.call("network.nack", args)
-                dead = hook.dead_in_row + failed["is_dead"]
-                self._note(hook, why=f"#{seq}: {posted.told}", failing_since=None, dead_in_row=dead)
+                dead = webhook.dead_in_row + failed["is_dead"]
+                self._update(webhook, why=f"#{seq}: {posted.reason}", failing_since=None, dead_in_row=dead)
                 if dead >= MAX_DEAD_IN_ROW:
-                    self._note(hook, state="paused", why=f"{dead} messages in a row were refused; {posted.told}")
+                    self._update(webhook, state="paused", why=f"{dead} messages in a row were refused; {posted.reason}")
                 return None if failed["is_dead"] else self._pace.backoff.delay_s(failed["attempts"])
             case PostAnswer.GONE:
-                self._note(hook, state="gone", why=posted.told)
+                self._update(webhook, state="gone", why=posted.reason)
                 return None
             case PostAnswer.AWAY:
                 now = system_clock()
-                since = hook.failing_since if hook.failing_since is not None else now
-                self._note(hook, why=posted.told, failing_since=since)
+                since = webhook.failing_since if webhook.failing_since is not None else now
+                self._update(webhook, why=posted.reason, failing_since=since)
                 if now - since > self._pace.give_up_s * 1000:
-                    self._note(hook, state="paused")
+                    self._update(webhook, state="paused")
                 return self._pace.find_delay_s(failures + 1, posted.retry_after_s)
 
-    def _note(self, hook: Registration, **changes: Any) -> None:
-        """Change what is known of a webhook, on the disk too if that takes it; nothing where it is so already."""
-        if all(getattr(hook, name) == value for name, value in changes.items()):
+    def _update(self, webhook: Registration, **changes: Any) -> None:
+        """Change a registration, in memory and in the file. Do nothing if it is so already."""
+        if all(getattr(webhook, name) == value for name, value in changes.items()):
             return
-        state = hook.state
+        state = webhook.state
         for name, value in changes.items():
-            setattr(hook, name, value)
+            setattr(webhook, name, value)
         try:
-            self._keep_all(self._known)
-        except NotStored as error:  # what it says is found out again; that posts go on matters more
-            _logger.warning("what is known of a webhook is not kept: %s", error, extra={"agent_id": hook.participant})
-        if hook.state != state:
-            level = logging.INFO if hook.state == "on" else logging.WARNING
-            told = {"agent_id": hook.participant, "state": hook.state}
-            _logger.log(level, "a webhook is %s: %s", hook.state, hook.why, extra=told)
+            self._save_all(self._webhooks)
+        except NotStored as error:  # the next attempt finds the same state again
+            _logger.warning("the state of a webhook is not stored: %s", error, extra={"agent_id": webhook.participant})
+        if webhook.state != state:
+            level = logging.INFO if webhook.state == "on" else logging.WARNING
+            details = {"agent_id": webhook.participant, "state": webhook.state}
+            _logger.log(level, "a webhook is %s: %s", webhook.state, webhook.why, extra=details)
 
-    def _keep_all(self, known: dict[str, Registration]) -> None:
+    def _save_all(self, known: dict[str, Registration]) -> None:
         self._file.save(list(known.values()))
-        self._known = known
+        self._webhooks = known
 
 
 def make_event(agent_id: str, network: str, message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The id and the body of a message's post: the same whenever and from wherever it is posted."""
+    """Return the id and the body of a message's post. Every attempt and every gateway makes the same id."""
     identity = "\0".join((network, agent_id, message["sender_id"], message["message_id"]))
     value = {
         "type": "message",
-        "timestamp": _tell_time(message["sent_at"]),
+        "timestamp": _format_time(message["sent_at"]),
         "participant": agent_id,
         "network": network,
         "data": dict(message),
@@ -290,15 +292,17 @@ def make_event(agent_id: str, network: str, message: Mapping[str, Any]) -> tuple
     return f"msg_{hashlib.sha256(identity.encode()).hexdigest()[:40]}", value
 
 
-def _tell_time(at_ms: int) -> str:
+def _format_time(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _check_secret(secret: str) -> None:
-    """Raises `InvalidArguments` for what the standard's receivers would not take."""
+    """Raise `InvalidArguments` for a secret that receivers of Standard Webhooks would refuse."""
     try:
         key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     except (binascii.Error, ValueError):
         key = b""
     if not (secret.startswith("whsec_") and 24 <= len(key) <= 64):
-        raise InvalidArguments("A secret is whsec_ and 24 to 64 bytes as base64; without one a new one is made.")
+        raise InvalidArguments(
+            "A secret must be whsec_ and 24 to 64 bytes as base64. Without a secret a new one is made."
+        )

@@ -1,8 +1,7 @@
-"""One signed request to a webhook's address: which addresses may be called, how it is signed, and what the answer
-means.
+"""One signed request to a receiver: which addresses may be called, how a post is signed, what the response means.
 
-An address is looked up once for each request, everything that it leads to is judged, and the connection is made to what
-was judged: a name that changes its answer in between gains nothing. No redirect is followed, no proxy is asked.
+A host name is resolved once per request. All its addresses are checked, and the connection goes to a checked address, so
+a name that changes in between (DNS rebinding) gains nothing. Redirects are not followed, and no proxy is used.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ with needs("gateway"):
 
 MAX_URL_CHARS = 2000
 TIMEOUT_S = 15.0
-"""From the look-up of the name to the head of the answer, by which it is judged."""
+"""Maximum time from resolving the name to the head of the response, in seconds."""
 BODY_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 64 * 1024
-"""Of an answer's body so much is read, so that its connection can be used again; what it says is nothing to us."""
+"""Maximum length of a response body that is read, so that its connection can be reused. The body is ignored."""
 ABOUT_THE_MESSAGE = frozenset({400, 409, 413, 415, 422, 500, 501})
-"""What a receiver answers to this one message; by every other answer but 2xx and 410 it takes none now."""
-_GIVEN_OUT = ipaddress.IPv6Network("2000::/3")
-"""What is given out of IPv6 for the internet (RFC 4291, 2.4). Outside of it are local networks, and addresses that hold
-one of IPv4 to which a translator leads."""
+"""Statuses that refuse this one message. Any other status but 2xx and 410 means that the receiver is away."""
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""IPv6 addresses of the internet (RFC 4291, 2.4). Outside are local networks, and addresses that translators map to
+IPv4."""
 _SPECIAL_V4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -76,15 +75,15 @@ _SPECIAL_V6 = tuple(
     )
 )
 """IANA's special-purpose registries (https://www.iana.org/assignments/iana-ipv4-special-registry and
-iana-ipv6-special-registry), with multicast: Python's own lists are older, and call relays of 6to4 public."""
+iana-ipv6-special-registry), with multicast. Python's own lists are older, and count 6to4 relays as public."""
 
 
 Sign: TypeAlias = Callable[[str, datetime, bytes], Mapping[str, str]]
-"""Gives the headers that prove a post: of its id, of the moment and of its body."""
+"""Returns the signature headers of a post, from its id, the time and the body."""
 
 
 def sign_as_standard(secret: str) -> Sign:
-    """Sign with a secret that the receiver has too, as Standard Webhooks does."""
+    """Return a function that signs as Standard Webhooks does, with a secret that the receiver knows."""
     signer = Webhook(secret)
 
     def sign(webhook_id: str, now: datetime, body: bytes) -> Mapping[str, str]:
@@ -98,7 +97,7 @@ def sign_as_standard(secret: str) -> Sign:
 
 
 class PostAnswer(Enum):
-    """What the answer to a post means for the message."""
+    """Meaning of a response for the message."""
 
     TAKEN = "taken"
     REFUSED = "refused"
@@ -108,26 +107,26 @@ class PostAnswer(Enum):
 
 @dataclass(frozen=True)
 class Posted:
-    """How one post ended. ``told`` says it to people, without a word of the receiver's."""
+    """Result of one post. ``reason`` explains it to people, without any text of the receiver."""
 
     answer: PostAnswer
-    told: str
+    reason: str
     retry_after_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class WebhookUrl:
-    """An address that may be called, as far as its text says."""
+    """A URL that may be called, as far as its text says. Its addresses are checked at each post."""
 
     url: str
     host: str
     port: int
     is_allowed: bool
-    """Whether the configuration names its host: then it may be anywhere, and need not be encrypted."""
+    """The configuration names this host: it need not be public, nor encrypted."""
 
     @classmethod
     def read(cls, url: str, allowed_hosts: frozenset[str]) -> Self:
-        """Raises `InvalidArguments`, which says what fits."""
+        """Check a URL. Raises `InvalidArguments`, which says what is allowed."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or {"https": 443, "http": 80}[parts.scheme]
@@ -135,21 +134,24 @@ class WebhookUrl:
         except (ValueError, KeyError):
             host, port = "", 0
         if not (host and port and url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL_CHARS):
-            raise InvalidArguments("A webhook's url is to be one of https, https://HOST/PATH, in ASCII.")
+            raise InvalidArguments("A webhook's url must be https://HOST/PATH, in ASCII.")
         if parts.username is not None or parts.password is not None or parts.fragment:
-            raise InvalidArguments("A webhook's url holds no user, no password and no #; its posts are signed instead.")
+            raise InvalidArguments(
+                "A webhook's url must not contain a user, a password or a fragment (#). Its posts are signed instead."
+            )
         shown = f"[{host}]" if ":" in host else host
         is_allowed = not allowed_hosts.isdisjoint({shown, f"{shown}:{port}"})
         if parts.scheme != "https" and not is_allowed:
             raise InvalidArguments(
-                f"A webhook's url begins with https://. Only hosts that webhook_hosts names are called without; {host} "
-                "is none of them."
+                f"A webhook's url must start with https://, because {host} is not listed in webhook_hosts. An operator may "
+                "add it."
             )
         return cls(url, host, port, is_allowed)
 
     async def find_addresses(self) -> list[str]:
-        """Look its host up. Raises `InvalidArguments` where one of its addresses may not be called, and where there is
-        none: in the same words, so that nobody learns which names a network has for itself."""
+        """Resolve the host. Raises `InvalidArguments` if one of its addresses may not be called, or if there is none.
+
+        Both have the same text, so that callers cannot find out the internal names of a network."""
         try:
             addresses = await _look_up(self.host, self.port)
         except OSError as error:
@@ -158,49 +160,48 @@ class WebhookUrl:
             addresses = []
         if not self.is_allowed and not (addresses and all(map(is_public, addresses))):
             raise InvalidArguments(
-                f"{self.host} is not known, or leads to an address that is not public; an operator may allow it by "
-                "webhook_hosts."
+                f"{self.host} is unknown, or has an address that is not public. An operator may allow it in webhook_hosts."
             )
         return addresses
 
 
 async def _look_up(host: str, port: int) -> list[str]:
-    """The addresses of a name. Raises `OSError`.
+    """Return the addresses of a name. Raises `OSError`.
 
-    Each in a thread of its own, which a stop does not wait for: of the few threads that all share, names whose server
-    does not answer would take every one.
+    Each call uses a daemon thread. In the shared thread pool, names whose server does not answer would block all
+    threads, and a stop would wait for them.
     """
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[str]] = loop.create_future()
+    result: asyncio.Future[list[str]] = loop.create_future()
 
-    def tell(addresses: list[str], error: OSError | None) -> None:
-        if not found.done():
-            found.set_result(addresses) if error is None else found.set_exception(error)
+    def resolve(addresses: list[str], error: OSError | None) -> None:
+        if not result.done():
+            result.set_result(addresses) if error is None else result.set_exception(error)
 
     def work() -> None:
         addresses, failed = [], None
         try:
-            told = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            addresses = list(dict.fromkeys(str(it[4][0]) for it in told))
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         except OSError as error:
             failed = error
         with suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(tell, addresses, failed)
+            loop.call_soon_threadsafe(resolve, addresses, failed)
 
     threading.Thread(target=work, name="webhook-name", daemon=True).start()
-    return await found
+    return await result
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the open internet: none of this machine, a local network, or within another one."""
+    """Return whether an address is on the public internet: not on this machine, a local network, or inside a tunnel."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        return ip in _GIVEN_OUT and not any(ip in it for it in _SPECIAL_V6)
-    return not any(ip in it for it in _SPECIAL_V4)
+        return ip in _GLOBAL_UNICAST and not any(ip in network for network in _SPECIAL_V6)
+    return not any(ip in network for network in _SPECIAL_V4)
 
 
 class WebhookPoster:
-    """Posts to one receiver, over connections of its own. Use as ``async with``."""
+    """Posts to one receiver, over separate connections. Use as ``async with``."""
 
     def __init__(self, target: WebhookUrl, sign: Sign) -> None:
         self._target = target
@@ -220,8 +221,7 @@ class WebhookPoster:
         await self._http.aclose()
 
     async def post(self, webhook_id: str, value: Mapping[str, Any]) -> Posted:
-        """Post one value under its id, signed at this moment, and judge the answer. Raises nothing of the
-        receiver's."""
+        """Post a value under its id, signed now. Return what the response means; failures of the receiver do not raise."""
         body = msgspec.json.encode(value)
         headers = {
             "content-type": "application/json",
@@ -231,66 +231,68 @@ class WebhookPoster:
         }
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                answer = await self._post_to_any(await self._target.find_addresses(), headers, body)
+                response = await self._post_to_any(await self._target.find_addresses(), headers, body)
         except InvalidArguments as error:
             return Posted(PostAnswer.AWAY, str(error))
         except TimeoutError:
             return Posted(PostAnswer.AWAY, f"no answer within {TIMEOUT_S:g} s")
         except (OSError, httpx2.HTTPError, httpx2.InvalidURL) as error:
-            return Posted(PostAnswer.AWAY, _tell_failure(error))
-        await _read_rest(answer)
-        return _judge(answer.status_code, answer.headers.get("retry-after", ""))
+            return Posted(PostAnswer.AWAY, _describe_failure(error))
+        await _read_rest(response)
+        return _interpret(response.status_code, response.headers.get("retry-after", ""))
 
     async def _post_to_any(self, addresses: list[str], headers: dict[str, str], body: bytes) -> httpx2.Response:
         for address in addresses[:-1]:
-            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):  # nothing was sent there
+            with suppress(
+                httpx2.ConnectError, httpx2.ConnectTimeout
+            ):  # nothing was sent to this address, so the next one may be tried
                 return await self._post_to(address, headers, body)
         return await self._post_to(addresses[-1], headers, body)
 
     async def _post_to(self, address: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
         url = httpx2.URL(self._target.url).copy_with(host=address.partition("%")[0], port=self._target.port)
-        extensions = {"sni_hostname": self._target.host}  # by this name its certificate is judged
+        extensions = {"sni_hostname": self._target.host}  # the name that the certificate must have
         request = self._http.build_request("POST", url, headers=headers, content=body, extensions=extensions)
         return await self._http.send(request, stream=True)
 
 
-async def _read_rest(answer: httpx2.Response) -> None:
-    """Read an answer's body, as far as it is short and comes, and close it."""
+async def _read_rest(response: httpx2.Response) -> None:
+    """Read the body within limits, and close the response."""
     read = 0
     try:
         with suppress(TimeoutError, OSError, httpx2.HTTPError):
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                async for part in answer.aiter_raw():
+                async for part in response.aiter_raw():
                     read += len(part)
                     if read > MAX_ANSWER_BYTES:
                         break
     finally:
-        await answer.aclose()
+        await response.aclose()
 
 
-def _tell_failure(error: BaseException) -> str:
+def _describe_failure(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return "no answer: its certificate is not trusted, or not for this name"
+            return "no answer: its certificate is not trusted, or issued for another name"
         cause = cause.__cause__ or cause.__context__
     return f"no answer ({type(error).__name__})"
 
 
-def _judge(status: int, retry_after: str) -> Posted:
-    told = f"it answered {status}"
+def _interpret(status: int, retry_after: str) -> Posted:
+    reason = f"it answered {status}"
     if 200 <= status < 300:
-        return Posted(PostAnswer.TAKEN, told)
+        return Posted(PostAnswer.TAKEN, reason)
     if status == 410:
-        return Posted(PostAnswer.GONE, told)
+        return Posted(PostAnswer.GONE, reason)
     if status in ABOUT_THE_MESSAGE:
-        return Posted(PostAnswer.REFUSED, told)
+        return Posted(PostAnswer.REFUSED, reason)
     is_number = retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 10
-    return Posted(PostAnswer.AWAY, told, float(retry_after) if is_number else 0.0)
+    return Posted(PostAnswer.AWAY, reason, float(retry_after) if is_number else 0.0)
 
 
 class _TrustStore:
-    """The certificates that the machine trusts, read once for all receivers."""
+    """The certificates that this machine trusts, read once for all receivers: reading them takes a while."""
 
     @cached_property
     def context(self) -> ssl.SSLContext:

@@ -49,7 +49,7 @@ class Acks:
         self._handled: dict[int, None] = {}
         self._single: list[int] = []
         self._late: set[int] = set()
-        """Open deliveries at or below the prefix: repeated attempts, and dead letters that were taken back."""
+        """Open deliveries at or below the prefix: repeated attempts, and restored dead letters."""
         self._named: set[int] = set()
         """Late deliveries that were handled since the last frame."""
         self._covered: list[int] = []
@@ -69,7 +69,7 @@ class Acks:
         self._prefix_is_due = False
 
     def forget_open(self) -> None:
-        """Forget open deliveries: their program is gone, and the next session delivers them again."""
+        """Forget open deliveries: their program has ended, and the next session delivers them again."""
         self._wire, self._is_due = None, False
         self._order.clear()
         self._open.clear()

@@ -90,12 +90,12 @@ _LOOP_LEFT = (
 class NetworkClient:
     """One participant's session, kept alive. Use as ``async with NetworkClient("alice") as client``.
 
-    **Where.** Without ``url`` the node of this machine is found. Several addresses, as ``urls``, separated by commas or
+    **Address.** Without ``url`` the node of this machine is found. Several addresses, as ``urls``, separated by commas or
     as ``roundelay://A,B/``, are nodes of one network, of which one serves at a time. A node may name the leader, and
     with ``goes_to_leader`` the client goes there. An address of another network is passed over. An invalid address
     raises `ConfigError`.
 
-    **Who.** Without ``token`` an agent's token is made and saved; a person or service joins with the owner's token of
+    **Identity.** Without ``token`` an agent's token is made and saved; a person or service joins with the owner's token of
     the node on this machine. With ``kind`` None the ``token``, which is required then, determines the kind.
 
     **Deliveries.** ``resume`` starts them at the client's own cursor. With ``deliver`` False there are none; call the
@@ -185,7 +185,7 @@ class NetworkClient:
 
     @property
     def url(self) -> str:
-        """The hub's URL. Of several, the one that serves this client or was tried last."""
+        """The hub's URL. With several URLs it is the one that serves this client or was tried last."""
         return self._transport.url if isinstance(self._transport, WebSocketTransport) else self._named
 
     @property
@@ -202,7 +202,7 @@ class NetworkClient:
 
     @property
     def failure(self) -> RoundelayError | None:
-        """The error that ended the connection for good; None while it is up or reconnecting."""
+        """The error that ended the connection for good, or None while it is up or reconnecting."""
         return self._link.failure
 
     @property
@@ -212,7 +212,7 @@ class NetworkClient:
 
     @property
     def as_of(self) -> int | None:
-        """Time up to which the last read at a read replica is complete, in ms by the replica's clock. None at a leader."""
+        """Time up to which the last read at a read replica is complete, in ms by the replica's clock, or None at a leader."""
         return self._link.as_of
 
     @property
@@ -272,7 +272,7 @@ class NetworkClient:
         )
 
     def check_welcome(self, welcome: Welcome) -> None:
-        # At the same address a different history means that the hub lost its ledger, and its participants go on. At
+        # At the same address a different history means that the hub lost its ledger, and its participants continue. At
         # another address it means another network, which must not get the requests of this one.
         if self._is_elsewhere() and welcome.network.epoch != self._epoch:
             raise ConnectError(
@@ -290,7 +290,7 @@ class NetworkClient:
         return bool(self._epoch) and urlsplit(self.url).netloc != urlsplit(self._joined_at).netloc
 
     def _pass_over(self, why: str) -> str:
-        """Go on with the next address. Return the reason as a sentence."""
+        """Switch to the next address. Return the reason as a sentence."""
         reason = f"{self.url} {why}. Check the addresses, or connect with a new client."
         if isinstance(self._transport, WebSocketTransport):
             self._transport.pass_over()

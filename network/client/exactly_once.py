@@ -1,6 +1,6 @@
 """Exactly-once handling: a handler's effect in SQLite and its cursor are written in one transaction.
 
-The hub delivers at least once. The record of what was handled stands beside the effect, so a crash or a repeated
+The hub delivers at least once. The cursor is in the same database as the effect, so a crash or a repeated
 delivery neither doubles nor loses anything (promise P5). Effects elsewhere, such as a mail, cannot be rolled back."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _SCHEMA = (
     # began) that are not done.
     "CREATE TABLE IF NOT EXISTS roundelay_cursor "
     "(agent_id TEXT PRIMARY KEY, epoch TEXT NOT NULL, seq INTEGER NOT NULL, began INTEGER NOT NULL DEFAULT 0)",
-    # Deliveries at or below the cursor whose handler has failed so far. They come again, a dead letter only if it is
-    # taken back.
+    # Deliveries at or below the cursor whose handler has failed so far. They come again, a dead letter only if somebody
+    # restores it.
     "CREATE TABLE IF NOT EXISTS roundelay_open "
     "(agent_id TEXT NOT NULL, seq INTEGER NOT NULL, dead INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (agent_id, seq))",
     "CREATE TABLE IF NOT EXISTS roundelay_done "
@@ -118,7 +118,7 @@ async def _handle(db: aiosqlite.Connection, client: NetworkClient, delivery: Del
     if message.sender_id == agent_id or not await _is_open(db, agent_id, message.seq):
         await delivery.ack()
         return
-    # A delivery below the cursor (a dead letter that was taken back) is open again before its handler runs. Otherwise a
+    # A delivery below the cursor (a restored dead letter) is open again before its handler runs. Otherwise a
     # crash of the handler would lose it: a restart resumes before the oldest open delivery.
     await db.execute(_OPEN_AGAIN, (agent_id, message.seq))
     await db.execute("BEGIN IMMEDIATE")
@@ -182,5 +182,7 @@ async def _record_dead_letters(db: aiosqlite.Connection, client: NetworkClient, 
             async with turn:
                 try:
                     await db.execute(sql, (client.agent_id, event.body["seq"]))
-                except aiosqlite.Error:  # it goes on holding the cursor back, and a restart gets more than it needs
+                except (
+                    aiosqlite.Error
+                ):  # the dead letter still holds the cursor back, and a restart gets more than it needs
                     log.exception("a dead letter is not recorded", extra={"agent_id": client.agent_id})

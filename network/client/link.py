@@ -57,7 +57,7 @@ class Owner(Protocol):
         """Return the frame to join with. ``fence`` is the fencing token of the last session."""
 
     def check_welcome(self, welcome: Welcome) -> None:
-        """Raise `ConnectError` if this hub must not be joined. Nothing but the hello was sent to it."""
+        """Raise `ConnectError` if this hub must not be joined. Only the hello was sent to it."""
 
     def check_refusal(self, error: NotAuthenticated) -> None:
         """Raise `ConnectError` if another address may accept the token, so that a later attempt may succeed."""
@@ -112,7 +112,7 @@ class Link:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Join for the first time. From then on the link reconnects by itself. Raises the hub's refusal, or
+        """Join for the first time. Afterwards the link reconnects by itself. Raises the hub's refusal, or
         `ConnectError`.
 
         A hub that makes room for others is tried again until the timeout.
@@ -220,7 +220,7 @@ class Link:
     # --- joining
 
     async def _connect(self) -> Wire:
-        """Connect and join. Raises `ConnectError`, the hub's refusal, or `Closed`; the connection is gone then."""
+        """Connect and join. Raises `ConnectError`, the hub's refusal, or `Closed`, after dropping the connection."""
         timeout_s = self._connect_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s if timeout_s is not None else None
         wire = await self._transport.connect()
@@ -320,7 +320,7 @@ class Link:
         except Exception as error:
             log.exception("a client's link failed", extra={"agent_id": self._owner.agent_id})
             self._wire = None
-            # Nobody reads this connection any more. What the hub would deliver on it belongs to the next session.
+            # No task reads this connection any more. The hub must deliver in the next session instead.
             await wire.drop()
             self._end(InternalError(f"The client failed on a frame of the hub: {type(error).__name__}: {error}"))
 

@@ -1,6 +1,6 @@
 """Reading the lists of a hub page by page: which argument asks for the next page of each operation.
 
-No IO of its own: `read_pages` calls what it is given, so that a client, an agent's restricted client and a test share it.
+No IO: `read_pages` gets a function to call, so that a client, an agent's restricted client and a test share it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Page = dict[str, Any]
 
 
 class _Paging(NamedTuple):
-    """How one operation is paged: the list in its value, and the arguments that ask for the next page."""
+    """Paging of one operation: the list in its value, and the arguments that ask for the next page."""
 
     entries: str
     make_next: Callable[[Page, Mapping[str, Any]], dict[str, Any]]

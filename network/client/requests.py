@@ -6,8 +6,8 @@
     waiting      without room among the unanswered ones; in the order of asking
     held         a call beyond the hub's ``max_reads``, which the hub would refuse
 
-`link` owns the connection: it adds requests, reports answers, and asks for everything to be sent again. No IO of its
-own, and no clock.
+`link` owns the connection: it adds requests, reports answers, and asks for everything to be sent again. No IO and no
+clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Request(Struct):
     losses: int = 0
 
     def resolve(self, outcome: object) -> None:
-        """Set the answer, or the error to raise in its place."""
+        """Set the answer, or the error to raise instead."""
         if self.answer.done():
             return
         if isinstance(outcome, RoundelayError):
@@ -91,7 +91,7 @@ class RequestQueue:
         self._send_waiting()
 
     def answer(self, key: str, outcome: object) -> None:
-        """Resolve a request by its answer, or by the error to raise in its place."""
+        """Resolve a request by its answer, or by the error to raise instead."""
         request = self._remove(key)
         self._send_waiting()
         if request is not None:

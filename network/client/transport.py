@@ -73,7 +73,7 @@ class Transport(Protocol):
 class WebSocketTransport:
     """Connections to the hub at ``url`` (``ws://`` or ``wss://``).
 
-    Of several URLs with commas between them, the first that accepts is used until it refuses. A node that refuses or
+    ``url`` may list several URLs with commas. The first that accepts is used until it refuses. A node that refuses or
     ends a session may name the leader. With ``goes_to_leader`` the leader is tried next, encrypted as the connection to
     that node was. The leader is tried again after the other URLs until one of them accepts: a node that takes over
     refuses for a moment, and the node that named it may be gone.
@@ -124,7 +124,7 @@ class WebSocketTransport:
         return sorted(order, key=lambda url: url in self._passed_over)
 
     def pass_over(self) -> None:
-        """Go on with the next URL: the present one belongs to another network."""
+        """Switch to the next URL: the present one belongs to another network."""
         self._passed_over.add(self.url)
         self._leader = self._previous_leader
         self.url = self._list_next(None)[0]

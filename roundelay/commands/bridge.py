@@ -62,7 +62,7 @@ def install(
     changes = installer.plan_install(chosen, project, url=check_url(url) if url else None, command=command, wakes=wake)
     if not dry_run:
         installer.install(chosen, project, changes)
-    steps = [chosen.needs, chosen.wakes_by if wake else ""] if any(it.is_one for it in changes) else []
+    steps = [chosen.needs, chosen.wakes_by if wake else ""] if any(it.is_change for it in changes) else []
     needs = " ".join(f"{it}." for it in steps if it)
     _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json, needs=needs)
 
@@ -127,7 +127,7 @@ def status(host: str | None, project: Path, as_json: bool) -> None:
 @click.option("--url", metavar="URL", envvar="ROUNDELAY_URL")
 def deliver(host: str, url: str | None) -> None:
     """Answer one hook of HOST: what it says stands on stdin, what its model is told goes to stdout."""
-    from roundelay.interop.bridge.hooks import deliver as answer
+    from roundelay.interop.bridge.hooks import run_hook as answer
 
     answer(_find(host), url)
 
@@ -157,7 +157,7 @@ def mcp(host: str, url: str | None) -> None:
             def make_server() -> MCPServer[Any]:
                 from roundelay.interop.mcp.server import make_mcp_server
 
-                return make_mcp_server(session.take)
+                return make_mcp_server(session.lend)
 
             if pipe is not None:
                 await pipe.serve(make_server)

@@ -298,7 +298,7 @@ async def test_nobody_is_told_of_anothers_task_and_nothing_private_is_called(tmp
                     GetTaskPushNotificationConfigRequest(task_id=task.id, id=made.id)
                 ),
             ):
-                assert "There is no task" in await refused(work)
+                assert "has no task" in await refused(work)
             await other.delete_task_push_notification_config(
                 DeleteTaskPushNotificationConfigRequest(task_id=task.id, id=made.id)
             )
@@ -315,9 +315,7 @@ async def test_nobody_is_told_of_anothers_task_and_nothing_private_is_called(tmp
                 assert await refused(client.create_task_push_notification_config(given))
             for number in range(7):
                 await client.create_task_push_notification_config(config(told, task.id, id=f"n-{number}"))
-            assert "the most that it may" in await refused(
-                client.create_task_push_notification_config(config(told, task.id))
-            )
+            assert "the maximum" in await refused(client.create_task_push_notification_config(config(told, task.id)))
 
 
 async def test_without_a_file_they_are_refused_and_the_card_says_so(told: Told) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.interop.bridge.hooks import Notes, Telling, compose, settle
+from roundelay.interop.bridge.hooks import HookOutput, SessionNotes, compose_text, resolve_outputs
 from roundelay.interop.bridge.hosts import HOSTS, HookCall
 from roundelay.interop.bridge.installer import find_state, install, plan_install, plan_remove, remove
 from roundelay.interop.bridge.participants import HostProcess, claim_name
@@ -66,7 +66,7 @@ def test_what_others_have_in_the_files_stays_and_removing_gives_back_each_byte(
     assert find_state(host, project) == "installed"
     installed = read_all(project)
     again = plan_install(host, project)
-    assert not [it for it in again if it.is_one]
+    assert not [it for it in again if it.is_change]
     install(host, project, again)
     assert read_all(project) == installed
     for path, text in THEIRS_BEFORE.items() if begun else ():
@@ -192,8 +192,8 @@ def test_removing_goes_on_where_one_file_cannot_be_taken_from(left: str | None, 
         return
     assert path.read_text() == before
     if "mcpServers" in left:
-        assert "Take out yourself" in problem
-        assert "Write this into it" not in problem
+        assert "Remove the entries" in problem
+        assert "Add this to the file" not in problem
         assert find_state(host, tmp_path) == "partly"
     else:
         assert (problem, find_state(host, tmp_path)) == ("", "absent")
@@ -276,14 +276,14 @@ def test_what_a_hook_told_counts_as_taken_when_the_host_shows_it(
     transcript = tmp_path / "t.jsonl"
     if in_transcript is not None:
         transcript.write_text("told earlier\n" + "the mark m1" * in_transcript)
-    telling = Telling([7], "m1", is_start=False, offset=0, printed_at=printed_at)
-    notes = Notes(1, "x", tellings=[telling])
-    settle(notes, call(moment, str(transcript)), HOSTS[host], began_at=5.0, is_anew=is_anew)
-    found = "taken" if notes.taken == [7] else "waits" if notes.tellings == [telling] else "again"
+    telling = HookOutput([7], "m1", is_start=False, offset=0, printed_at=printed_at)
+    notes = SessionNotes(1, "x", outputs=[telling])
+    resolve_outputs(notes, call(moment, str(transcript)), HOSTS[host], began_at=5.0, is_new_context=is_anew)
+    found = "taken" if notes.taken == [7] else "waits" if notes.outputs == [telling] else "again"
     assert found == becomes
     if becomes == "again":  # a transcript that never shows anything makes nobody repeat for ever
-        notes.tellings = [telling]
-        settle(notes, call("stop", str(transcript)), HOSTS["claude"], began_at=5.0)
+        notes.outputs = [telling]
+        resolve_outputs(notes, call("stop", str(transcript)), HOSTS["claude"], began_at=5.0)
         assert (notes.taken == [7]) == (printed_at is not None)
 
 
@@ -300,7 +300,7 @@ def test_a_long_backlog_is_told_in_parts_and_no_text_of_others_leaves_its_elemen
     ]  # fmt: skip
     told = []
     while waiting:
-        text, seqs = compose("b", "n", waiting)
+        text, seqs = compose_text("b", "n", waiting)
         assert len(text) < 10_000
         assert text.count("</message>") == len(seqs) == text.count("<message seq=")
         told += seqs

@@ -28,13 +28,13 @@ import os, signal, sys, time
 from roundelay.cli import main
 from roundelay.interop.bridge import hooks
 
-moment, write, deliver = sys.argv[1], hooks.write_private, hooks.deliver
+moment, write, deliver = sys.argv[1], hooks.write_private, hooks.run_hook
 
 def end():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def write_private(path, notes):
-    is_printed = isinstance(notes, hooks.Notes) and bool(notes.tellings and notes.tellings[-1].printed_at)
+    is_printed = isinstance(notes, hooks.SessionNotes) and bool(notes.outputs and notes.outputs[-1].printed_at)
     if is_printed and moment == "disk full":
         raise OSError(28, "No space left on device")
     if moment == ("before the second note" if is_printed else "before the first note"):
@@ -67,7 +67,7 @@ def deliver_to_output(*args):
     deliver(*args)
 
 hooks.write_private = write_private
-hooks.deliver = deliver_to_output
+hooks.run_hook = deliver_to_output
 if moment == "asking":
     hooks._ask_node = ask
 sys.argv[1:] = ["bridge", "deliver", sys.argv[2]]

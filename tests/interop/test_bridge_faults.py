@@ -22,7 +22,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from roundelay.cli import main
 from roundelay.interop.bridge import hooks
-from roundelay.interop.bridge.hooks import KEPT_DAYS, MAX_TOLD_CHARS, compose, drop_old
+from roundelay.interop.bridge.hooks import KEPT_DAYS, MAX_OUTPUT_CHARS, compose_text, drop_old
 from roundelay.interop.bridge.hosts import HOSTS
 from roundelay.interop.bridge.installer import find_state, install, plan_install, plan_remove, remove
 from roundelay.interop.bridge.participants import HostProcess, claim_name, find_project
@@ -163,8 +163,8 @@ def test_no_telling_is_longer_than_a_host_takes_however_it_is_escaped(text: str)
     waiting = [message(seq, text) for seq in range(1, 15)]
     told: list[int] = []
     while waiting:
-        said, seqs = compose("b", "n" * 200, waiting)
-        assert measure(said + hooks._MARK.format("0" * 16)) <= MAX_TOLD_CHARS
+        said, seqs = compose_text("b", "n" * 200, waiting)
+        assert measure(said + hooks._MARK.format("0" * 16)) <= MAX_OUTPUT_CHARS
         assert judge_told(said, "mallory") == len(seqs)
         assert ("more characters; history" in said) == (len(text) > 1_000)
         waiting = waiting[len(seqs) :]
@@ -179,7 +179,9 @@ def test_no_text_passes_for_the_system_a_consent_or_another_sender_in_what_a_hoo
     place = {"start": set[str](), "prompt": set[str](), "tool": set[str](), "stop": set[str]()}
     for number, payload in enumerate(PAYLOADS, 1):
         for event, moment in host.moments.items():
-            said, seqs = compose("b", "team", [message(number, payload), message(number + 1, payload)], is_start=True)
+            said, seqs = compose_text(
+                "b", "team", [message(number, payload), message(number + 1, payload)], is_start=True
+            )
             answer = json.loads(json.dumps(host.answer(event, moment, said)))
             [place_of_it] = find_marks(answer)
             place[moment].add(place_of_it)
@@ -247,7 +249,7 @@ async def test_what_keeps_a_host_out_is_said_once_with_the_next_step_until_it_is
         kept = token.read_text()
         token.write_text("x" * 43)
         told = json.loads(await hook("gemini", tmp_path, "BeforeAgent"))["systemMessage"]
-        assert f"{agent_id} is not let in" in told
+        assert f"{agent_id} may not join" in told
         assert f"roundelay token create {agent_id}" in told
         assert str(token) in told
         assert await hook("gemini", tmp_path, "AfterTool") == "{}"
@@ -271,7 +273,7 @@ async def test_new_messages_come_beyond_any_number_that_was_shown_and_not_acknow
         mia, agent_id = await node.person("mia"), claim_name(HOSTS["codex"], tmp_path, ME)
         agent = await node.agent(agent_id)
         seqs = [(await mia.send(f"agent:{agent_id}", f"m{it}"))["seq"] for it in range(14)]
-        notes = hooks.Notes(*ME, epoch=agent.welcome["network"]["epoch"], shown=seqs[:7], taken=[seqs[7]])
+        notes = hooks.SessionNotes(*ME, epoch=agent.welcome["network"]["epoch"], shown=seqs[:7], taken=[seqs[7]])
         await agent.call("network.acknowledge", {"seqs": [seqs[9]]})
         monkeypatch.setenv("ROUNDELAY_TOKEN", node.tokens[agent_id])
         found, _ = await hooks._ask_node(HOSTS["codex"], tmp_path, agent_id, node.url, notes, 60)

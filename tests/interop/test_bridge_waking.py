@@ -155,17 +155,17 @@ async def test_what_comes_fast_is_few_wakes_and_what_hooks_have_told_is_none(
         mia = await node.person("mia")
         async with BridgeSession(HOSTS["claude"], node.url) as session:
             monkeypatch.setattr(session, "project", project)
-            async with session.take(None) as client:
+            async with session.lend(None) as client:
                 agent_id = client.agent_id
             working = asyncio.create_task(wakeups.keep_waking(session, wake))
             seqs = [(await mia.send(f"agent:{agent_id}", f"{number}"))["seq"] for number in range(40)]
             while "40 messages" not in await woken.get():  # a host that was busy is asked again
                 pass
-            async with session.take(None) as client:
+            async with session.lend(None) as client:
                 await client.call("network.acknowledge", {"seqs": seqs})
             for number in range(4):
                 seq = (await mia.send(f"agent:{agent_id}", f"{number}"))["seq"]
-                async with session.take(None) as client:
+                async with session.lend(None) as client:
                     await client.call("network.acknowledge", {"seqs": [seq]})
             await asyncio.sleep(0.5)
             seen = woken.qsize()
@@ -196,7 +196,7 @@ async def test_a_wake_that_could_not_be_asked_for_is_tried_again_and_one_that_ma
     async with asyncio.timeout(60), running_node(registration="local") as node:
         mia = await node.person("mia")
         async with BridgeSession(HOSTS["claude"], node.url) as session:
-            async with session.take(None) as client:
+            async with session.lend(None) as client:
                 agent_id = client.agent_id
             working = asyncio.create_task(wakeups.keep_waking(session, wake))
             await mia.send(f"agent:{agent_id}", "one")
@@ -226,7 +226,7 @@ async def test_the_flag_is_written_shown_and_taken_out_again(tmp_path: Path, mon
         remove(host, project, plan_remove(host, project))
         assert [*project.iterdir()] == []
     told = await run("bridge", "install", "gemini", "--wake", "--project", str(tmp_path), code=2)
-    assert "Nothing wakes Gemini CLI" in told.err
+    assert "Gemini CLI cannot be woken" in told.err
     told = await run("bridge", "install", "claude", "--wake", "--project", str(tmp_path))
     assert "claude --dangerously-load-development-channels server:roundelay" in told.out
 

@@ -142,9 +142,9 @@ async def test_what_the_person_answers_is_sent_and_not_what_the_model_wrote() ->
         assert await host.decisions(approved) == ["/approve"]
         assert "5 paid to ann" in await host.result("ann")
         assert paid == ["ann"]
-        assert "waits for no decision" in await host.refusal(approved)
+        assert "does not wait for a decision" in await host.refusal(approved)
         chat = (await host.person.send("agent:desk", "never asked", conversation="x")).seq
-        assert "waits for no decision" in await host.refusal(chat, "  /Approve")
+        assert "does not wait for a decision" in await host.refusal(chat, "  /Approve")
 
 
 async def test_what_is_typed_in_a_chat_of_openais_api_decides_nothing() -> None:

@@ -118,9 +118,11 @@ async def test_what_is_wrong_is_an_error_of_the_tool_in_a_sentence() -> None:
         assert "bob" in await host.fail("send", to="bob", text="x")
         told = await host.fail("wait", wait_s=26, limit="x")
         assert told.startswith(
-            "wait does not take these arguments. wait_s: Input should be less than or equal to 25; lim"
+            "wait does not accept these arguments. wait_s: Input should be less than or equal to 25; lim"
         )
-        assert await host.fail("send", to="broadcast") == ("send does not take these arguments. text: Field required.")
+        assert await host.fail("send", to="broadcast") == (
+            "send does not accept these arguments. text: Field required."
+        )
         assert await host.use("check") == "Nothing waits for you."
 
 

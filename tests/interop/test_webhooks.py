@@ -182,7 +182,7 @@ async def test_a_registration_is_durable_its_secrets_are_not_shown_and_others_se
             assert [it["participant"] for it in (await operator.get("/v1/webhooks"))["webhooks"]] == ["hook"]
             assert (await operator.get("/v1/webhook", participant="hook"))["url"] == receiver.url
             refused = await operator.post("/v1/webhook", {"url": receiver.url}, 403)
-            assert "an operator's" in refused["error"]["message"]
+            assert "operators' tokens may not be stored" in refused["error"]["message"]
             await other.get("/v1/webhooks", 403)
             await other.get("/v1/webhook", 403, participant="hook")
             await other.ask("DELETE", "/v1/webhook", 403, params={"participant": "hook"})
@@ -282,7 +282,7 @@ async def test_a_name_that_changes_its_address_gains_nothing(
         await mia.send("agent:hook", "x")
         status = await wait_for_status(
             hook,
-            why="rebind.example is not known, or leads to an address that is not public; an operator may allow it by webhook_hosts.",
+            why="rebind.example is unknown, or has an address that is not public. An operator may allow it in webhook_hosts.",
         )
         assert status["failing_since"] is not None
     assert looked_up[0] == "93.184.215.14"

@@ -1,0 +1,275 @@
+"""Files of a coding agent's configuration: add the entries of the bridge, and take them out again.
+
+Pure: texts in, texts out. Entries of others, comments where the format has them, indentation and line ends stay as they
+are. `hosts` says which entries each coding agent needs, `installer` reads and writes the files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from roundelay.network.errors import ConfigError
+
+NAME = "roundelay"
+HOOK_MARK = " bridge deliver "
+"""Part of every hook command of the bridge, and of no other command."""
+_ANY_ENTRY = re.compile(r"\bbridge\W+(deliver|mcp)\b")
+"""Matches every text with an entry of the bridge, also where its words are a list in JSON or TOML."""
+
+
+class HostFile(Protocol):
+    """One file of a host's configuration."""
+
+    @property
+    def path(self) -> str:
+        """Relative to the project."""
+
+    def add(self, before: str | None) -> str:
+        """Return the file with the entries of the bridge. Raises `ConfigError` if it cannot be changed without loss."""
+
+    def take_out(self, text: str) -> str | None:
+        """Return the file without the entries of the bridge: the same text if there are none, None if nothing else is left.
+        Raises `ConfigError` as `add` does."""
+
+
+@dataclass(frozen=True)
+class JsonFile:
+    """A JSON file with members to set, and items to add to lists that others use too."""
+
+    path: str
+    members: Mapping[tuple[str, ...], object] = field(default_factory=dict)
+    items: Mapping[tuple[str, ...], object] = field(default_factory=dict)
+    frame: Mapping[str, object] = field(default_factory=dict)
+    """Further contents of a new file."""
+
+    def add(self, before: str | None) -> str:
+        root = self._read(before, "add") if before is not None and before.strip() else dict(self.frame)
+        old = json.dumps(root)
+        self._drop(root, keeps=self.items)
+        for path, value in self.members.items():
+            place = self._reach(root, path[:-1], {})
+            place[path[-1]] = self._renew(place.get(path[-1]), value, ".".join(path))
+        for path, item in self.items.items():
+            listed = self._reach(root, path, [])
+            if item not in listed:
+                listed.append(item)
+        return before if before is not None and json.dumps(root) == old else _write_json(root, before)
+
+    def take_out(self, text: str) -> str | None:
+        if not _ANY_ENTRY.search(text):
+            return text
+        root = self._read(text, "take out")
+        old = json.dumps(root)
+        for path, value in self.members.items():
+            if _is_our_entry(_find(root, path), value):
+                _prune(root, path, removes=True)
+        for path in self._drop(root, keeps={}):
+            _prune(root, path, removes=False)
+        if json.dumps(root) == old:
+            return text
+        return None if not root or root == dict(self.frame) else _write_json(root, text)
+
+    def _read(self, text: str, purpose: Literal["add", "take out"]) -> dict[str, Any]:
+        try:
+            root = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_refuse_duplicates)
+        except ValueError as error:
+            what_to_do = (
+                "Add this to the file yourself:"
+                if purpose == "add"
+                else "Remove the entries with `bridge deliver` or `bridge mcp` yourself; install had written:"
+            )
+            raise ConfigError(
+                f"{self.path} is not plain JSON ({error}), so its comments would be lost. {what_to_do}",
+                to_paste=self.add(None).rstrip(),
+            ) from error
+        if not isinstance(root, dict):
+            raise ConfigError(f"{self.path} is not a JSON object. Correct it, or move it away.")
+        return root
+
+    def _renew(self, found: object, value: object, name: str) -> object:
+        """Return the new value of a member. In an entry of the bridge, keys that others have added stay."""
+        if not (isinstance(found, dict) and isinstance(value, dict)) or not _is_our_entry(found, value):
+            if found is None:
+                return value
+            raise ConfigError(
+                f"{self.path} has a {name} that {NAME} did not write. Rename or remove it, then install again."
+            )
+        return {**{key: it for key, it in found.items() if key in value or key not in _ENTRY_KEYS}, **value}
+
+    def _reach(self, root: dict[str, Any], path: tuple[str, ...], last: Any) -> Any:
+        """Return the value at a path. Create it if there is none."""
+        place: Any = root
+        for number, key in enumerate(path):
+            made: Any = last if number == len(path) - 1 else {}
+            found = place.setdefault(key, made)
+            if type(found) is not type(made):
+                raise ConfigError(
+                    f"{self.path}: {'.'.join(path[: number + 1])} has an unexpected type. Correct it, then try again."
+                )
+            place = found
+        return place
+
+    def _drop(self, root: dict[str, Any], keeps: Mapping[tuple[str, ...], object]) -> list[tuple[str, ...]]:
+        """Remove hooks of the bridge from their lists, except those that are up to date. Return the changed paths."""
+        dropped = []
+        for path in self.items:
+            place = _find(root, path)
+            if isinstance(place, list):
+                rest = [
+                    left for it in place if (left := it if it == keeps.get(path) else _without_ours(it)) is not None
+                ]
+                dropped += [path] if rest != place else []
+                place[:] = rest
+        return dropped
+
+
+@dataclass(frozen=True)
+class TomlFile:
+    """A TOML file that gets a table at its end. Comments and order of the rest stay."""
+
+    path: str
+    table: str
+    values: Mapping[str, object]
+
+    def add(self, before: str | None) -> str:
+        rest = self._without(before or "")
+        end = "\r\n" if "\r\n" in rest else "\n"
+        block = end.join([self._begin, f"[{self.table}]", *_toml_lines(self.values), self._end, ""])
+        gap = "" if not rest or rest.endswith(end * 2) else end if rest.endswith("\n") else end * 2
+        text = f"{rest}{gap}{block}"
+        try:
+            tomllib.loads(rest)
+            tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(
+                f"{self.path}: {NAME} cannot add its table ({error}). If there is a [{self.table}] already, remove it, or "
+                "add this yourself:",
+                to_paste=block.rstrip(),
+            ) from error
+        return text
+
+    def take_out(self, text: str) -> str | None:
+        rest = self._without(text)
+        return rest if rest.strip() else None
+
+    @property
+    def _begin(self) -> str:
+        return f"# {NAME} bridge: begin"
+
+    @property
+    def _end(self) -> str:
+        return f"# {NAME} bridge: end"
+
+    def _without(self, text: str) -> str:
+        """Return the text without the lines between the marks of the bridge. A table of another program between them stays:
+        programs that write TOML add tables before the last comment."""
+        block = rf"(?:\r?\n)?{re.escape(self._begin)}[ \t]*\r?\n(.*?){re.escape(self._end)}[ \t]*(?:\r?\n|\Z)"
+        theirs = re.compile(rf"^\[(?!{re.escape(self.table)}[.\]])", flags=re.M)
+
+        def find_theirs(found: re.Match[str]) -> str:
+            first = theirs.search(found[1])
+            return found[1][first.start() :] if first is not None else ""
+
+        return re.sub(block, find_theirs, text, flags=re.S)
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """A file that belongs to the bridge as a whole."""
+
+    path: str
+    text: str
+
+    def add(self, before: str | None) -> str:
+        if before is not None and HOOK_MARK.strip() not in before:
+            raise ConfigError(f"{self.path} was not written by {NAME}. Move it away, then install again.")
+        return self.text
+
+    def take_out(self, text: str) -> str | None:
+        return None if HOOK_MARK.strip() in text else text
+
+
+# --- JSON and TOML
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _find(root: object, path: tuple[str, ...]) -> object:
+    """Return the value at a path, or None."""
+    for key in path:
+        root = root.get(key) if isinstance(root, dict) else None
+    return root
+
+
+_ENTRY_KEYS = frozenset({"type", "command", "args", "env", "environment", "enabled"})
+"""Keys that the bridge writes in the entry of its MCP server."""
+
+
+def _is_our_entry(found: object, value: object) -> bool:
+    """Return whether an entry starts this program for the same host as ``value``."""
+    return _last_words(found) is not None and _last_words(found) == _last_words(value)
+
+
+def _last_words(entry: object) -> list[str] | None:
+    """Return the words `bridge mcp HOST` of an entry, or None."""
+    for words in entry.values() if isinstance(entry, dict) else ():
+        if isinstance(words, list) and "mcp" in words[1:]:
+            at = words.index("mcp", 1) - 1
+            return [str(it) for it in words[at : at + 3]] if words[at] == "bridge" else None
+    return None
+
+
+def _without_ours(item: object) -> object:
+    """Return a hook, or a group of hooks, without those of the bridge, or None if nothing is left."""
+    if isinstance(item, dict) and isinstance(item.get("hooks"), list):
+        rest = [it for it in item["hooks"] if _without_ours(it) is not None]
+        return item if rest == item["hooks"] else {**item, "hooks": rest} if rest else None
+    command = item.get("command") if isinstance(item, dict) else None
+    return None if isinstance(command, str) and HOOK_MARK in f"{command} " else item
+
+
+def _prune(root: dict[str, Any], path: tuple[str, ...], *, removes: bool) -> None:
+    """Remove the value at a path if it is an empty list, or in any case with ``removes``, and parents that become empty."""
+    places: list[dict[str, Any]] = [root]
+    for key in path[:-1]:
+        inner = places[-1].get(key)
+        if not isinstance(inner, dict):
+            return
+        places.append(inner)
+    if path[-1] not in places[-1] or not (removes or places[-1][path[-1]] == []):
+        return
+    del places[-1][path[-1]]
+    for place, key in zip(reversed(places[:-1]), reversed(path[:-1]), strict=True):
+        if place.get(key) == {}:
+            del place[key]
+
+
+def _write_json(root: object, before: str | None) -> str:
+    """Return JSON with the indentation and line ends of the former text."""
+    found = re.search(r'^[\[{]\r?\n([ \t]+)"', before or "")
+    text = json.dumps(root, indent=found[1] if found else 2, ensure_ascii=False) + "\n"
+    if before is not None:
+        text = text if before.endswith("\n") or not before else text.rstrip("\n")
+        text = text.replace("\n", "\r\n") if "\r\n" in before else text
+    return text
+
+
+def _toml_lines(values: Mapping[str, object]) -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            inner = ", ".join(
+                f"{json.dumps(name)} = {json.dumps(it, ensure_ascii=False)}" for name, it in value.items()
+            )
+            yield f"{key} = {{ {inner} }}"
+        else:
+            yield f"{key} = {json.dumps(value, ensure_ascii=False)}"
