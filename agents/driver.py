@@ -26,7 +26,8 @@ from .middleware import AgentView, CallModel
 from .model_call import ModelCaller
 from .models.model import OF_ONE_CONVERSATION, ModelReply, ModelUse
 from .models.tape import fingerprint_request
-from .reaction import CallTools, LoopState, Reaction, ReactionSetup, Step
+from .reaction import CallTools, LoopState, Reaction, Step
+from .reaction_state import ReactionSetup
 from .recorded import Recorded
 from .replies import Replies
 from .review import Reviewer

@@ -36,3 +36,12 @@ UNKNOWN_OUTCOME = (
     "Find out before you call it again."
 )
 ARGUMENTS_LOST = "Not run: the agent was interrupted, and the arguments of this call were not kept. Call it again."
+
+
+def explain_empty(is_withheld: bool, is_too_large: bool, is_cut: bool) -> str:
+    """Return why a reply without text or calls counts for nothing."""
+    if is_withheld:
+        return WITHHELD
+    if is_too_large:
+        return REPLY_TOO_LARGE
+    return CUT_EMPTY if is_cut else EMPTY_REPLY

@@ -11,16 +11,16 @@ the agent's tools and limits are now.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from roundelay.network.errors import RoundelayError
 
+from . import loop_texts
 from .agent import KEEPER, Agent, Handoff
 from .history import (
     append_user_text,
@@ -31,27 +31,7 @@ from .history import (
     replace_trailing_text,
     sanitize_call,
 )
-from .loop_texts import (
-    ANSWER,
-    ANSWER_BY_TOOL,
-    ANSWERED,
-    BLOCKED,
-    CLOSING,
-    CLOSING_UNSENT,
-    CUT,
-    CUT_EMPTY,
-    CUT_HERE,
-    EMPTY_REPLY,
-    NO_TEXT,
-    NOBODY_WAITS,
-    NOT_KEPT,
-    NUDGE,
-    OR_FINISH,
-    REPLY_TOO_LARGE,
-    REPORTED,
-    WITHHELD,
-)
-from .middleware import FAILED_CHECKS, CallModel, Guard
+from .middleware import FAILED_CHECKS, CallModel
 from .models.model import (
     FAILURE_SENTENCES,
     AssistantMessage,
@@ -65,7 +45,7 @@ from .models.model import (
     UserMessage,
 )
 from .planner import Plan, Planner, answer_calls, has_effect, is_unknown, refuse
-from .policy import AgentPolicy
+from .reaction_state import Control, ReactionSetup, TurnInProgress
 from .text import replace_surrogates
 from .tools import FINISH, PlannedCall
 from .values import (
@@ -88,104 +68,8 @@ from .values import (
     Status,
     ToolResult,
     ToolsDone,
-    Trigger,
     TurnState,
 )
-
-if TYPE_CHECKING:
-    from roundelay.network.messages import BaseMessage
-
-
-@dataclass(frozen=True, slots=True)
-class ReactionSetup:
-    """Origin of a run, and how its prompt is written. The defaults are those of a run inside a tool call."""
-
-    threads: Collection[str] = ()
-    """Ids of the threads in which the answer would stand."""
-
-    frame: Callable[[str], str] = str.strip
-    """Returns the system message for an agent's instruction."""
-
-    shorten: Callable[[], str] | None = None
-    """Returns a shorter prompt for a model that finds the first one too long."""
-
-    keeper: str | None = None
-    """Id of the agent that the thread already stays with."""
-
-    earlier: Sequence[Agent] = ()
-    """Agents that had the conversation before."""
-
-    path: str = ""
-    """Path of the run in its reaction; empty for the reaction's own run."""
-
-    sent_at: int = 0
-    """Time of the incoming message, in milliseconds since the Unix epoch."""
-
-    trigger: Trigger | None = None
-    conversation: Sequence[BaseMessage] = ()
-    """Messages that the prompt shows, the incoming one last."""
-
-    is_explained: bool = False
-    """Whether the prompt's own template says how to answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """The agent that has the conversation, and the agents that had it before, in their order."""
-
-    agent: Agent
-    earlier: tuple[Agent, ...] = ()
-    first_turn: int = 1
-    """Turn in which the agent got the conversation."""
-
-    @property
-    def guards(self) -> list[Guard]:
-        """Reviews of the earlier agents, which still apply; of the last one first."""
-        return [guard for agent in self.earlier for guard in agent.chain.guards]
-
-    @property
-    def policies(self) -> list[AgentPolicy]:
-        """Policies of the agent and of the earlier ones, the last one first."""
-        return [self.agent.policy, *(agent.policy for agent in reversed(self.earlier))]
-
-    @property
-    def withholds(self) -> bool:
-        """Whether a reviewer has to see the model's text before people do."""
-        return any(agent.chain.withholds for agent in (self.agent, *self.earlier))
-
-
-@dataclass(slots=True)
-class TurnInProgress:
-    """The current turn, as far as it has come."""
-
-    number: int = 0
-    is_last: bool = False
-    forced_tool: str | None = None
-    """Tool that the model must call, as hooks of the turn before demand."""
-
-    follows_withheld: bool = False
-    """Whether the provider withheld the reply of the turn before."""
-
-    replay: Replayed | None = None
-    """Records of the turn, if it ran before a restart."""
-
-    reply: ModelReply = field(default_factory=lambda: ModelReply(text=None))
-    """The reply, with unique call ids."""
-
-    is_withheld: bool = False
-    plan: Plan = field(default_factory=Plan)
-    next_tool: str | None = None
-    proposed: Review | None = None
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the records say that the loop went on to another turn, and not because of a review."""
-        return self.replay is not None and self.replay.goes_on and not self.replay.is_corrected
-
-    @property
-    def is_text_altered(self) -> bool:
-        """Whether the record does not hold the text as the model wrote it."""
-        return self.replay is not None and self.replay.altered.text
 
 
 class Reaction:
@@ -194,8 +78,8 @@ class Reaction:
     ``answers``: somebody waits for an answer, because a person wrote the message or it requires this agent's response.
     """
 
-    def __init__(self, agent: Agent, *, prompt: str, answers: bool, setup: ReactionSetup = ReactionSetup()) -> None:
-        self.setup = setup
+    def __init__(self, agent: Agent, *, prompt: str, answers: bool, setup: ReactionSetup | None = None) -> None:
+        self.setup = setup = setup or ReactionSetup()
         self.state = LoopState.NEW
         self.control = Control(agent, tuple(setup.earlier))
         self.max_turns = agent.policy.max_turns  # of all agents that take part
@@ -359,18 +243,18 @@ class Reaction:
         policy, is_inside = self.agent.policy, bool(self.setup.path or self._callers)
         is_sent = self.sends_text() or bool(self._callers)
         if self._turn.is_last or (not specs and policy.on_text != "nudge"):
-            return CLOSING if is_sent else CLOSING_UNSENT
+            return loop_texts.CLOSING if is_sent else loop_texts.CLOSING_UNSENT
         if self.setup.is_explained and policy.on_text == "auto" and not is_inside:
             return ""  # the template may demand a tool call in each turn: two rules would contradict each other
         if not is_sent:
-            rule = NOBODY_WAITS
+            rule = loop_texts.NOBODY_WAITS
         elif policy.on_text == "nudge":
-            rule = ANSWER_BY_TOOL
+            rule = loop_texts.ANSWER_BY_TOOL
         elif self.has_spoken and not is_inside:
-            rule = ANSWERED
+            rule = loop_texts.ANSWERED
         else:
-            rule = ANSWER.format(to="whoever gave you this task" if is_inside else "the incoming thread")
-        return f"{rule} {OR_FINISH}" if any(spec.name == FINISH for spec in specs) else rule
+            rule = loop_texts.ANSWER.format(to="whoever gave you this task" if is_inside else "the incoming thread")
+        return f"{rule} {loop_texts.OR_FINISH}" if any(spec.name == FINISH for spec in specs) else rule
 
     # --- outcomes of the model call
 
@@ -413,16 +297,16 @@ class Reaction:
             return self._fail(ModelFailed("the provider withheld the reply twice", "content_filter"))
         if text and self._is_text_lost:
             self.history.append(AssistantMessage(text))
-            feedback = NOT_KEPT
+            feedback = loop_texts.NOT_KEPT
         elif turn.is_last and not turn.goes_on:
             text = "" if turn.is_text_altered else text
-            self.history.append(AssistantMessage(text or NO_TEXT))  # a reviewer may want another answer
-            return self._close(f"{text}\n{CUT_HERE}" if reply.is_cut and text else text)
+            self.history.append(AssistantMessage(text or loop_texts.NO_TEXT))  # a reviewer may want another answer
+            return self._close(f"{text}\n{loop_texts.CUT_HERE}" if reply.is_cut and text else text)
         elif turn.is_withheld or not text:
             self._idle_turns += 1
-            self.history.append(AssistantMessage(NO_TEXT))  # each turn stands in the history
-            empty = REPLY_TOO_LARGE if reply.finish_reason == TOO_LARGE else CUT_EMPTY if reply.is_cut else EMPTY_REPLY
-            feedback = WITHHELD if turn.is_withheld else empty
+            self.history.append(AssistantMessage(loop_texts.NO_TEXT))  # each turn stands in the history
+            is_too_large = reply.finish_reason == TOO_LARGE
+            feedback = loop_texts.explain_empty(turn.is_withheld, is_too_large, reply.is_cut)
         else:
             self.history.append(AssistantMessage(text))
             is_unsent = reply.is_cut or (turn.goes_on and not self._callers) or self.agent.policy.on_text == "nudge"
@@ -433,7 +317,7 @@ class Reaction:
                     return await self._end_by(end)
                 case _ if is_unsent:
                     self._idle_turns += 1
-                    feedback = CUT if reply.is_cut else NUDGE
+                    feedback = loop_texts.CUT if reply.is_cut else loop_texts.NUDGE
                 case _:
                     return await self._end("answered in plain text", text)
         append_user_text(self.history, feedback)
@@ -469,7 +353,7 @@ class Reaction:
             return await self._end("a tool gave the answer", answer.content, is_new=True)
         is_over = turn.is_last and not turn.goes_on
         if ending is not None and self._is_text_lost and not self.has_spoken:
-            append_user_text(self.history, NOT_KEPT)
+            append_user_text(self.history, loop_texts.NOT_KEPT)
             is_over = False
         elif ending is not None and not (turn.goes_on and not self._callers):
             # Text beside an effective `finish` is the answer, unless a tool has spoken in the thread already.
@@ -574,7 +458,7 @@ class Reaction:
         # The reason may quote the provider: it goes to records and logs, never to the thread.
         answer = f"I could not answer: {FAILURE_SENTENCES[failed.failure]}."
         if failed.reported_by:
-            answer = REPORTED.format(agent_id=failed.reported_by)
+            answer = loop_texts.REPORTED.format(agent_id=failed.reported_by)
         status: Status = "stopped" if failed.failure == "budget" else "failed"
         finish = self._finish(status, failed.reason, answer if self.sends_text() else None)
         return replace(finish, failure=failed.failure)
@@ -608,7 +492,9 @@ class Reaction:
         checks = reviewed.metadata.get(FAILED_CHECKS)
         by = f" by {', '.join(map(str, checks))}" if isinstance(checks, list) and checks else ""
         reason = f"the answer was blocked{by}"
-        return replace(end, status="stopped", reason=reason, answer=BLOCKED, metadata={**metadata, FAILURE: "blocked"})
+        return replace(
+            end, status="stopped", reason=reason, answer=loop_texts.BLOCKED, metadata={**metadata, FAILURE: "blocked"}
+        )
 
     def _finish(self, status: Status, reason: str, answer: str | None) -> Finish:
         self.state = LoopState.FINISHED

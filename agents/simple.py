@@ -26,7 +26,8 @@ from .models.endpoint_rules import RuleChanges
 from .models.model import Model
 from .network_tools import check_wanted, choose_tools, communication_tools, mod_tools
 from .prompt import ConversationPrompt, drop_empty, keep_recorded, list_manifest, render_system_prompt, select_threads
-from .reaction import Reaction, ReactionSetup
+from .reaction import Reaction
+from .reaction_state import ReactionSetup
 from .recorded import Started
 from .runner import AgentRunner, RunnerOptions
 from .running_reaction import ReactionResult, RunningReaction

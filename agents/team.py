@@ -25,17 +25,15 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, Unpack
+from typing import Annotated, Any, Self, Unpack
 from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    JsonValue,
     PrivateAttr,
     create_model,
     field_validator,
@@ -75,11 +73,12 @@ from .features.structured import StructuredAnswer
 from .import_path import import_callable
 from .inbox import ReactTo, Visibility
 from .middleware import Middleware
-from .models.fallback import FallbackModel
+from .model_choice import LocalChoice as LocalChoice  # documented here (docs/api.md)
+from .model_choice import ModelChoice as ModelChoice
+from .model_choice import OpenAIChoice as OpenAIChoice
 from .models.model import Model, ModelError
-from .models.scripted import RuleSet, ScriptedModel, ScriptRule, load_rules, load_script
-from .models.tape import NamedModel, TapeModel
-from .options import Count, Seconds, Strict, Text, VariableName, form_of, make_from, read_form
+from .models.tape import NamedModel
+from .options import Seconds, Strict, Text, VariableName, form_of, make_from, read_form
 from .policy import ALL, APPROVALS, AgentLimits, AgentPolicy, KeptRecords, MessageFilter, OnNewMessage, OnText
 from .prompt import ConversationPrompt
 from .runner import RunnerOptions
@@ -195,102 +194,6 @@ def _check_id(text: str) -> str:
 
 
 _Id = Annotated[str, AfterValidator(_check_id)]
-
-
-class RulesChoice(Strict):
-    """Differences of an OpenAI-compatible server from what its address suggests (`models.endpoint_rules`). ``provider``
-    names the rules to begin with."""
-
-    provider: Literal["openai", "azure", "mistral", "deepseek", "kimi", "gemini", "bedrock", "other"] | None = None
-    notes: Literal["in_results", "as_user"] | None = None
-    call_ids: Literal["own", "safe", "nine"] | None = None
-    reasoning: Literal["sealed", "returned", "required", "dropped"] | None = None
-    signs_calls: bool | None = None
-    declares_used_tools: bool | None = None
-    stream_usage: bool | None = None
-
-
-class OpenAIChoice(Strict):
-    """A model on an OpenAI-compatible server. ``settings`` go into each request as they are."""
-
-    name: Text
-    base_url: Text | None = None
-    api_key_env: VariableName = "OPENAI_API_KEY"
-    tool_mode: Literal["native", "json_schema"] = "native"
-    stream: bool | None = None
-    cache_control: bool = False
-    settings: dict[str, JsonValue] = Field(default_factory=dict)
-    rules: RulesChoice = RulesChoice()
-
-
-class LocalChoice(Strict):
-    """The small model on this machine's CPU, or other ``weights`` (a GGUF file). ``tools``: the model is large enough
-    to call them."""
-
-    weights: Path | None = None
-    context_tokens: Count = 8192
-    tools: bool = False
-
-
-_BASE_URLS: Mapping[str, str] = {
-    "azure": "https://RESOURCE.openai.azure.com/openai/v1/",
-    "mistral": "https://api.mistral.ai/v1",
-    "deepseek": "https://api.deepseek.com/v1",
-    "kimi": "https://api.moonshot.ai/v1",
-    "moonshot": "https://api.moonshot.ai/v1",
-    "gemini": "https://generativelanguage.googleapis.com/v1beta/openai/",
-    "google": "https://generativelanguage.googleapis.com/v1beta/openai/",
-    "anthropic": "https://api.anthropic.com/v1/",
-    "claude": "https://api.anthropic.com/v1/",
-    "bedrock": "http://127.0.0.1:4000/v1",
-    "litellm": "http://127.0.0.1:4000/v1",
-    "openrouter": "https://openrouter.ai/api/v1",
-    "ollama": "http://127.0.0.1:11434/v1",
-    "vllm": "http://127.0.0.1:8000/v1",
-    "llama": "http://127.0.0.1:8080/v1",
-}
-"""Base URLs by common names of servers; docs/models.md, "Model servers", has the table."""
-
-
-def _explain_servers(written: str) -> str:
-    url = next((url for name, url in _BASE_URLS.items() if name in written.lower()), "URL")
-    return (
-        "Any server with OpenAI's API goes under openai: "
-        f"{{name: MODEL, base_url: {url}, api_key_env: VARIABLE}} (docs/models.md, Model servers)"
-    )
-
-
-class ModelChoice(Strict):
-    """A model: exactly one of the five. ``script`` is a file of rules or ``module:function``; ``rules`` are such rules,
-    inline; ``replay`` is a tape with a model's recorded replies."""
-
-    openai: OpenAIChoice | None = None
-    script: Text | None = None
-    rules: list[ScriptRule] | None = None
-    local: LocalChoice | None = None
-    replay: Path | None = None
-    fallback: ModelChoice | None = None
-    """Model that is asked if this one is down, busy or out of credit."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _explain_providers(cls, given: object) -> object:
-        """Say where a provider's name belongs: people write it in the place of ``openai``."""
-        if isinstance(given, str):
-            raise ValueError(f"must be a mapping, not {show_value(given)}. {_explain_servers(given)}")
-        for key in given if isinstance(given, dict) else ():
-            name = str(key)
-            if name not in cls.model_fields and not get_close_matches(name, cls.model_fields, n=1, cutoff=0.75):
-                known = ", ".join(cls.model_fields)
-                told = f'has the unknown key "{name}"; known here: {known}'
-                raise ValueError(f"{told}. {_explain_servers(name)}")
-        return given
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if sum(choice is not None for choice in (self.openai, self.script, self.rules, self.local, self.replay)) != 1:
-            raise ValueError("must be exactly one of openai, script, rules, local, replay")
-        return self
 
 
 class ElsewhereChoice(Strict):
@@ -631,52 +534,12 @@ def _build_middleware(spec: AgentSpec) -> list[Middleware]:
 
 def _build_model(spec: AgentSpec) -> Model:
     try:
-        models = [_build_choice(spec, choice) for choice in _list_choices(spec)]
-        return FallbackModel(*models) if len(models) > 1 else models[0]
+        return spec.model.build(spec.path.parent)
     except (ModelError, OSError, ValueError) as error:
         raise spec.find_node("model").error(f"agent {spec.id}: {error}") from error
 
 
 def name_model(spec: AgentSpec) -> NamedModel:
     """Return the name and settings of the agent's model without building it: for a replay, without keys and weights."""
-    choices = _list_choices(spec)
-    names = [_name_choice(spec, choice) for choice in choices]
-    settings = spec.model.openai.settings if spec.model.openai is not None and len(choices) == 1 else {}
-    return NamedModel(" or ".join(names) if spec.a2a is None else "a2a", settings)
-
-
-def _list_choices(spec: AgentSpec) -> list[ModelChoice]:
-    """Return the model that is asked first, then those that are asked if it fails."""
-    choices = [spec.model]
-    while (fallback := choices[-1].fallback) is not None:
-        choices.append(fallback)
-    return choices
-
-
-def _name_choice(spec: AgentSpec, choice: ModelChoice) -> str:
-    if choice.openai is not None:
-        return choice.openai.name
-    if choice.local is not None:
-        return "local"
-    if choice.replay is not None:
-        return str(spec.path.parent / choice.replay)
-    return choice.script or "rules"
-
-
-def _build_choice(spec: AgentSpec, choice: ModelChoice) -> Model:
-    if choice.openai is not None:
-        from .models.openai_model import OpenAIModel
-
-        return OpenAIModel(**{**read_form(choice.openai), "rules": choice.openai.rules.model_dump(exclude_none=True)})
-    if choice.local is not None:
-        from .models.local import LocalModel
-
-        weights = spec.path.parent / choice.local.weights if choice.local.weights is not None else None
-        return LocalModel(weights, context_tokens=choice.local.context_tokens, tools=choice.local.tools)
-    if choice.replay is not None:
-        return TapeModel(spec.path.parent / choice.replay)
-    if choice.script is None:
-        return ScriptedModel(RuleSet(rules=choice.rules or []).answer, name="rules")
-    if choice.script.endswith((".yaml", ".yml")):
-        return ScriptedModel(load_rules(spec.path.parent / choice.script).answer, name=f"script {choice.script}")
-    return ScriptedModel(load_script(choice.script), name=f"script {choice.script}")
+    name, settings = spec.model.describe(spec.path.parent)
+    return NamedModel(name if spec.a2a is None else "a2a", settings)

@@ -36,7 +36,8 @@ from roundelay.agents.models.model import (
 )
 from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.reaction import Reaction, ReactionSetup
+from roundelay.agents.reaction import Reaction
+from roundelay.agents.reaction_state import ReactionSetup
 from roundelay.agents.values import NewMessages
 from tests.support.loops import Killed, Loop, Records, make_context
 from tests.support.model_servers import (

@@ -24,7 +24,8 @@ from roundelay.agents.models.model import (
     UserMessage,
 )
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.reaction import Reaction, ReactionSetup
+from roundelay.agents.reaction import Reaction
+from roundelay.agents.reaction_state import ReactionSetup
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import Tool, tool

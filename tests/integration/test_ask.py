@@ -336,6 +336,7 @@ async def test_a_thread_with_a_full_window_holds_up_others_until_it_goes_on() ->
                 await mia.client.send_text("bob", f"m{number}")
             await zoe.client.send_text("bob", "hi")
             await begun.wait()
+            assert bob._scheduler is not None
             assert len(bob._scheduler.inbox) <= 5  # one in work, which its `started` has acked
             release.set()
             assert (await zoe.hear()).text == "re: hi"

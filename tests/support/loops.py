@@ -20,7 +20,8 @@ from roundelay.agents.events import Event
 from roundelay.agents.journal import Journal
 from roundelay.agents.loop_texts import ANSWER, OR_FINISH
 from roundelay.agents.models.model import Model
-from roundelay.agents.reaction import Reaction, ReactionSetup
+from roundelay.agents.reaction import Reaction
+from roundelay.agents.reaction_state import ReactionSetup
 from roundelay.agents.recorded import Started
 from roundelay.agents.tool_client import ToolClient
 from roundelay.agents.tools import ToolContext

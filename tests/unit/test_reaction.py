@@ -27,7 +27,8 @@ from roundelay.agents.models.model import (
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy, OnText
-from roundelay.agents.reaction import CallTools, IllegalStep, LoopState, Reaction, ReactionSetup, Step
+from roundelay.agents.reaction import CallTools, IllegalStep, LoopState, Reaction, Step
+from roundelay.agents.reaction_state import ReactionSetup
 from roundelay.agents.tools import tool
 from roundelay.agents.values import (
     Begin,
