@@ -240,7 +240,7 @@ class FollowedQuestion:
             if not messages or messages[0].seq <= known_up_to:
                 break
         thread = (*self._known, *newer)
-        answers = [it for it in thread if it.seq > self._last_answer and self._is_answer(it, state)]
+        answers = [message for message in thread if message.seq > self._last_answer and self._is_answer(message, state)]
         return answers, is_taken_over
 
     def _is_answer(self, message: AnyMessage, state: Mapping[str, Any]) -> bool:
@@ -291,17 +291,17 @@ class _StreamedText:
             self._add(TextPiece(piece.kind, piece.text, piece.turn, piece.path, piece.call, piece.tool), piece.at)
 
     def _add(self, piece: TextPiece, at: int) -> None:
-        known = self._texts.get(piece.stream, "")
+        streamed = self._texts.get(piece.stream, "")
         if piece.kind == "progress":  # each one replaces the last
-            known, at = "", 0
-        elif known is None or not 0 <= at <= len(known) or not _overlaps(known[at:], piece.text):
+            streamed, at = "", 0
+        elif streamed is None or not 0 <= at <= len(streamed) or not _overlaps(streamed[at:], piece.text):
             self._texts[piece.stream] = None
             return
-        new = piece.text[len(known) - at :]
+        new = piece.text[len(streamed) - at :]
         if not new or len(new) > self._room:
             return
         self._room -= len(new)
-        self._texts[piece.stream] = known + new
+        self._texts[piece.stream] = streamed + new
         self._waiting.append(replace(piece, text=new))
 
     def drain(self) -> Iterator[TextPiece]:
@@ -309,8 +309,8 @@ class _StreamedText:
             yield self._waiting.popleft()
 
 
-def _overlaps(known: str, text: str) -> bool:
-    return known.startswith(text) or text.startswith(known)
+def _overlaps(streamed: str, text: str) -> bool:
+    return streamed.startswith(text) or text.startswith(streamed)
 
 
 async def find_agent(client: NetworkClient, agent_id: str) -> dict[str, Any] | None:

@@ -153,9 +153,9 @@ class SessionPool:
         self._proving += 1
         try:
             async with self._locks.setdefault(key, asyncio.Lock()):
-                known = self._sessions.get(key)
-                if known is not None and known.client.failure is None:
-                    return known  # opened by a concurrent call
+                existing = self._sessions.get(key)
+                if existing is not None and existing.client.failure is None:
+                    return existing  # opened by a concurrent call
                 client = NetworkClient(
                     credentials.agent_id,
                     self.url,

@@ -346,7 +346,11 @@ class LedgerHandler(RequestHandler):
             raise InvalidParamsError("contextId is not the context of this task")
         mark = _digest(tasks.agent_id, message, content)
         ids = _ids_of(message, mark)
-        if any(it.message_id in ids and it.content == content for it in task.messages if it.sender_id == task.caller):
+        if any(
+            message.message_id in ids and message.content == content
+            for message in task.messages
+            if message.sender_id == task.caller
+        ):
             return task  # repeated: the response to the first request was lost
         if task.state in TERMINAL:
             raise UnsupportedOperationError(
@@ -354,8 +358,8 @@ class LedgerHandler(RequestHandler):
             )
         options: dict[str, Any] = {"conversation": task.context_id}
         # A reply to a request for approval would be a decision, and no client may decide in a person's name.
-        if task.asked is not None and not is_request(task.asked):
-            options = {"reply_to": task.asked.seq, "cause": task.asked.seq}
+        if task.open_question is not None and not is_request(task.open_question):
+            options = {"reply_to": task.open_question.seq, "cause": task.open_question.seq}
         metadata = _make_metadata(message, task=task.root.seq)
         if tasks.client.kind != "human":
             metadata["ask"] = {"watched": True}  # agents stream only to people, and to programs that say this

@@ -178,7 +178,7 @@ class TaskPushes:
 
     def list_of(self, task: TaskRecord) -> list[Push]:
         """Return the registrations for a task, oldest first."""
-        return [it for it in self._pushes.values() if it.key[:3] == (task.caller, task.agent_id, task.id)]
+        return [push for push in self._pushes.values() if push.key[:3] == (task.caller, task.agent_id, task.id)]
 
     async def remove(self, push: Push) -> None:
         """Remove a registration. Raises `NotStored`, after which nothing has changed."""
@@ -194,14 +194,14 @@ class TaskPushes:
     def _make_room(self, push: Push) -> None:
         """Drop the oldest finished registration if all places are taken. Raises `TooLarge` beyond a limit."""
         others = [it for it in self._pushes.values() if it.key != push.key]
-        if sum(it.key[:3] == push.key[:3] for it in others) >= MAX_OF_TASK:
+        if sum(other.key[:3] == push.key[:3] for other in others) >= MAX_OF_TASK:
             raise TooLarge(f"This task has {MAX_OF_TASK} push notifications, the maximum. Delete one.")
-        if sum(it.participant == push.participant and it.state == "on" for it in others) >= MAX_OF_CALLER:
+        if sum(other.participant == push.participant and other.state == "on" for other in others) >= MAX_OF_CALLER:
             raise TooLarge(
                 f"{push.participant} has push notifications for {MAX_OF_CALLER} unfinished tasks, the maximum. Delete one."
             )
         if len(others) >= MAX_PUSHES:
-            resting = [it for it in others if it.state != "on"]
+            resting = [other for other in others if other.state != "on"]
             if not resting:
                 raise TooLarge(f"This gateway has {MAX_PUSHES} push notifications, the maximum.")
             del self._pushes[min(resting, key=lambda it: it.created_at).key]
@@ -246,7 +246,7 @@ class TaskPushes:
                     return
                 if delay_s is None:
                     failures = 0
-                    answers = [it.seq for it in task.messages if it.sender_id == task.agent_id]
+                    answers = [message.seq for message in task.messages if message.sender_id == task.agent_id]
                     if answers:
                         await tasks.client.call("network.acknowledge", {"seqs": answers})
                 else:
@@ -281,14 +281,14 @@ class TaskPushes:
                 async with asyncio.timeout(LOOK_EVERY_S):
                     await turn.wait()
             return
-        known = {it.seq for it in task.messages}
+        seen = {message.seq for message in task.messages}
         stored = QuestionStored(task.active.seq, task.root.thread_id, True)
         async with tasks.conversations.follow(tasks.agent_id, stored) as question:
             async for event in question:
                 match event:
                     case QuestionEnded():
                         return
-                    case AgentAnswer(message=message) if message.seq not in known:
+                    case AgentAnswer(message=message) if message.seq not in seen:
                         return
                     case TextPiece() if not task.is_begun:
                         return
@@ -314,8 +314,8 @@ class TaskPushes:
             details = {"agent_id": push.participant, "task_id": push.task_id, "state": push.state}
             _logger.warning("a push notification is %s: %s", push.state, push.why, extra=details)
 
-    def _save_all(self, known: dict[tuple[str, str, str, str], Push]) -> None:
-        before, self._pushes = self._pushes, known
+    def _save_all(self, pushes: dict[tuple[str, str, str, str], Push]) -> None:
+        before, self._pushes = self._pushes, pushes
         try:
             self._save()
         except NotStored:

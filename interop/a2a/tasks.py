@@ -104,40 +104,42 @@ class TaskRecord:
         return conversation_of(self.root.thread_id)
 
     @property
-    def asked(self) -> AnyMessage | None:
+    def open_question(self) -> AnyMessage | None:
         """The agent's last question, while it is unanswered: to the caller, or to a person for approval."""
-        answered = {it.reply_to for it in self.messages if it.sender_id == self.caller}
-        last = next((it for it in reversed(self.messages) if it.sender_id == self.agent_id), None)
+        answered = {message.reply_to for message in self.messages if message.sender_id == self.caller}
+        last = next((message for message in reversed(self.messages) if message.sender_id == self.agent_id), None)
         return last if last is not None and self.is_question(last) and last.seq not in answered else None
 
     def is_question(self, message: AnyMessage) -> bool:
         """Return whether a message is a question of the agent, and not a result."""
         if message.sender_id != self.agent_id:
             return False
-        asked = message.requires_response
-        return asked is True or (isinstance(asked, list) and self.caller in asked) or is_request(message)
+        required = message.requires_response
+        return required is True or (isinstance(required, list) and self.caller in required) or is_request(message)
 
     @property
     def state(self) -> State:
         if self.is_called_off:
             return CANCELED
         ended = _ENDS[self.ended.status] if self.ended is not None else None
-        if self.asked is not None and is_request(self.asked):
+        if self.open_question is not None and is_request(self.open_question):
             return ended if ended is not None else AUTH_REQUIRED
-        if self.asked is not None and ended in (None, COMPLETED):
+        if self.open_question is not None and ended in (None, COMPLETED):
             return INPUT_REQUIRED
         return ended if ended is not None else WORKING if self.is_begun else SUBMITTED
 
     @property
     def results(self) -> list[AnyMessage]:
         """The agent's answers that are no questions, ascending."""
-        return [it for it in self.messages if it.sender_id == self.agent_id and not self.is_question(it)]
+        return [
+            message for message in self.messages if message.sender_id == self.agent_id and not self.is_question(message)
+        ]
 
     def make_status(self) -> TaskStatus:
         state = self.state
         status = TaskStatus(state=state, timestamp=datetime.fromtimestamp(self.messages[-1].sent_at / 1000, UTC))
-        if self.asked is not None and state in INTERRUPTED:
-            status.message.CopyFrom(self.make_message(self.asked))
+        if self.open_question is not None and state in INTERRUPTED:
+            status.message.CopyFrom(self.make_message(self.open_question))
         elif self.is_called_off or (self.ended is not None and self.ended.status != "answered"):
             reason = SENTENCES["cancelled"] if self.ended is None or self.is_called_off else self.ended.reason
             status.message.CopyFrom(self._make_network_message(reason))
@@ -166,13 +168,17 @@ class TaskRecord:
 
     def make_task(self, history_length: int | None = None, *, with_artifacts: bool = True) -> Task:
         """Return the task as A2A has it. Its history holds the messages of caller and agent without the results."""
-        history = [it for it in self.messages if it.sender_id == self.caller or self.is_question(it)]
+        history = [
+            message for message in self.messages if message.sender_id == self.caller or self.is_question(message)
+        ]
         shown = history if history_length is None else history[len(history) - min(history_length, len(history)) :]
         return Task(
             id=self.id,
             context_id=self.context_id,
             status=self.make_status(),
-            artifacts=[self.make_artifact(n, it) for n, it in enumerate(self.results, 1)] if with_artifacts else [],
+            artifacts=[self.make_artifact(n, message) for n, message in enumerate(self.results, 1)]
+            if with_artifacts
+            else [],
             history=[self.make_message(it) for it in shown],
             metadata={"seq": self.messages[-1].seq},
         )
@@ -263,7 +269,7 @@ class TaskLedger:
     async def _find_threads(self) -> list[str]:
         prefix, threads = f"{direct_thread(self.client.agent_id, self.agent_id)}:", list[str]()
         async for page in self.client.pages("network.list_threads", {"limit": PAGE}):
-            threads += [it["thread_id"] for it in page["threads"] if it["thread_id"].startswith(prefix)]
+            threads += [thread["thread_id"] for thread in page["threads"] if thread["thread_id"].startswith(prefix)]
             if len(threads) >= MAX_THREADS:
                 break
         return threads[:MAX_THREADS]
@@ -296,7 +302,7 @@ class TaskLedger:
         """Return the messages of a thread from the seq ``since`` on, ascending: the newest ``most`` of them."""
         newer: list[AnyMessage] = []
         async for page in self.client.pages("network.history", {"thread_id": thread_id, "limit": PAGE}):
-            messages = [message_from_wire(it) for it in page["messages"]]
+            messages = [message_from_wire(message) for message in page["messages"]]
             newer = [message for message in messages if message.seq >= since] + newer
             if not messages or messages[0].seq <= since or len(newer) >= most:
                 break
@@ -305,8 +311,8 @@ class TaskLedger:
     async def judge(self, gathered: GatheredTask) -> TaskRecord:
         """Return the present state of a task: read how far each message of the caller has got, in order."""
         root, caller = gathered.own[0], self.client.agent_id
-        messages = {it.seq: it for it in (*gathered.own, *gathered.answers)}
-        requests = {it.seq for it in gathered.answers if is_request(it)}
+        messages = {message.seq: message for message in (*gathered.own, *gathered.answers)}
+        requests = {answer.seq for answer in gathered.answers if is_request(answer)}
         ended: QuestionEnded | None = None
         is_begun = True
         for active in gathered.own:
@@ -315,7 +321,9 @@ class TaskLedger:
             stored = QuestionStored(active.seq, root.thread_id, True)
             question = self.conversations.open(self.agent_id, stored, gathered.thread)
             answers, ended = await question.read_outcome()
-            messages |= {it.seq: it for it in answers}  # an answer may belong to this message and to an earlier one
+            messages |= {
+                answer.seq: answer for answer in answers
+            }  # an answer may belong to this message and to an earlier one
             if ended is None:
                 is_begun = await self._is_begun(active.seq)
                 break
@@ -333,7 +341,7 @@ class TaskLedger:
 
     async def _is_begun(self, seq: int) -> bool:
         status = await self.client.call("network.message_status", {"seq": seq})
-        return any("reaction_status" in it for it in status["recipients"])
+        return any("reaction_status" in recipient for recipient in status["recipients"])
 
     async def _is_called_off(self, task_id: str) -> bool:
         args = {"reaction": _journal_of(task_id), "agent_id": self.client.agent_id, "limit": 1}
@@ -350,7 +358,7 @@ class TaskLedger:
 
 def newest_of(gathered: GatheredTask) -> int:
     """Return the seq of a task's newest message."""
-    return max(it.seq for it in (*gathered.own, *gathered.answers))
+    return max(message.seq for message in (*gathered.own, *gathered.answers))
 
 
 def _journal_of(task_id: str) -> str:

@@ -354,10 +354,10 @@ async def _ask_node(
         in_context, new = notes.in_context, list[AnyMessage]()
         # Messages in the context that are not acknowledged may fill whole pages before the new ones.
         async for page in client.pages("network.receive", {"limit": MAX_FETCHED, "peek": True}):
-            seqs = [it["seq"] for it in page["messages"]]
-            if done := [it for it in seqs if it in notes.taken]:
+            seqs = [message["seq"] for message in page["messages"]]
+            if done := [seq for seq in seqs if seq in notes.taken]:
                 await client.call("network.acknowledge", {"seqs": done})
-            new += [message_from_wire(it) for it in page["messages"] if it["seq"] not in in_context]
+            new += [message_from_wire(message) for message in page["messages"] if message["seq"] not in in_context]
             if len(new) >= ENOUGH and page["next"] >= max(notes.taken, default=0):
                 break
         notes.taken = []

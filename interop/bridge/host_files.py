@@ -91,27 +91,27 @@ class JsonFile:
             raise ConfigError(f"{self.path} is not a JSON object. Correct it, or move it away.")
         return root
 
-    def _renew(self, found: object, value: object, name: str) -> object:
+    def _renew(self, present: object, value: object, name: str) -> object:
         """Return the new value of a member. In an entry of the bridge, keys that others have added stay."""
-        if not (isinstance(found, dict) and isinstance(value, dict)) or not _is_our_entry(found, value):
-            if found is None:
+        if not (isinstance(present, dict) and isinstance(value, dict)) or not _is_our_entry(present, value):
+            if present is None:
                 return value
             raise ConfigError(
                 f"{self.path} has a {name} that {NAME} did not write. Rename or remove it, then install again."
             )
-        return {**{key: it for key, it in found.items() if key in value or key not in _ENTRY_KEYS}, **value}
+        return {**{key: it for key, it in present.items() if key in value or key not in _ENTRY_KEYS}, **value}
 
     def _reach(self, root: dict[str, Any], path: tuple[str, ...], last: Any) -> Any:
         """Return the value at a path. Create it if there is none."""
         place: Any = root
         for number, key in enumerate(path):
             made: Any = last if number == len(path) - 1 else {}
-            found = place.setdefault(key, made)
-            if type(found) is not type(made):
+            value = place.setdefault(key, made)
+            if type(value) is not type(made):
                 raise ConfigError(
                     f"{self.path}: {'.'.join(path[: number + 1])} has an unexpected type. Correct it, then try again."
                 )
-            place = found
+            place = value
         return place
 
     def _drop(self, root: dict[str, Any], keeps: Mapping[tuple[str, ...], object]) -> list[tuple[str, ...]]:
@@ -171,9 +171,9 @@ class TomlFile:
         block = rf"(?:\r?\n)?{re.escape(self._begin)}[ \t]*\r?\n(.*?){re.escape(self._end)}[ \t]*(?:\r?\n|\Z)"
         theirs = re.compile(rf"^\[(?!{re.escape(self.table)}[.\]])", flags=re.M)
 
-        def find_theirs(found: re.Match[str]) -> str:
-            first = theirs.search(found[1])
-            return found[1][first.start() :] if first is not None else ""
+        def find_theirs(match: re.Match[str]) -> str:
+            first = theirs.search(match[1])
+            return match[1][first.start() :] if first is not None else ""
 
         return re.sub(block, find_theirs, text, flags=re.S)
 
@@ -198,10 +198,10 @@ class OwnFile:
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError("an object has a key twice")
-    return found
+    return members
 
 
 def _find(root: object, path: tuple[str, ...]) -> object:
@@ -215,9 +215,9 @@ _ENTRY_KEYS = frozenset({"type", "command", "args", "env", "environment", "enabl
 """Keys that the bridge writes in the entry of its MCP server."""
 
 
-def _is_our_entry(found: object, value: object) -> bool:
+def _is_our_entry(entry: object, value: object) -> bool:
     """Return whether an entry starts this program for the same host as ``value``."""
-    return _last_words(found) is not None and _last_words(found) == _last_words(value)
+    return _last_words(entry) is not None and _last_words(entry) == _last_words(value)
 
 
 def _last_words(entry: object) -> list[str] | None:
@@ -225,14 +225,14 @@ def _last_words(entry: object) -> list[str] | None:
     for words in entry.values() if isinstance(entry, dict) else ():
         if isinstance(words, list) and "mcp" in words[1:]:
             at = words.index("mcp", 1) - 1
-            return [str(it) for it in words[at : at + 3]] if words[at] == "bridge" else None
+            return [str(word) for word in words[at : at + 3]] if words[at] == "bridge" else None
     return None
 
 
 def _without_ours(item: object) -> object:
     """Return a hook, or a group of hooks, without those of the bridge, or None if nothing is left."""
     if isinstance(item, dict) and isinstance(item.get("hooks"), list):
-        rest = [it for it in item["hooks"] if _without_ours(it) is not None]
+        rest = [hook for hook in item["hooks"] if _without_ours(hook) is not None]
         return item if rest == item["hooks"] else {**item, "hooks": rest} if rest else None
     command = item.get("command") if isinstance(item, dict) else None
     return None if isinstance(command, str) and HOOK_MARK in f"{command} " else item
@@ -256,8 +256,8 @@ def _prune(root: dict[str, Any], path: tuple[str, ...], *, removes: bool) -> Non
 
 def _write_json(root: object, before: str | None) -> str:
     """Return JSON with the indentation and line ends of the former text."""
-    found = re.search(r'^[\[{]\r?\n([ \t]+)"', before or "")
-    text = json.dumps(root, indent=found[1] if found else 2, ensure_ascii=False) + "\n"
+    indent = re.search(r'^[\[{]\r?\n([ \t]+)"', before or "")
+    text = json.dumps(root, indent=indent[1] if indent else 2, ensure_ascii=False) + "\n"
     if before is not None:
         text = text if before.endswith("\n") or not before else text.rstrip("\n")
         text = text.replace("\n", "\r\n") if "\r\n" in before else text

@@ -88,8 +88,8 @@ class FileChange:
 def find_command() -> list[str]:
     """Return the command by which hosts start this program: its name if that finds it, otherwise its path."""
     beside = Path(sys.executable).with_name("roundelay")
-    found = shutil.which("roundelay")
-    if found is not None and beside.exists() and Path(found).resolve() == beside.resolve():
+    command = shutil.which("roundelay")
+    if command is not None and beside.exists() and Path(command).resolve() == beside.resolve():
         return ["roundelay"]
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "roundelay"]
 
@@ -125,8 +125,11 @@ def plan_install(
 def install(host: Host, project: Path, changes: list[FileChange]) -> None:
     """Write the planned changes. The originals are stored first, so that a crash in between loses nothing."""
     record = _load(host, project)
-    known = record.files if record is not None else {}
-    files = {it.path: _InstalledFile(_keep_before(host, it, known.get(it.path)), _hash(it.after)) for it in changes}
+    stored = record.files if record is not None else {}
+    files = {
+        change.path: _InstalledFile(_keep_before(host, change, stored.get(change.path)), _hash(change.after))
+        for change in changes
+    }
     folders = [*(record.folders if record is not None else ())]
     for change in changes:
         for folder in reversed(Path(change.path).parents):
@@ -143,12 +146,12 @@ def plan_remove(host: Host, project: Path) -> list[FileChange]:
     record = _load(host, project)
     changes = []
     for file in host.make_files(Commands(["roundelay"], {})):
-        known = record.files.get(file.path) if record is not None else None
+        stored = record.files.get(file.path) if record is not None else None
         content = None
         try:
             after = content = _read(project / file.path)
-            if content is not None and known is not None and _hash(content) == known.written:
-                after = base64.b64decode(known.before) if known.before is not None else None
+            if content is not None and stored is not None and _hash(content) == stored.written:
+                after = base64.b64decode(stored.before) if stored.before is not None else None
             elif content is not None:
                 rest = file.take_out(_decode(content, file.path))
                 after = None if rest is None else rest.encode()
@@ -168,7 +171,7 @@ def remove(host: Host, project: Path, changes: list[FileChange]) -> None:
     for folder in reversed(record.folders if record is not None else ()):
         with suppress(OSError):
             (project / folder).rmdir()
-    if not any(it.problem for it in changes):
+    if not any(change.problem for change in changes):
         _find_record(host, project).unlink(missing_ok=True)
 
 
@@ -193,10 +196,10 @@ def _has_ours(file: HostFile, content: bytes) -> bool:
         return True  # a file without entries of the bridge raises nothing
 
 
-def _keep_before(host: Host, change: FileChange, known: _InstalledFile | None) -> str | None:
+def _keep_before(host: Host, change: FileChange, stored: _InstalledFile | None) -> str | None:
     """Return the original of a file in base64: the stored one, unless the file was changed since."""
-    if known is not None and change.before is not None and _hash(change.before) == known.written:
-        return known.before
+    if stored is not None and change.before is not None and _hash(change.before) == stored.written:
+        return stored.before
     before = change.before
     if before is not None:
         [file] = [it for it in host.make_files(Commands(["roundelay"], {})) if it.path == change.path]
@@ -280,4 +283,4 @@ def _load(host: Host, project: Path) -> _Record | None:
 def is_waking(host: Host, project: Path) -> bool:
     """Return whether the bridge was installed with waking."""
     files = (project / it.path for it in host.make_files(Commands(["roundelay"], {})))
-    return any(WAKE.encode() in (_read(it) or b"") for it in files)
+    return any(WAKE.encode() in (_read(file) or b"") for file in files)

@@ -39,8 +39,8 @@ class HostProcess(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        found = read_process(self.pid)
-        return found is not None and found.started == self.started
+        process = read_process(self.pid)
+        return process is not None and process.started == self.started
 
 
 class NameHolder(Struct, frozen=True):
@@ -61,19 +61,19 @@ class NameHolder(Struct, frozen=True):
 def find_host_process() -> HostProcess:
     """Return the host that started this process, perhaps through a shell. Raises `ConnectError` if it has ended: the
     process that adopts orphans is no host."""
-    pid, found = os.getppid(), read_process(os.getppid())
-    while found is not None and found.parent > 1 and found.name.lstrip("-") in _WRAPPERS:
-        pid, found = found.parent, read_process(found.parent)
+    pid, process = os.getppid(), read_process(os.getppid())
+    while process is not None and process.parent > 1 and process.name.lstrip("-") in _WRAPPERS:
+        pid, process = process.parent, read_process(process.parent)
     # Checked after the search: while the output has a reader, the host that was found is the right one.
-    if found is None or is_reader_gone(sys.stdout.fileno()):
+    if process is None or is_reader_gone(sys.stdout.fileno()):
         raise ConnectError("The program that started this has ended.")
-    return HostProcess(pid, found.started)
+    return HostProcess(pid, process.started)
 
 
 def find_own_process() -> HostProcess:
     """This process."""
-    found = read_process(os.getpid())
-    return HostProcess(os.getpid(), found.started if found is not None else "")
+    process = read_process(os.getpid())
+    return HostProcess(os.getpid(), process.started if process is not None else "")
 
 
 def find_project(host: Host, start: Path) -> Path:
@@ -102,7 +102,7 @@ def claim_name(host: Host, project: Path, process: HostProcess) -> str:
         for name, it in own:
             if (it.pid, it.started) == process:
                 return name
-        free = [name for name, it in own if not it.is_running]
+        free = [name for name, holder in own if not holder.is_running]
         name = min(free, key=lambda it: (len(it), it)) if free else _make_name(host, project, names)
         names[name] = NameHolder(host.name, place, *process, url=names[name].url if name in names else "")
         write_private(home() / "bridge" / "names.json", names)

@@ -37,23 +37,23 @@ class BridgeClient(NetworkClient):
     host_process: HostProcess
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
-        asked, is_unhandled_only = dict(args or {}), (args or {}).get("after") is None
+        query, is_unhandled_only = dict(args or {}), (args or {}).get("after") is None
         # Peeking after a seq is how a tool waits for an answer, which it must find even if a hook has shown it.
-        if op != "network.receive" or (asked.get("peek") and not is_unhandled_only):
+        if op != "network.receive" or (query.get("peek") and not is_unhandled_only):
             return await super().call(op, args, call_id=call_id)
         loop = asyncio.get_running_loop()
-        until = loop.time() + asked.get("wait_ms", 0) / 1000
+        until = loop.time() + query.get("wait_ms", 0) / 1000
         while True:
             # Peek first: a call that returns nothing new must not mark messages as delivered.
-            peeked = await super().call(op, asked | {"peek": True})
+            peeked = await super().call(op, query | {"peek": True})
             answer, count = self._leave_out_shown(peeked), len(peeked["messages"])
-            if answer["messages"] and not asked.get("peek"):
+            if answer["messages"] and not query.get("peek"):
                 # Take exactly the page that was peeked at. With the old limit it could hold newer messages too.
-                answer = self._leave_out_shown(await super().call(op, asked | {"limit": count, "wait_ms": 0}))
+                answer = self._leave_out_shown(await super().call(op, query | {"limit": count, "wait_ms": 0}))
             left_ms = max(int((until - loop.time()) * 1000), 0)
             if answer["messages"] or not (answer["has_more"] or left_ms):
                 return answer
-            asked |= {"after": answer["next"], "unhandled": is_unhandled_only, "wait_ms": left_ms}
+            query |= {"after": answer["next"], "unhandled": is_unhandled_only, "wait_ms": left_ms}
 
     def _leave_out_shown(self, page: dict[str, Any]) -> dict[str, Any]:
         """Return a page without the messages that hooks have shown."""
@@ -105,8 +105,8 @@ class BridgeSession:
         """Return the number of unhandled messages from the seq ``first`` on that neither a hook nor a tool has shown.
         Raises as `lend`."""
         async with self.lend(None) as client:
-            asked = {"after": first - 1, "limit": 500, "peek": True, "unhandled": True}
-            page = await client.call("network.receive", asked)
+            args = {"after": first - 1, "limit": 500, "peek": True, "unhandled": True}
+            page = await client.call("network.receive", args)
         shown = list_shown_seqs(self._process, with_shown=True)
         return sum(message["seq"] not in shown for message in page["messages"])
 

@@ -91,8 +91,8 @@ async def keep_waking(session: BridgeSession, wake: Wake) -> None:
                 epoch = client.welcome.network.epoch
                 if position is None or position[0] != epoch:
                     position = epoch, client.welcome.head
-                asked = {"after": position[1], "limit": 100, "wait_ms": WAIT_MS, "peek": True}
-                page = await client.call("network.receive", asked)
+                args = {"after": position[1], "limit": 100, "wait_ms": WAIT_MS, "peek": True}
+                page = await client.call("network.receive", args)
             if page["messages"]:
                 first = page["messages"][0]["seq"]
                 await asyncio.sleep(max(GRACE_S, woken[-1] + GAP_S - clock(), woken[0] + 3600 - clock()))
@@ -151,8 +151,12 @@ async def start_codex_turn(path: Path, project: Path, sentence: str) -> bool | N
         await ask("initialize", {"clientInfo": client})
         await socket.send(json.dumps({"method": "initialized"}))
         loaded = (await ask("thread/loaded/list", {}))["data"]
-        threads = [(await ask("thread/read", {"threadId": it}))["thread"] for it in loaded]
-        own = [it for it in threads if not it.get("parentThreadId") and Path(it["cwd"]).is_relative_to(project)]
+        threads = [(await ask("thread/read", {"threadId": thread_id}))["thread"] for thread_id in loaded]
+        own = [
+            thread
+            for thread in threads
+            if not thread.get("parentThreadId") and Path(thread["cwd"]).is_relative_to(project)
+        ]
         if not own:
             return None
         newest = max(own, key=lambda it: it["updatedAt"])

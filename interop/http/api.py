@@ -137,13 +137,13 @@ class Empty(_Shape):
 
 
 class HttpCall(NamedTuple):
-    """One request: the caller's session and credentials, the body or query (``given``), and path and header values
-    (``place``)."""
+    """One request: the caller's session and credentials, the body or query (``arguments``), and values of path and
+    headers (``names``)."""
 
     client: NetworkClient
     credentials: Credentials
-    given: Any
-    place: Mapping[str, str]
+    arguments: Any
+    names: Mapping[str, str]
 
 
 Perform = Callable[[HttpCall], Awaitable[tuple[int, Any]]]
@@ -163,7 +163,7 @@ class Endpoint(Generic[BodyT]):
 
 
 async def _send(call: HttpCall) -> tuple[int, Any]:
-    body, key = call.given, call.place.get("idempotency-key")
+    body, key = call.arguments, call.names.get("idempotency-key")
     if key is not None and not _MESSAGE_ID.fullmatch(key):
         raise InvalidFrame("The header Idempotency-Key must be 1 to 128 visible ASCII characters.")
     if key is not None and body.message_id not in (None, key):
@@ -178,19 +178,19 @@ async def _send(call: HttpCall) -> tuple[int, Any]:
 
 
 async def _receive(call: HttpCall) -> tuple[int, Any]:
-    query = call.given
+    query = call.arguments
     page = await receive_messages(call.client, after=query.after, limit=query.limit, wait_s=query.wait_s)
     return 200, page
 
 
 async def _acknowledge(call: HttpCall) -> tuple[int, Any]:
-    return 200, await call.client.call("network.acknowledge", {"seqs": call.given.seqs})
+    return 200, await call.client.call("network.acknowledge", {"seqs": call.arguments.seqs})
 
 
 async def _read(op: str, call: HttpCall) -> tuple[int, Any]:
     """Call a reading operation with the values of query and path."""
-    place = call.place
-    args: dict[str, Any] = call.given.model_dump(exclude_none=True)
+    place = call.names
+    args: dict[str, Any] = call.arguments.model_dump(exclude_none=True)
     if "seq" in place:
         args["seq"] = TypeAdapter(Seq).validate_python(place["seq"])
     if "thread_id" in place:
@@ -293,12 +293,12 @@ async def _answer(pool: SessionPool, rows: Mapping[str, Endpoint[Any]], request:
     try:
         credentials = read_authorization(request.headers.get("authorization"))
         async with asyncio.timeout(PATIENCE_S):
-            given = await _read_body_or_query(endpoint, request)
+            arguments = await _read_body_or_query(endpoint, request)
             place = dict(request.path_params)
             if "idempotency-key" in request.headers:
                 place["idempotency-key"] = request.headers["idempotency-key"]
             async with pool.session(credentials) as client:
-                work = endpoint.perform(HttpCall(client, credentials, given, place))
+                work = endpoint.perform(HttpCall(client, credentials, arguments, place))
                 status, value = await (run_while_connected(request.receive, work) if endpoint.method == "GET" else work)
     except ClientDisconnect:
         return Response(status_code=400)  # nobody reads the response
@@ -335,7 +335,9 @@ def _format_validation_error(error: ValidationError) -> str:
 
 def make_openapi_document(endpoints: Sequence[Endpoint[Any]] = ENDPOINTS) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of these endpoints."""
-    shapes = {it.takes for it in endpoints if it.method == "POST"} | {it.gives for it in endpoints if it.gives}
+    shapes = {endpoint.takes for endpoint in endpoints if endpoint.method == "POST"} | {
+        endpoint.gives for endpoint in endpoints if endpoint.gives
+    }
     ordered = sorted(shapes | {Refusal}, key=lambda shape: shape.__name__)
     _, schemas = models_json_schema(
         [(shape, "validation") for shape in ordered], ref_template="#/components/schemas/{model}"

@@ -54,7 +54,7 @@ async def find_question(
     if client.kind != "human":
         return None  # only replies of people decide
     page = await client.call("network.approvals", {"after": request.seq - 1, "limit": 1})
-    waiting = next((it for it in page["approvals"] if it["seq"] == request.seq), None)
+    waiting = next((approval for approval in page["approvals"] if approval["seq"] == request.seq), None)
     approval = (request.metadata or {}).get("approval")
     if waiting is None and not isinstance(approval, dict) and not text.strip().lower().startswith(_WORDS):
         return None

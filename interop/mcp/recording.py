@@ -31,7 +31,7 @@ def make_handshake(protocol_version: str) -> list[dict[str, Any]]:
     return [
         {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params},
         {"jsonrpc": "2.0", "method": "notifications/initialized"},
-        *({"jsonrpc": "2.0", "id": it, "method": it} for it in ("ping", *LISTS)),
+        *({"jsonrpc": "2.0", "id": method, "method": method} for method in ("ping", *LISTS)),
     ]
 
 
@@ -43,7 +43,10 @@ def make_modern() -> list[dict[str, Any]]:
         f"{prefix}clientInfo": _CLIENT,
         f"{prefix}clientCapabilities": {},
     }
-    return [{"jsonrpc": "2.0", "id": it, "method": it, "params": {"_meta": meta}} for it in ("server/discover", *LISTS)]
+    return [
+        {"jsonrpc": "2.0", "id": method, "method": method, "params": {"_meta": meta}}
+        for method in ("server/discover", *LISTS)
+    ]
 
 
 async def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

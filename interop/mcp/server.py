@@ -133,9 +133,9 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         """List the participants: agents, people and services, with what they say of themselves."""
         async with calling(context) as client:
             args = {"online": online} if online is not None else {}
-            found = await client.call("network.list_agents", {**args, "limit": 200})
-            lines = [describe_agent(it) for it in found["agents"]]
-            more = ["(there are more)"] if found["has_more"] else []
+            page = await client.call("network.list_agents", {**args, "limit": 200})
+            lines = [describe_agent(agent) for agent in page["agents"]]
+            more = ["(there are more)"] if page["has_more"] else []
             return "\n".join([*lines, *more]) or "Nobody is there."
 
     @server.tool(annotations=_SENDS, structured_output=False)
@@ -245,8 +245,8 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
     ) -> str:
         """Find messages that you may read by their words, the newest."""
         async with calling(context) as client:
-            found = await client.call("network.search", {"query": query, "limit": limit})
-            return format_messages(found["messages"], "No message has these words.")
+            page = await client.call("network.search", {"query": query, "limit": limit})
+            return format_messages(page["messages"], "No message has these words.")
 
     @server.tool(annotations=_ACKNOWLEDGES, structured_output=False)
     async def ack(
@@ -263,7 +263,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         """Show what a message follows from, back to the message that began it."""
         async with calling(context) as client:
             chain = (await client.call("network.why", {"seq": seq}))["chain"]
-            return format_messages([it for it in chain if "message_id" in it], "")
+            return format_messages([entry for entry in chain if "message_id" in entry], "")
 
     @server.resource(
         "roundelay://thread/{thread_id}", title="A thread", description="Its newest 50 messages", mime_type="text/plain"
@@ -281,13 +281,13 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
     )
     async def threads(context: Context[Any, Any], before: int | None = None) -> str:
         async with calling(context) as client:
-            found = await client.call("network.list_threads", {"before": before, "limit": MAX_SHOWN})
+            page = await client.call("network.list_threads", {"before": before, "limit": MAX_SHOWN})
             lines = [
-                f"{plain(it['thread_id'])}: {it['messages']} messages, {it['unread']} unread, "
-                f"the last is #{it['last_seq']} of {plain(it['last']['sender_id'])}"
-                for it in found["threads"]
+                f"{plain(thread['thread_id'])}: {thread['messages']} messages, {thread['unread']} unread, "
+                f"the last is #{thread['last_seq']} of {plain(thread['last']['sender_id'])}"
+                for thread in page["threads"]
             ]
-            more = [f"roundelay://threads?before={found['threads'][-1]['last_seq']} has more."] * found["has_more"]
+            more = [f"roundelay://threads?before={page['threads'][-1]['last_seq']} has more."] * page["has_more"]
             return "\n".join([*lines, *more]) or "There is no thread yet."
 
     return server
@@ -301,9 +301,9 @@ def _show_caller(context: ServerRequestContext[Any, Any]) -> str | None:
 
 async def _find_message(client: NetworkClient, seq: int) -> AnyMessage:
     """Return a message that the caller may read. Raises `UnknownMessage`."""
-    for it in (await client.call("network.why", {"seq": seq}))["chain"]:
-        if it.get("seq") == seq and "message_id" in it:
-            return message_from_wire(it)
+    for entry in (await client.call("network.why", {"seq": seq}))["chain"]:
+        if entry.get("seq") == seq and "message_id" in entry:
+            return message_from_wire(entry)
     raise UnknownMessage(f"There is no message {seq} that {client.agent_id} may read.")
 
 
@@ -317,7 +317,7 @@ async def _wait_for_answer(client: NetworkClient, question: int, agent_id: str, 
         if is_answer(message):
             # An agent may answer in several messages: show those that are there by now.
             others = [it async for it in client.follow(after=message.seq, timeout_s=0) if is_answer(it)]
-            answers = [format_message(it) for it in (message, *others)]
+            answers = [format_message(other) for other in (message, *others)]
             return "\n".join([OTHERS_WORDS, *answers, "Say ack when you have handled it."])
     return (
         f"Your question is stored as #{question}; {plain(agent_id)} has not answered yet."

@@ -88,13 +88,13 @@ class QuickAnswers:
             return None
         if self.is_modern or self.opening is None:
             return None
-        found: dict[str, Any] | None = recorded["handshake"].get(method)
-        return found if self.initialized is not None or method == "ping" else None
+        answer: dict[str, Any] | None = recorded["handshake"].get(method)
+        return answer if self.initialized is not None or method == "ping" else None
 
     def _initialize(self, message: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
         recorded = self._recording
-        asked, versions = params["protocolVersion"], recorded["versions"]
-        version = asked if asked in versions else versions[-1]
+        wanted, versions = params["protocolVersion"], recorded["versions"]
+        version = wanted if wanted in versions else versions[-1]
         # The SDK gets the version that the host has agreed to, even if a later SDK would choose another one.
         self.opening = message["id"], {**message, "params": {**params, "protocolVersion": version}}
         return {**recorded["handshake"]["initialize"], "protocolVersion": version}

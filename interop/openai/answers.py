@@ -90,7 +90,10 @@ class Showing:
         text = piece.text.lstrip() if is_new or not (current and current.text) else self._space + piece.text
         space = text[len(text.rstrip()) :]
         text = text.rstrip()
-        if is_new and any(it.turn == piece.turn or (it.is_answer and it.text.startswith(text)) for it in self.segments):
+        if is_new and any(
+            segment.turn == piece.turn or (segment.is_answer and segment.text.startswith(text))
+            for segment in self.segments
+        ):
             return  # a late piece: its message is shown already
         self._space = space
         if not text:
@@ -281,7 +284,7 @@ def make_response(
             "max_tool_calls": None,
             "model": about.model,
             "object": "response",
-            "output": [output_message(about, place, it) for place, it in enumerate(segments)],
+            "output": [output_message(about, place, segment) for place, segment in enumerate(segments)],
             "parallel_tool_calls": True,
             "presence_penalty": 0,
             "frequency_penalty": 0,

@@ -123,7 +123,7 @@ class _OpenAIApi:
             pages = client.pages("network.list_agents", {"kind": "agent"})
             agents = [agent["agent_id"] async for page in pages for agent in page["agents"]]
             network = client.welcome.network.name
-            return JSONResponse({"object": "list", "data": [describe_model(it, network) for it in agents]})
+            return JSONResponse({"object": "list", "data": [describe_model(agent, network) for agent in agents]})
 
     async def _show_model(self, request: Request) -> Response:
         async with self._pool.session(_credentials(request)) as client:

@@ -66,7 +66,7 @@ class ConversationRecord:
 
     @property
     def is_deleted(self) -> bool:
-        return any(_read_record_note(it).get("deleted") is True for it in self.messages)
+        return any(_read_record_note(message).get("deleted") is True for message in self.messages)
 
     @property
     def created_at(self) -> int:
@@ -74,18 +74,20 @@ class ConversationRecord:
 
     @property
     def metadata(self) -> dict[str, str]:
-        notes = [note for it in self.messages if isinstance(note := _read_record_note(it).get("metadata"), dict)]
+        notes = [
+            note for message in self.messages if isinstance(note := _read_record_note(message).get("metadata"), dict)
+        ]
         return {str(key): str(value) for key, value in notes[-1].items()} if notes else {}
 
     def said_after(self, seq: int) -> tuple[SaidItem, ...]:
         """Return the items that were added after the message ``seq``, the last question to the agent."""
-        return tuple(said for it in self.messages if it.seq > seq for said in read_added(it))
+        return tuple(said for message in self.messages if message.seq > seq for said in read_added(message))
 
 
 async def read_record(client: NetworkClient, name: str) -> ConversationRecord | None:
     """Return the caller's notes about a conversation, or None. Raises `ApiProblem` if it was deleted."""
     messages = await read_whole_thread(client, direct_thread(client.agent_id, client.agent_id, conversation_id(name)))
-    own = [it for it in messages if _read_record_note(it)]
+    own = [message for message in messages if _read_record_note(message)]
     if not own:
         return None
     record = ConversationRecord(own)
@@ -96,9 +98,9 @@ async def read_record(client: NetworkClient, name: str) -> ConversationRecord | 
 
 async def create_conversation(client: NetworkClient, body: object, message_id: str) -> dict[str, Any]:
     """Create a conversation. Idempotent by ``message_id``."""
-    given = _read_body(body, {"items", "metadata"})
-    metadata = _read_metadata(given.get("metadata"))
-    items = _read_added(given.get("items"), may_be_empty=True)
+    fields = _read_body(body, {"items", "metadata"})
+    metadata = _read_metadata(fields.get("metadata"))
+    items = _read_added(fields.get("items"), may_be_empty=True)
     name = f"conv_{hashlib.sha256(f'{client.agent_id}/{message_id}'.encode()).hexdigest()[:32]}"
     await _note(client, name, items, {"metadata": metadata}, message_id)
     return await show_conversation(client, name)
@@ -113,15 +115,15 @@ async def show_conversation(client: NetworkClient, name: str) -> dict[str, Any]:
         threads = await _find_threads(client, name)
         if not threads:
             raise _unknown(name)
-        created_at = min([(await read_whole_thread(client, it))[0].sent_at // 1000 for it in threads])
+        created_at = min([(await read_whole_thread(client, thread))[0].sent_at // 1000 for thread in threads])
         metadata = {}
     return {"id": name, "object": "conversation", "created_at": created_at, "metadata": metadata}
 
 
 async def update_conversation(client: NetworkClient, name: str, body: object, message_id: str) -> dict[str, Any]:
     """Replace a conversation's metadata."""
-    given = _read_body(body, {"metadata"})
-    metadata = _read_metadata(given.get("metadata"))
+    fields = _read_body(body, {"metadata"})
+    metadata = _read_metadata(fields.get("metadata"))
     await show_conversation(client, name)
     await _note(client, name, (), {"metadata": metadata}, message_id)
     return await show_conversation(client, name)
@@ -136,11 +138,11 @@ async def delete_conversation(client: NetworkClient, name: str, message_id: str)
 
 async def add_items(client: NetworkClient, name: str, body: object, message_id: str) -> dict[str, Any]:
     """Add items to a conversation. The next question to an agent contains them."""
-    given = _read_body(body, {"items"})
-    items = _read_added(given.get("items"), may_be_empty=False)
+    fields = _read_body(body, {"items"})
+    items = _read_added(fields.get("items"), may_be_empty=False)
     await show_conversation(client, name)
     stored = await _note(client, name, items, {}, message_id)
-    return make_list([_show_added(stored, place, it) for place, it in enumerate(items)], has_more=False)
+    return make_list([_show_added(stored, place, item) for place, item in enumerate(items)], has_more=False)
 
 
 async def list_items(client: NetworkClient, name: str, query: QueryParams) -> dict[str, Any]:
@@ -193,7 +195,7 @@ def cut_page(items: Sequence[ConversationItem], query: QueryParams) -> dict[str,
         raise ApiProblem(400, f"limit must be 1 to {MAX_LISTED}, not {limit[:80]!r}.", param="limit")
     ordered = list(items) if order == "asc" else list(reversed(items))
     if after:
-        place = next((place for place, it in enumerate(ordered) if it.id == after), None)
+        place = next((place for place, item in enumerate(ordered) if item.id == after), None)
         if place is None:
             raise ApiProblem(
                 404, f"There is no item {after[:80]!r} after which to continue.", code="item_not_found", param="after"
@@ -206,7 +208,7 @@ def make_list(items: Sequence[ConversationItem], *, has_more: bool) -> dict[str,
     first, last = (items[0].id, items[-1].id) if items else ("", "")
     return {
         "object": "list",
-        "data": [it.show() for it in items],
+        "data": [item.show() for item in items],
         "first_id": first,
         "last_id": last,
         "has_more": has_more,
@@ -245,20 +247,20 @@ async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem
                 answers[question] += 1
             text = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
             placed.append((message.seq, 0, ConversationItem(item_id, "assistant", [text])))
-    return [it for _, _, it in sorted(placed, key=lambda it: it[:2])]
+    return [item for _, _, item in sorted(placed, key=lambda place: place[:2])]
 
 
 async def _find_threads(client: NetworkClient, name: str) -> list[str]:
     """Return the caller's threads with agents under a conversation's name."""
     own, wanted = client.agent_id, conversation_id(name)
-    found: list[str] = []
+    threads: list[str] = []
     async for page in client.pages("network.list_threads", {"limit": PAGE}):
         for thread in page["threads"]:
             thread_id = thread["thread_id"]
             is_named = thread_id.startswith("direct:") and conversation_of(thread_id) == wanted
             if is_named and own in thread["readers"] and thread_id != direct_thread(own, own, wanted):
-                found.append(thread_id)
-    return found
+                threads.append(thread_id)
+    return threads
 
 
 async def _note(
@@ -268,7 +270,7 @@ async def _note(
     stored = await client.send(
         agent_address(client.agent_id),
         # As content, not as metadata: the ledger refuses a different note under the same id then.
-        {NOTE: {"id": name, **note, **({"items": [_write_item(it) for it in items]} if items else {})}},
+        {NOTE: {"id": name, **note, **({"items": [_write_item(item) for item in items]} if items else {})}},
         conversation=conversation_id(name),
         message_id=message_id,
     )
@@ -278,9 +280,10 @@ async def _note(
 def _write_item(item: SaidItem) -> dict[str, Any]:
     """Write an item so that `read_items` reads it back."""
     parts: list[dict[str, Any]] = [{"type": "input_text", "text": item.text}] if item.text else []
-    parts += [{"type": "input_image", "image_url": it["url"]} for it in item.images]
+    parts += [{"type": "input_image", "image_url": image["url"]} for image in item.images]
     parts += [
-        {"type": "input_file", "filename": it["name"], "file_data": it.get("url") or it["data"]} for it in item.files
+        {"type": "input_file", "filename": file["name"], "file_data": file.get("url") or file["data"]}
+        for file in item.files
     ]
     return {"role": item.role, "content": parts}
 
@@ -289,7 +292,7 @@ def _show_added(seq: int, place: int, item: SaidItem) -> ConversationItem:
     kind = "output_text" if item.role == "assistant" else "input_text"
     more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
     parts: list[dict[str, Any]] = [{"type": kind, "text": item.text, **more}] if item.text else []
-    parts += [_show_image(it) for it in item.images] + [_show_file(it) for it in item.files]
+    parts += [_show_image(image) for image in item.images] + [_show_file(file) for file in item.files]
     return ConversationItem(f"item_{seq}_{place}", item.role, parts)
 
 
@@ -363,4 +366,4 @@ def _unknown(name: str) -> ApiProblem:
 
 def last_seq(messages: Iterable[AnyMessage]) -> int:
     """Return the seq of the newest of these messages, or 0."""
-    return max((it.seq for it in messages), default=0)
+    return max((message.seq for message in messages), default=0)

@@ -158,7 +158,7 @@ class AgentRequest:
     @property
     def new_chars(self) -> int:
         """Length of the user's new text, which ends the text of the message (`compose`)."""
-        return len(_join(it.text for it in self.new if it.role == "user"))
+        return len(_join(item.text for item in self.new if item.role == "user"))
 
 
 class _ReadPart(BaseModel):
@@ -209,52 +209,52 @@ def read_echo(stored: object) -> dict[str, Any]:
 
 def read_chat(body: object) -> AgentRequest:
     """Read a request for a chat completion. Raises `ApiProblem`."""
-    given = _read(_ChatBody, body)
-    said = [_read_message(it, f"messages[{number}]") for number, it in enumerate(given.messages)]
-    _check_last(said, "messages")
+    chat = _read(_ChatBody, body)
+    items = [_read_message(message, f"messages[{number}]") for number, message in enumerate(chat.messages)]
+    _check_last(items, "messages")
     # Clients send empty texts for values that are not set.
-    name = (given.metadata or {}).get("conversation") or given.user or None
-    options = given.stream_options or {}
+    name = (chat.metadata or {}).get("conversation") or chat.user or None
+    options = chat.stream_options or {}
     return AgentRequest(
-        given.model, tuple(said), bool(given.stream), name, wants_usage=options.get("include_usage") is True
+        chat.model, tuple(items), bool(chat.stream), name, wants_usage=options.get("include_usage") is True
     )
 
 
 def read_response(body: object) -> AgentRequest:
     """Read a request for a response. Raises `ApiProblem`."""
-    given = _read(_ResponsesBody, body)
-    items = [{"role": "user", "content": given.input}] if isinstance(given.input, str) else given.input
+    fields = _read(_ResponsesBody, body)
+    items = [{"role": "user", "content": fields.input}] if isinstance(fields.input, str) else fields.input
     said = read_items(items, "input")
     _check_last(said, "input")
-    conversation = given.conversation.get("id") if isinstance(given.conversation, dict) else given.conversation
-    if given.conversation and (not isinstance(conversation, str) or not conversation):
+    conversation = fields.conversation.get("id") if isinstance(fields.conversation, dict) else fields.conversation
+    if fields.conversation and (not isinstance(conversation, str) or not conversation):
         raise ApiProblem(400, "conversation must be a text, or an object with a text as its id.", param="conversation")
-    if conversation and given.previous_response_id:
+    if conversation and fields.previous_response_id:
         raise ApiProblem(400, "Give either conversation or previous_response_id.", param="previous_response_id")
-    if given.background and given.stream:
+    if fields.background and fields.stream:
         raise ApiProblem(400, "A background response cannot be streamed. Read it by its id.", param="background")
-    previous = given.previous_response_id or None
-    instructions = [SaidItem("system", given.instructions)] if given.instructions else []
+    previous = fields.previous_response_id or None
+    instructions = [SaidItem("system", fields.instructions)] if fields.instructions else []
     echo = {
-        "instructions": given.instructions,
-        "metadata": given.metadata or {},
+        "instructions": fields.instructions,
+        "metadata": fields.metadata or {},
         "previous_response_id": previous,
-        "background": bool(given.background),
-        "user": given.user or None,
+        "background": bool(fields.background),
+        "user": fields.user or None,
     }
-    name = conversation or (given.metadata or {}).get("conversation") or None
+    name = conversation or (fields.metadata or {}).get("conversation") or None
     if name is None and previous is None:
-        name = given.user or None
+        name = fields.user or None
     if conversation:
         echo["conversation"] = {"id": conversation}
     return AgentRequest(
-        given.model,
+        fields.model,
         (*instructions, *said),
-        bool(given.stream),
+        bool(fields.stream),
         name,
         previous,
         has_history=previous is None and not conversation,
-        is_background=bool(given.background),
+        is_background=bool(fields.background),
         echo=echo,
     )
 
@@ -294,7 +294,7 @@ def compose(
 
 
 def _instructions(said: Sequence[SaidItem]) -> str:
-    return _join(it.text for it in said if it.role == "system")
+    return _join(item.text for item in said if item.role == "system")
 
 
 def _read(shape: type[BodyT], body: object) -> BodyT:
@@ -317,7 +317,7 @@ def _read(shape: type[BodyT], body: object) -> BodyT:
 
 def read_items(items: Sequence[Mapping[str, Any]], param: str) -> list[SaidItem]:
     """Read the messages in a response's input, or the items of a conversation. Raises `ApiProblem`."""
-    return [_read_item(it, f"{param}[{number}]") for number, it in enumerate(items)]
+    return [_read_item(item, f"{param}[{number}]") for number, item in enumerate(items)]
 
 
 def _read_item(item: Mapping[str, Any], place: str) -> SaidItem:
@@ -366,8 +366,8 @@ def _read_message(message: Mapping[str, Any], place: str) -> SaidItem:
 
 
 def _check_last(said: Sequence[SaidItem], param: str) -> None:
-    last = max((place for place, it in enumerate(said) if it.role == "assistant"), default=-1)
-    if not any(it.role == "user" for it in said[last + 1 :]):
+    last = max((place for place, item in enumerate(said) if item.role == "assistant"), default=-1)
+    if not any(item.role == "user" for item in said[last + 1 :]):
         raise ApiProblem(400, "There is no message of the user after the last answer.", param=param)
 
 
@@ -376,4 +376,4 @@ def _quote(text: str) -> str:
 
 
 def _join(texts: Iterable[str]) -> str:
-    return "\n\n".join(it for it in texts if it)
+    return "\n\n".join(text for text in texts if text)

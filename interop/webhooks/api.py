@@ -77,17 +77,17 @@ def make_webhook_endpoints(webhooks: Webhooks) -> tuple[Endpoint[Any], ...]:
     """Return the endpoints of these webhooks."""
 
     def find_owner(call: HttpCall) -> str:
-        named: str = call.given.participant or call.credentials.agent_id
+        named: str = call.arguments.participant or call.credentials.agent_id
         if named != call.credentials.agent_id and not call.client.welcome.is_operator:
             raise Forbidden("Only operators may see or change another participant's webhook.")
         return named
 
     async def register(call: HttpCall) -> tuple[int, Any]:
-        secret = await webhooks.register(call.credentials, call.client, call.given.url, call.given.secret)
+        secret = await webhooks.register(call.credentials, call.client, call.arguments.url, call.arguments.secret)
         return 201, {**webhooks.find(call.credentials.agent_id).describe(), "secret": secret}
 
     async def check(call: HttpCall) -> tuple[int, Any]:
-        await webhooks.check(call.given.url, call.given.secret)
+        await webhooks.check(call.arguments.url, call.arguments.secret)
         return 200, {"would_be_taken": True}
 
     async def show(call: HttpCall) -> tuple[int, Any]:

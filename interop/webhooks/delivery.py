@@ -274,9 +274,9 @@ class Webhooks:
             details = {"agent_id": webhook.participant, "state": webhook.state}
             _logger.log(level, "a webhook is %s: %s", webhook.state, webhook.why, extra=details)
 
-    def _save_all(self, known: dict[str, Registration]) -> None:
-        self._file.save(list(known.values()))
-        self._webhooks = known
+    def _save_all(self, webhooks: dict[str, Registration]) -> None:
+        self._file.save(list(webhooks.values()))
+        self._webhooks = webhooks
 
 
 def make_event(agent_id: str, network: str, message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

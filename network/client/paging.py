@@ -36,9 +36,9 @@ def _name_letter(page: Page, _: Mapping[str, Any]) -> dict[str, Any]:
     return {"after": f"{last['agent_id']}/{last['seq']}"}
 
 
-def _receive_next(page: Page, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _receive_next(page: Page, args: Mapping[str, Any]) -> dict[str, Any]:
     # Without `after` the first page holds unhandled messages alone; the next ones must not add handled ones.
-    return {"after": page["next"], "unhandled": asked.get("unhandled", "after" not in asked)}
+    return {"after": page["next"], "unhandled": args.get("unhandled", "after" not in args)}
 
 
 _PAGINGS = {

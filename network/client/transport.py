@@ -115,12 +115,12 @@ class WebSocketTransport:
     def _list_next(self, error: ConnectError | None) -> list[str]:
         """Return the URLs to try after a refusal, best first."""
         start = self._urls.index(self.url) + 1 if self.url in self._urls else 0
-        given = [*self._urls[start:], *self._urls[:start]]
+        urls = [*self._urls[start:], *self._urls[:start]]
         if isinstance(error, NotLeading) and is_address(error.leader) and self._goes_to_leader:
             self._leader = _make_leader_url(error.leader, self.url)
-            order = [self._leader, *given]
+            order = [self._leader, *urls]
         else:
-            order = [*given, self._leader] if self._leader else given
+            order = [*urls, self._leader] if self._leader else urls
         return sorted(order, key=lambda url: url in self._passed_over)
 
     def pass_over(self) -> None:
