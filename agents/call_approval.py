@@ -272,6 +272,7 @@ class CallApproval:
                 if approvers is None:
                     raise NobodyDecides
                 raise NotApproved(self._explain_nobody(approvers))
+        # Expect decisions now: a person may be quicker than the record of the wait.
         for question in wait.questions.values():
             self.waiter.expect(question, is_approval=True)
         return wait
@@ -343,6 +344,8 @@ class CallApproval:
             for place, message in enumerate(decisions, 1):
                 outcome = await self._count(wait, message)
                 if isinstance(outcome, Approval):
+                    # Standing first: a kill in between repeats this decision, which stores the same record again. In
+                    # the other order the standing approval would be lost.
                     await self._keep_standing(wait, outcome)
                     await self.journal.record_approval(*self._place, outcome)
                     for late in decisions[place:]:
@@ -464,7 +467,7 @@ class CallApproval:
         wait = self.waiter.known if self.waiter is not None else None
         wait = wait or self.recorded.approval_waits.get(self._place)
         if wait is None or self._place in self.recorded.begun_calls or self._place in self.recorded.results:
-            return
+            return  # reported before the restart, since the call has started
         if not approval.votes:
             return  # the decision is a reply to the only request
         text = describe_decision(approval, self._tool, self._arguments)

@@ -114,6 +114,7 @@ class Driver:
     def _resume(self, recorded: Recorded, config_hash: str, prompt_hash: str | None) -> None:
         run = self._run
         run.recorded = recorded
+        # Messages of recorded calls still count: a restart must not renew the limit per recipient.
         for result in recorded.results.values():
             for address, count in result.sent.items():
                 run.sent_counts[address] = run.sent_counts.get(address, 0) + count
@@ -198,7 +199,7 @@ class Driver:
             step = await self._read_in(new)
         replayed = recorded.replay(step.turn)
         if replayed is not None:
-            return replayed
+            return replayed  # never asked again: its calls may have had effects
         if step.turn != run.last_live_turn:  # else the model found the prompt too long, and is asked again
             if new is None:
                 step = await self._read_new_messages(step)

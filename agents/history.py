@@ -65,6 +65,7 @@ def add_to_prompt(
 def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list[ChatMessage]:
     """Pair calls and results: each call is answered right after its message, in order, and no result stands alone.
     ``trailing`` comes at the end."""
+    # Hooks may drop or move messages. Providers refuse a call without a result, and a result without its call.
     results = {it.tool_call_id: it for it in messages if isinstance(it, ToolMessage)}
     repaired: list[ChatMessage] = []
     for message in messages:

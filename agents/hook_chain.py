@@ -244,6 +244,7 @@ class HookChain:
             notes.extend(result.notes)
             return result.text
 
+        # Each reviewer once: agents of one reaction may share middleware.
         for hook in dict.fromkeys((*self._hooks["review"], *guards)):
             result: str | Answer | Correction = await run_hook(self._timeout_s, hook, around, answer)
             if isinstance(result, Correction):

@@ -181,11 +181,13 @@ class Inbox:
     def admit(self, message: BaseMessage) -> None:
         """Queue a message that gets a reaction whatever the wake rule says, for example one from before a restart."""
         self._known.add(message.seq)
+        # The answer to a broadcast stands in another thread: a takeover of either one holds the message back.
         places = answer_threads(message.kind, message.thread_id, message.seq)
         held = next((it for it in places if it in self._taken_over), None)
         if held is not None:
             self._hold_back(held, [message])
             return
+        # Behind a running reaction, never beside it: two reactions of one thread would not know of each other.
         busy = self._working.get(message.thread_id)
         queue = self._waiting.setdefault(message.thread_id, deque()) if busy is None else busy.waiting
         queue.append(message)
@@ -210,7 +212,7 @@ class Inbox:
         busy = self._working.get(thread_id)
         waiting = [*self._waiting.pop(thread_id, ()), *(busy.waiting if busy is not None else ())]
         if busy is not None:
-            busy.waiting.clear()
+            busy.waiting.clear()  # otherwise the end of the reaction would give these out
         self._hold_back(thread_id, waiting)
         self._update_askable(thread_id)
 
@@ -230,6 +232,7 @@ class Inbox:
 
     def _hold_back(self, thread_id: str, messages: Collection[BaseMessage]) -> None:
         """Add messages to a taken-over thread, and keep only the newest of those that are no questions."""
+        # One reaction after the takeover reads the whole thread. Questions stay: each sender waits for its own reply.
         kept = sorted((*self._taken_over[thread_id], *messages), key=lambda it: it.seq)
         newest = max((it.seq for it in kept if not is_question(it, self.agent_id)), default=0)
         held = self._taken_over[thread_id] = [it for it in kept if it.seq == newest or is_question(it, self.agent_id)]
@@ -240,6 +243,7 @@ class Inbox:
         """Return the next message to react to and mark its thread as busy, or None if none can start now."""
         if self.at_work >= self.max_parallel:
             return None
+        # A question that may pass goes first: the reactions ahead of it may wait for its sender.
         if self._askable:
             thread_id, _ = self._askable.popitem(last=False)
             message = self._take_question(self._working[thread_id])
@@ -286,7 +290,7 @@ class Inbox:
     def pause(self, reaction: str, thread_id: str) -> None:
         """Note that a reaction waits for others in one of its calls: it occupies its thread, but no place of others."""
         self._waits[reaction] += 1
-        if self._waits[reaction] > 1:
+        if self._waits[reaction] > 1:  # several calls of one turn wait in parallel: count the reaction once
             return
         self.at_work -= 1
         busy = self._working.get(thread_id)
@@ -301,7 +305,7 @@ class Inbox:
         if self._waits[reaction]:
             return
         del self._waits[reaction]
-        self.at_work += 1
+        self.at_work += 1  # may exceed max_parallel: making a reply wait for a place could deadlock
         thread_id, busy = self._paused.pop(reaction, ("", None))
         if busy is not None:
             busy.paused -= 1

@@ -168,6 +168,7 @@ async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s
 
     Cancelling the caller cancels the work and waits for its end, `GRACE_S` at most.
     """
+    # A task of its own can be abandoned. Awaited directly, code that ignores its cancellation would hold the caller.
     task = asyncio.create_task(_catch(work), name=name)
     try:
         await asyncio.wait({task}, timeout=None if math.isinf(timeout_s) else timeout_s)
@@ -177,7 +178,7 @@ async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s
     if not task.done():
         await abandon(task)
         raise CallTimedOut(f"no end within {timeout_s:g} s")
-    if task.cancelled():
+    if task.cancelled():  # by its own code; raised as it is, it would pass for a cancellation of the caller
         raise CallCrashed(asyncio.CancelledError())
     outcome = task.result()
     if isinstance(outcome, _Failure):
@@ -230,6 +231,7 @@ def redact_error(error: BaseException, causes: int = 8) -> BaseException:
     """Return an error of the same name, raised at the same places, without its text, and with up to ``causes`` causes.
     For logs: errors of user code may quote the conversation."""
     kind = type(error)
+    # A type of the same name: the log shows which error it was, but `str` of it is empty.
     named = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
     redacted: BaseException = named().with_traceback(error.__traceback__)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

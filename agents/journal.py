@@ -321,6 +321,7 @@ class Journal:
 
     async def _record(self, kind: str, turn: int, call: int | str, body: Mapping[str, object]) -> bool:
         """Write one record. Return True if it was there already. Raises `CancelledError` once the journal is closed."""
+        # Cancel instead of failing: an error would be recorded as a result, by code that must not record any more.
         if self._closed.is_set():
             raise asyncio.CancelledError
         record_id = digest(kind, self.reaction, self.path, turn, call)
@@ -338,6 +339,7 @@ class Journal:
                 )
                 body = {**body, "reason": "not kept: what decides on it failed"}
         body = {**body, "path": self.path} if self.path else body
+        # Repeat without limit: the id is derived, so a repeat of a stored record changes nothing.
         while True:
             try:
                 stored = await self._client.record(self.reaction, kind, body, record_id=record_id)

@@ -115,6 +115,7 @@ class ActivitySender:
         self._streaming.pop(reporter, None)
 
     def _flush(self) -> None:
+        # Pieces that come from now on register again, for the next signal.
         self._timer = None
         streaming, self._streaming = self._streaming, {}
         sent = [reporter for reporter in streaming if reporter.has_pieces]

@@ -252,6 +252,7 @@ def keep_recorded(
     threads: Mapping[str, MessageThread], trigger: BaseMessage, manifest: Collection[int]
 ) -> dict[str, MessageThread]:
     """Leave out messages that the first prompt did not have: a resumed reaction must not read more than before."""
+    # The window may have moved on since: its newer messages were not in the first prompt.
     known = set(manifest)
     kept = [
         MessageThread(

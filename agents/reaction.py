@@ -150,6 +150,7 @@ class Reaction:
             case ModelReply(), LoopState.ASKING:
                 step = await self._handle_reply(outcome)
             case Replayed(), LoopState.ASKING:
+                # The limits may have changed since: the turn had tools, or had none, as its record says.
                 self._turn.replay, self._turn.is_last = outcome, outcome.is_last
                 step = await self._handle_reply(outcome.reply)
             case ModelFailed(), LoopState.ASKING:
@@ -159,7 +160,7 @@ class Reaction:
             case Reviewed(), LoopState.REVIEWING:
                 step = await self._handle_review(outcome)
             case Cancel(), LoopState.NEW | LoopState.ASKING | LoopState.CALLING | LoopState.REVIEWING:
-                if self.state is LoopState.CALLING:
+                if self.state is LoopState.CALLING:  # no call may stay without an answer in the history
                     self._answer_calls({it.index: ToolResult("Cancelled.", ok=False) for it in self._turn.plan.planned})
                 step = self._finish("cancelled", outcome.reason, None)
             case _:
@@ -218,12 +219,15 @@ class Reaction:
         state = self.describe()
         is_stuck = self._idle_turns >= agent.policy.max_idle_turns
         turn.is_last = turn.number >= self.max_turns or is_stuck or not await chain.should_continue(state)
+        # Only once a turn: the hook's text would stand twice if the model is asked again.
         if turn.is_last and not again:
             match await chain.on_no_tool_calls(state, "limit_reached"):
                 case str(text):
                     append_user_text(self.history, text)
                 case End() as end:
                     return await self._end_by(end)
+        # The facts of the turn come last and are not kept, so that each prompt begins like the one before: providers
+        # cache the common beginning.
         self.history[0] = SystemMessage(self.setup.frame(agent.instruct(state)))
         facts = agent.policy.describe_turn(turn.number, turn.number if turn.is_last else self.max_turns)
         specs = () if turn.is_last else agent.specs
@@ -260,7 +264,7 @@ class Reaction:
 
     async def _handle_failure(self, failed: ModelFailed) -> Step:
         if failed.failure == "context_too_long" and not self._is_compacted and not failed.is_recorded:
-            self._is_compacted = True
+            self._is_compacted = True  # once: if the short history is too long as well, the reaction fails
             self.history = compact(self.history, self.setup.shorten() if self.setup.shorten is not None else None)
             return await self._ask(again=True)
         return self._fail(failed)
@@ -270,6 +274,7 @@ class Reaction:
         self.usage += await chain.calculate_usage(self.describe(), reply)
         if not reply.tool_calls:
             return await self._handle_text(reply)
+        # The plan and the journal use the calls as the model wrote them; the history needs well-formed ones.
         turn.reply = replace(reply, tool_calls=self._planner.make_ids_unique(turn.number, reply.tool_calls))
         calls = tuple(map(sanitize_call, turn.reply.tool_calls))
         self.history.append(AssistantMessage(reply.text, calls, reply.origin))
@@ -413,8 +418,10 @@ class Reaction:
             self._callers.clear()
         if handoff.returns == "never":
             self.keeper = handoff.agent.id
+        # The earlier agents stay in control.earlier: their guards and approvers still apply.
         self.control = Control(handoff.agent, (caller.agent, *caller.earlier), self.turn + 1)
         self.history = handoff.take_over(caller.agent.id, self.history, note)
+        # Values of earlier agents win: middleware that both agents share goes on where it was.
         self._values = {**await handoff.agent.chain.start(), **self._values}
         self._idle_turns = 0
         return await self._ask()

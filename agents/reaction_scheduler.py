@@ -199,6 +199,7 @@ class ReactionScheduler:
         self.start_reactions()
 
     def _begin(self, message: BaseMessage) -> RunningReaction:
+        # A resumed reaction keeps its id, and with it all ids that derive from it: nothing is sent twice.
         reaction, recorded, questions = self._resumable.pop(message.seq, (None, None, ()))
         running = self._make_running(message, reaction or self._takeovers.find_next_id(message.seq))
         running.journal.is_started = recorded is not None

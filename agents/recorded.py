@@ -237,6 +237,7 @@ class Recorded:
             frozenset(call for other, call in self.begun_calls if other == turn),
             frozenset(call for other, call in self.once_calls if other == turn),
             is_last=turn in self.last_turns,
+            # Another turn's record proves that this one did not end the run, whatever the limits are now.
             goes_on=turn + 1 in self.replies or turn + 1 in self.failures,
             is_corrected=turn in self.reviews and self.reviews[turn].correction is not None,
             altered=self.altered.get(turn, Altered()),

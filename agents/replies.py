@@ -139,6 +139,7 @@ class Replies:
         elif message.reply_to is None:  # a decision, but the question is no request for approval
             return False
         reply.set_result(message)
+        # A redelivery of this reply must not start a reaction: its acknowledgement may be lost.
         _remember(self._taken, message.seq)
         return True
 
@@ -153,6 +154,7 @@ class Replies:
             self.expect(question, is_approval=wait.is_approval)
         replies = {to: self._open[question] for to, question in wait.questions.items()}
         try:
+            # `_early`: the reply was delivered before `expect`, so it will not be delivered again.
             if look_first or not self._early.keys().isdisjoint(wait.questions.values()):
                 await self._look_up(wait)
             self._pause(reaction)
@@ -160,6 +162,7 @@ class Replies:
                 unanswerable = await self._await_all(replies, wait, ends_at)
             finally:
                 self._resume(reaction)
+            # The hub may hold a reply back behind other messages: take it before the time is called over.
             await self._look_up(wait)
         except asyncio.CancelledError:
             for question in wait.questions.values():

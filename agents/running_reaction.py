@@ -314,6 +314,7 @@ class InboxMessages:
         messages = [message for message in waiting if message.seq in admitted]
         messages = messages[: self._count_fitting(messages)]
         running.unsettled = {message.seq: message for message in messages}
+        # The others get a reaction of their own, in their order.
         self._inbox.put_back([message for message in waiting if message.seq not in running.unsettled])
         if not messages:
             return None

@@ -133,13 +133,14 @@ class SimpleAgentRunner(AgentRunner):
         A reaction from before a restart continues where it was.
         """
         running = self.find_under_way(incoming_message)
-        agent = self.equip(running.client)
+        agent = self.equip(running.client)  # the hub may have other mods after a reconnect
         chosen, shown = await agent.chain.select_messages(message_threads, incoming_message)
         threads, omitted = message_threads, running.omitted_threads
         if chosen is not message_threads:
             threads, dropped = drop_empty(chosen)
             omitted += dropped
         config_hash = self._hash_config(agent)
+        # Record the start before the model is asked: from here on the trigger is handled, and a restart resumes.
         if running.recorded is None:
             prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
@@ -159,6 +160,8 @@ class SimpleAgentRunner(AgentRunner):
         if running.recorded is not None:
             if (ended := running.recorded.finished) is not None:
                 return ReactionResult(running.id, ended.status, ended.reason, None, ended.turns, ended.usage)
+            # Render again with the first prompt's messages only. The ledger has more by now, which the recorded replies
+            # do not know.
             manifest = running.recorded.started.manifest if running.recorded.started is not None else ()
             threads = keep_recorded(threads, incoming_message, manifest)
             prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)

@@ -120,7 +120,7 @@ class ToolCaller:
             return result
         run.last_live_turn = turn
         # The result comes last: a call whose result is recorded is never touched again.
-        if result.used:
+        if result.used:  # the result's own record has the sum only
             await run.journal.record_used(turn, index, result.used)
         if result.steps:
             await run.journal.record_progress(turn, index, call.name, result.steps)
@@ -289,7 +289,7 @@ class ToolRun:
         for address, count in self._sent.items():
             self._run.sent_counts[address] -= count
         self._sent.clear()
-        context = self._make_context()
+        context = self._make_context()  # a new one: message ids count from the start again, as in the first attempt
         if tool.should_use is not None:
             is_enabled = tool.should_use(context)
             if not (await is_enabled if inspect.isawaitable(is_enabled) else is_enabled):
@@ -368,6 +368,7 @@ class ToolRun:
         number = len(self._inner_ends)
         path = path_of_call(self._run.path, self._turn, self._planned.index, number)
         inner = self._make_inner(self._turn, self._planned.index, number, agent, text)
+        # A placeholder: if the run is cancelled, what it has used by then still counts.
         self._inner_ends.append(inner.describe_interrupted())
         try:
             self._inner_ends[number] = await inner.run(self._run.recorded.children.get(path))

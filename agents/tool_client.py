@@ -217,6 +217,7 @@ class ToolClient:
 
     def _next_id(self) -> str:
         self._sends += 1
+        # Counted in the order of the sends: a repeated call sends the same messages under the same ids.
         return f"{self.call_id}-{self._sends}"
 
     def _note(self, stored: Stored) -> Stored:
