@@ -239,9 +239,9 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Eve
     """Await work that may wait for a ledger. Raises `StoppedWaiting`, and what the work raises."""
     doing = asyncio.create_task(work, name="node-start")
     if stopping is not None:
-        asked = asyncio.create_task(stopping.wait())
-        await asyncio.wait((doing, asked), return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
+        stop_request = asyncio.create_task(stopping.wait())
+        await asyncio.wait((doing, stop_request), return_when=asyncio.FIRST_COMPLETED)
+        stop_request.cancel()
         if not doing.done():
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
@@ -262,10 +262,10 @@ async def _prepare(hub: Hub, prepare: Callable[[], Awaitable[None]]) -> None:
 async def _check_address(host: str, port: int) -> None:
     """Check that a node can listen at the address, before any file is made. Raises `ConnectError`."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
+        addresses = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        for family, kind, protocol, _, address in found:
+        for family, kind, protocol, _, address in addresses:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:

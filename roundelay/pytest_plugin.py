@@ -51,28 +51,28 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkU
     from roundelay.testing.networks import NetworkUnderTest
 
     mark = request.node.get_closest_marker("roundelay")
-    given: dict[str, Any] = dict(mark.kwargs) if mark is not None else {}
+    options: dict[str, Any] = dict(mark.kwargs) if mark is not None else {}
     if mark is not None and mark.args:
         raise pytest.UsageError(
             f"the mark roundelay of {request.node.nodeid}: name the setting, as in roundelay(seed=7)"
         )
-    known = {"clock", *(it.name for it in fields(Setting))}
-    clock = given.pop("clock", "virtual")
-    if (unknown := sorted(given.keys() - known)) or clock not in ("virtual", "real"):
+    names = {"clock", *(it.name for it in fields(Setting))}
+    clock = options.pop("clock", "virtual")
+    if (unknown := sorted(options.keys() - names)) or clock not in ("virtual", "real"):
         what = f"setting {unknown[0]!r}" if unknown else f"clock {clock!r}, but 'virtual' and 'real'"
         raise pytest.UsageError(
-            f"the mark roundelay of {request.node.nodeid}: there is no {what}; known are {sorted(known)}"
+            f"the mark roundelay of {request.node.nodeid}: there is no {what}; known are {sorted(names)}"
         )
-    given.setdefault("is_virtual", clock == "virtual")
+    options.setdefault("is_virtual", clock == "virtual")
     in_processes = request.node.get_closest_marker("roundelay_processes") is not None
-    made = NetworkUnderTest(
-        Setting(**given),
+    network = NetworkUnderTest(
+        Setting(**options),
         folder=request.path.parent,
         in_processes=tmp_path if in_processes else None,
         allows_real_models=request.node.get_closest_marker("roundelay_real_models") is not None,
     )
-    with made:
-        yield made
+    with network:
+        yield network
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:

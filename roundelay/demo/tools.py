@@ -205,8 +205,8 @@ def find_word_tasks(question: str) -> list[Task]:
     tasks: dict[str, Task] = {}
     for at, tool_name, choice, label in sorted(orders, key=lambda order: order[0]):
         if text := _find_subject(question, at):
-            told = label.format(text=f"“{text}”")
-            tasks.setdefault(f"{told} {choice}", Task(tool_name, {"text": text, **choice}, told))
+            title = label.format(text=f"“{text}”")
+            tasks.setdefault(f"{title} {choice}", Task(tool_name, {"text": text, **choice}, title))
     return list(tasks.values())[:MAX_TASKS]
 
 

@@ -151,7 +151,7 @@ def check_python() -> Checked:
 def check_packages() -> Checked:
     """Check the packages that the installed package requires. Those that only some systems need are optional: without them
     things are slower."""
-    found, missing = [], []
+    installed, missing = [], []
     try:
         needs = [line.partition(";") for line in ["roundelay", *(requires("roundelay") or [])]]
     except PackageNotFoundError:
@@ -160,16 +160,16 @@ def check_packages() -> Checked:
         name = re.split(r"[^\w.-]", need, maxsplit=1)[0]
         if "extra" not in marker:
             try:
-                found.append(f"{name} {version(name)}")
+                installed.append(f"{name} {version(name)}")
             except PackageNotFoundError:
                 missing.append((name, marker))
     if needed := [name for name, marker in missing if not marker]:
         return Checked("packages", "failed", f"{', '.join(needed)} missing.", "Install: pip install roundelay")
-    told = f"{', '.join(found)}."
+    detail = f"{', '.join(installed)}."
     if missing:
         names = " ".join(name for name, _ in missing)
-        return Checked("packages", "note", told, f"Without {names} the node is slower: pip install {names}")
-    return Checked("packages", "ok", told)
+        return Checked("packages", "note", detail, f"Without {names} the node is slower: pip install {names}")
+    return Checked("packages", "ok", detail)
 
 
 def check_mods(config: NodeConfig, origin: str) -> Checked:
@@ -243,7 +243,7 @@ async def ask_shared_log(url: str) -> Checked:
         try:
             async with asyncio.timeout(LOG_TIMEOUT_S):
                 await log.open(create=False)
-                told = await log.describe()
+                figures = await log.describe()
         finally:
             await log.close()
     except LogIncomplete:
@@ -252,9 +252,9 @@ async def ask_shared_log(url: str) -> Checked:
         )
     except (RoundelayError, TimeoutError) as error:
         return Checked("log", "failed", str(error) or f"{name} did not answer within {LOG_TIMEOUT_S:.0f} s.")
-    room = f"{told['bytes'] / 2**20:,.1f} of {told['max_bytes'] / 2**20:,.0f} MiB"
+    room = f"{figures['bytes'] / 2**20:,.1f} of {figures['max_bytes'] / 2**20:,.0f} MiB"
     return Checked(
-        "log", "ok", f"{name} answers: {told['records']:,} records, {room}, durability {told['durability']}."
+        "log", "ok", f"{name} answers: {figures['records']:,} records, {room}, durability {figures['durability']}."
     )
 
 
@@ -346,8 +346,8 @@ def check_secrets(config: NodeConfig, file: Path | None = None) -> Checked:
     shared log, because that address may contain a password."""
     has_password = config.log is not None and hide_password(config.log) != config.log
     if file is not None and has_password and file.stat().st_mode & 0o077:
-        told = f"{file} holds the password of the shared log, and others may read it."
-        return Checked("secrets", "note", told, f"chmod 600 {file}, or set ROUNDELAY_LOG instead.")
+        detail = f"{file} holds the password of the shared log, and others may read it."
+        return Checked("secrets", "note", detail, f"chmod 600 {file}, or set ROUNDELAY_LOG instead.")
     if exposed := find_exposed(config):
         return Checked("secrets", "note", f"{describe_exposed(exposed)}.")
     return Checked("secrets", "ok", "The node's own files with a key, tokens or messages are for their owner alone.")
@@ -454,7 +454,7 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
     except ConfigError as error:
         yield Checked("agents", "failed", str(error))
         return
-    asked: dict[str, Checked] = {}
+    checked: dict[str, Checked] = {}
     for spec in specs:
         name = f"agent {spec.id}"
         try:
@@ -474,9 +474,9 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
             yield Checked(name, "ok", f"{count(len(runner.tools), 'tool')} of its own; its model is a script.")
             continue
         settings = spec.model.model_dump_json()  # equal for equal models
-        if settings not in asked:
-            asked[settings] = await check_model(name, runner.model, timeout_s)
-        yield replace(asked[settings], name=name)
+        if settings not in checked:
+            checked[settings] = await check_model(name, runner.model, timeout_s)
+        yield replace(checked[settings], name=name)
 
 
 async def check_network_tools(spec: AgentSpec, runner: SimpleAgentRunner, url: str | None) -> Checked:

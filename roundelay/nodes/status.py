@@ -200,15 +200,15 @@ def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def describe_stopped(stopped: Mapping[str, Any]) -> dict[str, str]:
     """Return what has stopped at a limit (``network.stopped``); empty if nothing has."""
-    found = [
+    shown = [
         f"#{it['root']} of {it['began_by'] or 'somebody'} ({it['limit']}; {it['used_by'] or 'nobody'} sent most, "
         f"{it['used']}): /resume {it['root']}"
         for it in stopped["conversations"]
     ]
     lines = {}
-    if found:
-        more = " and more" if stopped["has_more"] or len(found) > MAX_SHOWN else ""
-        lines["stopped"] = "; ".join(found[:MAX_SHOWN]) + more
+    if shown:
+        more = " and more" if stopped["has_more"] or len(shown) > MAX_SHOWN else ""
+        lines["stopped"] = "; ".join(shown[:MAX_SHOWN]) + more
     agents = [f"{it['agent_id']} ({it['limit']}): /resume {it['agent_id']}" for it in stopped["agents"]]
     if agents:
         lines["stopped agents"] = "; ".join(agents[:MAX_SHOWN]) + (" and more" if len(agents) > MAX_SHOWN else "")

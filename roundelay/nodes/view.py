@@ -48,8 +48,8 @@ def _choose_person(state: State, person_id: str) -> str:
     """Return the id to log in with: ``person_id``, unless it belongs to a program or was removed."""
 
     def is_free(agent_id: str) -> bool:
-        found = state.participant(agent_id)
-        return found is None or (found.kind == "human" and found.removed_seq is None)
+        participant = state.participant(agent_id)
+        return participant is None or (participant.kind == "human" and participant.removed_seq is None)
 
     return next(filter(is_free, _list_names(person_id)))
 

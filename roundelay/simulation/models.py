@@ -89,11 +89,11 @@ class WatchedModel:
     @contextmanager
     def _being_asked(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        with ExitStack() as held:
+        with ExitStack() as stack:
             if isinstance(loop, SimulationLoop):
-                held.enter_context(loop.asking(f"the model {self.name} of {self._agent_id}"))
+                stack.enter_context(loop.asking(f"the model {self.name} of {self._agent_id}"))
                 if not isinstance(self._model, ScriptedModel | TapeModel):
-                    held.enter_context(loop.standing_still())
+                    stack.enter_context(loop.standing_still())
             yield
 
     async def close(self) -> None:

@@ -96,8 +96,8 @@ class RecordingLedger(MemoryLedger):
         self._undecoded += new
         if self._waiters and new:
             for message in self.all_messages[-len(new) :]:
-                for wanted, arrived in self._waiters:
-                    if not arrived.done() and wanted(message):
+                for is_wanted, arrived in self._waiters:
+                    if not arrived.done() and is_wanted(message):
                         arrived.set_result(message)
 
     @property
@@ -107,12 +107,12 @@ class RecordingLedger(MemoryLedger):
         self._decoded += [message_from_wire(decode_json(row.data)) for row in undecoded]
         return self._decoded
 
-    async def wait_for(self, wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
+    async def wait_for(self, is_wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
         """Wait for the first ``wanted`` message since the start. Raises `TimeoutError`."""
-        for message in filter(wanted, self.all_messages):
+        for message in filter(is_wanted, self.all_messages):
             return message
         arrived: asyncio.Future[AnyMessage] = asyncio.get_running_loop().create_future()
-        waiter = (wanted, arrived)
+        waiter = (is_wanted, arrived)
         self._waiters.append(waiter)
         try:
             async with asyncio.timeout(at_most_s):
@@ -357,9 +357,9 @@ class Simulation:
         async with asyncio.timeout(at_most_s):
             await self._loop.when_quiet(lambda: self.is_idle)
 
-    async def wait_for(self, wanted: Callable[[AnyMessage], bool], at_most_s: float = 60.0) -> AnyMessage:
+    async def wait_for(self, is_wanted: Callable[[AnyMessage], bool], at_most_s: float = 60.0) -> AnyMessage:
         """Wait for the first ``wanted`` message since the start. Raises `TimeoutError`."""
-        return await self._ledger.wait_for(wanted, at_most_s)
+        return await self._ledger.wait_for(is_wanted, at_most_s)
 
     # --- the end
 

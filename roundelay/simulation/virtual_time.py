@@ -143,8 +143,8 @@ class SimulationLoop(asyncio.SelectorEventLoop):
                 )
             return None
         if by_s is None:
-            told = "nothing can happen any more, and somebody still waits for a future that nobody resolves"
-            raise Stalled(told + self._describe_asked())
+            reason = "nothing can happen any more, and somebody still waits for a future that nobody resolves"
+            raise Stalled(reason + self._describe_asked())
         self._now_s += by_s
         if self._now_s > self._horizon_s:
             passed_s, self._horizon_s = self._horizon_s, float("inf")  # let cancelled tasks take their time to end
@@ -191,9 +191,9 @@ class _QuietSelector(selectors.DefaultSelector):
         if timeout is not None and timeout <= 0:
             self._rounds += 1
             return super().select(0) if self._rounds % LOOKS == 0 or not self._loop.is_virtual else []
-        found = super().select(0)
-        if found or self._loop.tell_quiet():
-            return found
+        events = super().select(0)
+        if events or self._loop.tell_quiet():
+            return events
         wait_s = self._loop.advance(timeout)
         return super().select(wait_s) if wait_s != 0.0 else []
 

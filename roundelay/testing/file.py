@@ -293,9 +293,9 @@ class _Names:
             if name != BROADCAST and ":" not in (name or ""):
                 self._need(name, [*self._participants, *self._threads], place, "participant or thread")
 
-    def _need(self, name: str | None, known: list[str], place: YamlNode, what: str) -> None:
-        if name is None or name in known or "{{" in name:
+    def _need(self, name: str | None, names: list[str], place: YamlNode, what: str) -> None:
+        if name is None or name in names or "{{" in name:
             return
-        near = difflib.get_close_matches(name, known, n=1)
-        told = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known) or 'nobody'}"
-        raise place.error(f'no {what} "{name}" in this scenario; {told}')
+        near = difflib.get_close_matches(name, names, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"known here: {', '.join(names) or 'nobody'}"
+        raise place.error(f'no {what} "{name}" in this scenario; {advice}')

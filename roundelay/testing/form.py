@@ -42,10 +42,10 @@ def read_duration(value: object) -> object:
     """Convert a number, or a text like ``5m``, to seconds. Return any other value unchanged."""
     seconds = value
     if isinstance(value, str):
-        found = _DURATION.fullmatch(value.strip())
-        if found is None:
+        match = _DURATION.fullmatch(value.strip())
+        if match is None:
             raise ValueError(f'must be a time like "500ms", "60s" or "5m", not "{value}"')
-        seconds = float(found[1]) * _UNITS_S[found[2]]
+        seconds = float(match[1]) * _UNITS_S[match[2]]
     elif isinstance(value, int) and not isinstance(value, bool):
         seconds = float(value)
     if isinstance(seconds, int | float) and not 0 <= seconds <= MAX_SECONDS:
@@ -77,10 +77,10 @@ HUB = "hub"
 
 def need_one(value: BaseModel, names: Iterable[str]) -> None:
     """Raise `ValueError` unless exactly one of these fields is set."""
-    given = [name for name in names if getattr(value, name) is not None]
-    if len(given) != 1:
+    keys = [name for name in names if getattr(value, name) is not None]
+    if len(keys) != 1:
         shown = ", ".join(type(value).model_fields[name].alias or name for name in names)
-        raise ValueError(f"must have exactly one of {shown}" + (f", not {len(given)}" if given else ""))
+        raise ValueError(f"must have exactly one of {shown}" + (f", not {len(keys)}" if keys else ""))
 
 
 class MessagePattern(Strict):
@@ -165,8 +165,8 @@ class PromptsExpectation(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for agent_id, held in self.hold.items():
-            for mark in held:
+        for agent_id, marks in self.hold.items():
+            for mark in marks:
                 if mark not in self.marks:
                     raise ValueError(f'lets {agent_id} hold "{mark}", which is none of the marks')
         return self
@@ -233,10 +233,10 @@ class StateExpectation(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = {"equals", "contains", "changed"} & self.model_fields_set
-        if len(given) != 1:
+        keys = {"equals", "contains", "changed"} & self.model_fields_set
+        if len(keys) != 1:
             raise ValueError("must have exactly one of equals, contains, changed")
-        if self.path is not None and "changed" in given:
+        if self.path is not None and "changed" in keys:
             raise ValueError("has a path beside changed, whose paths begin at the state")
         return self
 
@@ -489,8 +489,8 @@ class Step(Strict):
 
     @property
     def action(self) -> str:
-        given = [name for name in ACTIONS if getattr(self, _FIELDS.get(name, name)) is not None]
-        return given[0] if len(given) == 1 else ""
+        keys = [name for name in ACTIONS if getattr(self, _FIELDS.get(name, name)) is not None]
+        return keys[0] if len(keys) == 1 else ""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

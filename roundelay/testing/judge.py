@@ -70,14 +70,14 @@ class Matcher:
         self.threads = frozenset(threads)
         self.render = render
 
-    def fits(self, wanted: MessagePattern, message: AnyMessage) -> bool:
-        if wanted.sender is not None and message.sender_id != self.render(wanted.sender):
+    def fits(self, pattern: MessagePattern, message: AnyMessage) -> bool:
+        if pattern.sender is not None and message.sender_id != self.render(pattern.sender):
             return False
-        if any(not self._is_at(message, self.render(name)) for name in (wanted.to, wanted.place) if name is not None):
+        if any(not self._is_at(message, self.render(name)) for name in (pattern.to, pattern.place) if name is not None):
             return False
-        if wanted.contains is not None and self.render(wanted.contains).casefold() not in message.text.casefold():
+        if pattern.contains is not None and self.render(pattern.contains).casefold() not in message.text.casefold():
             return False
-        return wanted.regex is None or compile_pattern(wanted.regex).search(message.text) is not None
+        return pattern.regex is None or compile_pattern(pattern.regex).search(message.text) is not None
 
     def _is_at(self, message: AnyMessage, name: str) -> bool:
         if name in self.threads:
@@ -110,10 +110,10 @@ class Judge:
 
     # --- messages
 
-    def _matching(self, wanted: MessagePattern) -> list[AnyMessage]:
-        return [message for message in self._run.messages if self._matcher.fits(wanted, message)]
+    def _matching(self, pattern: MessagePattern) -> list[AnyMessage]:
+        return [message for message in self._run.messages if self._matcher.fits(pattern, message)]
 
-    def _near(self, wanted: MessagePattern) -> list[AnyMessage]:
+    def _near(self, pattern: MessagePattern) -> list[AnyMessage]:
         """Return the messages that come nearest to a missing one: with the same sender and place, or else with the same
         sender or text. The messages that share the longest part of the missing text come first."""
         loose = [
@@ -124,43 +124,45 @@ class Judge:
             {"to": None, "place": None, "contains": None, "regex": None},
         ]
         for left_out in loose:
-            relaxed = wanted.model_copy(update=left_out)
+            relaxed = pattern.model_copy(update=left_out)
             if any(getattr(relaxed, name) is not None for name in ("sender", "to", "place", "contains", "regex")):
                 near = self._matching(relaxed)
-                if near and wanted.contains is not None:
-                    alike = SequenceMatcher(None, "", self._render(wanted.contains).casefold(), autojunk=False)
+                if near and pattern.contains is not None:
+                    alike = SequenceMatcher(None, "", self._render(pattern.contains).casefold(), autojunk=False)
                     near.sort(key=lambda it: -_count_in_a_row(alike, it.text))
                 if near:
                     return near
         return []
 
-    def _need_messages(self, wanted: MessagePattern, bound: Bound) -> None:
-        matching = self._matching(wanted)
+    def _need_messages(self, pattern: MessagePattern, bound: Bound) -> None:
+        matching = self._matching(pattern)
         if bound.holds(len(matching)):
             return
-        shown, label = (matching, "these") if matching else (self._near(wanted), "nearest")
-        told = _with_messages(_times(len(matching), bound), label, shown)
-        raise _Wrong(told, *(message.seq for message in shown[:MAX_SHOWN]))
+        shown, label = (matching, "these") if matching else (self._near(pattern), "nearest")
+        text = _with_messages(_times(len(matching), bound), label, shown)
+        raise _Wrong(text, *(message.seq for message in shown[:MAX_SHOWN]))
 
-    def _message(self, it: MessageExpectation) -> None:
-        self._need_messages(it, _bound(it.count))
+    def _message(self, expect: MessageExpectation) -> None:
+        self._need_messages(expect, _bound(expect.count))
 
-    def _never(self, it: MessagePattern) -> None:
-        self._need_messages(it, Bound(exactly=0))
+    def _never(self, pattern: MessagePattern) -> None:
+        self._need_messages(pattern, Bound(exactly=0))
 
-    def _count(self, it: CountExpectation) -> None:
-        bound = _bound(Bound(exactly=it.exactly, at_least=it.at_least, at_most=it.at_most))
-        if it.of == "messages":
-            self._need_messages(it if it.agent is None else it.model_copy(update={"sender": it.agent}), bound)
+    def _count(self, expect: CountExpectation) -> None:
+        bound = _bound(Bound(exactly=expect.exactly, at_least=expect.at_least, at_most=expect.at_most))
+        if expect.of == "messages":
+            self._need_messages(
+                expect if expect.agent is None else expect.model_copy(update={"sender": expect.agent}), bound
+            )
             return
-        reactions = self._reactions(_one(it.agent))
+        reactions = self._reactions(_one(expect.agent))
         count = {
             "reactions": len(reactions),
-            "turns": sum(found.turns for found in reactions),
-            "tool_calls": sum(len(found.calls) for found in reactions),
-        }[it.of]
+            "turns": sum(reaction.turns for reaction in reactions),
+            "tool_calls": sum(len(reaction.calls) for reaction in reactions),
+        }[expect.of]
         if not bound.holds(count):
-            raise _Wrong(f"{count} {it.of}, expected {bound}")
+            raise _Wrong(f"{count} {expect.of}, expected {bound}")
 
     def _order(self, hops: Sequence[str]) -> None:
         """Check that each hop has its own message, later than that of the hop before. Others may come between."""
@@ -168,45 +170,47 @@ class Judge:
         for number, hop in enumerate(hops, 1):
             sender, _, rest = hop.partition(" -> ")
             to, _, text = rest.partition(": ")
-            wanted = MessagePattern.model_validate({"from": sender, "to": to, "contains": text or None})
-            found = next((message for message in messages if self._matcher.fits(wanted, message)), None)
-            if found is None:
+            pattern = MessagePattern.model_validate({"from": sender, "to": to, "contains": text or None})
+            match = next((message for message in messages if self._matcher.fits(pattern, message)), None)
+            if match is None:
                 after = f" after {describe_message(last)}" if last is not None else ""
-                earlier = [it for it in self._matching(wanted) if last is not None and it.seq <= last.seq]
+                earlier = [it for it in self._matching(pattern) if last is not None and it.seq <= last.seq]
                 told = _with_messages(f'no "{hop}" (number {number}){after}', "earlier", earlier)
                 raise _Wrong(told, *([last.seq] if last is not None else []))
-            last = found
+            last = match
 
-    def _within(self, it: WithinExpectation) -> None:
+    def _within(self, expect: WithinExpectation) -> None:
         start, begin = self._run.began_at, 0
-        if it.after is not None:
-            after = self._matching(it.after)
+        if expect.after is not None:
+            after = self._matching(expect.after)
             if not after:
-                raise _Wrong(_with_messages('nothing fits "after"', "nearest", self._near(it.after)))
+                raise _Wrong(_with_messages('nothing fits "after"', "nearest", self._near(expect.after)))
             start, begin = after[0].sent_at, after[0].seq
-        found = next((message for message in self._matching(it.message) if message.seq > begin), None)
-        if found is None:
-            raise _Wrong(_with_messages("it never came", "nearest", self._near(it.message)))
-        took_s = (found.sent_at - start) / 1000
-        if took_s > it.at_most:
-            raise _Wrong(f"it took {took_s:.3f} s, more than {it.at_most:g} s: {describe_message(found)}", found.seq)
+        match = next((message for message in self._matching(expect.message) if message.seq > begin), None)
+        if match is None:
+            raise _Wrong(_with_messages("it never came", "nearest", self._near(expect.message)))
+        took_s = (match.sent_at - start) / 1000
+        if took_s > expect.at_most:
+            raise _Wrong(
+                f"it took {took_s:.3f} s, more than {expect.at_most:g} s: {describe_message(match)}", match.seq
+            )
 
-    def _thread(self, it: ThreadExpectation) -> None:
-        thread_id = channel_address(it.id) if it.id in self._matcher.threads else self._render(it.id)
+    def _thread(self, expect: ThreadExpectation) -> None:
+        thread_id = channel_address(expect.id) if expect.id in self._matcher.threads else self._render(expect.id)
         members = sorted(self._run.readers.get(thread_id, ()))
-        if members != sorted(it.members):
-            extra, missing = sorted(set(members) - set(it.members)), sorted(set(it.members) - set(members))
+        if members != sorted(expect.members):
+            extra, missing = sorted(set(members) - set(expect.members)), sorted(set(expect.members) - set(members))
             parts = [f"{', '.join(ids)} {what}" for ids, what in ((extra, "too much"), (missing, "missing")) if ids]
             raise _Wrong(f"in {thread_id} are {', '.join(members) or 'nobody'}: {'; '.join(parts)}")
 
-    def _caused_by(self, it: CausedBy) -> None:
-        matching = self._matching(it.message)
+    def _caused_by(self, expect: CausedBy) -> None:
+        matching = self._matching(expect.message)
         if not matching:
-            raise _Wrong(_with_messages("there is no such message", "nearest", self._near(it.message)))
-        wanted = MessagePattern.model_validate({"from": it.root}) if isinstance(it.root, str) else it.root
+            raise _Wrong(_with_messages("there is no such message", "nearest", self._near(expect.message)))
+        pattern = MessagePattern.model_validate({"from": expect.root}) if isinstance(expect.root, str) else expect.root
         for message in matching:
             root = self._run.path_to_root(message)[-1]
-            if not self._matcher.fits(wanted, root):
+            if not self._matcher.fits(pattern, root):
                 raise _Wrong(f"{describe_message(message)} goes back to {describe_message(root)}", message.seq)
 
     def _hops(self, bound: Bound) -> None:
@@ -218,23 +222,23 @@ class Judge:
     # --- agents
 
     def _reactions(self, agent_id: str | None) -> list[RecordedReaction]:
-        return [found for found in self._run.reactions if agent_id in (None, found.agent_id)]
+        return [reaction for reaction in self._run.reactions if agent_id in (None, reaction.agent_id)]
 
-    def _tool(self, it: ToolExpectation) -> None:
-        made = [(found, call) for found in self._reactions(_one(it.agent)) for call in found.calls]
-        named = [(found, call) for found, call in made if call.tool == it.name]
-        count, bound = sum(self._fits_call(it, call) for _, call in named), _bound(it.count)
+    def _tool(self, expect: ToolExpectation) -> None:
+        calls = [(reaction, call) for reaction in self._reactions(_one(expect.agent)) for call in reaction.calls]
+        named = [(reaction, call) for reaction, call in calls if call.tool == expect.name]
+        count, bound = sum(self._fits_call(expect, call) for _, call in named), _bound(expect.count)
         if not bound.holds(count):
-            shown = named or made
-            lines = [f"  nearest: {found.agent_id}: {_describe_call(call)}" for found, call in shown[:MAX_SHOWN]]
-            raise _Wrong("\n".join([_times(count, bound), *lines]), *(found.trigger for found, _ in shown[:1]))
+            shown = named or calls
+            lines = [f"  nearest: {reaction.agent_id}: {_describe_call(call)}" for reaction, call in shown[:MAX_SHOWN]]
+            raise _Wrong("\n".join([_times(count, bound), *lines]), *(reaction.trigger for reaction, _ in shown[:1]))
 
-    def _fits_call(self, it: ToolExpectation, call: RecordedCall) -> bool:
-        if it.ok is not None and call.is_ok is not it.ok:
+    def _fits_call(self, expect: ToolExpectation, call: RecordedCall) -> bool:
+        if expect.ok is not None and call.is_ok is not expect.ok:
             return False
-        if it.result is not None and self._render(it.result) not in (call.result or ""):
+        if expect.result is not None and self._render(expect.result) not in (call.result or ""):
             return False
-        return it.arguments is None or _contains(call.parsed(), map_texts(it.arguments, self._render))
+        return expect.arguments is None or _contains(call.parsed(), map_texts(expect.arguments, self._render))
 
     def _readings(self, text: str, agent_id: str | None, when: MessagePattern | None) -> list[tuple[str, AnyMessage]]:
         """Return who read a text, with the message that each reaction answered."""
@@ -246,83 +250,95 @@ class Judge:
                 found.append((reader, trigger))
         return found
 
-    def _prompt(self, it: PromptExpectation) -> None:
-        text = self._render(it.contains)
-        if not self._readings(text, _one(it.agent), it.when):
+    def _prompt(self, expect: PromptExpectation) -> None:
+        text = self._render(expect.contains)
+        if not self._readings(text, _one(expect.agent), expect.when):
             lines = _describe_readings(self._readings(text, None, None))
             raise _Wrong("\n  ".join(["no such prompt holds it", *lines]))
 
-    def _never_in_prompt(self, it: NeverInPrompt) -> None:
-        text = self._render(it.text)
-        read = self._readings(text, _one(it.agent), it.when)
-        if read:
-            said = next((found for found in self._run.messages if text in found.text), None)
-            lines = _describe_readings(read) + ([f"said in {describe_message(said)}"] if said is not None else [])
-            raise _Wrong("\n  ".join(lines), *(found.seq for found in (said, read[0][1]) if found is not None))
+    def _never_in_prompt(self, expect: NeverInPrompt) -> None:
+        text = self._render(expect.text)
+        readings = self._readings(text, _one(expect.agent), expect.when)
+        if readings:
+            origin = next((message for message in self._run.messages if text in message.text), None)
+            lines = _describe_readings(readings) + (
+                [f"said in {describe_message(origin)}"] if origin is not None else []
+            )
+            raise _Wrong(
+                "\n  ".join(lines), *(message.seq for message in (origin, readings[0][1]) if message is not None)
+            )
 
-    def _prompts(self, it: PromptsExpectation) -> None:
-        marks = {mark: self._render(mark) for mark in it.marks}
+    def _prompts(self, expect: PromptsExpectation) -> None:
+        marks = {mark: self._render(mark) for mark in expect.marks}
         lines: list[str] = []
         seqs: list[int] = []
-        for agent_id, wanted in it.hold.items():
+        for agent_id, allowed in expect.hold.items():
             for mark, text in marks.items():
-                read = self._readings(text, agent_id, it.when)
-                if read and mark not in wanted:
-                    lines.append(f"{agent_id} must not hold {text}: {_describe_readings(read)[0]}")
-                    seqs.append(read[0][1].seq)
-                elif not read and mark in wanted:
+                readings = self._readings(text, agent_id, expect.when)
+                if readings and mark not in allowed:
+                    lines.append(f"{agent_id} must not hold {text}: {_describe_readings(readings)[0]}")
+                    seqs.append(readings[0][1].seq)
+                elif not readings and mark in allowed:
                     lines.append(f"{agent_id} does not hold {text}")
         if lines:
             raise _Wrong("\n  ".join(lines[:MAX_SHOWN]), *seqs[:MAX_SHOWN])
 
-    def _cost(self, it: CostExpectation) -> None:
-        reactions = self._reactions(_one(it.agent))
-        usage = sum((found.usage for found in reactions), Usage())
-        tokens, calls = usage.prompt_tokens + usage.completion_tokens, sum(len(found.replies) for found in reactions)
-        for count, bound, what in ((tokens, it.tokens, "tokens"), (calls, it.model_calls, "model calls")):
+    def _cost(self, expect: CostExpectation) -> None:
+        reactions = self._reactions(_one(expect.agent))
+        usage = sum((reaction.usage for reaction in reactions), Usage())
+        tokens, calls = (
+            usage.prompt_tokens + usage.completion_tokens,
+            sum(len(reaction.replies) for reaction in reactions),
+        )
+        for count, bound, what in ((tokens, expect.tokens, "tokens"), (calls, expect.model_calls, "model calls")):
             if bound is not None and not bound.holds(count):
-                most = max(reactions, key=lambda found: found.usage.prompt_tokens, default=None)
+                most = max(reactions, key=lambda reaction: reaction.usage.prompt_tokens, default=None)
                 whose = f"; the most in a reaction of {most.agent_id}" if most is not None else ""
                 seqs = [most.trigger] if most is not None else []
                 raise _Wrong(f"{count} {what}, expected {bound}{whose}", *seqs)
 
-    def _reaction(self, it: ReactionExpectation) -> None:
-        own = self._reactions(_one(it.agent))
-        reason = self._render(it.reason or "")
-        count = sum(it.status in (None, found.status) and reason in found.reason for found in own)
-        bound = _bound(it.count)
+    def _reaction(self, expect: ReactionExpectation) -> None:
+        own = self._reactions(_one(expect.agent))
+        reason = self._render(expect.reason or "")
+        count = sum(expect.status in (None, reaction.status) and reason in reaction.reason for reaction in own)
+        bound = _bound(expect.count)
         if not bound.holds(count):
-            lines = [f"  of #{found.trigger}: {found.status or 'open'} ({found.reason})" for found in own[:MAX_SHOWN]]
-            raise _Wrong("\n".join([_times(count, bound), *lines]), *(found.trigger for found in own[:1]))
+            lines = [
+                f"  of #{reaction.trigger}: {reaction.status or 'open'} ({reaction.reason})"
+                for reaction in own[:MAX_SHOWN]
+            ]
+            raise _Wrong("\n".join([_times(count, bound), *lines]), *(reaction.trigger for reaction in own[:1]))
 
     # --- the rest
 
     def _mod(self, it: ModExpectation) -> None:
         self._need_value(next(self._values), it)
 
-    def _state(self, it: StateExpectation) -> None:
-        if it.changed is not None:
-            changed, wanted = set(list_changes(self._run.state_before, self._run.state)), set(it.changed)
-            lines = [f"{path} changed too" for path in sorted(changed - wanted)]
-            lines += [f"{path} did not change" for path in sorted(wanted - changed)]
+    def _state(self, expect: StateExpectation) -> None:
+        if expect.changed is not None:
+            changed, expected = set(list_changes(self._run.state_before, self._run.state)), set(expect.changed)
+            lines = [f"{path} changed too" for path in sorted(changed - expected)]
+            lines += [f"{path} did not change" for path in sorted(expected - changed)]
             if lines:
                 raise _Wrong("\n  ".join(lines))
             return
-        value = find_in(self._run.state, self._render(it.path)) if it.path is not None else self._run.state
-        self._need_value(value, it)
+        value = find_in(self._run.state, self._render(expect.path)) if expect.path is not None else self._run.state
+        self._need_value(value, expect)
 
-    def _need_value(self, value: Any, it: ModExpectation | StateExpectation) -> None:
-        is_exact = "equals" in it.model_fields_set
-        wanted = map_texts(it.equals if is_exact else it.contains, self._render)
-        if not (value == wanted if is_exact else _contains(value, wanted)):
+    def _need_value(self, value: Any, expect: ModExpectation | StateExpectation) -> None:
+        is_exact = "equals" in expect.model_fields_set
+        expected = map_texts(expect.equals if is_exact else expect.contains, self._render)
+        if not (value == expected if is_exact else _contains(value, expected)):
             raise _Wrong(f"it gives {json.dumps(value, ensure_ascii=False, default=str)}")
 
     def _no_dead_letters(self, _: object) -> None:
         letters = self._run.dead_letters
         if letters:
-            lines = [f"  #{it['seq']} at {it['agent_id']}: {it['reason']}" for it in letters[:MAX_SHOWN]]
-            told = "\n".join([f"{len(letters)} dead letters:", *lines])
-            raise _Wrong(told, *(it["seq"] for it in letters[:MAX_SHOWN]))
+            lines = [
+                f"  #{letter['seq']} at {letter['agent_id']}: {letter['reason']}" for letter in letters[:MAX_SHOWN]
+            ]
+            text = "\n".join([f"{len(letters)} dead letters:", *lines])
+            raise _Wrong(text, *(letter["seq"] for letter in letters[:MAX_SHOWN]))
 
 
 def describe_plain(node: YamlNode) -> str:
@@ -400,14 +416,14 @@ def _times(count: int, bound: Bound) -> str:
     return (f"{count} time{'' if count == 1 else 's'}" if count else "not once") + f", expected {bound}"
 
 
-def _with_messages(told: str, label: str, messages: Sequence[AnyMessage]) -> str:
+def _with_messages(text: str, label: str, messages: Sequence[AnyMessage]) -> str:
     lines = [f"  {label}: {describe_message(message)}" for message in messages[:MAX_SHOWN]]
     more = [f"  and {len(messages) - MAX_SHOWN} more"] if len(messages) > MAX_SHOWN else []
-    return "\n".join([told, *lines, *more])
+    return "\n".join([text, *lines, *more])
 
 
-def _describe_readings(read: Sequence[tuple[str, AnyMessage]]) -> list[str]:
-    return [f"read by {reader} at {describe_message(trigger)}" for reader, trigger in read[:MAX_SHOWN]]
+def _describe_readings(readings: Sequence[tuple[str, AnyMessage]]) -> list[str]:
+    return [f"read by {reader} at {describe_message(trigger)}" for reader, trigger in readings[:MAX_SHOWN]]
 
 
 def _describe_call(call: RecordedCall) -> str:
@@ -415,14 +431,14 @@ def _describe_call(call: RecordedCall) -> str:
     return f"{call.tool}({call.arguments}) -> {'' if call.is_ok else 'failed: '}{result[:100]}"
 
 
-def _contains(value: Any, wanted: Any) -> bool:
+def _contains(value: Any, expected: Any) -> bool:
     """Whether a JSON value contains another one: mappings need these keys, lists an item for each, texts a part."""
-    match wanted, value:
+    match expected, value:
         case Mapping(), Mapping():
-            return all(key in value and _contains(value[key], item) for key, item in wanted.items())
+            return all(key in value and _contains(value[key], item) for key, item in expected.items())
         case list(), list():
-            return all(any(_contains(found, item) for found in value) for item in wanted)
+            return all(any(_contains(found, item) for found in value) for item in expected)
         case str(), str():
-            return wanted in value
+            return expected in value
         case _:
-            return bool(value == wanted)
+            return bool(value == expected)

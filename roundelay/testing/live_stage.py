@@ -104,12 +104,12 @@ class LiveStage:
         tokens would pile up on the hub."""
         is_operator = participant in self.operators
         owner = self.token or find_token(self.url, "service") or ""
-        made = hmac.new(owner.encode(), f"scenario/{participant}/{kind}/{is_operator}".encode(), "sha256").hexdigest()
-        args = {"agent_id": participant, "kind": kind, "token_hash": hash_token(made), "operator": is_operator}
+        token = hmac.new(owner.encode(), f"scenario/{participant}/{kind}/{is_operator}".encode(), "sha256").hexdigest()
+        args = {"agent_id": participant, "kind": kind, "token_hash": hash_token(token), "operator": is_operator}
         listed = await list_tokens(self._client)
-        if not any(it["hash"] == hash_token(made)[:12] for it in listed):
+        if not any(it["hash"] == hash_token(token)[:12] for it in listed):
             await self._client.call("network.create_token", args)
-        return made
+        return token
 
     async def leave(self, participant: str) -> None:
         if participant in self.people:
@@ -151,10 +151,10 @@ class LiveStage:
                 async with self._moved:
                     await self._moved.wait()
 
-    async def wait_for(self, wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
+    async def wait_for(self, is_wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
         async with asyncio.timeout(at_most_s), self._moved:
             while True:
-                for message in filter(wanted, self.messages):
+                for message in filter(is_wanted, self.messages):
                     return message
                 await self._moved.wait()
 

@@ -53,8 +53,8 @@ class Said:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AnyMessage):
             return NotImplemented
-        wanted = MessagePattern.model_validate({"from": self.sender, "to": self.to, "contains": self.text})
-        return Matcher().fits(wanted, other)
+        pattern = MessagePattern.model_validate({"from": self.sender, "to": self.to, "contains": self.text})
+        return Matcher().fits(pattern, other)
 
     def __hash__(self) -> int:
         return hash((self.sender, self.to, self.text))
@@ -71,9 +71,9 @@ def said(sender: str | None = None, to: str | None = None, text: str | None = No
 class Messages(list[AnyMessage]):
     """All stored messages, in order."""
 
-    def matching(self, wanted: Said) -> Messages:
+    def matching(self, pattern: Said) -> Messages:
         """Return the messages that match."""
-        return Messages(message for message in self if wanted == message)
+        return Messages(message for message in self if pattern == message)
 
     def __str__(self) -> str:
         return "\n".join(map(describe_message, self))
@@ -237,9 +237,9 @@ class NetworkUnderTest:
         """Let time pass; virtual time if the network has it."""
         self.run(asyncio.sleep(seconds))
 
-    def wait_for(self, wanted: Said, at_most_s: float = 60.0) -> AnyMessage:
+    def wait_for(self, pattern: Said, at_most_s: float = 60.0) -> AnyMessage:
         """Wait for the first matching message since the start. Raises `TimeoutError`."""
-        return self.run(self._stage.wait_for(lambda message: wanted == message, at_most_s))
+        return self.run(self._stage.wait_for(lambda message: pattern == message, at_most_s))
 
     def kill(self, agent_id: str) -> None:
         """End an agent as ``kill -9`` does."""
@@ -281,7 +281,7 @@ class NetworkUnderTest:
 
     def prompts(self, agent_id: str | None = None) -> list[str]:
         """Return everything that models read, one text for each call. In-process only."""
-        return [asked.text for asked in self.simulation.asked if agent_id in (None, asked.agent_id)]
+        return [entry.text for entry in self.simulation.asked if agent_id in (None, entry.agent_id)]
 
     def why(self, message: AnyMessage | int) -> Transcript:
         """Return how a message came about, from its root."""

@@ -121,12 +121,12 @@ def _write_agent(plan: AgentPlan) -> tuple[dict[str, object], Path]:
         value = load_yaml(path).plain()
         if not isinstance(value, dict) or value.get("id") != agent_id:
             raise SimulationError(f"{path} must be the file of one agent, {agent_id}.")
-        made: dict[str, object] = dict(value)
+        settings: dict[str, object] = dict(value)
         if choice.model is not None:
-            made["model"] = choice.model.model_dump(mode="json", exclude_none=True, by_alias=True)
+            settings["model"] = choice.model.model_dump(mode="json", exclude_none=True, by_alias=True)
         if choice.visibility is not None:
-            made["visibility"] = choice.visibility
-        return made, path.parent
+            settings["visibility"] = choice.visibility
+        return settings, path.parent
     said = choice.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True, exclude={"starts"})
     script = said.pop("script")
     model = {"script": script} if isinstance(script, str) else {"rules": script}

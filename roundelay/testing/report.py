@@ -143,8 +143,8 @@ def to_junit(results: Sequence[ScenarioResult]) -> str:
             case = ElementTree.SubElement(suite, "testcase", classname=file, name=_xml(name), time=f"{run.took_s:.3f}")
             if not run.passed:
                 first = list_failures(run)[0]
-                told = f"{first.file}:{first.line}: {first.what}: {first.found}".split("\n")[0]
-                failure = ElementTree.SubElement(case, "failure", message=_xml(told))
+                message = f"{first.file}:{first.line}: {first.what}: {first.found}".split("\n")[0]
+                failure = ElementTree.SubElement(case, "failure", message=_xml(message))
                 failure.text = _xml(describe_result(run))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"

@@ -199,11 +199,11 @@ async def _ask_mods(scenario: Scenario, stage: Stage, variables: Variables) -> l
     """Call the operations that expectations name, in order, and return their results. Raises `StepFailed`."""
     values = []
     for expected in scenario.expectations:
-        asked = expected.expectation.mod
-        if asked is None:
+        question = expected.expectation.mod
+        if question is None:
             continue
         try:
-            values.append(await ask_operation(stage, asked, variables))
+            values.append(await ask_operation(stage, question, variables))
         except TimeoutError as error:
             raise StepFailed(expected.place, f"the hub did not answer within {ANSWER_S:g} s; is it down?") from error
         except (RoundelayError, ValueError) as error:
@@ -249,12 +249,12 @@ def _write_tapes(plans: Mapping[str, AgentPlan], record: RunRecord) -> None:
             continue
         turns = [
             TapedTurn.of(
-                asked.reply,
-                run=asked.request.reaction,
-                turn=asked.request.turn,
-                request=fingerprint_request(NamedModel(asked.model_name), asked.request),
+                question.reply,
+                run=question.request.reaction,
+                turn=question.request.turn,
+                request=fingerprint_request(NamedModel(question.model_name), question.request),
             )
-            for asked in record.asked
-            if asked.agent_id == plan.agent_id and asked.reply is not None
+            for question in record.asked
+            if question.agent_id == plan.agent_id and question.reply is not None
         ]
         write_tape(plan.tape, plan.agent_id, turns)

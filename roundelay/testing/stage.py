@@ -75,7 +75,7 @@ class Stage(Protocol):
         """Wait until nothing is in flight for the participants."""
         ...
 
-    async def wait_for(self, wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
+    async def wait_for(self, is_wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
         """Wait for the first ``wanted`` message since the start."""
         ...
 
@@ -90,12 +90,12 @@ class Stage(Protocol):
 
 def client_of(stage: Stage, participant: str) -> NetworkClient:
     """Return the connection of a participant that joined from here. Raises `SimulationError`."""
-    found = stage.people.get(participant) or stage.members.get(participant)
-    if found is None:
+    participant_entry = stage.people.get(participant) or stage.members.get(participant)
+    if participant_entry is None:
         raise SimulationError(
             f"{participant} has not joined. Add a step `join` or `restart`, unless it runs elsewhere."
         )
-    return found.client
+    return participant_entry.client
 
 
 class SimulatedStage(Simulation):

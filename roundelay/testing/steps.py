@@ -83,11 +83,11 @@ class Variables:
         return map_texts(value, self._work_out)
 
     def _work_out(self, text: str) -> Any:
-        found = _ONE_EXPRESSION.fullmatch(text)
-        if found is None:
+        match = _ONE_EXPRESSION.fullmatch(text)
+        if match is None:
             return self.render(text)
         self.render(text)  # reports what is wrong with the expression
-        return self._evaluate(found[1])
+        return self._evaluate(match[1])
 
     def holds(self, expression: str) -> bool:
         """Whether an expression over the variables is true. Raises `ValueError` for an unknown variable."""
@@ -107,11 +107,11 @@ def explain_failure(place: YamlNode, error: RoundelayError | ValueError) -> Step
     return StepFailed(place, f"{error.code if isinstance(error, RoundelayError) else 'wrong'}: {error}")
 
 
-async def ask_operation(stage: Stage, asked: ModExpectation, variables: Variables) -> Any:
+async def ask_operation(stage: Stage, question: ModExpectation, variables: Variables) -> Any:
     """Call the operation that an expectation names. Raises `TimeoutError` if the hub does not answer."""
     async with asyncio.timeout(ANSWER_S):
-        client = await stage.reader() if asked.asker is None else client_of(stage, asked.asker)
-        return await client.call(variables.render(asked.op), variables.work_out_all(asked.args))
+        client = await stage.reader() if question.asker is None else client_of(stage, question.asker)
+        return await client.call(variables.render(question.op), variables.work_out_all(question.args))
 
 
 class Steps:
@@ -175,8 +175,10 @@ class Steps:
             async with asyncio.timeout(ANSWER_S):
                 await work
         except TimeoutError as error:
-            told = f"the hub did not answer within {ANSWER_S:g} s; is it down, or is {placed.step.sender} disconnected?"
-            raise StepFailed(placed.place, told) from error
+            reason = (
+                f"the hub did not answer within {ANSWER_S:g} s; is it down, or is {placed.step.sender} disconnected?"
+            )
+            raise StepFailed(placed.place, reason) from error
         except RoundelayError as error:
             if wanted is None or error.code != wanted:
                 raise
@@ -226,13 +228,13 @@ class Steps:
             await asyncio.sleep(wait.duration)
         elif wait.message is not None:
             wanted = wait.message
-            found = await self._stage.wait_for(
+            match = await self._stage.wait_for(
                 lambda message: message.seq not in self._waited_for and self._matcher.fits(wanted, message),
                 wait.at_most,
             )
-            self._waited_for.add(found.seq)  # the next wait needs another message
+            self._waited_for.add(match.seq)  # the next wait needs another message
             if step.save is not None:
-                self._variables.values[step.save] = found
+                self._variables.values[step.save] = match
         else:
             await self._stage.idle(wait.at_most)
 
