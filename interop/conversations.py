@@ -254,6 +254,7 @@ class FollowedQuestion:
 
     def _find_end(self, state: Mapping[str, Any], *, is_taken_over: bool) -> QuestionEnded | None:
         status, reaction = _read_newest(state)
+        # Final states of the message come first: a dead letter may still have a failed reaction.
         if state["state"] in ("dead", "removed"):
             return QuestionEnded(state["state"], reaction)
         if is_taken_over and status in (None, "open", "cancelled"):
@@ -291,6 +292,8 @@ class _StreamedText:
             self._add(TextPiece(piece.kind, piece.text, piece.turn, piece.path, piece.call, piece.tool), piece.at)
 
     def _add(self, piece: TextPiece, at: int) -> None:
+        # ``at`` is the position of the piece in the agent's text. Signals may be repeated after a reconnect, so the overlap
+        # with the known text must be equal; a gap or other words would put wrong text before the client.
         streamed = self._texts.get(piece.stream, "")
         if piece.kind == "progress":  # each one replaces the last
             streamed, at = "", 0
@@ -389,6 +392,7 @@ class Conversations:
                 task = asyncio.create_task(work, name="conversations")
                 self._listeners.add(task)
                 task.add_done_callback(self._listeners.discard)
+        # Watching belongs to a session at the hub. After a reconnect it has to be requested again.
         session = self.client.welcome.session_id
         if self._watching != session:
             await self.client.call("network.watch", {"signals": True})

@@ -36,7 +36,7 @@ class JsonStore(Generic[T]):
         try:
             make_folder(path.absolute().parent)
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
-            lock_descriptor(self._lock)
+            lock_descriptor(self._lock)  # two gateways with one file would post everything twice
             return msgspec.json.decode(path.read_bytes(), type=self._kind) if path.exists() else self._empty
         except BlockingIOError as error:
             self.close()

@@ -137,7 +137,7 @@ class SessionPool:
             raise Overloaded(
                 f"{credentials.agent_id} has {MAX_CALLS} concurrent calls here, the maximum. Wait for one to end.", 1000
             )
-        session.calls += 1
+        session.calls += 1  # no await since the check, so concurrent calls cannot exceed the limit
         token_accepted.get()()
         try:
             yield session.conversations
@@ -178,6 +178,7 @@ class SessionPool:
                 return session
         finally:
             self._proving -= 1
+            # Locks are needed only while somebody joins. Clearing them bounds the memory of wrong tokens.
             if not self._proving:
                 self._locks.clear()
 

@@ -320,6 +320,7 @@ class LedgerHandler(RequestHandler):
         self, tasks: TaskLedger, message: Message, content: Any, stack: AsyncExitStack
     ) -> FollowedQuestion:
         """Send the first message of a task. The same message again is the same task: its response may have been lost."""
+        # Without a contextId the conversation is derived from the message, so a repeat finds the same one.
         mark = _digest(tasks.agent_id, message, content)
         conversation = message.context_id or f"a2a-{mark[:24]}"
         if not is_id(conversation):
@@ -345,6 +346,7 @@ class LedgerHandler(RequestHandler):
         if message.context_id and message.context_id != task.context_id:
             raise InvalidParamsError("contextId is not the context of this task")
         mark = _digest(tasks.agent_id, message, content)
+        # A repeated message is found by id and content, so a lost response neither sends it twice nor fails.
         ids = _ids_of(message, mark)
         if any(
             message.message_id in ids and message.content == content
@@ -382,6 +384,7 @@ class LedgerHandler(RequestHandler):
         while task.state not in TERMINAL:
             if task.state in INTERRUPTED and not is_subscription:
                 return
+            # No reaction runs while the agent waits for its caller, so there is no question to follow.
             if task.state == INPUT_REQUIRED:
                 await self._wait(task.root.thread_id)
                 question = None

@@ -230,12 +230,14 @@ class TaskPushes:
         async with AsyncExitStack() as stack:
             target = WebhookUrl.read(push.url, self._allowed_hosts)  # the allowed hosts may have changed since
             poster = await stack.enter_async_context(WebhookPoster(target, _Signer(self._key, self._key_id, push)))
+            # Exempt from the limit of concurrent calls: each unfinished task holds one of these calls while it runs.
             conversations = await stack.enter_async_context(self._pool.conversations(credentials, is_cleanup=True))
             tasks, failures = TaskLedger(conversations, push.agent_id), 0
             while True:
                 task = await tasks.read(push.task_id)
                 if task is None:
                     return self._update(push, state="gone", why="The task no longer exists.")
+                # Compare with what the receiver accepted, not with what was posted: a post without a response is repeated.
                 if (now := _describe_state(task)) == push.told:
                     if task.state in TERMINAL:
                         return self._update(push, state="done")
@@ -256,6 +258,7 @@ class TaskPushes:
     async def _post(self, push: Push, poster: WebhookPoster, task: TaskRecord, now: str, failures: int) -> float | None:
         """Post a task as it is now. Return the delay until the next attempt, or None if it was accepted."""
         value = read_json(to_stream_response(task.make_task(history_length=0)))
+        # The id depends on the state alone, so that a receiver recognizes a repeated post after a lost response.
         post_id = hashlib.sha256("\0".join((*push.key, now)).encode()).hexdigest()[:40]
         posted = await poster.post(post_id, value)
         match posted.answer:

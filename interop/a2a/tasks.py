@@ -240,6 +240,7 @@ class TaskLedger:
         except UnknownMessage:
             return None
         root = message_from_wire(chain[0])
+        # The chain holds any message that the caller may read; a task must start with one of its own.
         if not self._is_own(root) or root.seq != seq:
             return None
         messages = await self._read_thread(root.thread_id, root.seq)
@@ -315,6 +316,7 @@ class TaskLedger:
         requests = {answer.seq for answer in gathered.answers if is_request(answer)}
         ended: QuestionEnded | None = None
         is_begun = True
+        # The first message without an end is the active one. What comes of later ones is not awaited before it has ended.
         for active in gathered.own:
             if active.reply_to in requests:
                 continue  # a decision on a call starts no reaction

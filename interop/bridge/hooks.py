@@ -281,7 +281,7 @@ def _make_plan(host: Host, project: Path, call: HookCall, path: Path, url: str |
     if is_start:
         drop_old(path.parent)
     if call.moment != "stop":
-        notes.stops = 0
+        notes.stops = 0  # the host has worked since, so it may be kept from stopping again
     notes.pid, notes.started = process
     text, seqs, problem = "", list[int](), ""
     agent_id = claim_name(host, project, process)
@@ -309,6 +309,7 @@ def _make_plan(host: Host, project: Path, call: HookCall, path: Path, url: str |
         text += _MARK.format(output.mark)
         notes.outputs.append(output)
         notes.stops += call.moment == "stop"
+    # Before printing: a kill after this point leaves a planned output, which is resolved at the next hook.
     write_private(path, notes)
     answer = host.answer(call.event, call.moment, text) if text else {"systemMessage": notice} if notice else None
     return _Plan(answer, output, notes, path)

@@ -93,6 +93,7 @@ class BridgeSession:
             async with asyncio.timeout(CALL_S if client.is_connected else CONNECT_TIMEOUT_S):
                 yield client
         except TimeoutError as error:
+            # Another call may have replaced the client meanwhile; that one is kept.
             if self._client is client:
                 self._client = None  # the next call looks for the node again
             await client.close()

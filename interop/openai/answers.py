@@ -90,6 +90,7 @@ class Showing:
         text = piece.text.lstrip() if is_new or not (current and current.text) else self._space + piece.text
         space = text[len(text.rstrip()) :]
         text = text.rstrip()
+        # A turn is shown once: its pieces may arrive after the message that ended it.
         if is_new and any(
             segment.turn == piece.turn or (segment.is_answer and segment.text.startswith(text))
             for segment in self.segments
@@ -105,6 +106,8 @@ class Showing:
 
     def _add_answer(self, text: str) -> Iterator[Change]:
         current = self.segments[self._open] if self._open is not None else None
+        # Streamed text that the message continues was shown already. Anything else would have to be taken back, which
+        # clients cannot do, so the message follows as a segment.
         if current is not None and text.startswith(current.text):
             rest = text[len(current.text) :]
         else:

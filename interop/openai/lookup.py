@@ -82,11 +82,14 @@ async def find_place(
             new, True
         )  # the id is derived from the key, so the same key leads to the same conversation
     answer = request.earlier[-1].text.strip() if request.earlier else ""
+    # Clients send no conversation id here. Threads whose id has the digest of how the conversation started are candidates;
+    # several conversations may start alike, so the last request in each decides.
     async for thread_id in _list_threads(client, _make_thread_prefix(client, agent_id, request)):
         messages = await _read_thread(client, thread_id)
         mine = [message for message in messages if message.sender_id == client.agent_id]
         if not mine:
             continue
+        # A repeat of the last question in this thread: its answer is there, or still comes.
         if is_sent(mine[-1]):
             return ConversationPlace(conversation_of(thread_id), sent=mine[-1])
         if read_own(mine[-1]).get("request") != asked_before:

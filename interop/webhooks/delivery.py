@@ -236,10 +236,12 @@ class Webhooks:
         posted = await poster.post(*make_event(webhook.participant, client.welcome.network.name, message))
         match posted.answer:
             case PostAnswer.TAKEN:
+                # After the receiver's 2xx, never before: a kill in between repeats the post under the same id.
                 await client.call("network.acknowledge", {"seqs": [seq]})
                 self._update(webhook, why="", failing_since=None, dead_in_row=0)
                 return None
             case PostAnswer.REFUSED:
+                # The hub counts the failures of this message, also across restarts of the gateway.
                 args = {"seq": seq, "reason": f"The webhook refused it: {posted.reason}.", "retry_after_ms": 0}
                 failed = await client.call("network.nack", args)
                 dead = webhook.dead_in_row + failed["is_dead"]

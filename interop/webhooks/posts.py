@@ -242,6 +242,7 @@ class WebhookPoster:
         return _interpret(response.status_code, response.headers.get("retry-after", ""))
 
     async def _post_to_any(self, addresses: list[str], headers: dict[str, str], body: bytes) -> httpx2.Response:
+        # Only a failed connection goes on to the next address: after that the receiver may have the post.
         for address in addresses[:-1]:
             with suppress(
                 httpx2.ConnectError, httpx2.ConnectTimeout

@@ -151,6 +151,7 @@ class Link:
             return
         self.is_closing = True
         if self._wire is not None and self._task is not None and not self._task.done():
+            # The hub closes after a goodbye, so the reading task ends by itself. Its time is bounded: the hub may be gone.
             self.push(encode(ByeFrame()))
             await asyncio.wait({self._task}, timeout=BYE_TIMEOUT_S)
         if self._task is not None:
@@ -255,6 +256,7 @@ class Link:
                 self._owner.check_welcome(welcome)
                 self._start_session(wire, welcome)
                 return
+            # The hub sends an error and closes. The close code decides what the error means, so wait for it.
             error = _read_error(frame)
             await anext(frames)
         except Closed as closed:
@@ -305,7 +307,7 @@ class Link:
             while True:
                 joined_at = loop.time()
                 closed = await self._read(wire)
-                self._wire = None
+                self._wire = None  # requests wait from here on, instead of going to a dead connection
                 await wire.drop()
                 if loop.time() - joined_at >= STEADY_S:
                     self._failures = 0
@@ -359,6 +361,7 @@ class Link:
 
     def _find_ending(self, closed: Closed) -> RoundelayError | None:
         """Return the error that ends the link for good, or None if reconnecting may help."""
+        # 1000 is a hub's orderly goodbye, after which it does not want this client back.
         if self.is_closing or not self._reconnects or closed.code == 1000:
             return ConnectError(f"The connection to the hub has ended ({closed}).")
         if closed.code == 4409:
@@ -393,6 +396,7 @@ class Link:
                 min_s = min(self._delay_named_by_hub_s(later), RECONNECT_BACKOFF.max_s)
             except Closed as closed:
                 reason = str(closed)
+                # Any other code before a welcome is a refusal that would be repeated.
                 if closed.code not in COME_BACK_CODES:
                     raise ConnectError(f"The hub ended the session: {closed}") from closed
             else:

@@ -72,6 +72,7 @@ class RequestQueue:
             raise InvalidArguments(f"A request with the id {key[2:]!r} is unanswered; choose another id.")
         self.check_size(frame)
         request = _Request(frame, asyncio.get_running_loop().create_future())
+        # Only calls are held: a message or record behind too many reads must not wait for them.
         if key.startswith("c:") and (self._held or not self._may_call()):
             self._held[key] = request
         else:
@@ -80,12 +81,14 @@ class RequestQueue:
             return await request.answer
         finally:
             if request.answer.cancelled():
+                # The caller gave up. The hub may still store the message, but nobody sends it again.
                 self._remove(key)
                 self._send_waiting()
 
     def resend(self, limits: Mapping[str, int]) -> None:
         """Send all unanswered requests in a new session, whose hub has these limits."""
         self._limits = limits
+        # In the order of the first sending: the hub orders messages by arrival, and repeats keep their ids.
         for key, request in list(self._unanswered.items()):
             self._send_request(key, request)
         self._send_waiting()
@@ -93,6 +96,7 @@ class RequestQueue:
     def answer(self, key: str, outcome: object) -> None:
         """Resolve a request by its answer, or by the error to raise instead."""
         request = self._remove(key)
+        # Before the caller runs: it may ask again at once, and must not overtake requests that waited longer.
         self._send_waiting()
         if request is not None:
             request.resolve(outcome)
@@ -107,6 +111,8 @@ class RequestQueue:
             for key in [key for key in self._unanswered if key.startswith("c:")]:
                 self.answer(key, error)
         elif closed.code in BLAMING_CODES and self._unanswered:
+            # Only the oldest is blamed. If a later request is at fault, it becomes the oldest as soon as those before it are
+            # answered, and then it is given up.
             key, oldest = next(iter(self._unanswered.items()))
             oldest.losses += 1
             if oldest.losses >= MAX_LOSSES:
@@ -134,6 +140,7 @@ class RequestQueue:
     def _admit(self, key: str, request: _Request) -> None:
         if key.startswith("c:"):
             self._calls.add(key)
+        # Requests that wait already go first, also if this one would fit.
         if self._waiting or not self._has_room(request):
             self._waiting[key] = request
         else:

@@ -99,6 +99,7 @@ class WebSocketTransport:
             tried.add(self.url)
             try:
                 wire = await self._connect()
+                # A leader that was only named stays known until a given URL accepts: the node that named it may be gone.
                 is_given = self.url in self._urls
                 self._previous_leader, self._leader = (self._leader, "") if is_given else ("", self.url)
                 return wire
@@ -114,6 +115,7 @@ class WebSocketTransport:
 
     def _list_next(self, error: ConnectError | None) -> list[str]:
         """Return the URLs to try after a refusal, best first."""
+        # Rotate: continue after the URL that refused, so that no URL is starved by the ones before it.
         start = self._urls.index(self.url) + 1 if self.url in self._urls else 0
         urls = [*self._urls[start:], *self._urls[:start]]
         if isinstance(error, NotLeading) and is_address(error.leader) and self._goes_to_leader:
