@@ -93,4 +93,4 @@ _NAMES = {
     "tools": ("Output", "Tool", "ToolContext", "tool"),
     "values": ("AfterTool", "End", "ToolResult", "TurnState"),
 }  # fmt: skip
-__getattr__ = load_when_used(__name__, {it: f"{__name__}.{home}" for home, names in _NAMES.items() for it in names})
+__getattr__ = load_when_used(__name__, {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names})

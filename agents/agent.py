@@ -62,11 +62,13 @@ class Agent(AgentView):
         # Copy the lists: a list that changes later would change the agent for some parts of the loop only.
         for name in ("tools", "handoffs", "middleware"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        handoffs = [it if isinstance(it, Handoff) else Handoff(it) for it in self.handoffs]
-        by_name = {it.name: it for it in handoffs}
+        handoffs = [handoff if isinstance(handoff, Handoff) else Handoff(handoff) for handoff in self.handoffs]
+        by_name = {handoff.name: handoff for handoff in handoffs}
         tools = index_tools(self.tools)
         taken = {*tools, FINISH}
-        twice = sorted({it.name for it in handoffs if it.name in taken or by_name[it.name] is not it})
+        twice = sorted(
+            {handoff.name for handoff in handoffs if handoff.name in taken or by_name[handoff.name] is not handoff}
+        )
         if twice:
             raise ToolError(
                 f"Agent {self.id} has two tools, or handoffs, named {', '.join(twice)}: give the tool another name "
@@ -90,7 +92,7 @@ class Agent(AgentView):
 
     def _set_tools(self, tools: dict[str, Tool]) -> None:
         object.__setattr__(self, "_tools", tools)
-        specs = (*(it.spec for it in tools.values()), *(it.spec for it in self._handoffs.values()))
+        specs = (*(tool.spec for tool in tools.values()), *(handoff.spec for handoff in self._handoffs.values()))
         object.__setattr__(self, "specs", specs)
 
     def _collect_tools(self, state: TurnState | None = None) -> dict[str, Tool]:
@@ -235,10 +237,12 @@ def _limit(agent: Agent, turns: int | None, calls: int | None) -> Agent:
     policy = agent.policy
     lowered: AgentPolicy = replace(
         policy,
-        max_turns=max(min(policy.max_turns, turns or policy.max_turns), *(it.min_turns for it in agent.middleware), 1),
+        max_turns=max(
+            min(policy.max_turns, turns or policy.max_turns), *(layer.min_turns for layer in agent.middleware), 1
+        ),
         max_tool_calls=min((it for it in (policy.max_tool_calls, calls) if it is not None), default=None),
     )
-    limited = tuple(replace(it, agent=_limit(it.agent, turns, calls)) for it in agent.all_handoffs)
+    limited = tuple(replace(handoff, agent=_limit(handoff.agent, turns, calls)) for handoff in agent.all_handoffs)
     return replace(agent, policy=lowered, handoffs=limited)
 
 

@@ -111,7 +111,11 @@ def describe_request(
     can reply to."""
     shown, reason, rule = call.arguments, cut(call.reason.strip(), MAX_WHY_CHARS), call.rule
     # Quote the model's lines, so that none of them passes for a line of the request.
-    why = [f"Why: {reason}"] if len(reason.splitlines()) == 1 else ["Why:", *(f"> {it}" for it in reason.splitlines())]
+    why = (
+        [f"Why: {reason}"]
+        if len(reason.splitlines()) == 1
+        else ["Why:", *(f"> {line}" for line in reason.splitlines())]
+    )
     lines = [f"May I call {call.tool} with {shown}?", *(why if reason else [])]
     total_s = rule.timeout_s * (2 if rule.escalate_to else 1)
     metadata: dict[str, Any] = {"tool": call.tool, "arguments": shown, "reason": reason, "timeout_s": total_s}
@@ -205,7 +209,7 @@ async def find_people(client: RecordClient, trigger: AnyMessage) -> set[str] | N
     try:
         readers |= {str(it["agent_id"]) for it in await fetch_fates(partial(_ask, client), trigger.seq)}
         async for page in read_pages(partial(_ask, client), "network.list_agents", {"kind": "human"}):
-            people |= {str(it["agent_id"]) for it in page["agents"]}
+            people |= {str(agent["agent_id"]) for agent in page["agents"]}
     except RequestError:
         return None
     return readers & people
@@ -280,7 +284,7 @@ async def _answer_late(client: NetworkClient, decision: AnyMessage) -> None:
     if said is None or found is None:
         return
     approval, has_ended = found
-    if approval is not None and decision.seq in {approval.seq, *(it.seq for it in approval.votes)}:
+    if approval is not None and decision.seq in {approval.seq, *(vote.seq for vote in approval.votes)}:
         return
     seq = find_request(decision)
     if approval is None:
@@ -337,7 +341,7 @@ def read_deciders(request: BaseMessage) -> list[str] | None:
     """Return the only people who may decide on a request, or None if its author names none."""
     approval = (request.metadata or {}).get("approval")
     deciders = approval.get("deciders") if isinstance(approval, dict) else None
-    return [it for it in deciders if isinstance(it, str)] if isinstance(deciders, list) else None
+    return [decider for decider in deciders if isinstance(decider, str)] if isinstance(deciders, list) else None
 
 
 def read_decided(message: BaseMessage) -> Mapping[str, Any] | None:

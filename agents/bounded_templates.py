@@ -91,9 +91,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = _through(_COUNT, loop.iter)
         for joined in list(tree.find_all(nodes.Concat)):
-            joined.nodes = [_through(_MEASURE, it) for it in joined.nodes]
+            joined.nodes = [_through(_MEASURE, node) for node in joined.nodes]
         for output in list(tree.find_all(nodes.Output)):
-            output.nodes = [it if isinstance(it, nodes.TemplateData) else _through(_MEASURE, it) for it in output.nodes]
+            output.nodes = [
+                node if isinstance(node, nodes.TemplateData) else _through(_MEASURE, node) for node in output.nodes
+            ]
         return tree
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -220,7 +222,7 @@ def _check_format(form: str, values: Iterable[Any]) -> None:
     values = list(values)
     for value in values:
         parts = value if isinstance(value, tuple | list) else value.values() if isinstance(value, Mapping) else [value]
-        if ("*" in form or "{" in form) and any(_is_wide(it) for it in parts):
+        if ("*" in form or "{" in form) and any(_is_wide(part) for part in parts):
             raise TemplateTooLarge(f"it fills up a text to more than {MAX_WIDTH:,} characters")
     places = form.count("%") + form.count("{") + 1
     _measure(values, MAX_CHARS // places)
@@ -234,7 +236,7 @@ def _check_method(owner: str, name: str, args: list[Any]) -> None:
     """Check a call of a text's method that may return more than the text."""
     match name:
         case "center" | "ljust" | "rjust" | "zfill" | "expandtabs":
-            if any(_is_wide(it) for it in args):
+            if any(_is_wide(arg) for arg in args):
                 raise TemplateTooLarge(f"it fills up a text to more than {MAX_WIDTH:,} characters")
         case "replace" if len(args) >= 2:
             _check_replaced(owner, args[0], args[1])

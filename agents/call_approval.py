@@ -153,7 +153,7 @@ class CallApproval:
 
     async def _explain_missing(self) -> str:
         votes = self.waiter.known.votes if self.waiter is not None and self.waiter.known is not None else []
-        given = f"{join_names(it.by for it in votes)} approved it" if votes else "nobody approved it"
+        given = f"{join_names(vote.by for vote in votes)} approved it" if votes else "nobody approved it"
         return f"{self.rule.needed} people have to approve it, and in time {given}."
 
     # --- recorded and standing approvals
@@ -283,7 +283,7 @@ class CallApproval:
         if approvers is None:
             return wait
         known = wait.deciders or []
-        added = [it for it in approvers.people if it not in known]
+        added = [person for person in approvers.people if person not in known]
         told_apart = [it for it in approvers.told_apart if it in added]
         deciders = [*known, *added]
         questions = await self._send_copies(self._describe(deciders), told_apart, stage)
@@ -308,7 +308,11 @@ class CallApproval:
         people: list[str] | None, told_apart: list[str], questions: dict[str, Stored]
     ) -> list[str] | None:
         """Leave out people who could not be asked: they do not read the thread, and no copy reached them."""
-        return people if people is None else [it for it in people if it not in told_apart or it in questions]
+        return (
+            people
+            if people is None
+            else [person for person in people if person not in told_apart or person in questions]
+        )
 
     async def _send_copies(self, call: RequestedCall, people: list[str], stage: int) -> dict[str, Stored]:
         text, metadata = describe_request(call, self._trigger, is_copy=True)
@@ -423,7 +427,7 @@ class CallApproval:
             return f"{by} may not decide on this call: its approvers are {names}, and it still waits for them."
         if is_checked and decision.scope != "once":
             return "Whoever does not read this thread approves one call at a time; the call still waits."
-        if decision.is_approved and any(it.by == by for it in wait.votes):
+        if decision.is_approved and any(vote.by == by for vote in wait.votes):
             return f"{by} has approved this already; it still waits for somebody else's approval."
         if decision.arguments is None:
             return ""
@@ -443,7 +447,7 @@ class CallApproval:
         if approval.scope == "once" or not approval.is_approved:
             return
         thread_id = wait.threads.get(PERSON, self._trigger.thread_id)
-        others = [it.by for it in approval.votes if it.by != approval.by]
+        others = [vote.by for vote in approval.votes if vote.by != approval.by]
         standing = Standing(
             tool=self._tool,
             scope=approval.scope,
@@ -477,12 +481,12 @@ class CallApproval:
             "scope": approval.scope,
             "seq": approval.seq,
             "at": approval.at,
-            "said": [it.said for it in approval.votes],
+            "said": [vote.said for vote in approval.votes],
             "tool": self._tool,
             "arguments": self._arguments if approval.arguments is None else approval.arguments,
         }
         for to, question in wait.questions.items():
-            if all(it.request == question for it in approval.votes):
+            if all(vote.request == question for vote in approval.votes):
                 continue
             metadata = {"decided": {"request": question, **decision}}
             options = {"message_id": self._derive(f"decided-{question}"), "reply_to": question, "metadata": metadata}
@@ -503,5 +507,5 @@ class CallApproval:
 
 def _find_narrowest(votes: list[Vote]) -> Any:
     """Return the scope that all votes approve."""
-    scopes = {it.scope for it in votes}
+    scopes = {vote.scope for vote in votes}
     return "once" if "once" in scopes else "thread" if "thread" in scopes else "always"

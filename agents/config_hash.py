@@ -96,7 +96,7 @@ def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
         return name
     name = type(value).__qualname__
     if is_dataclass(value):
-        return [name, {it.name: inside(getattr(value, it.name)) for it in fields(value)}]
+        return [name, {field.name: inside(getattr(value, field.name)) for field in fields(value)}]
     if callable(getattr(value, "complete", None)):  # a model, which may hold a key
         return [name, str(getattr(value, "name", "")), inside(getattr(value, "settings", None))]
     if objects >= MAX_OBJECTS or type(value).__module__.partition(".")[0] in _OPAQUE:
@@ -110,11 +110,12 @@ def _describe_layer(layer: Middleware) -> object:
 
 
 def _describe_agent(agent: Agent, described: Mapping[int, object]) -> list[object]:
-    policy = {it.name: describe_value(getattr(agent.policy, it.name)) for it in fields(agent.policy)}
-    tools = [describe_value(it) for it in index_tools(agent.tools).values()]
+    policy = {field.name: describe_value(getattr(agent.policy, field.name)) for field in fields(agent.policy)}
+    tools = [describe_value(tool) for tool in index_tools(agent.tools).values()]
     handoffs = [
-        [_describe_agent(it.agent, described), it.returns, describe_value(it.history)] for it in agent.all_handoffs
+        [_describe_agent(handoff.agent, described), handoff.returns, describe_value(handoff.history)]
+        for handoff in agent.all_handoffs
     ]
-    layers = [described.get(id(it)) or _describe_layer(it) for it in agent.middleware]
+    layers = [described.get(id(layer)) or _describe_layer(layer) for layer in agent.middleware]
     told, model = describe_value(agent.instruction), describe_value(agent.model)
     return [told, agent.description, model, policy, tools, handoffs, layers]

@@ -123,9 +123,9 @@ def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> li
             kept = ()
         case "texts":
             kept = [
-                AssistantMessage(it.content) if isinstance(it, AssistantMessage) else it
-                for it in messages
-                if not isinstance(it, ToolMessage)
+                AssistantMessage(message.content) if isinstance(message, AssistantMessage) else message
+                for message in messages
+                if not isinstance(message, ToolMessage)
             ]
         case int(count):
             kept = messages[-count:] if count > 0 else ()
@@ -138,11 +138,11 @@ def drop_turn(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> lis
     """Return the messages without system messages, and without the turn that made these calls."""
     ids = {call.id for call in calls}
     return [
-        it
-        for it in messages
-        if not isinstance(it, SystemMessage)
-        and not (isinstance(it, AssistantMessage) and any(call.id in ids for call in it.tool_calls))
-        and not (isinstance(it, ToolMessage) and it.tool_call_id in ids)
+        message
+        for message in messages
+        if not isinstance(message, SystemMessage)
+        and not (isinstance(message, AssistantMessage) and any(call.id in ids for call in message.tool_calls))
+        and not (isinstance(message, ToolMessage) and message.tool_call_id in ids)
     ]
 
 

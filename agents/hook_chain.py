@@ -255,10 +255,10 @@ class HookChain:
             else:
                 answer = read_answer(result)
         if corrections and can_correct:
-            return Reviewed(answer, "\n".join(it.instruction for it in corrections), notes=tuple(notes))
-        if failed := [it.name for it in corrections if it.name]:
+            return Reviewed(answer, "\n".join(correction.instruction for correction in corrections), notes=tuple(notes))
+        if failed := [correction.name for correction in corrections if correction.name]:
             metadata[FAILED_CHECKS] = list(failed)
-        if any(it.blocks for it in corrections):
+        if any(correction.blocks for correction in corrections):
             return Reviewed(answer, notes=tuple(notes), metadata={FAILED_CHECKS: [*failed]}, is_blocked=True)
         if passed:
             metadata[PASSED_CHECKS] = list(passed)

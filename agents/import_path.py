@@ -35,7 +35,9 @@ def _describe_search_path(module_name: str, error: ModuleNotFoundError) -> str:
         return ""
     installed = {"site-packages", "dist-packages", "lib-dynload", Path(os.__file__).parent.name}
     folders = [it for it in map(Path, sys.path) if it.is_dir() and it.name not in installed]
-    beside = f"in {' and '.join(map(str, dict.fromkeys(it.resolve() for it in folders)))}, and " if folders else ""
+    beside = (
+        f"in {' and '.join(map(str, dict.fromkeys(folder.resolve() for folder in folders)))}, and " if folders else ""
+    )
     return f": it is looked for {beside}among the installed packages"
 
 

@@ -183,7 +183,7 @@ class Inbox:
         self._known.add(message.seq)
         # The answer to a broadcast stands in another thread: a takeover of either one holds the message back.
         places = answer_threads(message.kind, message.thread_id, message.seq)
-        held = next((it for it in places if it in self._taken_over), None)
+        held = next((place for place in places if place in self._taken_over), None)
         if held is not None:
             self._hold_back(held, [message])
             return
@@ -199,7 +199,7 @@ class Inbox:
         if busy is not None and busy.seq > seq:
             return True
         waiting = [*self._waiting.get(thread_id, ()), *(busy.waiting if busy is not None else ())]
-        return any(it.seq > seq and not is_question(it, self.agent_id) for it in waiting)
+        return any(message.seq > seq and not is_question(message, self.agent_id) for message in waiting)
 
     @property
     def taken_over_threads(self) -> list[str]:
@@ -234,10 +234,12 @@ class Inbox:
         """Add messages to a taken-over thread, and keep only the newest of those that are no questions."""
         # One reaction after the takeover reads the whole thread. Questions stay: each sender waits for its own reply.
         kept = sorted((*self._taken_over[thread_id], *messages), key=lambda it: it.seq)
-        newest = max((it.seq for it in kept if not is_question(it, self.agent_id)), default=0)
-        held = self._taken_over[thread_id] = [it for it in kept if it.seq == newest or is_question(it, self.agent_id)]
+        newest = max((message.seq for message in kept if not is_question(message, self.agent_id)), default=0)
+        held = self._taken_over[thread_id] = [
+            message for message in kept if message.seq == newest or is_question(message, self.agent_id)
+        ]
         seqs = {it.seq for it in held}
-        self.superseded += [it for it in kept if it.seq not in seqs]
+        self.superseded += [message for message in kept if message.seq not in seqs]
 
     def next_message(self) -> BaseMessage | None:
         """Return the next message to react to and mark its thread as busy, or None if none can start now."""
@@ -261,7 +263,9 @@ class Inbox:
         others: nobody can keep an agent busy by starting many."""
         at_work = Counter(_pair_of(it) for it, busy in self._working.items() if busy.paused < busy.reactions)
         most = max(1, self.max_parallel - 1)
-        return next((it for it in self._waiting if (pair := _pair_of(it)) is None or at_work[pair] < most), None)
+        return next(
+            (message for message in self._waiting if (pair := _pair_of(message)) is None or at_work[pair] < most), None
+        )
 
     def withdraw(self, message: BaseMessage) -> list[BaseMessage]:
         """Remove and return the messages behind this one, whose reaction is running. `note_handled` follows for each. A
@@ -345,7 +349,7 @@ class Inbox:
         is_asked = (
             busy is not None
             and busy.paused == busy.reactions < MAX_IN_THREAD
-            and any(is_question(it, self.agent_id) for it in busy.waiting)
+            and any(is_question(message, self.agent_id) for message in busy.waiting)
         )
         if is_asked:
             self._askable.setdefault(thread_id)

@@ -317,7 +317,7 @@ class Journal:
 
         records = await fetch_records(call, self.reaction, None)  # an older hub cannot filter by agent
         own = self._client.agent_id
-        return read_records([it for it in records if it.get("agent_id", own) == own])
+        return read_records([record for record in records if record.get("agent_id", own) == own])
 
     async def _record(self, kind: str, turn: int, call: int | str, body: Mapping[str, object]) -> bool:
         """Write one record. Return True if it was there already. Raises `CancelledError` once the journal is closed."""
@@ -362,8 +362,8 @@ def describe_prompt(request: ModelRequest) -> KeptPrompt:
         text = replace_surrogates(message.content or "")
         match message:
             case AssistantMessage():
-                names |= {it.id: it.name for it in message.tool_calls}
-                calls = tuple((it.name, replace_surrogates(it.arguments)) for it in message.tool_calls)
+                names |= {call.id: call.name for call in message.tool_calls}
+                calls = tuple((call.name, replace_surrogates(call.arguments)) for call in message.tool_calls)
                 parts.append(KeptMessage("assistant", text, calls=calls))
             case ToolMessage():
                 parts.append(KeptMessage("tool", text, tool=names.get(message.tool_call_id, "")))
@@ -371,7 +371,7 @@ def describe_prompt(request: ModelRequest) -> KeptPrompt:
                 parts.append(KeptMessage("system", text))
             case _:
                 parts.append(KeptMessage("user", text))
-    return KeptPrompt(tuple(parts), tuple(it.name for it in request.tools))
+    return KeptPrompt(tuple(parts), tuple(tool.name for tool in request.tools))
 
 
 def fit_prompt(prompt: KeptPrompt, max_bytes: int) -> KeptPrompt:

@@ -156,7 +156,7 @@ async def _ask(
     timeout_s: Annotated[float, Field(gt=0, le=604_800, description="How long to wait, in seconds")] = 300.0,
 ) -> Output:
     """Ask agents something and wait for their answers, which are the result of this call."""
-    asked = list(dict.fromkeys(it.strip().removeprefix("agent:").removeprefix("@") for it in agent_ids))
+    asked = list(dict.fromkeys(agent_id.strip().removeprefix("agent:").removeprefix("@") for agent_id in agent_ids))
     replies, problems = await put_question(context, asked, text, timeout_s)
     who = [it for it in asked if it in replies and not is_declined(replies[it])]
     texts, data = await context.read_answers([(replies[it].text, replies[it].metadata or {}) for it in who])

@@ -153,13 +153,13 @@ def _find_constructor(make: Callable[..., object]) -> Callable[..., object]:
 
 def _list_several(make: Callable[..., object]) -> list[str]:
     parameters = inspect.signature(make).parameters.values()
-    return [it.name for it in parameters if it.kind is it.VAR_POSITIONAL]
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL]
 
 
 def _list_options(make: Callable[..., object]) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name, the form and the default of each option."""
     hints = get_type_hints(make if is_dataclass(make) else _find_constructor(make), include_extras=True)
-    made = {it.name: it.default_factory for it in fields(make)} if is_dataclass(make) else {}
+    made = {field.name: field.default_factory for field in fields(make)} if is_dataclass(make) else {}
     for name, parameter in inspect.signature(make).parameters.items():
         if name not in hints or _is_in_code(hints[name]):  # one without an annotation is `self`
             continue

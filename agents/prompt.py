@@ -202,7 +202,9 @@ async def build_context(
     threads = select_threads(
         window.threads, trigger, max_threads=most, per_thread=policy.per_thread, chosen=chosen, reader=client.agent_id
     )
-    unread = [it for it in window.threads if it.omitted and not it.messages]  # there was no room for one message of it
+    unread = [
+        thread for thread in window.threads if thread.omitted and not thread.messages
+    ]  # there was no room for one message of it
     wanted = sum(count_most(chosen.find_for(it.thread_id, policy.per_thread)) > 0 for it in unread)
     return threads, window.omitted_threads + wanted
 
@@ -226,10 +228,10 @@ def select_threads(
     """
     kept: list[MessageThread] = []
     for thread in threads:
-        window, others = per_thread, [it for it in thread.messages if it.seq != trigger.seq]
+        window, others = per_thread, [message for message in thread.messages if message.seq != trigger.seq]
         if chosen is not ALL:
             window = chosen.find_for(thread.thread_id, per_thread)
-            others = [it for it in others if chosen.admits(it, reader)]
+            others = [other for other in others if chosen.admits(other, reader)]
         if isinstance(window, GrowingWindow):
             window = window.count_shown(thread.omitted + len(others))
         most = min(len(others), window)

@@ -161,7 +161,9 @@ class Reaction:
                 step = await self._handle_review(outcome)
             case Cancel(), LoopState.NEW | LoopState.ASKING | LoopState.CALLING | LoopState.REVIEWING:
                 if self.state is LoopState.CALLING:  # no call may stay without an answer in the history
-                    self._answer_calls({it.index: ToolResult("Cancelled.", ok=False) for it in self._turn.plan.planned})
+                    self._answer_calls(
+                        {call.index: ToolResult("Cancelled.", ok=False) for call in self._turn.plan.planned}
+                    )
                 step = self._finish("cancelled", outcome.reason, None)
             case _:
                 raise IllegalStep(self.state, outcome)

@@ -64,7 +64,7 @@ class Approval(BaseModel):
     @property
     def people(self) -> list[str]:
         """The people who decided."""
-        return [it.by for it in self.votes if self.is_approved] or [self.by]
+        return [vote.by for vote in self.votes if self.is_approved] or [self.by]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class Recorded:
 
     def was_waiting_for(self, question: int) -> bool:
         """Return whether the run ended while it waited for the reply to a message."""
-        return any(question in it.questions.values() for it in self.open_waits())
+        return any(question in wait.questions.values() for wait in self.open_waits())
 
     def replay(self, turn: int) -> Replayed | ModelFailed | None:
         """Return what is recorded of a turn, or None if nothing is."""

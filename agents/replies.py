@@ -227,11 +227,13 @@ class Replies:
         if wait.is_approval:  # the network reports decisions of people who do not read the request
             with suppress(RequestError):  # no report yet
                 messages = self._read_back(mod_thread("network", own), min(wait.questions.values()))
-                reported = [it async for it in messages if read_decision(it) is not None]
+                reported = [message async for message in messages if read_decision(message) is not None]
         for to, question in wait.questions.items():
             if not self._open[question].done():
                 messages = self._read_back(wait.threads[to], question)
-                replies = [it async for it in messages if it.reply_to == question and it.sender_id != own]
+                replies = [
+                    message async for message in messages if message.reply_to == question and message.sender_id != own
+                ]
                 replies += [it for it in reported if find_request(it) == question]
                 for reply in sorted(replies, key=lambda it: it.seq):  # the first decision counts
                     self.take(reply)
@@ -338,7 +340,7 @@ class Waiter:
         for question in wait.questions.values():  # before the next await: another decision may come at once
             self._replies.expect(question, is_approval=True)
         decisions = sorted(replies.values(), key=lambda it: it.seq)
-        self.taken += [it.seq for it in decisions]
+        self.taken += [decision.seq for decision in decisions]
         return decisions
 
     async def keep(self, wait: Wait) -> None:

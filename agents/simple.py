@@ -258,7 +258,7 @@ def _equip(agent: Agent, common: Sequence[Tool], offered: Sequence[Tool]) -> Age
     """Return the agent, and those it may hand over to, with the tools that the hub offers."""
     own = index_tools([*common, *agent.tools])
     tools = (*own.values(), *(tool for tool in offered if tool.name not in own))
-    equipped = tuple(replace(it, agent=_equip(it.agent, common, offered)) for it in agent.all_handoffs)
+    equipped = tuple(replace(handoff, agent=_equip(handoff.agent, common, offered)) for handoff in agent.all_handoffs)
     return replace(agent, tools=tools, handoffs=equipped)
 
 

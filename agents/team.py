@@ -254,7 +254,7 @@ class ToolChoice(Strict):
     def load(self) -> Tool:
         """Import the tool. Raises `ToolError`."""
         loaded, rule = load_tool(self.tool), self.rule
-        given = {it.name: value for it in fields(rule) if (value := getattr(rule, it.name)) not in (None, ())}
+        given = {field.name: value for field in fields(rule) if (value := getattr(rule, field.name)) not in (None, ())}
         needs = loaded.needs_approval if self.needs_approval is None else self.needs_approval
         return replace(loaded, needs_approval=needs or bool(given), approval=replace(loaded.approval, **given))
 

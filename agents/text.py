@@ -22,7 +22,7 @@ def replace_surrogates(text: str) -> str:
 
 def replace_all_surrogates(texts: Iterable[str]) -> list[str]:
     """Replace surrogates in each text."""
-    return [replace_surrogates(it) for it in texts]
+    return [replace_surrogates(text) for text in texts]
 
 
 def strip_code_fence(text: str) -> str:

@@ -150,7 +150,9 @@ class ToolClient:
 
     def _is_change(self, op: str) -> bool:
         """Return whether an operation may send a message: not if the hub declares it as a read."""
-        return not any(it.op == op and it.kind == "read" for mod in self.welcome.mods for it in mod.operations)
+        return not any(
+            operation.op == op and operation.kind == "read" for mod in self.welcome.mods for operation in mod.operations
+        )
 
     def _may_reach_asker(self, to: str) -> bool:
         """Return whether the requesters may read a message to this address: all but direct messages to somebody else."""
