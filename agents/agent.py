@@ -181,8 +181,8 @@ def _check_kinds(agent: Agent) -> None:
     check_needs(agent.id, agent.middleware)
     for layer in agent.middleware:
         if layer.min_turns > agent.policy.max_turns:
-            told = f"{type(layer).__name__} needs {layer.min_turns} turns, and max_turns is {agent.policy.max_turns}"
-            raise ConfigError(f"agent {agent.id}: {told}: the last turn has no tools; allow more, or take it out")
+            text = f"{type(layer).__name__} needs {layer.min_turns} turns, and max_turns is {agent.policy.max_turns}"
+            raise ConfigError(f"agent {agent.id}: {text}: the last turn has no tools; allow more, or take it out")
     if isinstance(agent.model, type) or not callable(getattr(agent.model, "complete", None)):
         raise TypeError(
             f"{where}: its model is {_describe(agent.model)} and must be a Model, such as OpenAIModel(...)."

@@ -231,8 +231,8 @@ async def find_standing(
         is_here = len(it.people.intersection(people)) >= needed and (it.scope == "always" or it.thread_id == thread_id)
         if it.tool == tool and is_here and not it.is_withdrawn:
             votes = [Vote(by=name, seq=it.seq, at=it.at, said="") for name in [*it.with_others, it.by]]
-            known = Approval(is_approved=True, by=it.by, seq=it.seq, at=it.at, scope=it.scope)
-            return known.model_copy(update={"votes": votes}) if it.with_others else known
+            approval = Approval(is_approved=True, by=it.by, seq=it.seq, at=it.at, scope=it.scope)
+            return approval.model_copy(update={"votes": votes}) if it.with_others else approval
     return None
 
 
@@ -245,14 +245,14 @@ async def keep_standing(client: RecordClient, standing: Standing) -> None:
 
 async def _load_standing(client: RecordClient) -> list[Standing]:
     """Return all standing approvals, withdrawn ones included, the oldest decision first."""
-    found: dict[int, Standing] = {}
+    by_seq: dict[int, Standing] = {}
     for record in await fetch_records(partial(_ask, client), _place(client), client.agent_id):
         try:
             standing = Standing.model_validate(record["body"])
         except ValidationError:
             continue  # another program's
-        found[standing.seq] = standing
-    return list(found.values())
+        by_seq[standing.seq] = standing
+    return list(by_seq.values())
 
 
 def _place(client: RecordClient) -> str:
@@ -280,10 +280,10 @@ async def answer_late_decision(client: NetworkClient, decision: AnyMessage) -> N
 
 
 async def _answer_late(client: NetworkClient, decision: AnyMessage) -> None:
-    said, found = read_decision(decision), await _find_request(client, decision)
-    if said is None or found is None:
+    said, request = read_decision(decision), await _find_request(client, decision)
+    if said is None or request is None:
         return
-    approval, has_ended = found
+    approval, has_ended = request
     if approval is not None and decision.seq in {approval.seq, *(vote.seq for vote in approval.votes)}:
         return
     seq = find_request(decision)
@@ -346,12 +346,12 @@ def read_deciders(request: BaseMessage) -> list[str] | None:
 
 def read_decided(message: BaseMessage) -> Mapping[str, Any] | None:
     """Return what an agent reports of a decision that people gave elsewhere (``decided``), or None for any other message."""
-    told = (message.metadata or {}).get("decided")
-    if message.sender_kind != "agent" or not isinstance(told, dict):
+    decision = (message.metadata or {}).get("decided")
+    if message.sender_kind != "agent" or not isinstance(decision, dict):
         return None
-    match told:
+    match decision:
         case {"request": int(), "is_approved": bool(), "by": [str(), *_], "seq": int(), "at": int()}:
-            return told
+            return decision
         case _:
             return None
 

@@ -121,9 +121,9 @@ _COUNT, _MEASURE = "_count_rounds", "_measure_output"
 
 def _through(name: str, node: nodes.Node) -> nodes.Expr:
     assert isinstance(node, nodes.Expr)
-    made = nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
-    made.environment = node.environment
-    return made
+    filtered = nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+    filtered.environment = node.environment
+    return filtered
 
 
 class _Rounds:
@@ -165,7 +165,7 @@ def _measure_output(value: Any) -> Any:
 # --- sizes of results, before they are made
 
 
-def _measure(value: Any, most: int) -> int:
+def _measure(value: Any, max_chars: int) -> int:
     """Return about how many characters a value has as text. Raises `TemplateTooLarge` above ``most``."""
     size = 0
     waiting = [value]
@@ -182,8 +182,8 @@ def _measure(value: Any, most: int) -> int:
                 waiting += it
             case _:
                 size += 4
-        if size > most:
-            raise TemplateTooLarge(f"it makes more than {most:,} characters")
+        if size > max_chars:
+            raise TemplateTooLarge(f"it makes more than {max_chars:,} characters")
     return size
 
 

@@ -153,15 +153,15 @@ class CallApproval:
 
     async def _explain_missing(self) -> str:
         votes = self.waiter.known.votes if self.waiter is not None and self.waiter.known is not None else []
-        given = f"{join_names(vote.by for vote in votes)} approved it" if votes else "nobody approved it"
-        return f"{self.rule.needed} people have to approve it, and in time {given}."
+        outcome = f"{join_names(vote.by for vote in votes)} approved it" if votes else "nobody approved it"
+        return f"{self.rule.needed} people have to approve it, and in time {outcome}."
 
     # --- recorded and standing approvals
 
     async def _find_approval(self) -> Approval | None:
-        known = self.recorded.approvals.get(self._place)
-        if known is not None or self.waiter is None:
-            return known
+        approval = self.recorded.approvals.get(self._place)
+        if approval is not None or self.waiter is None:
+            return approval
         wait = self.recorded.approval_waits.get(self._place)
         if wait is None:
             if len(self._arguments) > MAX_SHOWN_CHARS:
@@ -282,10 +282,10 @@ class CallApproval:
         assert self.waiter is not None
         if approvers is None:
             return wait
-        known = wait.deciders or []
-        added = [person for person in approvers.people if person not in known]
+        deciders_before = wait.deciders or []
+        added = [person for person in approvers.people if person not in deciders_before]
         told_apart = [it for it in approvers.told_apart if it in added]
-        deciders = [*known, *added]
+        deciders = [*deciders_before, *added]
         questions = await self._send_copies(self._describe(deciders), told_apart, stage)
         reached = self._keep_reached(added, told_apart, questions) or []
         return wait.model_copy(
@@ -293,7 +293,7 @@ class CallApproval:
                 "questions": wait.questions | {to: it.seq for to, it in questions.items()},
                 "threads": wait.threads | {to: it.thread_id for to, it in questions.items()},
                 "until": self.waiter.find_until(self.rule.timeout_s),
-                "deciders": [*known, *reached],
+                "deciders": [*deciders_before, *reached],
                 "stage": stage,
             }
         )

@@ -117,5 +117,5 @@ def _describe_agent(agent: Agent, described: Mapping[int, object]) -> list[objec
         for handoff in agent.all_handoffs
     ]
     layers = [described.get(id(layer)) or _describe_layer(layer) for layer in agent.middleware]
-    told, model = describe_value(agent.instruction), describe_value(agent.model)
-    return [told, agent.description, model, policy, tools, handoffs, layers]
+    instruction, model = describe_value(agent.instruction), describe_value(agent.model)
+    return [instruction, agent.description, model, policy, tools, handoffs, layers]

@@ -54,12 +54,12 @@ def add_to_prompt(
     place = find_prompt(messages, history)
     if place is None:
         return tuple(messages)
-    prompt, known = messages[place], history[1].content if len(history) > 1 else None
+    prompt, original = messages[place], history[1].content if len(history) > 1 else None
     assert isinstance(prompt, UserMessage)
-    if known is None or not prompt.content.startswith(known):  # other middleware has rewritten the prompt
-        known = prompt.content
-    said = replace(prompt, content=f"{known}\n\n{text}{prompt.content[len(known) :]}")
-    return (*messages[:place], said, *messages[place + 1 :])
+    if original is None or not prompt.content.startswith(original):  # other middleware has rewritten the prompt
+        original = prompt.content
+    extended = replace(prompt, content=f"{original}\n\n{text}{prompt.content[len(original) :]}")
+    return (*messages[:place], extended, *messages[place + 1 :])
 
 
 def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list[ChatMessage]:

@@ -59,8 +59,8 @@ hub."""
 
 def requires_response_from(message: BaseMessage, agent_id: str) -> bool:
     """Return whether the sender asked this agent for a response, by name or together with everybody else."""
-    asked = message.requires_response
-    return agent_id in asked if isinstance(asked, list) else asked is True
+    required = message.requires_response
+    return agent_id in required if isinstance(required, list) else required is True
 
 
 def is_question(message: BaseMessage, agent_id: str) -> bool:
@@ -249,8 +249,8 @@ class Inbox:
         if self._askable:
             thread_id, _ = self._askable.popitem(last=False)
             message = self._take_question(self._working[thread_id])
-        elif (found := self._find_next_thread()) is not None:
-            thread_id, messages = found, self._waiting.pop(found)
+        elif (next_thread := self._find_next_thread()) is not None:
+            thread_id, messages = next_thread, self._waiting.pop(next_thread)
             message = messages.popleft()
             self._working[thread_id] = _BusyThread(message.seq, messages)
         else:
@@ -262,9 +262,14 @@ class Inbox:
         """Return the thread that waits longest. A pair may have any number of conversations, so one place is left for
         others: nobody can keep an agent busy by starting many."""
         at_work = Counter(_pair_of(it) for it, busy in self._working.items() if busy.paused < busy.reactions)
-        most = max(1, self.max_parallel - 1)
+        max_of_pair = max(1, self.max_parallel - 1)
         return next(
-            (message for message in self._waiting if (pair := _pair_of(message)) is None or at_work[pair] < most), None
+            (
+                message
+                for message in self._waiting
+                if (pair := _pair_of(message)) is None or at_work[pair] < max_of_pair
+            ),
+            None,
         )
 
     def withdraw(self, message: BaseMessage) -> list[BaseMessage]:

@@ -252,9 +252,9 @@ class _Piece:
 
     def to_json(self) -> dict[str, object]:
         path, turn, kind, call = self.stream
-        made: dict[str, object] = {"index": self.index, "turn": turn, "kind": kind, "at": self.at, "text": self.text}
+        piece: dict[str, object] = {"index": self.index, "turn": turn, "kind": kind, "at": self.at, "text": self.text}
         optional = {"path": path, "call": call, "tool": self.tool, "is_done": self.is_done}
-        return made | {
+        return piece | {
             name: value for name, value in optional.items() if value is not None and value is not False and value != ""
         }
 
@@ -428,8 +428,8 @@ def read_call(body: Mapping[str, object]) -> CallSignal | None:
     if place is None or not isinstance(tool, str) or not isinstance(is_active, bool):
         return None
     path, turn, call = place
-    asked = body.get("asked")
-    names = [it for it in asked if isinstance(it, str)] if isinstance(asked, list) else []
+    listed = body.get("asked")
+    names = [it for it in listed if isinstance(it, str)] if isinstance(listed, list) else []
     is_ok, asked_ids = body.get("ok") is True, tuple(map(_read_name, names[:MAX_ASKED]))
     return CallSignal(path, turn, call or 0, _read_name(tool), is_active, is_ok, asked_ids)
 

@@ -22,12 +22,12 @@ class LoopLocal(Generic[T]):
     def get(self) -> T:
         """Return the object of the running loop."""
         loop = asyncio.get_running_loop()
-        made = self._made.get(loop)
-        if made is None:
+        value = self._made.get(loop)
+        if value is None:
             for other in [it for it in self._made if it.is_closed()]:
                 self._made.pop(other, None)
-            made = self._made[loop] = self._make()
-        return made
+            value = self._made[loop] = self._make()
+        return value
 
     def find(self) -> T | None:
         """Return the object of the running loop, or None before its first use."""

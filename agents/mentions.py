@@ -43,8 +43,8 @@ def list_names(text: str) -> Iterator[str]:
     """Yield the name behind each ``@`` that mentions somebody, in lower case, with the points that may end its
     sentence."""
     text = _leave_out(text)
-    for found in _NAME.finditer(text):
-        begin = found.start()
+    for match in _NAME.finditer(text):
+        begin = match.start()
         while begin and text[begin - 1] in "_*~":  # emphasis around the name
             begin -= 1
         before = text[begin - 1] if begin else ""
@@ -52,8 +52,8 @@ def list_names(text: str) -> Iterator[str]:
             continue
         if before == "/" and not _BEFORE_A_SLASH.search(text, max(0, begin - 66), begin):
             continue
-        if not _GOES_ON.match(text, found.end()):
-            yield found[1].lower()
+        if not _GOES_ON.match(text, match.end()):
+            yield match[1].lower()
 
 
 def _leave_out(text: str) -> str:

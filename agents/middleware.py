@@ -236,15 +236,15 @@ class Around:
             reaction=self.reaction,
             turn=self.state.turn,
         )
-        asked = model or self.agent.model
+        asked_model = model or self.agent.model
         for _ in range(ASK_ATTEMPTS):
-            reply = await self.complete(asked, request)
+            reply = await self.complete(asked_model, request)
             calls = sorted(reply.tool_calls, key=lambda call: call.name != tool)  # models invent tools too
             try:
                 return kind.model_validate_json(calls[0].arguments if calls else strip_code_fence(reply.text or ""))
             except ValidationError:
                 continue
-        raise ModelError(f"The model {asked.name} did not call {tool} as it was asked to.", reason="broken_reply")
+        raise ModelError(f"The model {asked_model.name} did not call {tool} as it was asked to.", reason="broken_reply")
 
 
 AskModel = Callable[[ModelRequest], Awaitable[ModelReply]]

@@ -70,8 +70,8 @@ def check_wanted(agent_id: str, wanted: Collection[str], tools: Iterable[Tool]) 
         if not any(fnmatchcase(it, name) for it in names):
             near = get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}."
-            told = f'network_tools names "{name}", which this network does not have'
-            raise ConfigError(f"Agent {agent_id}: {told}; {hint}")
+            problem = f'network_tools names "{name}", which this network does not have'
+            raise ConfigError(f"Agent {agent_id}: {problem}; {hint}")
 
 
 @lru_cache(maxsize=16)
@@ -102,14 +102,14 @@ def _name_operation(op: str, taken: set[str]) -> str:
     return name
 
 
-def _require_all(made: Tool) -> Tool:
+def _require_all(original: Tool) -> Tool:
     """Name every parameter as required, because strict servers want that. A parameter that is left out still has its
     default."""
     properties = {
         name: {key: value for key, value in inner.items() if key != "default"} if isinstance(inner, dict) else inner
-        for name, inner in read_properties(made.parameters).items()
+        for name, inner in read_properties(original.parameters).items()
     }
-    return replace(made, parameters={**made.parameters, "properties": properties, "required": list(properties)})
+    return replace(original, parameters={**original.parameters, "properties": properties, "required": list(properties)})
 
 
 def _hide_trigger(schema: JsonSchema, hidden: Sequence[str]) -> JsonSchema:
@@ -156,13 +156,15 @@ async def _ask(
     timeout_s: Annotated[float, Field(gt=0, le=604_800, description="How long to wait, in seconds")] = 300.0,
 ) -> Output:
     """Ask agents something and wait for their answers, which are the result of this call."""
-    asked = list(dict.fromkeys(agent_id.strip().removeprefix("agent:").removeprefix("@") for agent_id in agent_ids))
-    replies, problems = await put_question(context, asked, text, timeout_s)
-    who = [it for it in asked if it in replies and not is_declined(replies[it])]
+    recipients = list(
+        dict.fromkeys(agent_id.strip().removeprefix("agent:").removeprefix("@") for agent_id in agent_ids)
+    )
+    replies, problems = await put_question(context, recipients, text, timeout_s)
+    who = [it for it in recipients if it in replies and not is_declined(replies[it])]
     texts, data = await context.read_answers([(replies[it].text, replies[it].metadata or {}) for it in who])
     for it, text in zip(who, texts, strict=True):
         replies[it] = replies[it].model_copy(update={"content": text, "text_representation": None})
-    return Output(describe_replies(asked, replies, problems, timeout_s), data)
+    return Output(describe_replies(recipients, replies, problems, timeout_s), data)
 
 
 @tool(
@@ -220,15 +222,15 @@ def describe_replies(
 ) -> str:
     """Return the outcome of a question for the model: a paragraph for each agent. What an agent said stands in an
     element."""
-    told = []
+    paragraphs = []
     for agent_id in agent_ids:
         reply = replies.get(agent_id)
         if agent_id in problems:
-            told.append(f"{agent_id} {problems[agent_id]}")
+            paragraphs.append(f"{agent_id} {problems[agent_id]}")
         elif reply is None:
-            told.append(f"{agent_id} has not answered within {timeout_s:g} s. A later answer comes as a message.")
+            paragraphs.append(f"{agent_id} has not answered within {timeout_s:g} s. A later answer comes as a message.")
         elif is_declined(reply):
-            told.append(render_element("declined", reply.text, sender=agent_id))
+            paragraphs.append(render_element("declined", reply.text, sender=agent_id))
         else:
-            told.append(render_element("answer", reply.text, sender=agent_id))
-    return "\n\n".join(told)
+            paragraphs.append(render_element("answer", reply.text, sender=agent_id))
+    return "\n\n".join(paragraphs)

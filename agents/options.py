@@ -130,12 +130,12 @@ def checked(
     return decorate
 
 
-def check_fields(made: Any) -> None:
+def check_fields(instance: Any) -> None:
     """Validate a dataclass's fields with their annotations, in its ``__post_init__``. Raises `ValueError`."""
-    whose: Any = type(made)
-    form = form_of(whose)
+    kind: Any = type(instance)
+    form = form_of(kind)
     try:
-        bind_values(form, whose.__name__, {name: getattr(made, name) for name in form.model_fields})
+        bind_values(form, kind.__name__, {name: getattr(instance, name) for name in form.model_fields})
     except ConfigError as error:
         raise ValueError(str(error)) from error
 
@@ -159,7 +159,7 @@ def _list_several(make: Callable[..., object]) -> list[str]:
 def _list_options(make: Callable[..., object]) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name, the form and the default of each option."""
     hints = get_type_hints(make if is_dataclass(make) else _find_constructor(make), include_extras=True)
-    made = {field.name: field.default_factory for field in fields(make)} if is_dataclass(make) else {}
+    factories = {field.name: field.default_factory for field in fields(make)} if is_dataclass(make) else {}
     for name, parameter in inspect.signature(make).parameters.items():
         if name not in hints or _is_in_code(hints[name]):  # one without an annotation is `self`
             continue
@@ -171,7 +171,7 @@ def _list_options(make: Callable[..., object]) -> Iterator[tuple[str, Any, Any]]
         elif parameter.default is parameter.empty:
             yield name, kind, ...
         else:
-            factory = made.get(name, MISSING)
+            factory = factories.get(name, MISSING)
             yield name, kind, Field(default_factory=_Same(parameter.default) if factory is MISSING else factory)
 
 
@@ -193,7 +193,7 @@ def _read_kind(kind: Any) -> Any:
     """Return the type of a file's value."""
     if get_origin(kind) is not Annotated:
         return kind
-    found = [it for it in kind.__metadata__ if isinstance(it, InFile)]
+    forms = [it for it in kind.__metadata__ if isinstance(it, InFile)]
     rest = tuple(it for it in kind.__metadata__ if not isinstance(it, InFile))
-    of = found[0].form if found else kind.__origin__
+    of = forms[0].form if forms else kind.__origin__
     return Annotated[(of, *rest)] if rest else of

@@ -79,11 +79,11 @@ def describe_proxy(url: str) -> str:
     proxy = find_proxy(url)
     if proxy is None:
         return ""
-    told = f" The request went through the proxy {proxy.url} ({proxy.variable})"
+    sentence = f" The request went through the proxy {proxy.url} ({proxy.variable})"
     host = urlsplit(url).hostname or ""
     if is_loopback(host) or host.endswith(".localhost"):
-        return f"{told}, and a server on this machine needs none: set NO_PROXY={host}."
-    return f"{told}."
+        return f"{sentence}, and a server on this machine needs none: set NO_PROXY={host}."
+    return f"{sentence}."
 
 
 def load_certificates() -> ssl.SSLContext:

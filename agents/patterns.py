@@ -57,10 +57,10 @@ class BoundedPattern:
     def search(self, text: str) -> re.Match[str] | None:
         """Return the first match. Raises `PatternTimedOut`."""
         try:
-            found: re.Match[str] | None = self._compiled.search(text, timeout=SEARCH_S)
+            match: re.Match[str] | None = self._compiled.search(text, timeout=SEARCH_S)
         except TimeoutError:
             raise PatternTimedOut(self.source, len(text)) from None
-        return found
+        return match
 
     def replace(self, text: str, replacement: str) -> str:
         """Replace all matches by a literal text. Raises `PatternTimedOut`."""

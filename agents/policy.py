@@ -56,15 +56,15 @@ class GrowingWindow:
         if self.least >= self.most:
             raise ValueError(f"must have a least below its most, not {self.least} and {self.most}")
 
-    def count_shown(self, there: int) -> int:
+    def count_shown(self, total: int) -> int:
         """Return how many of this number of messages are shown. Depends on the number alone."""
-        if there <= self.most:
-            return there
-        return self.least + (there - self.least) % (self.most - self.least + 1)
+        if total <= self.most:
+            return total
+        return self.least + (total - self.least) % (self.most - self.least + 1)
 
 
-def _tell_apart(given: object) -> str:
-    return "growing" if isinstance(given, dict | GrowingWindow) else "fixed"
+def _tell_apart(value: object) -> str:
+    return "growing" if isinstance(value, dict | GrowingWindow) else "fixed"
 
 
 _Growing = Annotated[GrowingWindow, Tag("growing")]
@@ -114,9 +114,9 @@ class MessageFilter:
 
     def count_to_ask(self, usual: PerThread) -> int:
         """Return how many messages of each thread to ask the hub for."""
-        most = max(map(count_most, (usual, *self.per_thread.values())))
+        max_shown = max(map(count_most, (usual, *self.per_thread.values())))
         is_choosing = self.kinds or self.senders or self.exclude_senders or not self.failures
-        return min(most * SPARE if is_choosing else most, MAX_PER_THREAD)
+        return min(max_shown * SPARE if is_choosing else max_shown, MAX_PER_THREAD)
 
 
 ALL = MessageFilter()
@@ -290,13 +290,13 @@ class AgentPolicy:
         check_fields(self)
         check_enough(self.approvers, self.approvals_needed, self.escalate_to)
         for name in list_in_code(AgentPolicy):
-            given = getattr(self, name)
-            if not callable(given) and (given is not None or name == "describe_turn"):
-                shown = truncate(repr(given), MAX_SHOWN_CHARS)
+            value = getattr(self, name)
+            if not callable(value) and (value is not None or name == "describe_turn"):
+                shown = truncate(repr(value), MAX_SHOWN_CHARS)
                 problem = "must be a function; docs/middleware.md says of what and what it gives"
                 raise ValueError(f"AgentPolicy: {name} is {shown} and {problem}")
             try:
-                check_hook(name, given)
+                check_hook(name, value)
             except TypeError as error:
                 raise ValueError(f"AgentPolicy: {error}") from None
 
@@ -304,8 +304,8 @@ class AgentPolicy:
 def find_rule(own: ApprovalRule, policies: Iterable[AgentPolicy]) -> EffectiveRule:
     """Return the approval rule for a call. Parts that the tool's ``own`` rule leaves out come from the first of the
     ``policies`` that names approvers, or from the first one."""
-    known = list(policies)
-    policy = next((it for it in known if it.approvers), known[0])
+    all_policies = list(policies)
+    policy = next((it for it in all_policies if it.approvers), all_policies[0])
     needed, may_approve = own.approvals_needed, own.requester_may_approve
     return EffectiveRule(
         approvers=tuple(own.approvers or policy.approvers),

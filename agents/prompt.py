@@ -195,12 +195,17 @@ async def build_context(
     ``visibility`` applies whatever the connection's card says: the hub admits what both allow.
     """
     chosen = policy.message_filter
-    most = policy.max_threads
+    max_threads = policy.max_threads
     per_thread = chosen.count_to_ask(policy.per_thread) + 1  # plus the trigger, which stands apart from its thread
-    ask = partial(client.window, trigger.seq, threads=most, per_thread=per_thread, visibility=visibility)
+    ask = partial(client.window, trigger.seq, threads=max_threads, per_thread=per_thread, visibility=visibility)
     window = await retry_later(ask)
     threads = select_threads(
-        window.threads, trigger, max_threads=most, per_thread=policy.per_thread, chosen=chosen, reader=client.agent_id
+        window.threads,
+        trigger,
+        max_threads=max_threads,
+        per_thread=policy.per_thread,
+        chosen=chosen,
+        reader=client.agent_id,
     )
     unread = [
         thread for thread in window.threads if thread.omitted and not thread.messages
@@ -234,10 +239,10 @@ def select_threads(
             others = [other for other in others if chosen.admits(other, reader)]
         if isinstance(window, GrowingWindow):
             window = window.count_shown(thread.omitted + len(others))
-        most = min(len(others), window)
-        if most:
-            shown = others[-most:]
-            omitted = thread.omitted + len(others) - most
+        count = min(len(others), window)
+        if count:
+            shown = others[-count:]
+            omitted = thread.omitted + len(others) - count
             kept.append(MessageThread(thread_id=thread.thread_id, messages=shown, omitted=omitted))
     kept.sort(key=lambda thread: (thread.thread_id == trigger.thread_id, thread.messages[-1].seq))
     ordered = sorted(kept[-max_threads:], key=lambda thread: thread.messages[0].seq)
@@ -255,16 +260,16 @@ def keep_recorded(
 ) -> dict[str, MessageThread]:
     """Leave out messages that the first prompt did not have: a resumed reaction must not read more than before."""
     # The window may have moved on since: its newer messages were not in the first prompt.
-    known = set(manifest)
+    recorded_seqs = set(manifest)
     kept = [
         MessageThread(
             thread_id=thread.thread_id,
-            messages=[message for message in thread.messages if message.seq in known],
+            messages=[message for message in thread.messages if message.seq in recorded_seqs],
             omitted=thread.omitted,
         )
         for thread in threads.values()
     ]
-    return select_threads(kept, trigger, max_threads=len(kept) or 1, per_thread=len(known) or 1)
+    return select_threads(kept, trigger, max_threads=len(kept) or 1, per_thread=len(recorded_seqs) or 1)
 
 
 def list_manifest(threads: Iterable[MessageThread], trigger: BaseMessage) -> list[int]:
