@@ -52,12 +52,10 @@ class RecentRows:
         self._participants = participants
         self._bytes = 0
 
-    def append(self, row: Row) -> None:
-        self.rows.append(row)
-        self._bytes += len(row.data)
-
-    def trim(self) -> None:
-        """Drop the oldest messages beyond the bounds."""
+    def add(self, rows: list[Row]) -> None:
+        """Add the messages of a batch, and drop the oldest ones beyond the bounds."""
+        self.rows.extend(rows)
+        self._bytes += sum(len(row.data) for row in rows)
         while self._bytes > RECENT_BYTES or len(self.rows) > RECENT_ROWS:
             self._bytes -= len(self.rows.popleft().data)
 

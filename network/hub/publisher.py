@@ -83,7 +83,7 @@ class Publisher:
 
     def publish(self, draft: State, outcomes: Sequence[tuple[Entry, Outcome]]) -> None:
         """Merge a batch into the committed state, then hand out each entry's messages and effects in order."""
-        registry, sessions, messages = self._registry, self._registry.sessions, 0
+        registry, sessions, messages = self._registry, self._registry.sessions, list[Row]()
         inbox_changes = find_inbox_changes(registry.state, draft)  # before the merge: it compares the two
         registry.participants.merge(draft)
         if inbox_changes is not None:
@@ -93,7 +93,7 @@ class Publisher:
         for entry, outcome in outcomes:
             for row in outcome.rows:
                 if row.head is not None:
-                    messages += 1
+                    messages.append(row)
                     # The sender's session gets `stored` instead of a delivery. A message that an operation or a hook sent
                     # has no `stored`, so it is delivered to the caller's session too.
                     sender_session = entry.origin.session_id if isinstance(entry, Send) and row.key else ""
@@ -107,8 +107,8 @@ class Publisher:
                         registry.write(session, effect.data)
                 else:
                     self._perform(effect)
-        registry.recent.trim()
-        registry.counts["messages"] += messages
+        registry.recent.add(messages)
+        registry.counts["messages"] += len(messages)
         if log.isEnabledFor(logging.DEBUG):
             for row in (row for _, outcome in outcomes for row in outcome.rows):
                 place = {"seq": row.seq, "type": row.type, "agent_id": row.actor, "to": row.target, "in": row.stream}
@@ -119,7 +119,6 @@ class Publisher:
         head = row.head
         assert head is not None
         registry, participants = self._registry, self._registry.participants
-        registry.recent.append(row)
         seq, sender, kind = row.seq, head.sender_id, head.kind
         state, live = participants.state, participants.live
         frame = FIRST_DELIVERY % row.data
