@@ -29,7 +29,7 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.extras import needs
 from roundelay.network.messages import write_content
 
-from .participant import AdaptedAgent, IncomingTurn, mark, name_failure
+from .participant import AdaptedAgent, IncomingTurn, classify_status, mark
 
 with needs("gateway"):
     import httpx
@@ -494,11 +494,11 @@ def _origin(address: str) -> tuple[str, str, int]:
 
 
 def _classify(error: A2AError) -> ModelFailure:
-    """What a failure of the other side, or on the way to it, was."""
+    """Classify a failure of the remote agent, or of the connection to it."""
     cause: Any = error
     while cause is not None:
         if isinstance(cause, httpx.HTTPStatusError):
-            return name_failure(_WithStatus(cause.response.status_code)) or "server"
+            return classify_status(cause.response.status_code)
         if isinstance(cause, A2AClientTimeoutError | httpx.TimeoutException):
             return "timeout"
         if isinstance(cause, httpx.RequestError):
@@ -507,9 +507,3 @@ def _classify(error: A2AError) -> ModelFailure:
             return "broken_reply"
         cause = cause.__cause__
     return "not_found" if isinstance(error, TaskNotFoundError) else "rejected"
-
-
-class _WithStatus(Exception):
-    def __init__(self, status_code: int) -> None:
-        super().__init__(status_code)
-        self.status_code = status_code

@@ -300,6 +300,11 @@ _BY_NAME: Mapping[str, ModelFailure] = {
 }
 
 
+def classify_status(status: int) -> ModelFailure:
+    """Return the category of an HTTP status of a provider or of a remote agent."""
+    return _BY_STATUS.get(status, "server" if status >= 500 else "rejected")
+
+
 def name_failure(error: BaseException) -> ModelFailure | None:
     """Classify a framework's error by the status or the class name of its root cause.
 
@@ -309,7 +314,7 @@ def name_failure(error: BaseException) -> ModelFailure | None:
     while cause is not None:  # frameworks wrap the errors of their HTTP clients
         status = getattr(cause, "status_code", None)
         if isinstance(status, int):
-            return _BY_STATUS.get(status, "server" if status >= 500 else "rejected")
+            return classify_status(status)
         for name, failure in _BY_NAME.items():
             if type(cause).__name__.endswith(name):
                 return failure
