@@ -357,7 +357,7 @@ export class Client {
       });
       signal?.addEventListener("abort", onAbort);
       try {
-        for (const it of expandUrl(url).split(",")) checkAddress(it); // now, because nobody would catch the error of a later attempt
+        for (const address of expandUrl(url).split(",")) checkAddress(address); // now, because nobody would catch the error of a later attempt
         this.#connection.connect((event) => this.#take(event));
       } catch (error) {
         end(new ConnectError("closed", `${url} is no hub URL. Write ws://HOST:PORT/ (${error}).`));
@@ -465,7 +465,7 @@ export class Client {
 function expandUrl(url: string): string {
   const [, s = "", hosts] = /^roundelay(s?):\/\/([^/?#\s]+)\/?$/.exec(url) ?? [];
   if (hosts === undefined) return url;
-  return hosts.split(",").map((it) => `ws${s}://${/:\d+$/.test(it) ? it : `${it}:8700`}/`).join(",");
+  return hosts.split(",").map((host) => `ws${s}://${/:\d+$/.test(host) ? host : `${host}:8700`}/`).join(",");
 }
 
 /** Throw for an address that no WebSocket accepts. */

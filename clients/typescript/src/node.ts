@@ -19,7 +19,7 @@ class FileStore implements OutboxStore {
   constructor(folder: string) {
     this.#folder = folder;
     mkdirSync(folder, { recursive: true, mode: 0o700 });
-    for (const name of readdirSync(folder).filter((it) => it.endsWith(".json"))) {
+    for (const name of readdirSync(folder).filter((file) => file.endsWith(".json"))) {
       try {
         const { key, value } = JSON.parse(readFileSync(join(folder, name), "utf8"));
         this.#items.set(key, value);

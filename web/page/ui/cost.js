@@ -9,7 +9,7 @@ import {actions, isReadOnly, nameHere} from "#ui/store.js";
 const GROUPS = [["agent", "Agent"], ["model", "Model"], ["thread", "Thread"], ["root", "Conversation"], ["day", "Day"]];
 const SPANS = [["", "All"], ["1", "24 h"], ["7", "7 days"], ["30", "30 days"]];
 const DAY_MS = 86_400_000;
-const FIGURES = [["calls", "Calls"], ["prompt_tokens", "Tokens in"], ["cached_tokens", "of it cached"], ["completion_tokens", "Tokens out"], ["tools", "Tools"], ["usd", "Cost"]];
+const FIGURES = [["calls", "Calls"], ["prompt_tokens", "Tokens in"], ["cached_tokens", "Cached"], ["completion_tokens", "Tokens out"], ["tools", "Tools"], ["usd", "Cost"]];
 const TITLES = {agent: "Agent", model: "Model", thread: "Thread", root: "Conversation", day: "Day (UTC)"};
 const HEADS = {agent: ["agent", "model"], model: ["model"], thread: ["thread", "agent", "model"], root: ["root", "agent", "model"], day: ["day", "agent", "model"]}; // the names of a group
 const order = signal({by: "", isUp: false});
