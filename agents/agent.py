@@ -36,7 +36,7 @@ from .values import ToolError, TurnState
 _logger = logging.getLogger(__name__)
 
 Returns = Literal["to_caller", "to_person", "never"]
-"""Where control goes when the agent that took over has finished.
+"""Next owner of a thread once the agent that took over has finished.
 
 ``to_caller``: back to the agent that handed over, which reads the outcome and continues. ``to_person``: the person's
 next message goes to the first agent again. ``never``: the thread stays with the new agent.

@@ -203,7 +203,7 @@ async def has_operators(client: RecordClient) -> bool:
 
 
 async def find_people(client: RecordClient, trigger: AnyMessage) -> set[str] | None:
-    """Return the people who read a message's thread, any of whom can decide, or None if the hub does not say."""
+    """Return the people who read a message's thread: any of them can decide. Return None if the hub does not say."""
     readers = {trigger.sender_id}
     people: set[str] = set()
     try:

@@ -18,8 +18,8 @@ from roundelay.network.text import cut
 from .models.model import AssistantMessage, ChatMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
 
 HistoryFilter = Literal["texts", "all", "none"] | int | Callable[[Sequence[ChatMessage]], Sequence[ChatMessage]]
-"""What an agent that takes over sees of the turns before: their texts without tool calls, everything, nothing, the last
-N messages, or what a callable returns."""
+"""Selects the earlier turns that an agent sees after a handoff: their texts without tool calls, everything, nothing,
+the last N messages, or what a callable returns."""
 
 COMPACT_RESULT_CHARS = 400
 """Maximum characters of an older result in a shortened history."""
@@ -49,8 +49,8 @@ def find_prompt(messages: Sequence[ChatMessage], history: Sequence[ChatMessage])
 def add_to_prompt(
     messages: Sequence[ChatMessage], history: Sequence[ChatMessage], text: str
 ) -> tuple[ChatMessage, ...]:
-    """Return a request with a text right behind its prompt, before the text that trails the prompt in the first turn:
-    there it stands in every turn."""
+    """Return a request with a text right behind its prompt, before the text that trails the prompt in the first turn.
+    The position is the same in every turn."""
     place = find_prompt(messages, history)
     if place is None:
         return tuple(messages)

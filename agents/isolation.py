@@ -168,7 +168,7 @@ async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s
 
     Cancelling the caller cancels the work and waits for its end, `GRACE_S` at most.
     """
-    # A task of its own can be abandoned. Awaited directly, code that ignores its cancellation would hold the caller.
+    # A separate task can be abandoned. Awaited directly, code that ignores its cancellation would hold the caller.
     task = asyncio.create_task(_catch(work), name=name)
     try:
         await asyncio.wait({task}, timeout=None if math.isinf(timeout_s) else timeout_s)

@@ -264,7 +264,7 @@ class Journal:
             await self._record("note", turn, name, {"turn": turn, "name": name, "value": value, **made_of})
 
     async def record_waiting(self, turn: int, call: int, wait: Wait) -> None:
-        # An approved call may wait for replies itself, so the wait for its approval needs an id of its own.
+        # An approved call may wait for replies itself, so the wait for its approval needs another id.
         key: int | str = call
         if wait.is_approval:
             is_first = wait.deciders is None and not wait.stage and not wait.votes
@@ -355,7 +355,8 @@ def _leave_out_empty(approval: Approval) -> dict[str, Any]:
 
 
 def describe_prompt(request: ModelRequest) -> KeptPrompt:
-    """Return a request as it is kept: without images and files, whose addresses stand in the messages."""
+    """Return a request in the form that is recorded: without images and files, whose addresses are part of the
+    messages."""
     names: dict[str, str] = {}
     parts = []
     for message in request.messages:

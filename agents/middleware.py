@@ -161,7 +161,7 @@ class CallModel:
                 return self
 
     def add_to_prompt(self, text: str) -> CallModel:
-        """Return the step with a text behind the conversation, where it stands in every turn."""
+        """Return the step with a text behind the conversation, at the same position in every turn."""
         return replace(self, messages=add_to_prompt(self.messages, self.state.history, text))
 
     def place_parts(self) -> CallModel:
@@ -269,7 +269,7 @@ class Middleware:
     lowers its limit further."""
 
     needs: tuple[type[Middleware], ...] = ()
-    """Middleware that must stand beside this one; an agent without it is refused."""
+    """Middleware that this one requires in the same agent; an agent without it is refused."""
 
     reduces_results = False
     """Whether it handles results that are to be read once (``save: False``). Without any such middleware, a result of
@@ -277,7 +277,7 @@ class Middleware:
 
     guards = True
     """For middleware with a `review`: it also reviews what an agent says that this one has handed over to. False for
-    reviews that only format the answers of their own agent."""
+    reviews that only format answers."""
 
     # --- pure hooks: asked again when a reaction resumes. They may be coroutines, except `list_tools`, `list_parts` and
     # `store`.
@@ -290,7 +290,7 @@ class Middleware:
         """Return the tools that it brings, beside the agent's own.
 
         Called once before each turn, without IO: a change takes effect in the next turn. Return the same objects while
-        nothing changes. Of two tools with one name, the agent's own wins, then the one of earlier middleware.
+        nothing changes. If two tools have one name, the agent's own wins, then the one of earlier middleware.
         """
         return ()
 
@@ -385,7 +385,7 @@ class Middleware:
         return vars(self)
 
     async def close(self) -> None:
-        """Release what it holds, at the end of each `run` of the runner. It may be needed again."""
+        """Release all resources, at the end of each `run` of the runner. The middleware may be used again."""
 
 
 def middleware_of(**hooks: Callable[..., object]) -> Middleware:

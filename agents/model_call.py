@@ -2,8 +2,8 @@
 
 `ModelCaller` stands between `driver` and the models. It sends the request of a turn through the agent's middleware and
 retries failures that may pass. A failure that stays is returned as `ModelFailed`; the reaction then decides how to end.
-Requests that middleware makes itself (`Around.complete`) get the same attempts. Nothing here writes the reply into the
-journal: `driver` does that before the reaction reads it.
+Requests that middleware makes itself (`Around.complete`) get the same attempts. `driver` records
+the reply before the reaction reads it.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class ModelCaller:
 
 
 class _ReplyStream:
-    """Pieces of one attempt. A model whose attempt was given up may go on calling ``add``; closed, it drops them."""
+    """Pieces of one attempt. A closed stream drops further pieces, which an abandoned model may still send."""
 
     def __init__(self, caller: ModelCaller, model_name: str, turn: int, *, is_shown: bool, is_recorded: bool) -> None:
         self.is_open = True

@@ -220,8 +220,7 @@ async def put_question(
 def describe_replies(
     agent_ids: Iterable[str], replies: Mapping[str, BaseMessage], problems: Mapping[str, str], timeout_s: float
 ) -> str:
-    """Return the outcome of a question for the model: a paragraph for each agent. What an agent said stands in an
-    element."""
+    """Return the outcome of a question for the model: a paragraph for each agent, with the agent's words in an element."""
     paragraphs = []
     for agent_id in agent_ids:
         reply = replies.get(agent_id)

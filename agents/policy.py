@@ -44,8 +44,8 @@ class GrowingWindow:
     """Shows the last messages of a thread, at least ``least``. The window grows to ``most`` messages; the next message
     cuts it back to ``least``.
 
-    Between two cuts each prompt begins like the one before, so that a provider's cache applies. A window of a fixed
-    size begins anew with each message.
+    Between two cuts each prompt begins like the one before, so that a provider's cache applies. With a window of a
+    fixed size, each prompt begins with another message.
     """
 
     least: _Shown
@@ -155,8 +155,8 @@ MAX_THREADS = 100
 
 
 def describe_turn(turn: int, max_turns: int) -> str:
-    """Return the facts of a turn, which stand at the end of a model call. They change every turn, so they never stand
-    before the history. The rule for answering follows them."""
+    """Return the facts of a turn, the end of each model call. They change every turn, so they never come before the
+    history. The rule for answering follows them."""
     if turn < max_turns:
         return f"Turn {turn} of {max_turns}."
     return f"Turn {turn} of {max_turns}, the last one: no tools any more."
@@ -186,7 +186,7 @@ class AgentPolicy:
     """Maximum number of times that the model writes another answer because a review found a problem."""
 
     tool_timeout_s: Seconds = 60.0
-    """Time limit of tools that have none of their own, in seconds."""
+    """Time limit of tools that name none, in seconds."""
 
     approval_timeout_s: Seconds = 604_800.0
     """Time that a call waits for a person's approval, in seconds. Then ``escalate_to`` is asked, or the call does not

@@ -228,8 +228,8 @@ def select_threads(
     Messages that ``chosen`` does not admit are left out too, and not counted as omitted. The threads with the newest
     messages are kept, the trigger's always.
 
-    Threads stand in the order of the first message shown of each. That order stays until a window is cut, so prompts
-    begin alike and providers' caches apply. The result depends on the ledger alone.
+    Threads are sorted by the first message shown of each. That order stays until a window is cut, so prompts begin
+    alike and providers' caches apply. The result depends on the ledger alone.
     """
     kept: list[MessageThread] = []
     for thread in threads:

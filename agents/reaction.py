@@ -297,7 +297,7 @@ class Reaction:
         return CallTools(turn.number, turn.plan.planned, dict(turn.plan.refused), reply.text, turn.reply.tool_calls)
 
     async def _handle_text(self, reply: ModelReply) -> Step:
-        """Handle a reply without tool calls: the answer, or text that the model is told to write again."""
+        """Handle a reply without tool calls: the answer, or text that the model has to write again."""
         turn, text = self._turn, (reply.text or "").strip()
         turn.is_withheld = reply.is_withheld
         if turn.is_withheld and (turn.follows_withheld or turn.is_last) and not turn.goes_on:
@@ -311,7 +311,7 @@ class Reaction:
             return self._close(f"{text}\n{loop_texts.CUT_HERE}" if reply.is_cut and text else text)
         elif turn.is_withheld or not text:
             self._idle_turns += 1
-            self.history.append(AssistantMessage(loop_texts.NO_TEXT))  # each turn stands in the history
+            self.history.append(AssistantMessage(loop_texts.NO_TEXT))  # each turn needs a message in the history
             is_too_large = reply.finish_reason == TOO_LARGE
             feedback = loop_texts.explain_empty(turn.is_withheld, is_too_large, reply.is_cut)
         else:
@@ -397,7 +397,7 @@ class Reaction:
             final[index], changes = await self.agent.chain.after_tool(self.describe(), call, result)
             turn.next_tool = changes.next_tool or turn.next_tool
             if changes.messages is not None:
-                # A hook may return the current turn too, which already stands at the end: no call may stand twice.
+                # A hook may return the current turn too. It is at the end already, and no call may occur twice.
                 self.history[1:turn_start] = drop_turn(changes.messages, turn.reply.tool_calls)
                 turn_start = len(self.history) - 1
         self._corrections += is_corrected
@@ -423,7 +423,7 @@ class Reaction:
         # The earlier agents stay in control.earlier: their guards and approvers still apply.
         self.control = Control(handoff.agent, (caller.agent, *caller.earlier), self.turn + 1)
         self.history = handoff.take_over(caller.agent.id, self.history, note)
-        # Values of earlier agents win: middleware that both agents share goes on where it was.
+        # Values of earlier agents win, so that middleware of both agents keeps its state.
         self._values = {**await handoff.agent.chain.start(), **self._values}
         self._idle_turns = 0
         return await self._ask()

@@ -2,7 +2,7 @@
 
 Stands between the runner's connection and the inbox, which decides what wakes the agent and in which order. The runner
 creates a scheduler for each ledger epoch, because seqs and reaction ids of another ledger mean nothing. Nothing here has
-to survive: a reaction that has started stands in the ledger, and a scheduler that ends leaves it open for the next one.
+to survive: the ledger has every reaction that has started, and the next scheduler resumes the open ones.
 """
 
 from __future__ import annotations

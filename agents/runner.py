@@ -141,7 +141,7 @@ class AgentRunner(ABC):
         """
         if not self._ended.is_set():
             raise RuntimeError(f"agent {self.agent_id} runs already")
-        # Events belong to the event loop in which they are awaited, and each run may have a loop of its own.
+        # Events belong to the event loop in which they are awaited, and each run may have another loop.
         is_stopped, self._stopping, self._ended = self._stopping.is_set(), asyncio.Event(), asyncio.Event()
         if is_stopped:
             self._stopping.set()

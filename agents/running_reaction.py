@@ -285,7 +285,8 @@ class InboxMessages:
     """Messages that arrive in the thread of a running reaction, for ``on_new_message="inject"``: the model reads them
     before its next turn.
 
-    The hub decides which of them everybody may know for whom the reaction runs. The others get a reaction of their own.
+    The hub decides which of them the reaction may read: everybody who gets its answer must be allowed to know them. The
+    others get separate reactions.
     """
 
     def __init__(
@@ -314,7 +315,7 @@ class InboxMessages:
         messages = [message for message in waiting if message.seq in admitted]
         messages = messages[: self._count_fitting(messages)]
         running.unsettled = {message.seq: message for message in messages}
-        # The others get a reaction of their own, in their order.
+        # The others get separate reactions, in their order.
         self._inbox.put_back([message for message in waiting if message.seq not in running.unsettled])
         if not messages:
             return None
@@ -328,7 +329,7 @@ class InboxMessages:
             del self._running.unsettled[seq]
 
     async def _find_admitted(self, waiting: Sequence[BaseMessage]) -> set[int]:
-        """Ask the hub which messages the reaction may read: everybody for whom it runs will know them."""
+        """Ask the hub which messages the reaction may read."""
         trigger, newest = self._running.message, waiting[-1].seq
         args = {"thread_id": trigger.thread_id, "trigger": trigger.seq, "visibility": self._visibility}
         args |= {"until": newest, "limit": MAX_NEW_MESSAGES}

@@ -190,8 +190,8 @@ class MessagesDuringTakeover:
         return await self._following.take() if self._following is not None else None
 
     async def _find_messages(self) -> list[BaseMessage]:
-        """Return the newest messages after the trigger that fit into a record. Leave out those that get a reaction of
-        their own, and those that not everybody may know for whom the reaction runs."""
+        """Return the newest messages after the trigger that fit into a record. Leave out those that get a separate
+        reaction, and those that the reaction may not read."""
         client, trigger = self._running.client, self._running.message
         messages: list[BaseMessage] = []
         for thread_id in list_answer_threads(trigger):

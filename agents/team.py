@@ -163,8 +163,8 @@ class MiddlewareChoice(create_model("Choice", __base__=_Choice, **_FORMS)):  # t
 SEVERAL = frozenset(
     {"custom", "attachments", "data_policy", "evaluations", "few_shot", "images", "mcp", "postprocessors", "prompts"}
 )
-"""Kinds that may stand there several times, for different models, servers or checks. A second item of another kind
-would work on the output of the first."""
+"""Kinds that may occur several times in the list, for different models, servers or checks. A second item of another
+kind would work on the output of the first."""
 
 
 def check_place(choice: MiddlewareChoice, before: Sequence[MiddlewareChoice]) -> None:

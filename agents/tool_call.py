@@ -200,7 +200,7 @@ class ToolCaller:
 class ToolRun:
     """One execution of a tool, and what it did: messages, model use, progress, data, agents inside it.
 
-    Middleware may run a call several times; each time is an execution of its own.
+    Middleware may run a call several times; each time is a separate execution.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class ToolRun:
             _logger.error("tool failed", extra=place, exc_info=redact_error(error))
             content = describe_error(error)
         finally:
-            self._is_open = False  # a thread of a call that was given up may go on
+            self._is_open = False  # the thread of an abandoned call may still report
             if self._has_progress:
                 self._emit_progress("", is_done=True)
         return self._make_result(ok, replace_surrogates(content))

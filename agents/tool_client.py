@@ -35,8 +35,8 @@ _FILTERED = frozenset(
 """Operations that the hub answers for one incoming message (``trigger``)."""
 
 JUDGED = frozenset({"channels.list", "channels.members"})
-"""Operations about channels, some of which only their members may know. They are answered for those for whom the
-reaction runs."""
+"""Operations about channels, some of which only their members may know. The hub answers them for the people for whom
+the reaction runs."""
 
 _UNFILTERED = frozenset(
     {
@@ -68,7 +68,7 @@ class ToolClient:
     """Metadata of every reply to the incoming message."""
 
     askers: Collection[str] = ()
-    """Who wrote the incoming message, and who waits for its answer."""
+    """Ids of the sender of the incoming message, and of those who wait for its answer."""
 
     review: Callable[[str], Awaitable[tuple[str, Mapping[str, Any]]]] | None = None
     """Returns a text to the requester as it may be sent, and the metadata of its message. Raises `ToolError` for a text
@@ -204,7 +204,7 @@ class ToolClient:
         await pause_hook_timer(self._client.record(memory_of(body["thread_id"]), "memory", body, record_id=record_id))
 
     def _view(self) -> dict[str, Any]:
-        """Return the arguments that say for whom the hub has to judge, whatever the tool's own arguments were."""
+        """Return the arguments that say for whom the hub has to judge. They override the tool's own arguments."""
         narrower = {"visibility": self.visibility} if self.visibility is not None else {}
         return {"trigger": self.cause, **narrower}
 

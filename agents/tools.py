@@ -90,7 +90,7 @@ async def read_texts(
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a tool may know about its call. A parameter annotated with it is filled in and hidden from the model.
+    """Context of a call, for the tool. A parameter annotated with it is filled in and hidden from the model.
 
     ``call_id`` stays the same when the call is repeated after a restart: use it as the key of an effect that must
     happen once. Messages that ``client`` sends have ids derived from it. ``run_agent`` runs another agent on a text, as
@@ -177,7 +177,7 @@ class Tool:
     """Whether a person must approve each call."""
 
     approval: ApprovalRule = field(default_factory=ApprovalRule)
-    """Who approves calls."""
+    """The rule that says who approves calls."""
 
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None
     """Asked before each call. If it returns False, the model reads that the tool is disabled here."""
@@ -206,8 +206,8 @@ class Tool:
         """Run the tool on parsed arguments. Return its text, or another value as compact JSON. Errors of the function
         pass through.
 
-        A sync function runs in a thread of its own (`run_in_thread`). Cancelling ends the waiting, and an async
-        function; a thread runs on to its end without keeping the process alive.
+        A sync function runs in a separate thread (`run_in_thread`). Cancelling ends the waiting, and an async function;
+        a thread runs on to its end without keeping the process alive.
         """
         return (await self.run(context, kwargs))[0]
 

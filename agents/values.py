@@ -1,6 +1,6 @@
 """Values of the loop: the trigger, the state of a turn, the outcomes of steps, tool results.
 
-Plain data that knows no agent, tool or middleware. The steps, which name an agent and tools, stand in `reaction`.
+Plain data that knows no agent, tool or middleware. `reaction` has the steps, which name an agent and tools.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Status = Literal["finished", "stopped", "cancelled", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What a run reacts to: the incoming message; for an agent inside a call, the task that the caller gave it.
+    """Task of a run: the incoming message; for an agent inside a call, the text that the caller gave it.
 
     ``seq`` is that of the incoming message in both cases. ``sender_id`` is its sender, or the caller.
     """
@@ -40,11 +40,11 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class TurnState:
-    """What a reaction knows at a turn, for instructions and hooks. ``path`` is empty except for an agent inside a tool
+    """State of a reaction at a turn, for instructions and hooks. ``path`` is empty except for an agent inside a tool
     call.
 
     ``calls`` counts the tool calls that ran so far, by the tool's name. ``values`` belongs to the hooks: one dictionary
-    for the whole reaction, created anew when the reaction resumes. ``history`` is read-only, with system message and
+    for the whole reaction, empty again when the reaction resumes. ``history`` is read-only, with system message and
     prompt first. ``sent_at`` is the time of the incoming message in milliseconds since the Unix epoch, the only time
     that a resumed reaction finds again. ``trigger`` is None outside a run.
     """
@@ -100,7 +100,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class StopTrace:
-    """What a person's stop left. ``text``: what the model had written of its answer, empty if nobody was shown it.
+    """Trace of a person's stop. ``text``: what the model had written of its answer, empty if nobody was shown it.
     ``used``: use of the interrupted model calls, as the provider reported or as estimated."""
 
     by: str
@@ -192,8 +192,7 @@ class KeptMessage:
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompt:
-    """What a model was asked in a turn. ``is_cut``: some parts were too long for a record. ``tools``: names of the
-    tools."""
+    """Recorded prompt of a turn. ``is_cut``: some parts were too long for a record. ``tools``: names of the tools."""
 
     parts: tuple[KeptMessage, ...]
     tools: tuple[str, ...] = ()
@@ -270,7 +269,7 @@ class ToolArgumentsError(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model reads as the result of a call.
+    """Result of a call as the model reads it.
 
     ``threads``: ids of the threads that its messages went to. ``usage`` and ``tool_calls``: what agents inside it used.
     ``is_answer``: it is the reaction's answer, and ends it.
@@ -299,12 +298,11 @@ class ToolResult:
 
 
 Scope = Literal["once", "thread", "always"]
-"""How long a person approves the calls of a tool: this call, those in this thread, or wherever that person may decide.
-"""
+"""Validity of a person's approval: this call, calls of the tool in this thread, or wherever that person may decide."""
 
 
 class Vote(BaseModel):
-    """What one person said to a request for approval: the message's seq, and its time in milliseconds since the Unix
+    """One person's reply to a request for approval: the message's seq, and its time in milliseconds since the Unix
     epoch."""
 
     by: str
@@ -318,8 +316,8 @@ class Vote(BaseModel):
 
 
 class Wait(BaseModel):
-    """What a call waits for: questions (seqs) and their threads, by recipient, until a time in milliseconds since the
-    Unix epoch."""
+    """The wait of a call: questions (seqs) and their threads, by recipient, until a time in milliseconds since the Unix
+    epoch."""
 
     questions: dict[str, int]
     threads: dict[str, str] = {}
@@ -350,7 +348,7 @@ class Wait(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What the prompt says of a source of tools, for example a server. ``system`` are the source's own words: a
+    """Text about a source of tools in the prompt, for example a server. ``system`` are the source's own words: a
     stranger's, already escaped. ``user`` are the author's words. The names of its ``tools`` begin with ``name``."""
 
     name: str
