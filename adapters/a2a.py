@@ -203,6 +203,7 @@ class A2AAgent(AdaptedAgent):
                         had_task = bool(progress.task_id)
                         progress.add(event)
                         if progress.task_id and not had_task:
+                            # Record the task at once: after a kill, the next process asks for it, not for a second one.
                             await turn.keep("task", progress.task_id)
                         failures = 0
                         if progress.is_over:
@@ -228,6 +229,7 @@ class A2AAgent(AdaptedAgent):
     async def _make_request(self, client: Client, turn: IncomingTurn) -> SendMessageRequest:
         context = _context_of(turn)
         if "continues" not in turn.kept:
+            # Record the choice: a repeated request must continue the same task.
             await turn.keep("continues", self._waiting.pop(context, None) or await self._find_waiting(client, context))
         message = turn.message
         if message.kind == "direct":
@@ -350,7 +352,7 @@ class _RemoteTask:
         self._check_id(task.id)
         self.state = task.status.state
         self._set_message(task.status.message)
-        self._artifacts, self._sizes, self._size = {}, {}, 0
+        self._artifacts, self._sizes, self._size = {}, {}, 0  # a whole task replaces all earlier updates
         for artifact in task.artifacts:
             self._store(artifact)
         self._streamed_artifact = None

@@ -57,7 +57,7 @@ class AutoGenAgent(AdaptedAgent):
                     else:
                         self._show_event(turn, event, calls)
         except asyncio.CancelledError:
-            token.cancel()
+            token.cancel()  # AutoGen's own tasks do not end with this one
             raise
         return text
 

@@ -88,6 +88,7 @@ class NotifyWhen(Mod):
         reply = msgspec.json.decode(message.data, type=_Reply)
         if not isinstance(reply.reply_to, int) or not (entries := change.get(key := str(reply.reply_to))):
             return
+        # Only answers of others, and only to participants who may read them: a notice must not reveal a message.
         notified = [
             entry
             for entry in entries

@@ -107,6 +107,7 @@ class Attachments(Middleware):
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         index = find_prompt(request.messages, around.state.history)
+        # Agents inside a call have prompts of their own, without the incoming message.
         if around.path or index is None or not any(fnmatchcase(around.model.name, model) for model in self._models):
             return await proceed(request)
         images, files, omitted = self._select(read_attachments(around.context.trigger.content))
@@ -137,7 +138,7 @@ class Attachments(Middleware):
                 images.append(attachment.url)
             elif not attachment.data:
                 omitted.append((attachment.name, "the message does not contain its bytes"))
-            elif content is None or "*" in attachment.media_type:
+            elif content is None or "*" in attachment.media_type:  # a request needs the exact type
                 omitted.append((attachment.name, f"its bytes are not {attachment.media_type}"))
             elif len(content) > room:
                 omitted.append((attachment.name, f"it has {len(content):,} bytes, but only {room:,} are left"))

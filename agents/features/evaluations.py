@@ -104,6 +104,7 @@ class Evaluations(Middleware):
 
     async def review(self, around: Around, answer: str) -> str | Answer | Correction:
         used = [check for tool in around.state.calls for check in self._by_tool.get(tool, ())]
+        # Several used tools may share a check, also with `always`: run it once.
         checks = list({id(check): check for check in (*self._always, *used)}.values())
         if not checks:
             return answer

@@ -88,7 +88,7 @@ class KeepResults(Middleware):
                     if room <= 0:
                         return shown[::-1]
                     result["content"] = cut(str(result["content"]), room)
-                    room -= len(str(result["content"])) + 100
+                    room -= len(str(result["content"])) + 100  # the element around it
                     shown.append(result)
                 if left <= 0:
                     break

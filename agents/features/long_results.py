@@ -89,6 +89,7 @@ class LongResults(Middleware):
                 )
                 kept_results[call_id] = _Kept(tuple(map(str, notes)), chars, tuple(cited))
         dropped: list[str] = []
+        # Drop the oldest results first, never the newest: the model has just read its beginning.
         for call_id, kept_result in list(kept_results.items())[:-1]:
             if sum(other.chars for other in kept_results.values()) <= self._max_total_chars:
                 break
@@ -114,7 +115,7 @@ class LongResults(Middleware):
         notes: list[JsonValue] = []
         # Hash the content into the name: a call that is repeated after a restart may return a different result.
         digest = hashlib.sha256(kept.encode()).hexdigest()[:12]
-        for start in range(0, len(kept), around.max_kept_chars):
+        for start in range(0, len(kept), around.max_kept_chars):  # each note must fit into a record
             name = f"result.{call_id}.{digest}.{len(notes)}"
             await around.keep(name, kept[start : start + around.max_kept_chars], of=(call.tool.name,))
             notes.append(name)

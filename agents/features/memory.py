@@ -122,7 +122,7 @@ class Memory(Middleware):
         fitting: list[JsonValue] = []
         room = around.max_kept_chars
         for entry in memories.values():
-            room -= len(entry["text"]) + 200
+            room -= len(entry["text"]) + 200  # the JSON around it
             if room >= 0:
                 fitting.append({name: entry[name] for name in ("thread_id", "messages", "text")})
         return fitting

@@ -82,6 +82,7 @@ class Postprocessors(Middleware):
                 _logger.warning("postprocessor failed", extra=extra, exc_info=redact_error(error))
                 notes.append(f"{name} failed ({describe_error(error)})")
                 continue
+            # Each postprocessor gets the answer of the one before, and its metadata wins.
             answer, metadata = processed.text, {**metadata, **processed.metadata}
             notes += processed.notes
         return Answer(answer, metadata, notes)

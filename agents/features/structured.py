@@ -100,7 +100,7 @@ class StructuredAnswer(Middleware, Generic[T]):
 
     async def review(self, around: Around, answer: str) -> str | Correction:
         try:
-            value = self._parse(strip_code_fence(answer))
+            value = self._parse(strip_code_fence(answer))  # models like to wrap JSON in a code fence
         except ValidationError as error:
             problems = [
                 f"{'.'.join(map(str, problem['loc'])) or 'the answer'}: {problem['msg']}"

@@ -107,6 +107,7 @@ def _arrange(messages: Iterable[ChatMessage], rules: EndpointRules) -> list[_Arr
                 arranged.append(_Result(message))
             case _:
                 assert_never(message)
+    # Servers require a user message after the system message, and a user or tool message at the end.
     if not arranged or isinstance(arranged[0], AssistantMessage):
         arranged.insert(0, UserMessage(GO_ON))
     if isinstance(arranged[-1], AssistantMessage) and not arranged[-1].tool_calls:
@@ -125,6 +126,7 @@ def _add_user(arranged: list[_Arranged], message: UserMessage, rules: EndpointRu
         case _Result() if rules.notes == "in_results" and not has_files:
             last.notes.append(message.content)
         case _Result() if rules.notes == "in_results":
+            # A result can contain only text. The assistant message keeps the order of roles valid.
             arranged += [AssistantMessage(SEEN), message]
         case _:
             arranged.append(message)
@@ -154,7 +156,7 @@ def _choose_ids(messages: Iterable[ChatMessage], rules: EndpointRules) -> dict[s
                 continue
             is_sent = _ID_FORMS[rules.call_ids].fullmatch(call.id) is not None
             sent, salt = call.id, 0
-            while not is_sent or sent in used:
+            while not is_sent or sent in used:  # two long ids may hash to the same short one
                 sent, salt, is_sent = derive_short_id(call.id, salt), salt + 1, True
             chosen[call.id] = sent
             used.add(sent)

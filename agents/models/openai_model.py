@@ -197,6 +197,7 @@ class OpenAIModel:
 
     async def _ask(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> Draft:
         """Ask, and repeat if the server refuses the request by a rule that was not known."""
+        # Apply recorded rules first: a resumed reaction must send the request that the server accepted before.
         for message in request.messages:
             origin = message.origin if isinstance(message, AssistantMessage) else None
             if origin is not None and origin.endpoint == self.endpoint and origin.rules:
@@ -214,6 +215,7 @@ class OpenAIModel:
             try:
                 return await self._post(request, step, show if on_delta is not None else None)
             except (openai.APIStatusError, ErrorInside) as error:
+                # Shown pieces cannot be taken back, so do not repeat then. Refused rules are never tried again.
                 learned = None if is_shown else learn(self.rules, _read_refusal(error))
                 if learned is None or learned in tried_rules:
                     if isinstance(error, ErrorInside) or self._stream is not None or on_delta is None:

@@ -49,7 +49,7 @@ def read_failure(status: int, headers: Mapping[str, str], body: object) -> Provi
     words = _read_words(error)[:MAX_WORDS]
     names = [name for name in (_name(error, "code"), _name(error, "status"), _name(error, "type")) if name]
     inner = next((int(name) for name in names if name.isdigit() and 400 <= int(name) < 600), 0)
-    status = status if status >= 300 else inner
+    status = status if status >= 300 else inner  # an error inside a reply has status 200
     code = next((name for name in names if not name.isdigit()), "") or next(
         (name for name in names if name != str(status)), ""
     )
