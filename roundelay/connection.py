@@ -1,5 +1,4 @@
-"""As whom the command line joins when nobody was named, and how long it waits for a hub that is gone. No IO but the
-login user's name."""
+"""The identity under which commands connect, and how long they wait for a lost hub. No IO except for the login name."""
 
 from __future__ import annotations
 
@@ -15,21 +14,21 @@ if TYPE_CHECKING:
 
 PIPE_PATIENCE_S = 30.0
 READER_ID = "roundelay-cli"
-"""Who looks around: a service, since another person would change whom broadcasts are for, and so what prompts may hold.
-"""
+"""Id under which commands read. It is a service: another person would count as a recipient of broadcasts, and so change
+what prompts may hold."""
 
 
 def find_login_id() -> str:
-    """The login user's name, made an id: a person's, in the conversation."""
+    """Return the login user's name as an id for a person."""
     try:
         name = getpass.getuser().lower()
-    except (OSError, KeyError):  # a user without a name
+    except (OSError, KeyError):  # the user has no name
         name = ""
     return re.sub(r"[^a-z0-9._-]+", "-", name).lstrip("._-")[:64] or "person"
 
 
 class ReconnectLimit:
-    """Follows a connection's events. Without ``within_s`` it waits for ever."""
+    """Ends a connection that has been lost for ``within_s`` seconds; None waits without end."""
 
     def __init__(self, within_s: float | None, now: Callable[[], float] = time.monotonic) -> None:
         self._within_s = within_s
@@ -37,9 +36,11 @@ class ReconnectLimit:
         self._lost_at: float | None = None
 
     def handle_event(self, event: Event) -> bool:
-        """Whether the event is news: the loss and the return are, further tries are not. Raises `ConnectError` when it
-        takes too long."""
-        from roundelay.network.client import Reconnected, Reconnecting  # not at the start of every command
+        """Return whether the event is news: the loss and the reconnection are, repeated attempts are not.
+
+        Raises `ConnectError` when the hub has been gone for too long.
+        """
+        from roundelay.network.client import Reconnected, Reconnecting  # keeps the start of commands fast
         from roundelay.network.errors import ConnectError
 
         if isinstance(event, Reconnected):
@@ -51,12 +52,12 @@ class ReconnectLimit:
             return True
         if self._within_s is not None and self._now() - self._lost_at >= self._within_s:
             raise ConnectError(
-                f"The hub has been gone for {self._within_s:g} s: {event.reason.rstrip('. ')}. Start it, and run "
-                "this again."
+                f"The hub has been gone for {self._within_s:g} s: {event.reason.rstrip('. ')}. Start it and run "
+                "the command again."
             )
         return False
 
 
 def make_output_limit() -> ReconnectLimit:
-    """A person sees that the hub is gone, and waits or leaves; nobody may be there to end what runs in a pipe."""
+    """Return no limit for a terminal, where a person can end the command, and `PIPE_PATIENCE_S` for a pipe."""
     return ReconnectLimit(None if sys.stdout.isatty() else PIPE_PATIENCE_S)

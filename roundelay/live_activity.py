@@ -1,13 +1,13 @@
-"""What is under way in a network: who thinks or types, which calls run, what is being written. Nothing here is drawn.
+"""Live activity in a network: who thinks or types, which calls run, which texts grow. Nothing is drawn here.
 
-`LiveActivity` takes what a client is told (messages, and beside them signals, presence, the connection's loss) and keeps
-what a screen shows meanwhile: `roundelay.terminal.activity_lines` draws it for the chat, and any other screen may read the same.
-No IO; its clock is the event loop's.
+`LiveActivity` is fed with a client's events and messages, and holds what a screen shows of the work in progress. The
+chat (`terminal.activity_lines`), the full-screen terminal and the page (web/page/core) show the same. No IO; timers
+come from the event loop.
 
-Signals may be lost: a text of which a piece is missing has a gap, and an agent that goes offline is at nothing any
-more. Signals are anybody's to send: an agent is known by its own id whatever it claims, what is malformed is passed
-over, and all that is kept is bounded; where there is too much, whoever has the most of it loses some. Every text is a
-participant's own writing: whoever shows it cleans it.
+Signals may be lost: a text with a missing piece gets a gap, and an agent that goes offline does nothing any more.
+Anybody may send signals. So an agent is known by the id of the sender whatever a signal claims, malformed signals are
+skipped, and everything that is stored is bounded. When a limit is reached, the sender with the most entries loses one:
+a flood cannot push out what others do. Texts are not sanitized here; whoever shows them must do it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from roundelay.network.messages import BaseMessage
 
 TYPING_SHOWN_S, VIEWING_SHOWN_S = 6.0, 30.0
 MAX_VIEWING = 256
-"""People who look at a thread, each counted once for each."""
+"""Maximum number of (thread, person) pairs of people who look at a thread."""
 MAX_HEARD = 1000
-"""Reactions that are remembered by their ids alone."""
+"""Maximum number of reactions whose ids are remembered, and of pending requests."""
 MAX_WORKS, MAX_WRITING = 256, 32
-"""Reactions under way, and those of them that write."""
+"""Maximum number of active reactions, and of those that have growing texts."""
 MAX_CALLS, MAX_DONE, MAX_STREAMS = 32, 256, 64
-"""Of one reaction: calls under way, calls that are done, texts that grow."""
+"""Limits of one reaction: active calls, finished calls, growing texts."""
 MAX_CHARS, MAX_REPORT_CHARS = 8000, 500
 MAX_ID_CHARS = 128
-"""Of a reaction's id, as on the wire."""
+"""Maximum length of a reaction's id, as on the wire."""
 GAP = " … "
 _Reaction = tuple[str, str]  # its agent and its id
 _StreamKey = tuple[str, int, PieceKind, int | None]  # path, turn, kind, call
@@ -45,7 +45,7 @@ _StreamKey = tuple[str, int, PieceKind, int | None]  # path, turn, kind, call
 
 @dataclass(frozen=True, slots=True)
 class ActiveCall:
-    """A call under way: its tool, and the agents whose answers it waits for."""
+    """A call in progress: its tool, and the agents whose answers it waits for."""
 
     tool: str
     asked: tuple[str, ...] = ()
@@ -53,32 +53,32 @@ class ActiveCall:
 
 @dataclass(slots=True)
 class GrowingText:
-    """A text that grows, at a path of a reaction; of progress only the newest report. ``tool`` is that of its call."""
+    """A text that grows, at a path of a reaction. For progress, only the newest report is stored."""
 
     path: str
     kind: PieceKind
     tool: str = ""
     text: str = ""
     end: int = 0
-    """Where in the whole text the next piece belongs."""
+    """Position in the whole text at which the next piece belongs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A call that waits for a person's decision on the message with this seq, in a thread."""
+    """A call that waits for a person's decision; ``seq`` is the message that asks for it."""
 
     seq: int
     agent_id: str
     reaction: str
     thread_id: str
     deciders: tuple[str, ...] | None = None
-    """The people who alone may decide; None: whoever reads the request."""
+    """The people who may decide, or None if everybody who reads the request may."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivityNews:
-    """What a signal tells to who sees no text grow. ``who`` is the agent, and what it called, or asked, on the way
-    there."""
+    """A change in one line, for readers without a live display. ``who`` is the agent and the calls inside it, outermost
+    first."""
 
     who: tuple[str, ...]
     verb: Literal["uses", "waits for", "reports", "finished without an answer"]
@@ -87,28 +87,30 @@ class ActivityNews:
 
 @dataclass(slots=True)
 class ActiveReaction:
-    """One reaction under way."""
+    """One reaction in progress."""
 
     agent_id: str
     thread_id: str
     is_thinking: bool = False
-    """Whether its agent has said so: some stream, or tell of calls, and never say that they think."""
+    """Whether its agent sent a ``thinking`` signal. Some agents send only texts and calls."""
     calls: dict[str, ActiveCall] = field(default_factory=dict)
-    """By path."""
+    """Calls in progress, by path."""
     texts: dict[_StreamKey, GrowingText] = field(default_factory=dict)
-    """The one that was written last stands last."""
+    """Growing texts, the one written last at the end."""
     _done: deque[str] = field(
         default_factory=lambda: deque(maxlen=MAX_DONE)
-    )  # paths: what still comes of these is too late
-    _said: int = 0  # the last turn whose text is a message
+    )  # paths of finished calls: later signals about them are stale
+    _said: int = 0  # last turn whose text has become a message
 
     def name_path(self, path: str) -> tuple[str, ...]:
-        """Who is at work at a path: the agent, and what it called, or asked, on the way there; … for what was not heard
-        of."""
+        """Return who works at a path: the agent, and the tools or agents that it called on the way there.
+
+        A call whose signal was lost is shown as ``…``.
+        """
         return (self.agent_id, *map(self._name_run, outer_paths(path)))
 
     def list_innermost(self) -> list[ActiveCall]:
-        """The calls under way that have no other one inside of them."""
+        """Return the active calls that have no other active call inside them."""
         return [
             call
             for path, call in self.calls.items()
@@ -116,13 +118,13 @@ class ActiveReaction:
         ]
 
     def handle_call(self, seen: CallSignal) -> ActivityNews | None:
-        """A call begins, or waits for agents now; or it is done, and what was at work inside of it too."""
+        """Handle a call that starts, waits for agents, or is done; then the work inside it is done too."""
         path = path_of_call(seen.path, seen.turn, seen.call)
         if seen.is_active:
             if path in self.calls or len(self.calls) < MAX_CALLS:
                 self.calls[path] = ActiveCall(seen.tool, seen.asked)
             if seen.asked == (seen.tool,):
-                return None  # a tool that is an agent elsewhere: it has been told
+                return None  # the tool is itself a remote agent, and was announced already
             who = self.name_path(path.rpartition("/")[0])
             return (
                 ActivityNews(who, "waits for", ", ".join(seen.asked))
@@ -135,13 +137,13 @@ class ActiveReaction:
         return None
 
     def end_answer_text(self) -> None:
-        """What its agent was writing is a message now; what still comes of it is too late."""
+        """Remove the text of the answer: it is a message now. Later pieces of it are stale."""
         said = [key for key, it in self.texts.items() if it.kind == "text" and not it.path]
         self._said = max([self._said, *(turn for _, turn, _, _ in said)])
         self.texts = {key: it for key, it in self.texts.items() if key not in said}
 
     def handle_piece(self, piece: PieceSignal) -> ActivityNews | None:
-        """A text grows by a piece; what came before it in the same run has then come to its end."""
+        """Append a piece to a text. Earlier texts of the same run are complete then, and removed."""
         path, kind = piece.path, piece.kind
         key: _StreamKey = (path, piece.turn, kind, piece.call)
         if self._is_over(key):
@@ -156,7 +158,7 @@ class ActiveReaction:
             known = GrowingText(path, kind, piece.tool)
             self.texts = {other: it for other, it in self.texts.items() if not _is_past(other, key)}
         if piece.at < known.end:
-            known.text = ""  # it starts over: the first attempt was given up
+            known.text = ""  # it starts over: the model call was repeated
         elif piece.at > known.end:
             known.text += GAP
         known.text = (known.text + piece.text)[-MAX_CHARS:]
@@ -170,15 +172,17 @@ class ActiveReaction:
             del self.texts[next(iter(self.texts))]
 
     def _is_over(self, key: _StreamKey) -> bool:
-        """Whether the call that a text is of, or one around it, is done; or the text is a message."""
+        """Whether a text is stale: it is a message by now, or its call or a call around it is done."""
         path, turn, kind, call = key
         if kind == "text" and not path and turn <= self._said:
             return True
         paths = outer_paths(path if call is None else path_of_call(path, turn, call))
-        return any(it in self._done or it.rpartition(".")[0] in self._done for it in paths)  # 1.0.1 is in 1.0 too
+        return any(
+            it in self._done or it.rpartition(".")[0] in self._done for it in paths
+        )  # 1.0.1 belongs to the call 1.0 too
 
     def _name_run(self, path: str) -> str:
-        """What runs in a call: at 1.0 its first run, at 1.0.2 the third."""
+        """Return the name of a run inside a call: 1.0 is the first run of that call, 1.0.2 the third."""
         number = 0
         if path not in self.calls:
             path, _, run = path.rpartition(".")
@@ -189,36 +193,35 @@ class ActiveReaction:
 
 
 class LiveActivity:
-    """What is under way, from what a client is told. A reaction is there from the first that is heard of it until it
-    ends."""
+    """The live activity that one client sees. A reaction is listed from its first signal until it ends."""
 
     def __init__(self, me: str = "") -> None:
         self.me = me
-        """Whose screen it is; empty: nobody's."""
+        """The person at the screen; empty if nobody."""
         self.reactions: set[tuple[str, str]] = set()
-        """Every reaction that was heard of: its id and its agent's."""
+        """Every reaction with a signal so far, as (id, agent)."""
         self.requests: dict[int, PendingRequest] = {}
-        """The calls that wait for a person's decision, by the seqs of their requests."""
-        self._decided: dict[int, PendingRequest] = {}  # by the seq of the decision, the newest of them
+        """Calls that wait for a person's decision, by the seq of the request."""
+        self._decided: dict[int, PendingRequest] = {}  # the newest ones, by the seq of the decision
         self._refused: deque[tuple[str, int]] = deque(
             maxlen=MAX_WORKS
-        )  # decisions that did not fit, and for which agent
+        )  # (agent, seq) of decisions that the agent rejected
         self.takeovers: dict[str, str] = {}
-        """Who has taken over which thread, by thread."""
+        """Takeovers in progress: the person, by thread."""
         self.unanswered: dict[str, list[str]] = {}
-        """The agents that have finished without an answer, by thread, until something is said there."""
+        """Agents that finished without an answer, by thread, until the next message there."""
         self.is_connected = True
         self.on_change: Callable[[], None] = lambda: None
         self._works: dict[_Reaction, ActiveReaction] = {}
-        self._ended: deque[_Reaction] = deque(maxlen=MAX_WORKS)  # what still comes of these is too late
-        self._typing: dict[str, asyncio.TimerHandle] = {}  # a person -> when that is over
-        self._viewing: dict[tuple[str, str], asyncio.TimerHandle] = {}  # a thread and a person -> when that is over
+        self._ended: deque[_Reaction] = deque(maxlen=MAX_WORKS)  # later signals about these are stale
+        self._typing: dict[str, asyncio.TimerHandle] = {}  # by person: the timer that ends it
+        self._viewing: dict[tuple[str, str], asyncio.TimerHandle] = {}  # by (thread, person)
         self._news = asyncio.Event()
 
-    # --- what is told
+    # --- input
 
     def handle_event(self, event: object) -> list[ActivityNews]:
-        """Take what a client is told beside the messages; gives what to tell of calls and their reports."""
+        """Handle an event of the client. Return its news about calls and progress."""
         news: list[ActivityNews] = []
         match event:
             case Signal(kind="typing"):
@@ -245,7 +248,7 @@ class LiveActivity:
         return news
 
     def handle_message(self, message: BaseMessage) -> None:
-        """What its sender was writing there is a message now; and it may ask for a person's decision."""
+        """Handle a message: it ends the growing text of its sender, and may be a request, a decision or its rejection."""
         self.unanswered.pop(message.thread_id, None)
         for work in self._works.values():
             if (work.agent_id, work.thread_id) == (message.sender_id, message.thread_id):
@@ -254,7 +257,9 @@ class LiveActivity:
             self.add_request(message)
         elif (told := read_decided(message)) is not None:
             known = self.requests.get(told["request"])
-            if known is not None and known.agent_id == message.sender_id:  # another agent may claim anything
+            if (
+                known is not None and known.agent_id == message.sender_id
+            ):  # only the agent that asked may say that it was decided
                 self.resolve_request(told["request"], message.seq)
         elif message.reply_to is not None and read_decision(message) is not None:
             known = self.requests.get(message.reply_to)
@@ -265,7 +270,7 @@ class LiveActivity:
         self.notify()
 
     def add_request(self, request: BaseMessage) -> None:
-        """A call waits for a person's decision; also one that was asked for earlier."""
+        """Add a request for a decision, a new one or one from before the client joined."""
         reaction = read_request(request)
         if reaction is not None and len(self.requests) < MAX_HEARD:
             names = read_deciders(request)
@@ -275,7 +280,7 @@ class LiveActivity:
         self.notify()
 
     def resolve_request(self, request: int, by: int) -> None:
-        """A person has decided a request by a message; both are seqs."""
+        """Remove a request that was decided by the message with the seq ``by``."""
         known = self.requests.get(request)
         if known is not None and (known.agent_id, by) not in self._refused:
             self._decided[by] = self.requests.pop(request)
@@ -284,14 +289,15 @@ class LiveActivity:
         self.notify()
 
     def _wait_on(self, agent_id: str, decision: int) -> None:
-        """What was decided by this message did not fit, its agent says, perhaps before the decision is known here."""
+        """Restore a request whose decision the agent rejected: its arguments did not fit, say. The rejection may arrive before
+        the decision."""
         self._refused.append((agent_id, decision))
         if decision in self._decided and self._decided[decision].agent_id == agent_id:
             undecided = self._decided.pop(decision)
             self.requests[undecided.seq] = undecided
 
     def load_work(self, agents: Iterable[Mapping[str, Any]]) -> None:
-        """Take what agents were at before anything was heard of them, as ``network.list_agents`` tells it."""
+        """Load the work that began before this client listened, as ``network.list_agents`` returns it."""
         for agent in agents:
             for it in agent.get("work", ()):
                 if (
@@ -302,28 +308,28 @@ class LiveActivity:
         self.notify()
 
     def load_takeovers(self, threads: Iterable[Mapping[str, Any]]) -> None:
-        """Take who holds which thread, as ``network.list_threads`` tells it."""
+        """Load the takeovers, as ``network.list_threads`` returns them."""
         self.takeovers = {it["thread_id"]: it["held"]["by"] for it in threads if "held" in it}
         self.notify()
 
     def notify(self) -> None:
-        """Something was said or done; whoever waits for quiet waits on."""
+        """Report a change: whoever waits for quiet starts waiting again."""
         self._news.set()
         self.on_change()
 
-    # --- what there is
+    # --- state
 
     @property
     def typing(self) -> list[str]:
-        """Who is typing, by their ids."""
+        """Ids of the people who are typing."""
         return sorted(self._typing)
 
     def list_viewing(self, thread_id: str) -> list[str]:
-        """Who looks at a thread, by their ids."""
+        """Return the ids of the people who look at a thread."""
         return sorted(person for thread, person in self._viewing if thread == thread_id)
 
     def list_busy(self) -> dict[str, list[ActiveCall]]:
-        """Who thinks, by their ids, each with its innermost calls."""
+        """Return the agents that are thinking, each with its innermost calls."""
         busy: dict[str, list[ActiveCall]] = {
             it: [] for it in sorted({it.agent_id for it in self._list_thinking().values()})
         }
@@ -333,27 +339,29 @@ class LiveActivity:
         return busy
 
     def list_busy_threads(self) -> set[str]:
-        """The threads in which somebody thinks."""
+        """Return the threads in which an agent is thinking."""
         return {it.thread_id for it in self._list_thinking().values()}
 
     def list_writing(self, thread_id: str) -> list[ActiveReaction]:
-        """The reactions in a thread that have texts which grow; what waits for a decision writes nothing more."""
+        """Return the reactions in a thread that have growing texts, without those that wait for a decision."""
         asking = self.list_waiting_reactions()
         works = (it for key, it in self._works.items() if key not in asking)
         return [it for it in works if it.thread_id == thread_id and it.texts]
 
     def list_own_requests(self, thread_id: str | None = None) -> list[PendingRequest]:
-        """The calls that wait for the decision of who looks at the screen: in a thread, or everywhere."""
+        """Return the requests that the person at the screen may decide: in a thread, or in all."""
         mine = (it for it in self.requests.values() if it.deciders is None or not self.me or self.me in it.deciders)
         return [it for it in mine if thread_id is None or it.thread_id == thread_id]
 
     def list_waiting_reactions(self) -> set[tuple[str, str]]:
-        """The reactions that wait for a person's decision: each one's agent and its id."""
+        """Return the reactions that wait for a person's decision, as (agent, id)."""
         return {(it.agent_id, it.reaction) for it in self.requests.values()}
 
     async def wait_until_quiet(self, quiet_s: float) -> None:
-        """Wait until the hub is there, nobody thinks who is not waiting for a decision, and nothing has happened for
-        ``quiet_s``."""
+        """Wait until nothing has happened for ``quiet_s`` seconds, the hub is connected, and no agent is thinking.
+
+        Agents that wait for a decision do not count: nobody may be there to decide.
+        """
         while True:
             self._news.clear()
             try:
@@ -391,7 +399,7 @@ class LiveActivity:
             self.reactions.add((reaction[1], reaction[0]))
         match signal:
             case Signal(kind="thinking", body={"active": False} as body):
-                self._works.pop(reaction, None)  # its message, if there is one, says the rest
+                self._works.pop(reaction, None)  # its answer, if any, comes as a message
                 ended = [it.seq for it in self.requests.values() if (it.agent_id, it.reaction) == reaction]
                 for seq in ended:
                     del self.requests[seq]
@@ -401,7 +409,7 @@ class LiveActivity:
                         return [self._take_silence(reaction[0], signal.thread_id)]
             case Signal(kind="thinking", body={"active": True}):
                 if reaction in self._ended:
-                    self._ended.remove(reaction)  # it is taken up again
+                    self._ended.remove(reaction)  # resumed after a restart
                 self._find(reaction, signal.thread_id).is_thinking = True
             case Signal() if reaction in self._ended:
                 pass
@@ -415,7 +423,7 @@ class LiveActivity:
         return []
 
     def _take_silence(self, agent_id: str, thread_id: str) -> ActivityNews:
-        """An agent has nothing to say to who waits for it: else one would wait on."""
+        """Note that an agent finished without an answer, so that nobody keeps waiting for one."""
         while len(self.unanswered) >= MAX_WORKS:
             del self.unanswered[next(iter(self.unanswered))]
         named = self.unanswered.setdefault(thread_id, [])
@@ -437,14 +445,14 @@ class LiveActivity:
 
 
 def _choose_one(reactions: Iterable[_Reaction]) -> _Reaction:
-    """The oldest reaction of whoever has the most: nobody's flood takes another one's away."""
+    """Return the oldest reaction of the agent with the most: a flood must not push out the work of others."""
     listed = list(reactions)
     [(most, _)] = Counter(agent_id for agent_id, _ in listed).most_common(1)
     return next(it for it in listed if it[0] == most)
 
 
 def _is_past(stream: _StreamKey, begun: _StreamKey) -> bool:
-    """Whether a text has come to its end since another one of its run has begun: it is of an earlier turn, or was
-    thought before what is written."""
+    """Whether a text is complete because another one of its run has begun: one of a later turn, or the answer after the
+    reasoning."""
     (path, turn, kind, _), (new_path, new_turn, new_kind, _) = stream, begun
     return path == new_path and (turn < new_turn or (turn == new_turn and (kind, new_kind) == ("reasoning", "text")))

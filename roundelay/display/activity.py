@@ -1,4 +1,4 @@
-"""What agents do, as `network.list_agents` tells it, in words: for every screen and command that shows it. Pure."""
+"""Agents' activity in words, as ``network.list_agents`` returns it, for all screens and commands. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ MAX_NAMED = 5
 
 
 def describe_activity(agent: Agent) -> str:
-    """What one participant does, in a few words: ``works on #12``, ``waits for ann``, ``idle``; of others than agents,
-    and by a hub that does not tell, whether it is here."""
+    """Return what a participant does: ``works on #12``, ``waits for ann``, ``idle``.
+
+    People, services and agents of an older hub have no activity: for them, return whether they are online.
+    """
     activity = agent.get("activity")
     work: Sequence[Agent] = agent.get("work", ())
     if activity is None:
@@ -29,20 +31,20 @@ def describe_activity(agent: Agent) -> str:
 
 
 def shows_fault(agent: Agent) -> bool:
-    """Whether an agent that does nothing at the moment has a fault, which is then what it is said to do."""
+    """Whether an idle or disconnected agent has a fault; the fault is shown instead of its activity."""
     is_silent = agent.get("activity") == "idle" or (agent.get("activity") == "gone" and not agent.get("open_reactions"))
     return is_silent and "fault" in agent
 
 
 def describe_agent(agent: Agent) -> str:
-    """The same with who it is: ``bob waits for ann``, ``bob is gone``."""
+    """Return the activity with the agent's id: ``bob waits for ann``, ``bob is gone``."""
     is_still = agent.get("activity") in ("idle", "gone", "stopped", None)
     verb = "is " if is_still and not shows_fault(agent) else ""
     return f"{agent['agent_id']} {verb}{describe_activity(agent)}"
 
 
 def describe_work(work: Sequence[Agent]) -> str:
-    """What reactions of one agent that are in the same state do."""
+    """Describe reactions of one agent that are in the same state."""
     triggers = _name(f"#{it['trigger']}" for it in work)
     match work[0]["activity"]:
         case "works":
@@ -60,7 +62,7 @@ def describe_work(work: Sequence[Agent]) -> str:
 
 
 def list_work(agents: Iterable[Agent], now_ms: int) -> list[tuple[str, str, str, str]]:
-    """Rows of who does what, in which thread, for how long: one for each reaction, one for each agent without any."""
+    """Return rows (agent, activity, thread, duration): one for each reaction, and one for each agent without any."""
     rows = []
     for agent in agents:
         if "activity" not in agent:
@@ -75,7 +77,7 @@ def list_work(agents: Iterable[Agent], now_ms: int) -> list[tuple[str, str, str,
 
 
 def summarize_agents(agents: Iterable[Agent]) -> str:
-    """What all agents do, in one line, those who do nothing as a number; empty without any."""
+    """Return the activity of all agents in one line, with a count of idle ones. Empty if there are no agents."""
     told, idle = [], 0
     for agent in agents:
         if agent.get("activity") in ("idle", None) and not shows_fault(agent):

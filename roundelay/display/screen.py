@@ -1,7 +1,7 @@
-"""How messages and events look on a terminal: used by every command that shows a conversation, and by the demo.
+"""Messages, events and tables on a terminal, for every command that shows a conversation, and for the demo.
 
-`format_message` and `format_event` give plain lines, `Screen` writes them. Whatever a participant wrote goes through
-`clean`: it cannot move the cursor, change a title or pass for a line of ours. No input, no network.
+`format_message` and `format_event` return plain lines, `Screen` writes them. Participants' text is sanitized here: it
+cannot move the cursor, change the title, or look like a line of the program. No input, no network.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from roundelay.network.client import Event, Notice, Presence, Reconnected, Recon
 from roundelay.network.messages import BaseMessage
 
 CONTINUED = "  | "
-"""Begins every line of a message but its first, so that no message can show a line that looks like another message."""
+"""Prefix of every line of a message after the first. Without it, a message could contain a line that looks like another
+message."""
 
 MAX_BESIDE, MAX_BESIDE_CHARS = 50, 300
-"""Of what stands beside a message's text (sources, suggested questions): how many lines, and how long each may be."""
+"""Maximum number and length of the lines below a message: sources, checks, suggested questions."""
 
-_NAME_COLORS = (32, 33, 34, 35, 36, 92, 94, 96)  # no red: that is for errors
+_NAME_COLORS = (32, 33, 34, 35, 36, 92, 94, 96)  # without red, which is for errors
 
 
 _OPERATIONS = {
@@ -40,18 +41,18 @@ _OPERATIONS = {
         " /history shows their numbers.",
     ),
 }
-"""What a hub's sentence, which is for programs, names, and what a person types for it: as a command, and in chat."""
+"""Parts of the hub's sentences that name operations, and what a person types instead: as a command, and in chat."""
 
 
 def tell_person(sentence: str, *, in_chat: bool = False) -> str:
-    """A hub's sentence as a person reads it: with what one types in place of the operations that programs call."""
+    """Return a hub's sentence with commands in place of the operations that programs call."""
     for operation, typed in _OPERATIONS.items():
         sentence = sentence.replace(operation, typed[in_chat])
     return sentence
 
 
 class Writable(Protocol):
-    """The part of a text stream that is used here."""
+    """The methods of a text stream that are used here."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -59,14 +60,14 @@ class Writable(Protocol):
 
 
 def wants_color(stream: object) -> bool:
-    """Whether to colour what goes to this stream: a terminal that can, and no NO_COLOR (https://no-color.org)."""
+    """Whether to use colors: the stream is a terminal that has them, and NO_COLOR is not set (https://no-color.org)."""
     isatty = getattr(stream, "isatty", None)
     is_terminal = bool(isatty is not None and isatty())
     return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Paint:
-    """Colours, or nothing at all."""
+    """Colors text, or returns it unchanged if it is off."""
 
     def __init__(self, *, is_on: bool) -> None:
         self.is_on = is_on
@@ -87,7 +88,7 @@ class Paint:
         return self._wrap("31", text)
 
     def name(self, agent_id: str) -> str:
-        """A participant's id, always in the same colour."""
+        """Return a participant's id in a color that is always the same for this id."""
         color = _NAME_COLORS[zlib.crc32(agent_id.encode()) % len(_NAME_COLORS)]
         return self._wrap(f"1;{color}", sanitize(agent_id))
 
@@ -99,13 +100,13 @@ PLAIN = Paint(is_on=False)
 
 
 def format_time(at_ms: int) -> str:
-    """The time of day here."""
+    """Return the local time of day."""
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC).astimezone():%H:%M:%S}"
 
 
 def describe_place(to: str, thread_id: str) -> str:
-    """Where a message goes, for a reader: ``bob``, ``broadcast``, ``channel:dev``; beside it the reply thread, or which
-    conversation with a participant."""
+    """Return the recipient in short form: ``bob``, ``broadcast`` or ``channel:dev``, with the reply thread or the
+    conversation if there is one."""
     place = short_address(to)
     if conversation := conversation_of(thread_id):
         return f"{place} in {conversation}"
@@ -123,9 +124,9 @@ def format_line(
     paint: Paint = PLAIN,
     width: int | None = None,
 ) -> str:
-    """A message as ``12:03:05 #15 bob → mia (re #14): text``, further lines of its text below.
+    """Return a message as ``12:03:05 #15 bob → mia (re #14): text``, with further lines of its text below.
 
-    With ``width`` the text is broken here instead of by the terminal, whose own breaks a message could use to forge a
+    With ``width`` the text is broken into lines here. If the terminal broke it, a message could use that to forge a
     line.
     """
     stamp, sender = f"{format_time(at_ms)} #{seq}", sanitize(sender_id)
@@ -142,7 +143,7 @@ def format_line(
 def format_message(
     message: BaseMessage, *, text: str | None = None, paint: Paint = PLAIN, width: int | None = None
 ) -> str:
-    """A message with its place and what it answers; see `format_line`. ``text`` stands in place of its own."""
+    """Format a message (see `format_line`). ``text`` replaces its own text."""
     place = describe_place(message.to, message.thread_id)
     return format_line(
         message.sent_at,
@@ -157,7 +158,7 @@ def format_message(
 
 
 def name_sender(message: BaseMessage) -> str:
-    """Who a message is from, as it is shown: a mod as such."""
+    """Return the sender as shown; a mod has the prefix ``mod:``."""
     is_from_mod = message.kind == "mod" and message.to.startswith("agent:")
     return f"mod:{message.sender_id}" if is_from_mod else message.sender_id
 
@@ -166,8 +167,8 @@ MAX_FAILURE_CHARS = 40
 
 
 def list_beside(message: BaseMessage) -> list[str]:
-    """What stands below a message's text: sources, checks that did not pass or did, why there is no answer, questions that one might ask next. Not
-    clean yet."""
+    """Return the lines below a message's text: sources, failed and passed checks, the reason for a missing answer, and
+    suggested questions. The lines are not sanitized."""
     failed, passed = (
         [_one_line(it) for it in _read_list(message, name) if isinstance(it, str)]
         for name in ("failed_checks", "passed_checks")
@@ -180,7 +181,8 @@ def list_beside(message: BaseMessage) -> list[str]:
 
 
 def _list_sources(message: BaseMessage) -> list[str]:
-    """What an agent's answer cites, a line each: anybody may write such metadata, so only the right shape is shown."""
+    """Return the sources of an answer, one a line. Anybody may write such metadata, so entries of a wrong shape are
+    skipped."""
     return [
         " ".join([f"[{it['n']}]", *(_one_line(it[key]) for key in ("title", "url") if isinstance(it.get(key), str))])
         for it in _read_list(message, "sources")
@@ -198,8 +200,10 @@ def _one_line(text: str) -> str:
 
 
 def format_event(event: Event) -> str | None:
-    """What happened, in one line without colours; None for what a reader need not know (the end of thinking), or
-    `LiveActivity` tells (calls, texts that grow)."""
+    """Return an event as one line without colors.
+
+    Return None for events that need no line: the end of thinking, and what `LiveActivity` shows.
+    """
     match event:
         case Presence():
             return f"{sanitize(event.agent_id)} is {event.state}"
@@ -216,7 +220,7 @@ def format_event(event: Event) -> str | None:
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, paint: Paint = PLAIN) -> str:
-    """Columns as wide as they need to be; the last one is not padded."""
+    """Return a table with columns as wide as their cells. Lines are not padded at the end."""
     cells = [[sanitize(str(cell)) for cell in row] for row in rows]
     widths = [max(map(display_width, column)) for column in zip(head, *cells, strict=True)]
     lines = [_pad(row, widths) for row in (list(head), *cells)]
@@ -224,7 +228,7 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, paint
 
 
 def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint = PLAIN) -> str:
-    """A table of what `network.list_agents` gave."""
+    """Return a table of the participants that ``network.list_agents`` returned."""
     rows = []
     for agent in agents:
         card = agent.get("card")
@@ -236,13 +240,13 @@ def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint 
 
 
 def terminal_width(stream: object) -> int | None:
-    """The columns of the terminal that a stream is; None for anything else."""
+    """Return the columns of a terminal, or None for another stream."""
     size = _terminal_size(stream)
     return size.columns if size is not None and size.columns >= 20 else None
 
 
 def terminal_height(stream: object) -> int | None:
-    """Its lines, likewise."""
+    """Return the lines of a terminal, or None for another stream."""
     size = _terminal_size(stream)
     return size.lines if size is not None and size.lines >= 4 else None
 
@@ -256,20 +260,20 @@ def _terminal_size(stream: object) -> os.terminal_size | None:
 
 
 class StreamedText:
-    """A text that comes in pieces, as lines of at most ``width`` columns, each begun by `CONTINUED`; None for lines of
-    any length.
+    """Breaks a text that arrives in pieces into lines of at most ``width`` columns, each with the prefix `CONTINUED`.
 
-    A word that has begun is held back until it is known whether it fits, but for a line's first one.
+    A word is held back until it is clear that it fits on the line, except for the first word of a line. A ``width`` of
+    None does not break lines.
     """
 
     def __init__(self, width: int | None) -> None:
         self._width = None if width is None else width - len(CONTINUED)
         self._line = ""
-        self._shown = 0  # of the line
+        self._shown = 0  # number of characters of the line that were returned
         self._has_begun = False
 
     def add(self, text: str) -> str:
-        """Give what to write for a further piece."""
+        """Return what to write for the next piece."""
         out = "" if self._has_begun else CONTINUED
         self._has_begun = True
         first, *others = sanitize_lines(text)
@@ -281,7 +285,7 @@ class StreamedText:
         return out
 
     def end(self) -> str:
-        """Give what was held back."""
+        """Return what was held back."""
         held, self._shown = self._line[self._shown :], len(self._line)
         return held
 
@@ -303,7 +307,7 @@ class StreamedText:
 
 
 class Screen:
-    """Writes lines for a reader, each flushed; on a terminal in colours and broken at its width."""
+    """Writes lines and flushes each; on a terminal in colors and broken at its width."""
 
     def __init__(self, stream: Writable, *, paint: Paint | None = None) -> None:
         self.stream = stream
@@ -311,29 +315,29 @@ class Screen:
 
     @property
     def width(self) -> int | None:
-        """The terminal's columns; None where lines are not to be broken."""
+        """Columns of the terminal, or None if lines must not be broken."""
         return terminal_width(self.stream)
 
     def write(self, line: str) -> None:
-        """Write a finished line as it is; what participants wrote has been cleaned before."""
+        """Write a finished line. Participants' text in it must be sanitized already."""
         self.stream.write(f"{line}\n")
         self.stream.flush()
 
     def message(self, message: BaseMessage, text: str | None = None) -> None:
-        """Write a message; ``text`` stands in place of its own."""
+        """Write a message. ``text`` replaces its own text."""
         self.write(format_message(message, text=text, paint=self.paint, width=self.width))
 
     def note(self, text: str) -> None:
-        """A line of ours: what happened beside the messages."""
+        """Write a line of the program, such as an event."""
         self.write("\n".join(map(self.paint.dim, self.fold([f"* {text}"]))))
 
     def error(self, text: str) -> None:
-        """What went wrong, in a sentence."""
+        """Write an error sentence."""
         self.write("\n".join(map(self.paint.red, self.fold([f"! {sanitize(text)}"]))))
 
     def fold(self, lines: Sequence[str]) -> list[str]:
-        """Break clean lines at the terminal's width; each but the first is marked, so that none can look like one of
-        ours."""
+        """Break sanitized lines at the terminal's width. All but the first get a prefix, so that none can look like a line
+        of the program."""
         width = self.width
         if width is not None:
             lines = break_lines(lines, width - len(CONTINUED), first_width=width)
@@ -364,7 +368,7 @@ def _describe_notice(notice: Notice) -> str | None:
     where = sanitize(notice.thread_id or "")
     match notice.kind:
         case "behind":
-            return "Many messages are waiting; they come one after the other"
+            return "Many messages are waiting and are being delivered"
         case "loop_stopped" | "budget_exhausted":
             reason = sanitize(str(body.get("reason", notice.kind)))
             if "root" not in body:
@@ -381,7 +385,7 @@ def _describe_notice(notice: Notice) -> str | None:
         case "given":
             return f"{sanitize(str(body.get('agent_id')))} gave {where} back: agents answer there again"
         case "damaged":
-            return f"#{body.get('seq')} can no longer be read: the hub's ledger is damaged there"
+            return f"#{body.get('seq')} cannot be read: the hub's ledger is damaged there"
         case "draining":
             return "The hub is stopping"
         case "superseded":

@@ -1,5 +1,8 @@
-"""Text that may be shown on a terminal: what could drive it is written out, and it is measured and broken in columns.
-Pure."""
+"""Text for a terminal: sanitized, measured in columns and broken into lines. Pure.
+
+Everything that a participant wrote must pass through `sanitize` or one of its variants before it is shown. Otherwise it
+could drive the terminal by escape sequences, or mislead the reader by invisible characters.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,12 @@ from roundelay.network.safe_text import escape_invisible
 
 TAB = "    "
 
-# Blank, and copied by a person who copies what is shown; braille is written with it, so that prompts keep it.
+# Looks blank, but is copied with the text. Prompts keep it, because braille is written with it.
 _BLANK = "\u2800"
 
 
 def sanitize(text: str) -> str:
-    """Give the text on one line, what could drive a terminal or mislead its reader written out: ``\\x1b``,
-    ``\\u202e``."""
+    """Return the text on one line, with control and invisible characters written as escapes: ``\\x1b``, ``\\u202e``."""
     if text.isascii() and text.isprintable():
         return text
     shown = escape_invisible(text, _escape)
@@ -24,15 +26,15 @@ def sanitize(text: str) -> str:
 
 
 def sanitize_json(text: str) -> str:
-    """Give JSON as the same JSON, what could drive a terminal or mislead its reader escaped: by itself JSON leaves
-    all above ASCII as it is."""
+    """Return equivalent JSON with control and invisible characters escaped. Plain JSON leaves all characters above ASCII
+    as they are."""
     if text.isascii() and "\x7f" not in text:
         return text
     return escape_invisible(text, _escape_in_json).replace(_BLANK, "\\u2800")
 
 
 def _escape_in_json(char: str) -> str:
-    if char < " ":  # JSON has escaped what stands in texts; this is its own
+    if char < " ":  # white space between values; inside strings JSON has escaped it
         return char
     code = ord(char)
     if code < 0x10000:
@@ -42,12 +44,12 @@ def _escape_in_json(char: str) -> str:
 
 
 def sanitize_lines(text: str) -> list[str]:
-    """Give the lines of a text, each `clean`; tabs become spaces."""
+    """Return the lines of a text, each sanitized. Tabs become spaces."""
     return [sanitize(line) for line in text.replace("\r\n", "\n").replace("\t", TAB).split("\n")]
 
 
 def break_lines(lines: Sequence[str], width: int, *, first_width: int | None = None) -> list[str]:
-    """Break clean lines into pieces that fit into ``width`` columns, the first one into ``first_width``."""
+    """Break sanitized lines into pieces of at most ``width`` columns, the first one of at most ``first_width``."""
     first = width if first_width is None else first_width
     return [
         piece for number, line in enumerate(lines) for piece in _break_line(line, width if number else first, width)
@@ -55,15 +57,17 @@ def break_lines(lines: Sequence[str], width: int, *, first_width: int | None = N
 
 
 def fit_start(text: str, width: int) -> str:
-    """Give as much of a clean text as ``width`` columns hold, with a sign if that is not all."""
+    """Cut a sanitized text to ``width`` columns, with an ellipsis at the end if it was longer."""
     if display_width(text) <= width:
         return text
     return f"{text[: _find_end(text, 0, width - 1)]}…" if width > 1 else ""
 
 
 def fit_end(text: str, width: int) -> str:
-    """Give as much of the end of a clean text as ``width`` columns hold, with a sign if that is not all; from the
-    beginning of a word where there is one near."""
+    """Return the end of a sanitized text in ``width`` columns, with an ellipsis in front if it was longer.
+
+    It starts at a word if one begins in its first half.
+    """
     if display_width(text) <= width:
         return text
     start, room = len(text), width - 1
@@ -77,16 +81,15 @@ def fit_end(text: str, width: int) -> str:
 
 
 def display_width(text: str) -> int:
-    """How many columns a clean text takes on a terminal."""
+    """Return the number of columns that a sanitized text takes."""
     if text.isascii():
         return len(text)
     return sum(map(_count_columns, split_characters(text)))
 
 
 def split_characters(text: str, start: int = 0) -> Iterable[str]:
-    """What a reader takes for one character, one after the other: a letter with its marks, an emoji of several code
-    points."""
-    from wcwidth import iter_graphemes  # only where there is more than ASCII: it costs time to import
+    """Yield what a reader sees as one character: a letter with its marks, or an emoji of several code points."""
+    from wcwidth import iter_graphemes  # imported only for non-ASCII text: the import takes time
 
     return iter_graphemes(text, start)
 
@@ -97,7 +100,7 @@ def _escape(char: str) -> str:
 
 
 def _break_line(line: str, first_width: int, width: int) -> list[str]:
-    """Break a clean line into pieces that fit, after a space where there is one."""
+    """Break a sanitized line into pieces that fit, after a space if possible."""
     pieces, start, room = [], 0, first_width
     while (end := _find_end(line, start, room)) < len(line):
         space = line.rfind(" ", start + 1, end)
@@ -108,7 +111,7 @@ def _break_line(line: str, first_width: int, width: int) -> list[str]:
 
 
 def _find_end(line: str, start: int, room: int) -> int:
-    """The index up to which a line fits into ``room`` columns, but at least one code point."""
+    """Return the index up to which a line fits into ``room`` columns; at least one code point."""
     if line.isascii():
         return min(start + max(room, 1), len(line))
     end, left = start, room
@@ -117,16 +120,17 @@ def _find_end(line: str, start: int, room: int) -> int:
         if left < 0:
             break
         end += len(character)
-    if end == start:  # a character may be wider than any line: joiners make one of a thousand emoji
+    if end == start:  # one character can be wider than any line: joiners can combine a thousand emoji
         while end < len(line) and (room := room - _count_columns(line[end])) >= 0:
             end += 1
     return max(end, start + 1)
 
 
 def _count_columns(character: str) -> int:
-    """How many columns a character takes at most: terminals disagree on whether they join code points into one picture.
+    """Return the maximum number of columns that a character may take.
 
-    Too many only leave a line short. Too few would have the terminal break it, where a message could then begin a line.
+    Terminals disagree on whether joined code points are one picture. Too many columns only leave a line short. With too
+    few, the terminal would break the line, and a message could begin a line of its own there.
     """
     if len(character) == 1:
         return _code_point_columns(character)

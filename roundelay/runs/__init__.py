@@ -1,2 +1,1 @@
-"""Reads back from the ledger what happened in a run: what was said and why, which reactions there were, what they used
-and cost."""
+"""Reads a run back from the ledger: messages and their causes, reactions, usage and cost; replays and exports it."""

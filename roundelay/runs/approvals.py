@@ -1,7 +1,7 @@
-"""Calls that wait for a person's decision, as people meet them: what waits, in words, and deciding it once.
+"""Approvals for people: requests in words, and deciding each only once.
 
-What waits is the hub's to say (``network.approvals``); a decision is a reply to the message that asks, by somebody who
-reads it."""
+The hub lists what waits (``network.approvals``). A decision is a reply to the message that asks.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from roundelay.runs.lists import list_approvals
 
 MAX_REQUESTS = 500
 LOOKED_THROUGH = 200
-"""Messages, the newest of the request's thread, in which its decision is looked for."""
+"""Number of the thread's newest messages that are searched for the decision on a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A call that waits for a person's decision, until a time in milliseconds since the Unix epoch."""
+    """A call that waits for a person's decision. ``until`` is in milliseconds since the Unix epoch."""
 
     message: AnyMessage
     reaction: str
     until: int
     may_decide: bool
     may_call: bool = False
-    """Whether an operator may decide who does not read the message."""
+    """Whether the caller may decide as an operator, without reading the message."""
 
     deciders: tuple[str, ...] | None = None
     approved_by: tuple[str, ...] = ()
@@ -60,8 +60,10 @@ class WaitingRequest:
         return self.message.seq
 
     def to_json(self) -> dict[str, object]:
-        """For programs; times in milliseconds since the Unix epoch. ``arguments`` are what the model wrote as JSON, or
-        its text where that is none."""
+        """Return JSON with times in milliseconds since the Unix epoch.
+
+        ``arguments`` are decoded, or the model's text if it is not JSON.
+        """
         it = self.message
         where = {"agent_id": it.sender_id, "thread_id": it.thread_id, "reaction": self.reaction}
         when = {"asked_at": it.sent_at, "until": self.until}
@@ -72,7 +74,7 @@ class WaitingRequest:
         return {"seq": it.seq, **where, **call, **when, **rights, "approved_by": list(self.approved_by)}
 
     def describe(self) -> str:
-        """Who asks for what, and where: in a line."""
+        """Return one line: who asks for what, and where."""
         told = read_arguments(self.message)
         why = f" ({sanitize(told['reason'])})" if told["reason"] else ""
         call = f"call {sanitize(told['tool'])} with {sanitize(told['arguments'])}{why}"
@@ -82,14 +84,14 @@ class WaitingRequest:
 
 
 def read_arguments(request: BaseMessage) -> dict[str, str]:
-    """What a request says of its call: ``tool``, ``arguments`` and ``reason``, empty where it says nothing."""
+    """Return the ``tool``, ``arguments`` and ``reason`` of a request, each empty if missing."""
     told = (request.metadata or {}).get("approval")
     found = told if isinstance(told, dict) else {}
     return {name: it if isinstance(it := found.get(name), str) else "" for name in ("tool", "arguments", "reason")}
 
 
 def _read_json(text: str) -> object:
-    """What JSON holds; the text itself where it is none, or is nested or has a number beyond what can be shown."""
+    """Return the decoded JSON, or the text itself if it is not JSON, too deep, or has a number that is too large."""
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError:
@@ -97,7 +99,7 @@ def _read_json(text: str) -> object:
 
 
 def read_until(request: BaseMessage) -> int | None:
-    """Until when a request says that it waits, in milliseconds since the Unix epoch."""
+    """Return the deadline of a request in milliseconds since the Unix epoch, or None."""
     told = (request.metadata or {}).get("approval")
     timeout_s = told.get("timeout_s") if isinstance(told, dict) else None
     if not isinstance(timeout_s, int | float) or not math.isfinite(timeout_s):
@@ -106,7 +108,7 @@ def read_until(request: BaseMessage) -> int | None:
 
 
 def format_until(until: int) -> str:
-    """A time on this machine's clock, with its day; "for ever" for one that no calendar has."""
+    """Return local date and time, or "the end of time" for a time beyond the calendar."""
     try:
         return f"{datetime.fromtimestamp(until / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"
     except (ValueError, OverflowError, OSError):
@@ -114,16 +116,15 @@ def format_until(until: int) -> str:
 
 
 async def list_requests(client: NetworkClient) -> list[WaitingRequest]:
-    """What waits for somebody's decision, as far as the client may read it, the oldest first. Raises
-    `RoundelayError`."""
+    """Return the requests that the client may read, oldest first. Raises `RoundelayError`."""
     return [WaitingRequest.read(it) for it in await list_approvals(client)]
 
 
 async def show_request(client: NetworkClient, seq: int) -> dict[str, Any]:
-    """What a request asks for, whether it waits, and who decided on it. Raises `RoundelayError`."""
+    """Return what a request asks for, whether it still waits, and the decisions on it. Raises `RoundelayError`."""
     request = await find_message(client, seq)
     if read_request(request) is None:
-        raise InvalidArguments(f"#{seq} asks for no approval; roundelay approvals lists what waits.")
+        raise InvalidArguments(f"#{seq} is not a request for approval. List the requests: roundelay approvals")
     waiting = next((it for it in await list_requests(client) if it.seq == seq), None)
     told = read_arguments(request)
     place = {"seq": seq, "agent_id": request.sender_id, "thread_id": request.thread_id, "asked_at": request.sent_at}
@@ -135,11 +136,11 @@ async def show_request(client: NetworkClient, seq: int) -> dict[str, Any]:
 
 
 def describe_request(shown: Mapping[str, Any]) -> list[str]:
-    """Tell of a request in lines for a terminal."""
+    """Return a request as lines for a terminal."""
     arguments = shown["arguments"] if isinstance(shown["arguments"], str) else json.dumps(shown["arguments"])
     asks = f"#{shown['seq']} {sanitize(shown['agent_id'])} asks to call {sanitize(shown['tool'])} with {sanitize(arguments)}"
     lines = [f"{asks}, in {sanitize(shown['thread_id'])}"]
-    lines += [f"Why: {sanitize(shown['reason'])}"] if shown["reason"] else []
+    lines += [f"Reason: {sanitize(shown['reason'])}"] if shown["reason"] else []
     for it in shown["decisions"]:
         words = ", ".join(sanitize(word) for word in it["said"])
         lines.append(
@@ -149,13 +150,15 @@ def describe_request(shown: Mapping[str, Any]) -> list[str]:
         voted = f" {join_names(map(sanitize, shown['approved_by']))} approved it." if shown["approved_by"] else ""
         lines.append(f"It waits for a decision.{voted}")
     elif not shown["decisions"]:
-        lines.append("It waits no more, and nobody decided.")
+        lines.append("It no longer waits; nobody decided.")
     return lines
 
 
 def describe_decision(request: BaseMessage, by: str, said: str) -> str | None:
-    """Say what somebody decided on a request: ``mia approved refund(order=17)``. None for words that decide nothing, of
-    somebody who may not decide, or on what is no request."""
+    """Return a decision in words: ``mia approved refund(order=17)``.
+
+    Return None if the words decide nothing, the person may not decide, or the message is not a request.
+    """
     deciders, decision = read_deciders(request), parse_decision(said)
     if decision is None or request.sender_kind != "agent" or read_request(request) is None:
         return None
@@ -166,7 +169,7 @@ def describe_decision(request: BaseMessage, by: str, said: str) -> str | None:
 
 
 class KnownRequests:
-    """The requests for approval that a screen has met, so that it shows decisions in words."""
+    """Cache of requests for approval, so that a screen can show decisions in words."""
 
     def __init__(self, client: NetworkClient) -> None:
         self._client = client
@@ -180,13 +183,13 @@ class KnownRequests:
                 del self._known[next(iter(self._known))]
 
     async def describe(self, message: BaseMessage) -> str | None:
-        """Give a person's decision in words; None for any other message. A request that is not known is read."""
+        """Return a person's decision in words, or None for another message. Reads the request if it is not cached."""
         self.add(message)
         question = message.reply_to
         if question is None or message.sender_kind != "human" or read_decision(message) is None:
             return None
         if question not in self._known:
-            with suppress(RequestError, LookupError):  # cut by retention, or nobody's to read
+            with suppress(RequestError, LookupError):  # dropped by retention, or not visible to the client
                 self.add(await find_message(self._client, question))
         request = self._known.get(question)
         return None if request is None else describe_decision(request, message.sender_id, message.said)
@@ -202,12 +205,15 @@ async def decide(
     decision: str,
     on_sent: Callable[[AnyMessage, Stored], None] = lambda request, stored: None,
 ) -> tuple[AnyMessage, Stored]:
-    """Send a decision on a request; gives the request, and the decision as it is stored: ``on_sent`` has them at once.
-    Raises `InvalidArguments`, and
-    has sent nothing, where it would decide nothing; and where somebody else was faster."""
+    """Send a decision on a request. Return the request and the stored decision; ``on_sent`` gets them as soon as sent.
+
+    Raises `InvalidArguments` before sending if it would decide nothing, and afterwards if somebody else was faster.
+    """
     request = await find_message(client, seq)
     if read_request(request) is None:
-        raise InvalidArguments(f"#{seq} asks for no approval, so nothing was sent; /reply {seq} answers it.")
+        raise InvalidArguments(
+            f"#{seq} is not a request for approval, so nothing was sent. Use /reply {seq} to answer it."
+        )
     waiting = next((it for it in await list_requests(client) if it.seq == seq), None)
     if why := await _find_settled(client, request, is_waiting=waiting is not None):
         raise InvalidArguments(f"#{seq} {why}, so nothing was sent.")
@@ -220,12 +226,12 @@ async def decide(
     on_sent(request, stored)
     first = next((it for it in await _list_decisions(client, request) if not it.is_edit), None)
     if first is not None and first.seq < stored.seq and (waiting is None or not waiting.approved_by):
-        raise InvalidArguments(f"#{seq} {first.describe()}, before yours was there: that one holds.")
+        raise InvalidArguments(f"#{seq} {first.describe()}, before your decision arrived. That decision counts.")
     return request, stored
 
 
 def _explain_rights(client: NetworkClient, waiting: WaitingRequest) -> str:
-    """Say why somebody may not decide on what waits."""
+    """Return why the client may not decide, as the end of a sentence."""
     me = sanitize(client.agent_id)
     if me in waiting.approved_by:
         return f"has the approval of {me} already and waits for somebody else's"
@@ -235,7 +241,7 @@ def _explain_rights(client: NetworkClient, waiting: WaitingRequest) -> str:
 
 
 def check_arguments(text: str) -> None:
-    """Raises `InvalidArguments` for what can be no arguments of a call."""
+    """Raise `InvalidArguments` for text that cannot be the arguments of a call."""
     try:
         is_object = isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
@@ -246,30 +252,28 @@ def check_arguments(text: str) -> None:
 
 
 async def _find_settled(client: NetworkClient, request: BaseMessage, *, is_waiting: bool) -> str | None:
-    """Why a request is not to be decided any more, to be put behind its number; None if it may be."""
+    """Return why a request cannot be decided any more, as the end of a sentence. Return None if it can."""
     decisions = await _list_decisions(client, request)
     for it in decisions:
         if not it.is_edit:
             return it.describe()
     if decisions and not is_waiting:
-        return decisions[-1].describe()  # an edit that does not fit decides nothing: it would wait
+        return decisions[-1].describe()  # an edit that does not fit decides nothing, and the request would still wait
     if request.reply_to is None:
         return None
     status = await client.call("network.message_status", {"seq": request.reply_to})
     for it in status["recipients"]:
-        begun = [it, it["again"]] if "again" in it else [it]  # the second one since a person took the thread over
+        begun = [it, it["again"]] if "again" in it else [it]  # the second one replaced the first after a takeover
         for ended in begun:
             is_it = it["agent_id"] == request.sender_id and ended.get("reaction") == read_request(request)
             if is_it and ended["reaction_status"] != "open":
-                return (
-                    f"waits no more: what {sanitize(request.sender_id)} was at is {sanitize(ended['reaction_status'])}"
-                )
+                return f"no longer waits: the reaction of {sanitize(request.sender_id)} is {sanitize(ended['reaction_status'])}"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDecision:
-    """What people decided on a request: who, in which message, when (ms) and with what words."""
+    """A decision on a request: the people, the message, the time (ms) and their words."""
 
     by: tuple[str, ...]
     seq: int
@@ -286,13 +290,15 @@ class RecordedDecision:
 
 
 async def list_decisions(client: NetworkClient, seq: int) -> list[RecordedDecision]:
-    """The decisions on a request, the oldest first. Raises `RoundelayError`."""
+    """Return the decisions on a request, oldest first. Raises `RoundelayError`."""
     return await _list_decisions(client, await find_message(client, seq))
 
 
 async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[RecordedDecision]:
-    """The decisions on a request, the oldest first. Replies of people who may not decide, and approvals of which more
-    are needed, are none."""
+    """Return the decisions on a request, oldest first.
+
+    Replies of people who may not decide are skipped, and so are approvals if more than one is needed.
+    """
     history = await client.history(request.thread_id, limit=LOOKED_THROUGH)
     deciders, needed = read_deciders(request), _read_needed(request)
     found = []

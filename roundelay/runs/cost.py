@@ -1,4 +1,4 @@
-"""What models used and what it cost, added up from records: by groups (`read_cost`) or for a chat (`read_usage`).
+"""Adds up model usage and cost from records: by groups (`read_cost`) or for a chat (`read_usage`).
 
 Only records that the caller may see are counted: an agent sees its own, an operator all. ``network.usage`` lists them:
 model replies, what tools and middleware used, reviews, and the end of a reaction. The end repeats the sum of the
@@ -40,7 +40,7 @@ HEADS: dict[By, tuple[str, ...]] = {
 
 
 class UsedCall(BaseModel):
-    """The tokens that one record tells of, without those that it lists by model (``used``).
+    """The tokens of one record, without those that it lists by model (``used``).
 
     ``path`` is empty except for an agent inside a call.
     """
@@ -90,7 +90,7 @@ class CallFilter:
     reaction: str | None = None
     since: int = 0
     after: int = 0
-    """Skip records up to this seq. What a root caused always comes after it."""
+    """Skip records up to this seq: everything that a root caused comes after it."""
 
     def admits(self, call: UsedCall) -> bool:
         return call.at >= self.since and self.thread_id in (None, call.thread_id) and self.root in (None, call.root)
@@ -210,7 +210,7 @@ def _read_page(page: Mapping[str, Any], counted: dict[tuple[str, str], Usage]) -
         context |= {name: place.get(name) for name in ("thread_id", "root")}
         try:
             call = UsedCall(**{**entry, **context})
-        except ValueError:  # another program's record, in a shape of its own
+        except ValueError:  # another program's record, in another shape
             continue
         reaction = (call.agent_id, call.reaction)
         used = sum((use.usage for use in call.used), Usage())
@@ -266,7 +266,7 @@ def parse_since(text: str, now_s: float | None = None) -> int:
 
 @dataclass(slots=True)
 class AgentUsage:
-    """What one agent's reactions used. ``turns`` are model calls with a recorded reply."""
+    """Usage of one agent's reactions. ``turns`` are model calls with a recorded reply."""
 
     reactions: int = 0
     turns: int = 0
@@ -275,7 +275,7 @@ class AgentUsage:
 
 @dataclass(slots=True)
 class UsageReport:
-    """What some reactions used, by agent.
+    """Usage of some reactions, by agent.
 
     ``hidden`` counts reactions whose records the caller may not see, or that another program wrote. ``others`` is what
     all other agents used in the same conversations.

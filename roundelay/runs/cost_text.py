@@ -35,7 +35,7 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
 
 
 def list_figures(total: Total) -> tuple[object, ...]:
-    """Return a sum as table cells, in the order of `FIGURES`. A question mark stands for unknown prices."""
+    """Return a sum as table cells, in the order of `FIGURES`. Unknown prices are a question mark."""
     usage = total.usage
     cost = write_dollars(total.cost) if total.cost or not total.unpriced else "?"
     if total.cost and total.unpriced:

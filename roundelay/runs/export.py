@@ -1,5 +1,8 @@
-"""Writes a run out: the log itself, line by line and losing nothing, or what was said as a document: a Markdown
-transcript, a Mermaid sequence diagram. What participants wrote cannot leave its place in a document."""
+"""Exports a run: the log itself, a Markdown transcript, or a Mermaid sequence diagram.
+
+The log is written line by line and loses nothing. In documents, participants' text is escaped: it cannot change their
+structure.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ MAX_ARROW_CHARS = 120
 
 
 def write_markdown(messages: Iterable[BaseMessage], *, title: str) -> Iterator[str]:
-    """Give a transcript line by line: a heading for each day and thread, and each message quoted under who said it."""
+    """Yield a transcript line by line: a heading for each day and thread, and each message as a quote."""
     yield f"# {_escape(title)}"
     day = thread_id = ""
     for message in messages:
@@ -48,7 +51,7 @@ def write_markdown(messages: Iterable[BaseMessage], *, title: str) -> Iterator[s
 
 
 def write_mermaid(messages: Iterable[BaseMessage]) -> Iterator[str]:
-    """Give a sequence diagram line by line: who said what to whom. Threads of many are participants of their own."""
+    """Yield a sequence diagram line by line. Channels and the broadcast are participants of the diagram."""
     found = list(messages)
     names: dict[str, str] = {}
     for message in found:
@@ -78,7 +81,7 @@ def _escape(text: str) -> str:
 
 
 def _escape_mermaid(text: str) -> str:
-    """Nothing in it ends the line, begins a comment or is an entity of theirs
+    """Escape what would end the line, begin a comment or be an entity
     (https://mermaid.js.org/syntax/sequenceDiagram.html)."""
     escaped = "".join(f"#{ord(char)};" if char in "#;<>{}%&$\"'`" else char for char in sanitize(text))
     return escaped or " "
@@ -86,7 +89,7 @@ def _escape_mermaid(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What of a run is wanted: one thread, one root, a range of seqs; everything without them."""
+    """A part of a run: one thread, one root, or a range of seqs. Without them, the whole run."""
 
     thread_id: str | None = None
     root: int | None = None
@@ -98,11 +101,11 @@ class Part:
         return (self.thread_id, self.root, self.first, self.last) == (None, None, 1, None)
 
     def not_found(self) -> UnknownMessage:
-        """What to raise where nothing belongs to it."""
-        return UnknownMessage(f"Nothing that may be seen is of {self.describe()}; roundelay threads lists the threads.")
+        """Return the error for a part without messages."""
+        return UnknownMessage(f"No messages that you may see in {self.describe()}. List the threads: roundelay threads")
 
     def describe(self) -> str:
-        """Say it in words; empty for everything."""
+        """Return the part in words; empty for the whole run."""
         of = [f"thread {self.thread_id}"] if self.thread_id is not None else []
         of += [f"root {self.root}"] if self.root is not None else []
         to = f"to {self.last}" if self.last is not None else "on"
@@ -110,23 +113,25 @@ class Part:
         return " and ".join(of)
 
     def holds_seq(self, seq: int) -> bool:
-        """Whether a seq is in the range."""
+        """Return whether a seq is in the range."""
         return seq >= self.first and (self.last is None or seq <= self.last)
 
 
 class Selection:
-    """Chooses what belongs to a part, of messages and rows that come ascending. To a thread belong the threads in which
-    its messages are answered."""
+    """Selects the messages and rows of a part. They must come ascending.
+
+    A thread includes the reply threads of its messages.
+    """
 
     def __init__(self, part: Part) -> None:
         self._part = part
         self._begun: set[int] = set()
-        """Messages of the thread: each may have begun one with its answers."""
+        """Seqs of the thread's messages: each may have a reply thread."""
         self._reactions: set[str] = set()
         self._triggers: set[int] = set()
 
     def takes(self, thread_id: str, root: int, seq: int) -> bool:
-        """Whether a message belongs to the part."""
+        """Return whether a message belongs to the part."""
         part = self._part
         if part.root not in (None, root):
             return False
@@ -137,7 +142,7 @@ class Selection:
         return part.holds_seq(seq)
 
     def takes_row(self, row: Row) -> bool:
-        """Whether a row belongs to the part: of records those of reactions to its messages."""
+        """Return whether a row belongs to the part. Records belong to it if their reaction answers one of its messages."""
         part = self._part
         if part.thread_id is None and part.root is None:
             return part.holds_seq(row.seq)
@@ -153,7 +158,7 @@ class Selection:
 
 
 async def read_part(source: Source, part: Part) -> tuple[LogHead, AsyncIterator[Row]]:
-    """Give what the log is, and the rows that belong to a part of it. Raises `Forbidden` for who is no operator."""
+    """Return the head of the log and the rows of a part. Raises `Forbidden` for non-operators."""
     head, rows = await source.rows()
 
     async def read() -> AsyncIterator[Row]:
@@ -168,8 +173,10 @@ async def read_part(source: Source, part: Part) -> tuple[LogHead, AsyncIterator[
 
 
 async def write_log(source: Source, part: Part, write: Callable[[str], object]) -> None:
-    """Write the log as lines of JSON. Raises `Forbidden` for who is no operator, `UnknownMessage` if nothing is of that
-    thread or root."""
+    """Write the log as lines of JSON.
+
+    Raises `Forbidden` for non-operators, and `UnknownMessage` if the part is empty.
+    """
     head, rows = await read_part(source, part)
     excerpt = LogHead(epoch=head.epoch, name=head.name, first_seq=head.first_seq, is_excerpt=not part.is_whole)
     is_begun = False
@@ -185,7 +192,7 @@ async def write_log(source: Source, part: Part, write: Callable[[str], object]) 
 
 
 async def write_messages(source: Source, part: Part, file: TextIO, *, as_markdown: bool) -> None:
-    """Write what was said as a Markdown transcript, or as a Mermaid sequence diagram."""
+    """Write the messages as a Markdown transcript or a Mermaid sequence diagram."""
     messages = [message async for message in read_messages(source, part)]
     if not messages and not part.is_whole:
         raise part.not_found()
@@ -196,17 +203,17 @@ async def write_messages(source: Source, part: Part, file: TextIO, *, as_markdow
 
 
 async def read_messages(source: Source, part: Part) -> AsyncIterator[BaseMessage]:
-    """Give the messages of a part that the caller may read. Raises `UnknownMessage`."""
+    """Yield the messages of a part that the caller may read. Raises `UnknownMessage`."""
     selection = Selection(part)
     if part.root is not None:
         found = [*(await source.messages([part.root])).values(), *(await source.following(part.root))[0]]
         if not found or found[0].seq != part.root:
-            raise UnknownMessage(f"There is no message {part.root} that may be seen.")
+            raise UnknownMessage(f"There is no message {part.root} that you may see.")
         for message in found:
             if selection.takes(message.thread_id, message.root, message.seq):
                 yield message
         return
-    # Messages of a place of many are answered in threads of their own, which may have begun before the range.
+    # Messages of a channel or broadcast are answered in reply threads, whose first message may precede the range.
     has_answers = part.thread_id is not None and part.thread_id.startswith(("broadcast", "channel:"))
     read = source.all_messages(0) if has_answers else source.all_messages(part.first - 1, part.thread_id)
     async for message in read:

@@ -25,7 +25,7 @@ from roundelay.runs.reading import Record, RecordedReaction, read_body, read_mes
 
 @dataclass(slots=True)
 class _RecordSeqs:
-    """Where the records of a reaction stand in the log."""
+    """Positions of a reaction's records in the log."""
 
     seqs: list[int] = field(default_factory=list)
     started: int = 0
@@ -51,8 +51,8 @@ class FileSource:
         return sorted(records, key=lambda record: int(record["seq"]))
 
     async def threads(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest threads as a node does. A log does not hold a thread's readers: ``senders`` stand in their
-        place."""
+        """Return the newest threads as a node does. A log does not hold a thread's readers: ``senders`` replaces
+        them."""
         threads: dict[str, dict[str, Any]] = {}
         first: dict[str, Row] = {}
         for row in self._log.rows():
@@ -198,7 +198,7 @@ class FileSource:
     async def reactions_to(self, message: BaseMessage) -> list[RecordedReaction]:
         self._read_places()
         started = sorted(self._started.get(message.seq, {}).items())
-        # the first reaction, and the newest: a takeover may have put another one in its place
+        # the first reaction and the newest: a takeover may have caused another one
         names = [(agent_id, dict.fromkeys((its[0].reaction, its[-1].reaction))) for agent_id, its in started]
         return [await self.reaction(agent_id, reaction) for agent_id, its in names for reaction in its]
 

@@ -25,9 +25,9 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 POLL_INTERVAL_S = 0.5
-"""Pause between two looks at the threads, for a caller who may not read the log."""
+"""Polling interval for a caller who may not read the log."""
 WAIT_MS = 30_000
-"""How long the hub holds a read of the log open while nothing is new."""
+"""Maximum time for which the hub holds a read of the log open while nothing is new."""
 MAX_PAGE = 500
 """Maximum page size of the hub's reading operations. If more threads than this have news at once, some are missed."""
 MAX_CONCURRENT_READS = 16

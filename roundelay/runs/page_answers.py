@@ -1,4 +1,4 @@
-"""What an exported page needs to answer for a node: explanations, costs and reactions of the rows that it holds.
+"""Precomputed answers for an exported page: explanations, costs and reactions of its rows.
 
 A page on a file has nobody to ask. So the writer explains every message and adds up nothing: the page picks the answer
 for a message, follows causes, and sums the calls that a screen asks for. Works on the page's own rows alone.

@@ -1,4 +1,4 @@
-"""Reactions as a reader meets them: which ones are open, or the last messages are part of, and each record in words."""
+"""Reactions for people: lists of open and recent ones, and records in words."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from roundelay.runs.source import Source
 
 
 async def list_reactions(source: Source, last: int) -> list[RecordedReaction]:
-    """Give the reactions whose prompts hold one of the last messages, and all that are open, as far as the caller may
-    see; by trigger and agent."""
+    """Return the visible reactions that are open or whose prompt holds one of the last messages, by trigger and agent."""
     messages = await source.read_last(last)
     found = await source.reactions_with([message.seq for message in messages])
     return await _read_all(source, found | await source.open_reactions())
 
 
 async def list_open_reactions(source: Source) -> list[RecordedReaction]:
-    """Give the reactions that are open, as far as the caller may see, however long ago they began; by trigger and
-    agent."""
+    """Return all visible open reactions, by trigger and agent."""
     return [it for it in await _read_all(source, await source.open_reactions()) if it.is_open]
 
 
 async def _read_all(source: Source, named: Iterable[tuple[str, str]]) -> list[RecordedReaction]:
-    found = [it for it in await source.read_reactions(named) if it.records]  # none may be read of the others
+    found = [
+        it for it in await source.read_reactions(named) if it.records
+    ]  # of the others the caller may read no record
     return sorted(found, key=lambda it: (it.trigger, it.agent_id))
 
 
 def describe_record(record: Record) -> str:
-    """What a record says, for a reader; one of another program's shape is shown as it is."""
+    """Return a record in words. A record of another program's shape is shown as JSON."""
     kind, body = str(record["kind"]), record["body"]
     try:
         told = _describe(kind, body)
@@ -103,7 +103,7 @@ def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
 
 
 def _describe_review(body: Mapping[str, Any]) -> str:
-    """What reviewers made of an answer, or of a message that a call sends."""
+    """Describe the review of an answer, or of a message that a call sends."""
     what = f"message {body['send']} of call {body['turn']}.{body['call']}" if body.get("send") else "answer"
     if body.get("correction"):
         fate = f"the {what} is not sent, and the model is asked for another one: {body['correction']}"
@@ -125,7 +125,7 @@ def _tell_tokens(usage: Mapping[str, Any]) -> str:
 
 
 def describe_prompt(prompt: Mapping[str, Any]) -> list[str]:
-    """A prompt that is kept, message by message, for a reader."""
+    """Return a stored prompt, message by message."""
     lines = ["(its longest messages are cut)"] if prompt.get("is_cut") else []
     for part in prompt["parts"]:
         head = f"{part['role']} {part['tool']}".strip()

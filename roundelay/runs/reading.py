@@ -136,7 +136,7 @@ class RecordedReaction:
 
     @property
     def status(self) -> str | None:
-        """Final status; None while the reaction is open."""
+        """Final status, or None while the reaction is open."""
         if self.recorded.finished is not None:
             return self.recorded.finished.status
         ends = [body.get("status") for body in self._bodies("finished")]
@@ -162,7 +162,7 @@ class RecordedReaction:
 
     @property
     def turns(self) -> int:
-        """Number of its own turns with a recorded reply."""
+        """Number of turns with a recorded reply, without runs inside it."""
         return len(self.recorded.replies)
 
     @property
@@ -176,7 +176,7 @@ class RecordedReaction:
 
     @property
     def misconfigured(self) -> str:
-        """What is wrong with the model's configuration, so that trying again cannot help. Empty if nothing is."""
+        """Error in the model's configuration, which a retry cannot fix; empty if there is none."""
         failures = [failure for run in self.runs.values() for failure in run.failures.values()]
         return next((it.reason for it in reversed(failures) if it.failure == "misconfigured"), "")
 

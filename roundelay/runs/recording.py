@@ -1,5 +1,4 @@
-"""A whole log in memory, as a replay and tapes look at it: every row, the reactions, and which tool calls are behind
-what was sent. Pure."""
+"""A whole log in memory, for replays and tapes: all rows, the reactions, and the tool calls that sent messages. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from roundelay.runs.reading import RecordedReaction, read_body, read_message, re
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """One tool call: of which reaction, in which run inside of it, in which turn, at which place."""
+    """Place of a tool call: reaction, run inside it, turn, and number in the turn."""
 
     reaction: str
     path: str
@@ -36,10 +35,10 @@ class Recording:
         self.bodies: dict[int, Any] = {row.seq: read_body(row) for row in self.rows}
         self.keys = {(row.actor, row.key) for row in self.rows if row.key}
         self.answered_calls = {key for actor, key in self.keys if actor.startswith("mod:")}
-        """Calls that a mod answered by a message of its own, each as ``c:``, the caller, and its id."""
+        """Calls that a mod answered with a message, as (caller, ``c:`` and the call's id)."""
         self.reactions: dict[str, RecordedReaction] = {}
         self.intruders: set[str] = set()
-        """Who wrote records under the id of another's reaction, as anybody can."""
+        """Participants that wrote records under the id of another agent's reaction; anybody can."""
         for it in read_reactions(self.rows):
             ours, other = it, self.reactions.get(it.reaction)
             if other is not None:
@@ -53,37 +52,37 @@ class Recording:
             for turn, reply in run.replies.items()
             for call in range(len(reply.tool_calls))
         }
-        """Tool calls by the id that what they send begins with."""
+        """Tool calls by the prefix of the ids that they send under."""
 
     def message(self, seq: int) -> BaseMessage | None:
-        """Give a message of the log. Raises `LedgerError` for what is none."""
+        """Return a message of the log, or None. Raises `LedgerError` for a damaged one."""
         row = self.by_seq.get(seq)
         return read_message(row) if row is not None and row.type == "message" else None
 
     def is_replayable(self, reaction: RecordedReaction) -> bool:
-        """Whether a runner of this package wrote a reaction, under the ledger's epoch: then it can be replayed."""
+        """Return whether a runner of this package wrote a reaction under this epoch. Only then can it be replayed."""
         derived = reaction_id(reaction.agent_id, reaction.trigger, self.head.epoch)
         return reaction.run is not None and reaction.reaction == derived
 
     def find_others(self) -> set[str]:
-        """Give whoever wrote what no runner of this package writes under the ledger's epoch, by id."""
+        """Return the ids of agents with reactions that cannot be replayed."""
         strange = {it.agent_id for it in self.reactions.values() if not (it.is_kept or self.is_replayable(it))}
         return strange | self.intruders
 
     def list_agents(self) -> list[str]:
-        """Everybody who has reacted, by id."""
+        """Return the ids of all agents that reacted."""
         return sorted({reaction.agent_id for reaction in self.reactions.values()})
 
     def list_tools(self) -> list[str]:
-        """Every tool that a model called, by name."""
+        """Return the names of all tools that models called."""
         replies = (reply for it in self._replayable() for reply in it.replies)
         return sorted({call.name for reply in replies for call in reply.tool_calls})
 
     def make_tapes(self) -> dict[str, list[TapedTurn]]:
-        """Give the tape of each agent that asked a model, runs inside of others included."""
+        """Return a tape for each agent that asked a model, including agents inside other agents' calls."""
         tapes: dict[str, list[TapedTurn]] = {}
         for reaction in self._replayable():
-            asked: dict[str, str] = {}  # who was asked last in each run: the record of a failure does not say
+            asked: dict[str, str] = {}  # last agent of each run, because the record of a failure does not name it
             for record in reaction.records:
                 if record["kind"] not in ("model_reply", "model_failed"):
                     continue

@@ -1,14 +1,13 @@
-"""Runs the agents of a recorded network again, on their recorded replies, and tells the first thing that is not as it
-was: ``roundelay replay``.
+"""``roundelay replay``: runs recorded agents again on their recorded replies, and reports the first difference.
 
-    load      what is given: a ledger, files of agents or of a node, a function that makes runners (here)
-    stage     a hub in memory on virtual time, and the ways to it (`replay_stage`)
-    hands     do again what people and programs did, and agents that nobody runs (`replay_stage`)
-    answers   of models, tools and reviewers, from the records: nothing outside is asked (`replay_answers`)
-    compare   each row that comes about with the one that was recorded (`replay_compare`)
+    load      a ledger, agent files, a node file, or a factory of runners (here)
+    stage     a hub in memory on virtual time, and the connections to it (`replay_stage`)
+    player    repeats the input of people, programs, and agents that are not run (`replay_stage`)
+    answers   models, tools and reviewers answer from the records; nothing outside is asked (`replay_answers`)
+    compare   each new row with the recorded one (`replay_compare`)
 
-The rows of the log are brought about again in their order, each at its own seq and stamp. What agents did must come
-from their runners, whose writes wait at a gate until their row is next.
+The rows of the log are produced again in order, each at its own seq and time. Rows of agents must come from their
+runners, whose writes wait at a gate until their row is next.
 """
 
 from __future__ import annotations
@@ -40,15 +39,17 @@ from roundelay.runs.replay_stage import Key, ReplayStage, is_decision_told
 from roundelay.simulation.virtual_time import SimulationLoop, run
 
 PATIENCE_S = 60.0
-"""Of virtual time, beside what had passed when a row was recorded: for that it comes after all."""
+"""Virtual time to wait for a row beyond the time at which it was recorded."""
 NO_RATE = 1_000_000_000
-"""A replay is no flood: what was accepted is accepted."""
+"""No rate limit: whatever the hub accepted then must be accepted again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How to replay: under which limits, mods and visibility the network was, which tools are to be run again, and
-    whether another prompt is only told (``is_lenient``) and ends nothing."""
+    """Limits, mods and visibility of the network, and the tools to run again instead of using their recorded results.
+
+    With ``is_lenient``, a changed prompt is reported but does not end the replay.
+    """
 
     limits: Limits = field(default_factory=Limits)
     mods: Sequence[str | Mod] = ("channels", "discovery")
@@ -59,8 +60,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What came of a replay. ``played`` are agents that were run again, ``recorded`` those whose part was taken from
-    the log as it is."""
+    """Result of a replay. ``played`` are the agents that ran, ``recorded`` those whose rows were taken from the log."""
 
     rows: int
     messages: int
@@ -81,14 +81,16 @@ class ReplayReport:
 def load_replay(
     ledger: Path, files: Sequence[Path], factory: str | None, run_tools: frozenset[str], *, is_lenient: bool
 ) -> tuple[Recording, list[AgentRunner], ReplayOptions]:
-    """Give what `replay` takes. Models are named and never made: no key is asked for. Raises `ConfigError`,
-    `LedgerError`."""
+    """Load the arguments of `replay`. Models are named but not created, so no API key is needed.
+
+    Raises `ConfigError` and `LedgerError`.
+    """
     if not files and factory is None:
         raise ConfigError("a replay runs agents: give their files, the node's file, or --agents MODULE:FUNCTION")
     recording = Recording(*read_log(ledger))
     runners = {runner.agent_id: runner for runner in _call_factory(factory)} if factory is not None else {}
     for spec in read_agents(files) if files else []:
-        # what a framework's agent is called as a model, its adapter alone says
+        # only the adapter knows the model name of a framework's agent
         runners[spec.id] = build_runner(spec, model=name_model(spec) if spec.adapter is None else None)
     called = recording.list_tools()
     for name in sorted(run_tools.difference(called)):
@@ -109,7 +111,7 @@ def _call_factory(factory: str) -> list[AgentRunner]:
         if not colon:
             raise ImportError("it has no colon")
         made = getattr(import_module(module), name)()
-    except Exception as error:  # importing and calling runs the user's code, which may raise anything
+    except Exception as error:  # importing and calling the factory runs user code, which may raise anything
         raise ConfigError(
             f"--agents {factory} gives no runners ({type(error).__name__}: {error}); write module:function, "
             "importable from here"
@@ -120,7 +122,7 @@ def _call_factory(factory: str) -> list[AgentRunner]:
 
 
 def replay(recording: Recording, runners: Sequence[AgentRunner], options: ReplayOptions | None = None) -> ReplayReport:
-    """Replay a recording, in an event loop of its own. Raises `LedgerError` for a log that has lost its beginning."""
+    """Replay a recording in a separate event loop. Raises `LedgerError` for a log without its beginning."""
     if recording.head.is_excerpt:
         raise LedgerError(
             "This is a part of a log, and a replay needs all of it: export it without --thread, --root, --from and "
@@ -131,7 +133,7 @@ def replay(recording: Recording, runners: Sequence[AgentRunner], options: Replay
             "This log has lost its beginning to retention, and a replay needs all of it: take a backup or an export "
             "of before."
         )
-    # A tool that is run again takes real time, and may wait for something outside.
+    # A tool that runs again takes real time, and may wait for something outside.
     loop = SimulationLoop(is_virtual=not (options is not None and options.run_tools))
 
     async def work() -> ReplayReport:
@@ -141,14 +143,14 @@ def replay(recording: Recording, runners: Sequence[AgentRunner], options: Replay
 
 
 class _StopReplay(Exception):
-    """The replay ends at a difference."""
+    """Raised to end the replay at a difference."""
 
     def __init__(self, difference: Difference) -> None:
         self.difference = difference
 
 
 class _Replay:
-    """One replay. ``_seen`` is the last seq that has come about."""
+    """One replay. ``_seen`` is the seq of the last row that was produced."""
 
     def __init__(
         self, recording: Recording, runners: Sequence[AgentRunner], options: ReplayOptions, loop: SimulationLoop
@@ -157,8 +159,7 @@ class _Replay:
         self._loop = loop
         self._began_s = loop.time()
         self._is_lenient = options.is_lenient
-        # Ids follow from the epoch: a reaction of another one, or of another program, cannot be brought about by a
-        # runner.
+        # Ids are derived from the epoch: a runner cannot produce a reaction of another epoch, or of another program.
         others = recording.find_others()
         self._runners = {runner.agent_id: runner for runner in runners if runner.agent_id not in others}
         self._notes = list(_find_left_out(recording, runners, others))
@@ -220,9 +221,7 @@ class _Replay:
                 self._notes.append(f"#{row.seq} ({row.type}) is not part of a replay")
             elif self._bring_about(row):
                 continue
-            elif (
-                row.actor != "mod:network"
-            ):  # which tells of refusals: what stands in for a tool knows those from the log
+            elif row.actor != "mod:network":  # it reports refusals, which the replayed tools take from the log
                 await self._wait_for(row)
                 continue
             self._stage.hub.state.head = row.seq
@@ -233,7 +232,7 @@ class _Replay:
         self._seen = self._answers.seen = seq
 
     def _bring_about(self, row: Row) -> bool:
-        """Do what makes a row come, or let it go; False if it has to come by itself and has not."""
+        """Release a row's write or cause the row. Return False if it must come from a runner and has not come yet."""
         if row.key and self._stage.gate.release((row.actor, row.key)):
             return True
         if row.type == "registered" and row.actor in self._runners:
@@ -241,7 +240,7 @@ class _Replay:
             return True
         if not self._is_awaited(row):
             if row.seq in self._performed:
-                return False  # and the hub took it, or refuses it: time will tell
+                return False  # the hub has accepted it, or will refuse it: wait
             self._performed.add(row.seq)
             return self._stage.hands.perform(row)
         before = self._read_after.get(row.seq)
@@ -253,22 +252,24 @@ class _Replay:
         return self._let_go_another()
 
     def _let_go_another(self) -> bool:
-        """Let go what the log does not have: a write that was refused then, or that changed nothing, is so again."""
+        """Release a write that the log does not have: it was refused or changed nothing then, and will again."""
         for held in self._stage.gate.held.values():
             if held.key in self._recording.keys or self._is_over(str(held.frame.get("reaction", ""))):
                 continue
-            if not held.begins_reaction:  # one that was not begun then is judged at the end
+            if not held.begins_reaction:  # a reaction that did not exist then is reported at the end
                 return self._stage.gate.release(held.key)
         return False
 
     def _is_over(self, reaction: str) -> bool:
-        """Whether a reaction was left open, and nothing more of it is in the log."""
+        """Return whether the log holds no more of a reaction that it left open."""
         found = self._recording.reactions.get(reaction)
         return found is not None and found.is_open and int(found.records[-1]["seq"]) <= self._seen
 
     async def _wait_for(self, row: Row) -> None:
-        """Let time pass until a row's write is there: as much as had passed since the beginning. Raises
-        `_StopReplay`."""
+        """Let virtual time pass until a row's write arrives, but not longer than when it was recorded.
+
+        Raises `_StopReplay`.
+        """
         behind_s = (row.at - self._recording.rows[0].at) / 1000 - (self._loop.time() - self._began_s)
         allowed_s = max(0.0, behind_s) + PATIENCE_S
         passed_s = 0.0
@@ -289,7 +290,7 @@ class _Replay:
         self._stop(f"it does not come: {describe_row(row)}{also}", row, row.stream)
 
     async def _settle(self) -> None:
-        """Wait until nothing more can happen by itself. Raises what ended a runner."""
+        """Wait until nothing more happens without new input. Raises what ended a runner."""
         await self._loop.when_quiet()
         for agent_id, task in self._tasks.items():
             if task.done():
@@ -300,7 +301,7 @@ class _Replay:
                 ) from error
 
     def _look_at_requests(self) -> None:
-        """Raises `_StopReplay` when a model was asked something else. What was written before has been compared."""
+        """Raise `_StopReplay` if a model was asked something else. All rows before that have been compared."""
         if self._answers.drifts and not self._is_lenient:
             raise _StopReplay(self._answers.drifts[0])
 
@@ -314,8 +315,10 @@ class _Replay:
         raise _StopReplay(Difference(text, row.seq, row.actor, known))
 
     async def _look_at_the_end(self) -> None:
-        """What is there beyond the log: a reaction that nobody had is a difference, one for which the log ended too
-        early is not."""
+        """Check the writes beyond the end of the log.
+
+        A reaction that did not happen then is a difference, unless the log only ended before it.
+        """
         await self._settle()
         self._look_at_requests()
         for held in self._stage.gate.held.values():
@@ -329,10 +332,10 @@ class _Replay:
                 raise _StopReplay(Difference(text, trigger, agent_id))
             self._notes.append(f"{agent_id} would go on and react to #{trigger}{said}; the recording ends before that")
 
-    # --- who does what
+    # --- sources of rows
 
     def _is_awaited(self, row: Row) -> bool:
-        """Whether a row has to come from a runner, or from a mod; everything else is done by a hand."""
+        """Return whether a row must come from a runner or a mod. The player causes all others."""
         if is_decision_told(row):
             return False  # a person called network.decide
         if row.actor.startswith("mod:"):
@@ -352,7 +355,7 @@ class _Replay:
 
     def _start(self, runner: AgentRunner) -> None:
         client = self._stage.make_client(runner)
-        # as many reactions at once as there were: which of them had a place is in the order of the log
+        # no limit on parallel reactions: the order of the log already reflects it
         runner.playback = self._answers
         runner.policy = replace(runner.policy, max_parallel_reactions=1_000_000)
 
@@ -363,7 +366,7 @@ class _Replay:
         self._tasks[runner.agent_id] = asyncio.create_task(serve(), name=f"replay-{runner.agent_id}")
 
     def _cancel(self, reaction: RecordedReaction, row: Row) -> bool:
-        """Stop a reaction that a person stopped; True the first time."""
+        """Stop a reaction that a person stopped then. Return True the first time."""
         body: Mapping[str, Any] = self._recording.bodies[row.seq]
         is_stop = row.label == "stopped" or body.get("status") == "cancelled"
         if not is_stop or reaction.reaction in self._cancelled:
@@ -375,14 +378,14 @@ class _Replay:
 
 
 def replace_limits(limits: Limits) -> Limits:
-    """Give the limits of a replay: those that conversations met, without rates."""
+    """Return the limits of a replay: those of conversations, without rates."""
     unbounded = ("sends_per_s", "root_messages_per_s", "bytes_per_day", "messages_per_day", "max_uncaused_answers")
-    # the log has the end of each takeover
+    # the log holds the end of each takeover, so no timer may end it
     return limits.model_copy(update={**dict.fromkeys(unbounded, NO_RATE), "takeover_ms": 0})
 
 
 def _find_left_out(recording: Recording, runners: Sequence[AgentRunner], others: set[str]) -> list[str]:
-    """What a replay of these agents leaves out, to be told."""
+    """Return notes about what a replay of these agents leaves out."""
     registered = {row.actor for row in recording.rows if row.type == "registered"}
     told = []
     for runner in runners:
@@ -394,8 +397,11 @@ def _find_left_out(recording: Recording, runners: Sequence[AgentRunner], others:
 
 
 def _find_read_after(recording: Recording) -> dict[int, Key]:
-    """Messages that a reaction read while it ran had to arrive first: by the seq of the record that it read them, the
-    record before it, whose answer has to wait for them."""
+    """Return the records whose answer must be held, by the seq of the record that follows.
+
+    A reaction that read new messages while it ran must see them again at the same point: the answer to the record
+    before is held until they have arrived.
+    """
     found: dict[int, Key] = {}
     for reaction in recording.reactions.values():
         own = [it for it in reaction.records if not read_path(it)]

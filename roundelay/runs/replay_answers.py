@@ -1,5 +1,4 @@
-"""What models, tools and reviewers answer in a replay: what the records hold; and what was asked otherwise than it was
-then."""
+"""Answers of models, tools and reviewers in a replay, taken from the records, and changed requests (drifts)."""
 
 from __future__ import annotations
 
@@ -23,8 +22,11 @@ from roundelay.runs.replay_compare import Difference
 
 
 class RecordedAnswers:
-    """A `Playback`. ``drifts`` are the requests that are others now, in their order; strictly the first is the last.
-    ``seen`` is the last seq that has come about, ``run_tools`` are to be run again."""
+    """A `Playback` of records.
+
+    ``drifts`` are the requests that differ from the recorded ones; a strict replay ends at the first. ``seen`` is the
+    seq of the last produced row. ``run_tools`` are the tools to run again.
+    """
 
     def __init__(self, recording: Recording, *, run_tools: Collection[str], is_lenient: bool) -> None:
         self.seen = 0
@@ -35,10 +37,10 @@ class RecordedAnswers:
         self._run_tools = run_tools
         self._is_lenient = is_lenient
         self._shortened: dict[str, Difference] = {}
-        """Reactions that are asked to shorten their prompt, and what was wrong with it."""
+        """Reactions that must shorten their prompt, with the recorded error."""
 
     def is_made(self, place: CallPlace) -> bool:
-        """Whether a tool call is made again: what it does is in the network. Else its recorded result stands for it."""
+        """Return whether a tool call runs again because its effect is in the network. Other calls use the recorded result."""
         recorded = self._recording
         reaction = recorded.reactions[place.reaction]
         run = reaction.runs.get(place.path)
@@ -72,13 +74,13 @@ class RecordedAnswers:
             await _never()
         drift = self._find_drift(model, request, path) if reply is not None else None
         if drift is not None and reaction not in self._shortened and not self._is_lenient:
-            # perhaps the model had found it too long: the reaction then asks once more, with less
+            # the prompt may have been too long then: the reaction asks again with a shorter one
             self._shortened[reaction] = drift
             raise _fail("The recorded request may have been shortened.", "context_too_long")
         if drift is not None:
             self.drifts.append(self._shortened.get(reaction, drift))
             if not self._is_lenient:
-                await _never()  # the replay ends here
+                await _never()  # the replay stops here
         self.turns += 1
         if reply is not None:
             return reply
@@ -86,8 +88,7 @@ class RecordedAnswers:
         raise _fail(failed.reason, failed.failure)
 
     def _notice_further_turn(self, request: ModelRequest, run: Recorded) -> None:
-        """A turn that the recording does not have: where the reaction was left open that is its end; else it is a
-        difference."""
+        """Handle a turn that the recording does not have: a difference, unless the recording left the reaction open."""
         end = run.finished
         if end is not None and end.status != "cancelled":
             trigger = self._recording.reactions[request.reaction].trigger
@@ -121,7 +122,7 @@ class RecordedAnswers:
             agent_id = self._recording.reactions[reaction].agent_id
             text = f"{agent_id} runs {planned.tool.name} now; then it was answered: {shorten(result.content)}"
             self.drifts.append(Difference(text, None, agent_id, reaction, turn))
-        await _never()  # it was under way when the reaction was left
+        await _never()  # the call was in progress when the log ended
 
     def review(self, reaction: str, path: str, turn: int, message: tuple[int, int] | None = None) -> Reviewed | None:
         run = self._find_run(reaction, path)
@@ -175,7 +176,7 @@ async def _never() -> NoReturn:
 
 
 def _fail(reason: str, kind: ModelFailure) -> ModelError:
-    """A failure that is not tried again."""
+    """Return a model error that is not retried."""
     error = ModelError(reason, reason=kind)
     error.retryable = False
     return error

@@ -1,4 +1,4 @@
-"""What two rows, a recorded one and the same in a replay, differ in, in words. Pure."""
+"""Differences between recorded rows and their replay, in words. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from roundelay.runs.reactions import describe_record
 
 _NOT_COMPARED: Mapping[str, frozenset[str]] = {
     "started": frozenset({"config_hash", "prompt_hash"}),  # the prompt itself is compared when the model is asked
-    "model_reply": frozenset({"request", "used"}),  # what middleware asks by itself is not asked again
+    "model_reply": frozenset({"request", "used"}),  # calls of middleware are not repeated
     "waiting": frozenset({"until"}),
-    "tool_started": frozenset({"once"}),  # which older logs do not say
+    "tool_started": frozenset({"once"}),  # older logs do not have it
     "finished": frozenset(
         {"tool_calls", "usage", "used"}
-    ),  # usage likewise; a call that a restart broke off does not count, and here nothing breaks off
+    ),  # usage, too: a call that a restart interrupted does not count, and nothing interrupts a replay
 }
 MAX_WORDS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not as it was: where in the log, of whom, and what."""
+    """One difference: its place in the log, its agent, and its text."""
 
     text: str
     seq: int | None = None
@@ -45,9 +45,9 @@ class Difference:
 
 
 def compare_rows(recorded: Row, now: Row, *, is_input: bool) -> str | None:
-    """Give the difference between a row and its replay, None if there is none.
+    """Return the difference between a row and its replay, or None.
 
-    Not compared: when it was sent; for what was an input also its id, since a call may stand in its place.
+    The time of sending is not compared. For input, the id is not compared either: a call may replace the message.
     """
     names = ("type", "actor", "seq", *(("stream", "label", "key") if recorded.type == "record" else ()))
     then, present = decode_json(recorded.data), decode_json(now.data)
@@ -55,7 +55,9 @@ def compare_rows(recorded: Row, now: Row, *, is_input: bool) -> str | None:
         return _tell_rows(recorded, now)
     if recorded.type == "message":
         return _compare_messages(recorded, now, then, present, is_input=is_input)
-    if recorded.type == "record" and isinstance(then, dict) and isinstance(present, dict):  # else another program's
+    if (
+        recorded.type == "record" and isinstance(then, dict) and isinstance(present, dict)
+    ):  # otherwise another program wrote it
         return _compare_records(recorded, then, present)
     return _tell_rows(recorded, now) if then != present else None
 
@@ -103,7 +105,7 @@ def _compare_manifests(was: Any, now: Any) -> str:
 
 
 def describe_row(row: Row) -> str:
-    """Give a row in a few words."""
+    """Return a row in a few words."""
     body = decode_json(row.data)
     match row.type:
         case "message":
@@ -120,7 +122,7 @@ def describe_row(row: Row) -> str:
 
 
 def describe_frame(frame: Mapping[str, Any]) -> str:
-    """Give what somebody wants to write in a few words."""
+    """Return a frame in a few words."""
     match frame["type"]:
         case "send":
             text = frame.get("text_representation") or frame.get("content")
@@ -138,7 +140,7 @@ def _name_message(row: Row) -> str:
 
 
 def _tell_apart(was: Any, now: Any) -> str:
-    """Give two values, from a little before they part."""
+    """Return two values from shortly before their first difference."""
     then, present = (it if isinstance(it, str) else json.dumps(it, ensure_ascii=False) for it in (was, now))
     same = 0
     while same < min(len(then), len(present)) and then[same] == present[same]:

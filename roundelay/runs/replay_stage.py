@@ -1,7 +1,7 @@
-"""The stage of a replay: a hub in memory with the clock of the log, and the ways to it.
+"""The stage of a replay: a hub in memory on the log's clock, and the connections to it.
 
-Agents' connections hold what they write at a gate, until its turn comes; a hand does again what the log says that
-somebody did whom nobody plays.
+Writes of agents wait at a gate until their row is next. An `InputPlayer` repeats what the log says about participants
+that are not run.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ from roundelay.network.visibility import Visibility
 from roundelay.runs.recording import Recording
 
 Key = tuple[str, str]
-"""Who wrote it, and its id as the log has it: ``m:``, ``r:`` or ``c:`` and the client's."""
+"""Writer and idempotency key of a row: ``m:``, ``r:`` or ``c:`` and the client's id."""
 
 _stored_message = msgspec.json.Decoder(WireMessage)
 
 
 class ReplayStage:
-    """The network in which a recording is played again. ``held_answers``: the records whose answer waits, until
-    `WriteGate.release_answer`."""
+    """The network of a replay. Answers to ``held_answers`` (records) wait for `WriteGate.release_answer`."""
 
     def __init__(
         self,
@@ -74,12 +73,12 @@ class ReplayStage:
         self.hands = InputPlayer(self.hub, recording, self._new_id)
 
     def move_to(self, row: Row) -> None:
-        """Let it be the time of a row; seqs before it that were never used stay so."""
+        """Set the clock and the next seq to those of a row. Seqs that the log skips stay unused."""
         self._stamp = max(self._stamp, row.at)
         self.hub.state.head = max(self.hub.state.head, row.seq - 1)
 
     def make_client(self, runner: AgentRunner) -> NetworkClient:
-        """Give an agent's client, whose writes wait at the gate."""
+        """Return a client for an agent, whose writes wait at the gate."""
         return NetworkClient(
             runner.agent_id,
             kind="agent",
@@ -109,7 +108,7 @@ class HeldWrite:
 
 
 class WriteGate:
-    """What agents want to write, in the order in which it came. ``changes`` are the operations that write."""
+    """Holds the frames that agents want to write, in order. ``changes`` are the operations that write."""
 
     def __init__(self, changes: Collection[str], held_answers: Collection[Key]) -> None:
         self.held: dict[Key, HeldWrite] = {}
@@ -118,7 +117,7 @@ class WriteGate:
         self._answers: dict[Key, Callable[[], None]] = {}
 
     def hold(self, agent_id: str, frame: dict[str, Any], send: Callable[[], None]) -> bool:
-        """Keep a frame until `release`; False for one that writes nothing."""
+        """Hold a frame until `release`. Return False for a frame that writes nothing."""
         match frame["type"]:
             case "send":
                 client_id = f"m:{frame['message_id']}"
@@ -133,14 +132,14 @@ class WriteGate:
         return True
 
     def release(self, key: Key) -> bool:
-        """Let the frame of this key go, if it is there."""
+        """Send the frame with this key. Return False if it is not held."""
         held = self.held.pop(key, None)
         if held is not None:
             held.send()
         return held is not None
 
     def hold_answer(self, agent_id: str, payload: bytes, write: Callable[[], None]) -> bool:
-        """Keep the answer to a record that is to wait; False for anything else."""
+        """Hold the answer to a record of ``held_answers``. Return False for anything else."""
         if not payload.startswith(b'{"type":"stored"'):
             return False
         key = (agent_id, f"r:{msgspec.json.decode(payload).get('record_id')}")
@@ -150,7 +149,7 @@ class WriteGate:
         return True
 
     def release_answer(self, key: Key) -> bool:
-        """Let the answer to a record go; False if none waits."""
+        """Deliver the answer to a record. Return False if none is held."""
         write = self._answers.pop(key, None)
         if write is not None:
             write()
@@ -158,7 +157,7 @@ class WriteGate:
 
 
 class _GatedTransport:
-    """An agent's way to the hub."""
+    """Transport of an agent, through the gate."""
 
     def __init__(self, hub: Hub, gate: WriteGate, agent_id: str) -> None:
         self._hub, self._gate, self._agent_id = hub, gate, agent_id
@@ -184,12 +183,12 @@ class _GatedConnection(LocalConnection):
 
 
 def is_decision_told(row: Row) -> bool:
-    """Whether the network tells an agent what a person has decided by ``network.decide``."""
+    """Return whether a row is the network's report of a decision by ``network.decide``."""
     return row.type == "message" and row.actor == "mod:network" and row.key.startswith("c:")
 
 
 class _Hand(LocalConnection):
-    """Writes for a participant whom nobody plays: what it is told is thrown away, but for errors."""
+    """Connection of a participant that is not run. Frames from the hub are dropped, except for errors."""
 
     def __init__(self, hub: Hub, agent_id: str, kind: Kind) -> None:
         super().__init__(hub)
@@ -204,8 +203,7 @@ class _Hand(LocalConnection):
 
 
 class InputPlayer:
-    """InputPlayer that do again what people and programs did, and agents that nobody runs: everybody's by id, from the
-    registration on."""
+    """Repeats what people, programs and agents that are not run did, each over a connection of their own."""
 
     def __init__(self, hub: Hub, recording: Recording, new_id: Callable[[], str]) -> None:
         self._hub = hub
@@ -217,7 +215,7 @@ class InputPlayer:
         }
 
     def perform(self, row: Row) -> bool:
-        """Bring a row about; False for one that is not to be brought about."""
+        """Cause a row. Return False for a row that input cannot cause."""
         body = self._recording.bodies[row.seq]
         match row.type:
             case "registered":
@@ -256,12 +254,12 @@ class InputPlayer:
         return True
 
     def cancel(self, by: str, reaction: str) -> None:
-        """Let somebody stop a reaction."""
+        """Stop a reaction in the name of a participant."""
         person = by if by in self._kinds else next((it for it, kind in self._kinds.items() if kind != "agent"), by)
         self._send_call(person, self._new_id(), "network.cancel", {"reaction": reaction})
 
     def take_error(self) -> str | None:
-        """Give what the hub last refused to a hand, once."""
+        """Return and clear the hub's last refusal."""
         for hand in self._hands.values():
             if hand.errors:
                 return hand.errors.pop()
@@ -302,7 +300,7 @@ class InputPlayer:
 
 
 def _read_send(row: Row) -> SendFrame:
-    """The ``send`` that a message came from."""
+    """Return the ``send`` frame of a message row."""
     message = _stored_message.decode(row.data)
     shared = (name for name in SendFrame.__struct_fields__ if name in WireMessage.__struct_fields__)
     excluded = list(row.excluded) if row.excluded and message.to == "broadcast" else UNSET

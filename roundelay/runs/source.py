@@ -1,4 +1,4 @@
-"""Where a run is read from: a node, under the caller's rights (`node_source`), or a ledger's file (`file_source`).
+"""Sources of a run: a node, under the caller's rights (`node_source`), or a ledger's file (`file_source`).
 
 Both answer the same questions: the causes of a message and what followed from it, reactions with their records,
 messages, the log itself. A node also yields new messages.

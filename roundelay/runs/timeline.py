@@ -28,7 +28,7 @@ class TimedStep:
     started_at: int
     ended_at: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
-    """What is particular to the kind, see `_Steps`."""
+    """Further fields of the kind, see `_Steps`."""
     usage: Usage | None = None
     """Tokens of a model call."""
 

@@ -1,7 +1,7 @@
 """Why a message was sent, from its reaction up to the root, and what followed from it.
 
 `explain` and `follow` read from a source and return values; `why_text` puts these into words, `to_json` makes them JSON
-for programs. What the caller may not see is left out, and never guessed.
+for programs. Anything that the caller may not see is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_DEPTH = 50
 
 @dataclass(frozen=True, slots=True)
 class SendOrigin:
-    """How a reaction sent a message (``how``): as its answer or by a tool call, and the model's reply behind it."""
+    """The part of a reaction that sent a message: its answer or a tool call, and the model's reply behind it."""
 
     how: str
     path: str = ""
@@ -65,7 +65,7 @@ class CauseStep:
 
     @property
     def work(self) -> Sequence[RecordedWork]:
-        """What the reaction had done before it wrote the message: with the prompt, all that the message rests on."""
+        """Work before the message was written: with the prompt, all that the message can be based on."""
         if self.reaction is None or self.is_hidden:
             return ()
         if self.sent is None:

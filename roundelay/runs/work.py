@@ -21,7 +21,7 @@ Messages = Mapping[int, BaseMessage]
 def choose_earlier(work: Iterable[RecordedWork], path: str, turn: int, call: int | None = None) -> list[RecordedWork]:
     """Return the work that was done before the model of the run at ``path`` wrote in this turn.
 
-    Nothing else can have influenced its words. Reviews of what this ``call`` sends are included too.
+    Only this work can have influenced its words. Reviews of what this ``call`` sends are included too.
     """
     place = _find_place(path, turn)
 
@@ -101,7 +101,7 @@ def work_to_json(work: RecordedWork, messages: Messages) -> dict[str, Any]:
 
 
 def exchange_to_json(call: RecordedCall, messages: Messages) -> dict[str, Any]:
-    """Return whom a call asked, each with the answer, and how people decided on it."""
+    """Return the questions of a call with their answers, and the decision of people on the call."""
     approval = None
     if call.request is not None or call.approval is not None:
         decision: dict[str, Any] = {}

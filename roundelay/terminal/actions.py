@@ -1,8 +1,7 @@
-"""What a person does in a conversation beside sending a text, for each screen at which one may sit: going to a place,
-deciding, taking over, stopping, letting go on; and which news such a screen tells.
+"""What a person does at any screen besides sending text: go to a place, decide, take over, stop, resume.
 
-A function does one thing at the hub, keeps what follows from it in the `LiveActivity` of the screen, and gives the sentence
-that tells it. Nothing is drawn here.
+Each function calls the hub, updates the screen's `LiveActivity`, and returns the sentence to show. Nothing is drawn
+here.
 """
 
 from __future__ import annotations
@@ -26,20 +25,22 @@ _YES_OR_NO = {"yes": "approve", "ok": "approve", "okay": "approve", "no": "deny"
 
 
 async def watch(client: NetworkClient) -> None:
-    """Be told of presence and signals, in this session."""
+    """Subscribe this session to presence and signals."""
     await client.call("network.watch", {"presence": True, "signals": True})
 
 
 def is_shown(event: Event, me: str) -> bool:
-    """Whether a screen tells an event: not what its person has done there, nor the commands' own reader, nor what a
-    message tells too."""
+    """Whether a screen shows an event.
+
+    It does not show what its own person did, the reader of the commands, or what a message shows too.
+    """
     match event:
         case Notice(kind="taken" | "given", body={"agent_id": by}):
             return bool(by != me)
         case Notice(kind="loop_stopped", body={"began_by": by}):
-            return bool(by != me)  # a message tells of it, here and to who was away
+            return bool(by != me)  # a message shows it, also to people who were away
         case Notice(kind="inbox" | "marked" | "members"):
-            return False  # they say what to fetch again
+            return False  # these only say what to fetch again
         case Presence(agent_id=agent_id):
             return agent_id not in (me, READER_ID)
         case _:
@@ -47,7 +48,7 @@ def is_shown(event: Event, me: str) -> bool:
 
 
 async def check_place(client: NetworkClient, to: str, listed: Iterable[Mapping[str, Any]]) -> None:
-    """Raises `UnknownRecipient` for a place that looks like a misspelled one; ``listed`` are the participants."""
+    """Raise `UnknownRecipient` for a place that looks misspelled. ``listed`` are the participants."""
     channels: list[str] = []
     with suppress(RequestError):  # a hub without channels
         channels = [str(it["name"]) for it in await list_channels(client)]
@@ -55,14 +56,16 @@ async def check_place(client: NetworkClient, to: str, listed: Iterable[Mapping[s
 
 
 async def enter_place(client: NetworkClient, to: str) -> tuple[Place, str]:
-    """Give the place that an address or a thread names; a channel is joined, or made, which the sentence then says.
-    Raises `RoundelayError`."""
+    """Return the place that an address or a thread names, and a sentence if a channel was created for it.
+
+    A channel is joined. Raises `RoundelayError`.
+    """
     told = ""
     if to.startswith("channel:") and to != "channel:":
         name = to.removeprefix("channel:")
         if not is_id(name):
             raise InvalidArguments(
-                f"{sanitize(name)!r} is no channel's name; use lower case letters, digits, '.', '_' and '-'."
+                f"{sanitize(name)!r} is not a channel name. Use lower-case letters, digits, '.', '_' and '-'."
             )
         if await client.join_channel(name):
             told = f"Created the channel {name}."
@@ -70,20 +73,20 @@ async def enter_place(client: NetworkClient, to: str) -> tuple[Place, str]:
 
 
 def choose_request(word: str, waiting: Sequence[PendingRequest]) -> int:
-    """The seq of the one request that waits for a decision. Raises `InvalidArguments` where none does, or several."""
+    """Return the seq of the only request that waits for a decision. Raises `InvalidArguments` for none or several."""
     if len(waiting) == 1:
         return waiting[0].seq
     if not waiting:
-        raise InvalidArguments(
-            f"No call waits for your decision that is known here; write /{word} SEQ for an older one."
-        )
+        raise InvalidArguments(f"No call waits for your decision here. For an older one, write /{word} SEQ.")
     listed = ", ".join(f"#{it.seq} of {sanitize(it.agent_id)}" for it in waiting)
     raise InvalidArguments(f"Several calls wait for your decision: {listed}. Write /{word} SEQ with the number of one.")
 
 
 def read_yes_or_no(under_way: LiveActivity, thread_id: str, text: str) -> tuple[str, int] | None:
-    """What a plain yes, ok or no decides where a call waits for one in this thread, and its seq; None for a text like any
-    other. Raises `InvalidArguments` where several wait."""
+    """Return the decision that a plain yes, ok or no makes, and the seq of the request that waits in this thread.
+
+    Return None for other text. Raises `InvalidArguments` if several requests wait.
+    """
     word = _YES_OR_NO.get(text.strip().rstrip(".!").lower())
     waiting = under_way.list_own_requests(thread_id)
     return (word, choose_request(word, waiting)) if word is not None and waiting else None
@@ -96,8 +99,10 @@ async def decide_request(
     decision: str,
     on_sent: Callable[[AnyMessage, Stored], None] = lambda request, stored: None,
 ) -> tuple[AnyMessage, Stored]:
-    """Answer an agent that asks whether it may make a call: ``decision`` is ``/approve ...``, ``/deny ...`` or ``/edit
-    ...``. Return the request, and where the decision stands. Raises `InvalidArguments` where it decides nothing."""
+    """Decide on an agent's call: ``decision`` is ``/approve ...``, ``/deny ...`` or ``/edit ...``.
+
+    Return the request and the stored decision. Raises `InvalidArguments` if it decides nothing.
+    """
 
     def sent(request: AnyMessage, stored: Stored) -> None:
         on_sent(request, stored)
@@ -122,7 +127,7 @@ async def end_takeover(client: NetworkClient, under_way: LiveActivity, thread_id
 
 
 async def stop_work(client: NetworkClient, under_way: LiveActivity, thread_id: str) -> str:
-    """Ask agents to stop what they do in a thread."""
+    """Ask agents to stop their work in a thread."""
     stopped = (await client.call("network.cancel", {"thread_id": thread_id}))["reactions"]
     if stopped:
         count = "1 reaction" if len(stopped) == 1 else f"{len(stopped)} reactions"
@@ -133,12 +138,12 @@ async def stop_work(client: NetworkClient, under_way: LiveActivity, thread_id: s
 
 
 async def resume(client: NetworkClient, what: str) -> str:
-    """Let the conversation that began with a seq go on, or an agent that was stopped."""
+    """Resume the conversation with this root, or a stopped agent."""
     if what.isdecimal():
         told, more = f"The conversation that began with #{what}", "; it may now be as long once more"
         resumed = await client.call("network.resume_root", {"root": int(what)})
     else:
         told, more = sanitize(what), ""
         resumed = await client.call("network.resume_agent", {"agent_id": what})
-    was_stopped = resumed.get("was_stopped", True)  # a hub from before says nothing of it
+    was_stopped = resumed.get("was_stopped", True)  # an older hub does not say
     return f"{told} may go on." if was_stopped else f"{told} had not been stopped{more}."

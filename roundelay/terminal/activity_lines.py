@@ -1,8 +1,7 @@
-"""How what is under way looks on a terminal: who is at work, in a few words, and below the messages the texts that
-grow.
+"""Live activity on a terminal: who is at work in a few words, and growing texts below the messages. Pure.
 
-Drawn from an `LiveActivity`. Everything in it is the writing of participants, so it goes through `clean`, and no line is
-wider than asked for: one that is would be broken by the terminal, and could not be drawn over. Pure.
+All of it is participants' text, so it is sanitized. No line is wider than requested: the terminal would break it, and
+the prompt could not draw over it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,10 @@ from roundelay.live_activity import ActiveCall, ActiveReaction, ActivityNews, Gr
 
 
 def describe_active(under_way: LiveActivity, me: str = "") -> str:
-    """Who does what at the moment, for a prompt; empty when nobody does anything. ``me``: who is not told of their own
-    typing, at another screen."""
+    """Return who does what at the moment, for a prompt; empty if nobody does anything.
+
+    ``me`` is the person at the screen, whose own typing at another screen is not shown.
+    """
     if not under_way.is_connected:
         return "not connected"
     asking = sorted({it.agent_id for it in under_way.requests.values()})
@@ -31,15 +32,14 @@ def describe_active(under_way: LiveActivity, me: str = "") -> str:
 
 
 def describe_news(news: ActivityNews) -> str:
-    """What a signal tells, in a line: ``bob › ann uses search``."""
+    """Return news as one line: ``bob › ann uses search``."""
     return sanitize(
         f"{' › '.join(news.who)}{': ' if news.verb == 'reports' else f' {news.verb} '}{news.object}".rstrip()
     )
 
 
 def draw_growing_texts(under_way: LiveActivity, thread_id: str, *, width: int, rows: int, paint: Paint) -> list[str]:
-    """What is being written in a thread, at most ``rows`` lines of at most ``width`` columns; the newest of each
-    agent."""
+    """Return the growing texts of a thread: at most ``rows`` lines of at most ``width`` columns."""
     writing = under_way.list_writing(thread_id)
     if not writing or rows < 1:
         return []
@@ -48,14 +48,14 @@ def draw_growing_texts(under_way: LiveActivity, thread_id: str, *, width: int, r
 
 
 def _describe_calls(calls: Sequence[ActiveCall]) -> str:
-    """What an agent is at, each thing once."""
+    """Describe the calls of an agent, each thing once."""
     used = ", ".join(dict.fromkeys(it.tool for it in calls if not it.asked))
     awaited = ", ".join(dict.fromkeys(", ".join(it.asked) for it in calls if it.asked))
     return " and ".join([*([f"uses {used}"] if used else []), *([f"waits for {awaited}"] if awaited else [])])
 
 
 def _draw_work(work: ActiveReaction, width: int, rows: int, paint: Paint) -> list[str]:
-    """The agent's own text in full, as far as there is room; a line for each other thing that it is at."""
+    """Draw the agent's own text with as many lines as there is room for, and one line for each other text."""
     own = [it for it in work.texts.values() if it.kind == "text" and not it.path][-1:]
     others = [it for it in work.texts.values() if it.kind != "text" or it.path]
     if own:
@@ -63,21 +63,21 @@ def _draw_work(work: ActiveReaction, width: int, rows: int, paint: Paint) -> lis
     lines = [_draw_line(work, it, width, paint) for it in others[-rows:]]
     if own:
         name = fit_start(sanitize(work.agent_id), width // 2)
-        text = sanitize_lines(own[0].text[-2 * rows * width :])  # no more could be shown
+        text = sanitize_lines(own[0].text[-2 * rows * width :])  # more would not fit
         first, *rest = break_lines(text, width - len(CONTINUED), first_width=width - display_width(f"{name} … "))
-        # As in a message, no line of it can look like one of ours.
+        # As in a message, no line of it can look like a line of the program.
         drawn = [f"{paint.name(name)}{paint.dim(' … ')}{first}", *(paint.dim(CONTINUED) + it for it in rest)]
         lines += drawn[-max(rows - len(lines), 1) :]
     return lines
 
 
 def _draw_line(work: ActiveReaction, stream: GrowingText, width: int, paint: Paint) -> str:
-    """Who it is and the end of what it writes; of a report of progress the beginning."""
+    """Draw who writes and the end of the text; of a progress report, draw the beginning."""
     label = {"reasoning": "thinks: ", "tool": f"{stream.tool or 'tool'}: ", "progress": "", "text": "writes: "}[
         stream.kind
     ]
     is_report = stream.kind == "progress"
-    text = stream.text[: 2 * width] if is_report else stream.text[-2 * width :]  # no more could be shown
+    text = stream.text[: 2 * width] if is_report else stream.text[-2 * width :]  # more would not fit
     flat = sanitize(" ".join(text.split()))
     head = sanitize(f"{' › '.join(work.name_path(stream.path))} · {label}")
     head = fit_end(head, max(width * 2 // 3, width - display_width(flat)))

@@ -1,8 +1,4 @@
-"""``roundelay chat``: a person's lines, from a prompt at a terminal or from a pipe, are obeyed one by one until they
-end.
-
-After the end of a pipe the chat waits for the answers to what was said, and leaves.
-"""
+"""``roundelay chat``: runs lines from a prompt or a pipe until they end. After the end of a pipe, it waits for answers."""
 
 from __future__ import annotations
 
@@ -18,16 +14,17 @@ from roundelay.display.text import sanitize
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import RequestError
 from roundelay.terminal.chat import Chat
+from roundelay.terminal.chat_commands import COMMANDS
 
 QUIET_S = 2.0
-"""After the end of a pipe the chat leaves when nothing has happened for so long and nobody is at work."""
+"""After the end of a pipe, leave when nothing has happened for this time and nobody is at work."""
 MOST_QUIET_WAIT_S = 120.0
 
 
 async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: float | None = None) -> bool:
-    """Chat until the person leaves or the input ends; True if every line could be obeyed.
+    """Chat until the person leaves or the input ends. Return True if every line had its effect.
 
-    ``wait_s`` is how long to stay after the end of a pipe; without it, until it is quiet. Raises what ends the
+    ``wait_s`` is how long to stay after the end of a pipe; None stays until it is quiet. Raises what ends the
     connection.
     """
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
@@ -35,13 +32,19 @@ async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: floa
         from roundelay.terminal.prompt import PromptLine
 
         async with PromptLine(sys.stdout).at_work() as prompt:
-            chat = Chat(client, Screen(prompt, paint=prompt.paint), shows_activity=False)
+            chat = Chat(client, Screen(prompt, paint=prompt.paint), shows_activity=False, commands=COMMANDS)
             prompt.follow(chat)
             await chat.start(to)
             chat.screen.note("Type a line to send it; /help tells more, Ctrl-D leaves.")
             await _converse(chat, prompt.lines(), wait_s=0.0)
     else:
-        chat = Chat(client, Screen(sys.stdout), errors=Screen(sys.stderr), patience=ReconnectLimit(PIPE_PATIENCE_S))
+        chat = Chat(
+            client,
+            Screen(sys.stdout),
+            errors=Screen(sys.stderr),
+            patience=ReconnectLimit(PIPE_PATIENCE_S),
+            commands=COMMANDS,
+        )
         await chat.start(to)
         open_before = await _count_open_reactions(client)
         await _converse(chat, read_lines(sys.stdin.fileno()), wait_s=wait_s, open_before=open_before)
@@ -62,8 +65,10 @@ async def _converse(chat: Chat, lines: AsyncIterator[str], *, wait_s: float | No
 
 
 async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) -> None:
-    """Wait until it is quiet and no more reactions are open than before: those may be of agents that never come
-    back."""
+    """Wait until it is quiet and no more reactions are open than at the start.
+
+    Reactions that were open at the start may belong to agents that never return.
+    """
     if wait_s is not None:
         await asyncio.sleep(wait_s)
         return
@@ -76,11 +81,11 @@ async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) 
             decide = f"/approve {it.seq} or /deny {it.seq} in: roundelay chat --as {chat.client.agent_id}"
             chat.screen.note(f"{sanitize(it.agent_id)} waits for the decision of #{it.seq}: {decide}")
     except TimeoutError:
-        chat.screen.note(f"Left after {MOST_QUIET_WAIT_S:g} s; to stay longer, give --wait SECONDS.")
+        chat.screen.note(f"Left after {MOST_QUIET_WAIT_S:g} s. Use --wait SECONDS to stay longer.")
 
 
 async def _count_open_reactions(client: NetworkClient) -> int:
-    """How many reactions agents are at; 0 for who may not know: then the agents' signals alone tell."""
+    """Return the number of open reactions; 0 if this client may not see it, and then only signals count."""
     try:
         return int((await client.call("network.status"))["open_reactions"])
     except RequestError:
@@ -88,15 +93,15 @@ async def _count_open_reactions(client: NetworkClient) -> int:
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[str]:
-    """The lines of a pipe, file or terminal, as they come.
+    """Yield the lines of a pipe, file or terminal as they arrive.
 
-    A thread reads, since not every descriptor can be polled. It is a daemon and reads below Python's buffers, so that a
-    chat which ends early neither waits for it nor finds a lock of its.
+    A thread reads, because not every descriptor can be polled. It is a daemon thread and bypasses Python's buffers: a
+    chat that ends early must not wait for the thread, or for a lock that it holds.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[str | None] = asyncio.Queue(
         maxsize=1
-    )  # full: the thread waits, and so does who writes the pipe
+    )  # if full, the thread waits, and so does the writer of the pipe
 
     def read() -> None:
         try:
@@ -104,7 +109,7 @@ async def read_lines(descriptor: int) -> AsyncIterator[str]:
                 asyncio.run_coroutine_threadsafe(queue.put(line), loop).result()
             asyncio.run_coroutine_threadsafe(queue.put(None), loop).result()
         except (RuntimeError, asyncio.CancelledError):
-            return  # the loop has ended before the input
+            return  # the loop ended before the input
 
     threading.Thread(target=read, name="stdin", daemon=True).start()
     while (line := await queue.get()) is not None:
@@ -123,5 +128,5 @@ def _split_lines(descriptor: int) -> Iterator[str]:
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 65536)
-    except OSError:  # closed, or a terminal that is gone: the input has ended
+    except OSError:  # the descriptor is closed, or its terminal is gone
         return b""

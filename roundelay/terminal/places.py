@@ -1,4 +1,4 @@
-"""The places of a conversation: where a person's plain lines go, and which of them an address or a thread names."""
+"""Places: where a person's lines go, and how addresses and thread ids name them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from roundelay.network.frames import is_id
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where plain lines go. In a reply thread they answer its newest message, which must be known."""
+    """Where lines go. In a reply thread they answer its newest message (``reply_to``)."""
 
     to: str
     thread_id: str
@@ -31,7 +31,7 @@ class Place:
 
     @property
     def conversation(self) -> str | None:
-        """The one of several conversations with a participant, where it is one."""
+        """Name of the conversation, if it is one of several with a participant."""
         return conversation_of(self.thread_id) or None
 
     def describe(self) -> str:
@@ -42,8 +42,10 @@ BROADCAST = Place("broadcast", "broadcast")
 
 
 def check_recipient(written: str, known: Sequence[str], channels: Sequence[str] = ()) -> None:
-    """Raises `UnknownRecipient` where an id, or the address of one, is none of these, with one that it may be; and
-    where a channel is none of those, but may be meant to be one."""
+    """Raise `UnknownRecipient` for an unknown id, and for a new channel whose name is close to an existing one.
+
+    The error suggests the closest name.
+    """
     kind, _, name = written.rpartition(":")
     if not is_id(name) or written == BROADCAST.to:
         return
@@ -57,9 +59,9 @@ def check_recipient(written: str, known: Sequence[str], channels: Sequence[str] 
 
 
 async def find_place(client: NetworkClient, written: str) -> Place:
-    """The place that an address, the id of a thread or the bare id of a participant names; nothing is joined or sent.
+    """Return the place that an address, a thread id or a participant's id names. Nothing is joined or sent.
 
-    Raises `RoundelayError`: it names none, or the reply thread is not the person's.
+    Raises `RoundelayError` if it names no place, or a reply thread that the person may not read.
     """
     kind, _, name = written.partition(":")
     me = client.agent_id
@@ -80,6 +82,6 @@ async def find_place(client: NetworkClient, written: str) -> Place:
     target = name if kind == "agent" else written
     if not is_id(target):
         raise InvalidArguments(
-            f"{sanitize(written)!r} is no place; write an id, channel:NAME, broadcast, mod:ID or thread:SEQ."
+            f"{sanitize(written)!r} is not a place. Write an id, channel:NAME, broadcast, mod:ID or thread:SEQ."
         )
     return Place(agent_address(target), direct_thread(me, target))

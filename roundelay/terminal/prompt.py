@@ -1,9 +1,8 @@
-"""The lowest lines of a terminal in `roundelay chat`: what agents are writing, the prompt, and what is being typed, by
-`prompt_toolkit`.
+"""The bottom lines of `roundelay chat` at a terminal: growing texts, the prompt, and the line being typed.
 
-The one module that imports `prompt_toolkit`, so it is loaded when a chat begins at a terminal. What arrives is written
-above; finished lines go to `PromptLine.lines`. A pasted text stays one line, whatever line breaks it has: each line is
-a message, and each may wake agents.
+The only module that imports `prompt_toolkit`, so that other commands start fast. Messages are written above the prompt,
+finished lines go to `PromptLine.lines`. A pasted text stays one line whatever line breaks it has: otherwise each of its
+lines would become a message and could wake agents.
 """
 
 from __future__ import annotations
@@ -41,39 +40,38 @@ from roundelay.network.home import home
 from roundelay.network.platforms import CLOSE_ON_EXEC, handle_signals, set_mode
 from roundelay.runs.lists import list_participants, list_threads
 from roundelay.terminal.activity_lines import describe_active, draw_growing_texts
-from roundelay.terminal.chat import COMMANDS, Chat
+from roundelay.terminal.chat import Chat
+from roundelay.terminal.chat_commands import COMMANDS
 
 MAX_LINES = 1000
-"""Entered and not yet obeyed; a further one stays in the prompt."""
+"""Maximum number of entered lines that wait. A further line stays in the prompt."""
 MAX_LIVE_ROWS, MAX_TYPED_ROWS, MENU_ROWS = 10, 8, 6
-"""Of what agents are writing and of what is typed, at most, so that the conversation stays in view; of what tab
-offers."""
+"""Maximum rows of growing texts and of the typed line, so that the conversation stays visible; rows of completions."""
 DRAW_EVERY_S = 0.05
-"""What others do is drawn that often at most; what is typed at once."""
+"""Minimum time between two drawings of others' activity. Typing is drawn at once."""
 ESCAPE_S = 0.1
-"""What comes so soon after Esc is one key with it, such as Alt-b; what comes later is typed."""
+"""A key within this time after Esc belongs to it, as in Alt-b."""
 MAX_LABEL, MIN_STATE, MIN_TYPING = 40, 8, 20
-"""Columns of the prompt: of who is at work and of the place, each, at most; of the former, at least; what is left to
-type in."""
+"""Columns of the prompt: maximum for the activity and for the place, minimum for the activity, minimum for typing."""
 LINE_BREAK = "⏎ "
-"""Begins each further line of a pasted text."""
+"""Prefix of each further line of a pasted text."""
 MAX_HISTORY, MAX_HISTORY_BYTES = 500, 1_000_000
-"""Of lines typed earlier: how many come back, and how large their file may get before its older half goes."""
+"""Number of earlier lines that are loaded, and the size at which the older half of their file is deleted."""
 COMPLETE_WITHIN_S, MAX_THREADS = 2.0, 50
 
 
 class PromptLine:
-    """A prompt and what is typed in it. Its `write` puts text above it. Use inside ``async with prompt.at_work()``."""
+    """A prompt with its typed line. `write` writes text above it. Use it inside ``async with prompt.at_work()``."""
 
     def __init__(self, stream: TextIO) -> None:
         self.paint = Paint(is_on=wants_color(stream))
         self._stream = stream
         self.chat: Chat | None = None
-        self._has_hinted = False  # since the last line, that agents are at work
-        self._due: asyncio.TimerHandle | None = None  # the next time to draw
+        self._has_hinted = False  # whether the hint was shown since the last line
+        self._due: asyncio.TimerHandle | None = None  # timer of the next drawing
         self._lines: asyncio.Queue[str | None] = asyncio.Queue(maxsize=MAX_LINES + 1)  # None: the person leaves
-        # Nobody is asked where the cursor stands: not every terminal answers, and who types meanwhile would be in the
-        # answer.
+        # Do not ask the terminal for the cursor position: not every terminal answers, and keys typed meanwhile would be
+        # mixed into the answer.
         output = Vt100_Output(
             stream, Vt100_Output.from_pty(stream).get_size, term=os.environ.get("TERM"), enable_cpr=False
         )
@@ -102,7 +100,7 @@ class PromptLine:
         if app.is_running:
             app.renderer.erase()
         self._stream.write(text)
-        self._stream.flush()  # what was written is acknowledged next
+        self._stream.flush()  # the caller acknowledges the message next
         app.invalidate()
 
     def flush(self) -> None:
@@ -114,15 +112,15 @@ class PromptLine:
         chat.activity.on_change = self._draw_soon
 
     async def lines(self) -> AsyncIterator[str]:
-        """What is entered, until the person leaves."""
+        """Yield the entered lines until the person leaves."""
         self._session.app.invalidate()
         while (line := await self._lines.get()) is not None:
             yield line
-            self._session.app.invalidate()  # it may have changed the place
+            self._session.app.invalidate()  # the line may have changed the place
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[PromptLine]:
-        """The prompt, until the block ends; then the terminal is as it was."""
+        """Show the prompt until the block ends, and then restore the terminal."""
         task = asyncio.current_task()
         assert task is not None
         typing = asyncio.create_task(self._session.prompt_async(set_exception_handler=False, handle_sigint=False))
@@ -139,16 +137,16 @@ class PromptLine:
             raise error
 
     def _accept(self, buffer: Buffer) -> bool:
-        """Take an entered line; gives whether it stays in the prompt."""
+        """Queue an entered line. Return True to keep it in the prompt: too many lines wait."""
         if self._lines.qsize() >= MAX_LINES:
             return True
         self._has_hinted = False
-        # What was no UTF-8 has come as lone surrogates.
+        # Bytes that are not UTF-8 arrive as lone surrogates.
         self._lines.put_nowait(buffer.text.encode(errors="surrogateescape").decode(errors="replace"))
         return False
 
     def _hint_at_work(self) -> bool:
-        """Say once, while agents work, that to leave does not stop them; gives whether it was said now."""
+        """Hint once that leaving does not stop agents at work. Return whether the hint was shown now."""
         busy = list(self.chat.activity.list_busy()) if self.chat is not None else []
         if self.chat is None or not busy or self._has_hinted:
             return False
@@ -173,8 +171,8 @@ class PromptLine:
             self.chat.typed.set()
 
     def _make_keys(self) -> KeyBindings:
-        """The keys that differ from prompt_toolkit's: those that leave, and those that go by what a reader takes for
-        one character."""
+        """Return the keys that differ from prompt_toolkit's: those that leave, and those that move by whole characters,
+        of several code points if need be."""
         keys = KeyBindings()
         here = has_focus(DEFAULT_BUFFER)
 
@@ -182,7 +180,7 @@ class PromptLine:
         def _(event: KeyPressEvent) -> None:
             if (
                 event.data >= "\xa0" or event.data.isprintable()
-            ):  # a key that has no meaning comes with what the terminal sent for it
+            ):  # an unknown key arrives as the bytes that the terminal sent
                 event.current_buffer.insert_text(event.data)
 
         @keys.add("escape", filter=here)
@@ -232,8 +230,7 @@ class PromptLine:
         self._session.app.invalidate()
 
     def _describe(self) -> ANSI:
-        """What is being written in the chat's place, never the most of the terminal, and the prompt, which leaves room
-        to type in."""
+        """Return the growing texts of the current place, in less than half of the terminal, and the prompt."""
         if self.chat is None:
             return ANSI("")
         width, height = terminal_width(self._stream) or 80, terminal_height(self._stream) or 24
@@ -254,7 +251,7 @@ class PromptLine:
 
 
 async def _find_words(chat: Chat, before: list[str], word: str) -> list[tuple[str, str]]:
-    """What may stand where a word is, by the commands' usage; in a text the ids of participants."""
+    """Return completions for a word: what the command's usage names there, or ids of participants in a text."""
     if not before and word.startswith("/") and not word.startswith("//"):
         return [(f"/{name}", command.meaning) for name, command in COMMANDS.items()] + [("/quit", "leave")]
     command = COMMANDS.get(before[0][1:]) if before and before[0].startswith("/") else None
@@ -274,14 +271,13 @@ async def _find_words(chat: Chat, before: list[str], word: str) -> list[tuple[st
 
 
 class _Completer(Completer):
-    """What the last word of a line may become, each with what it means. The hub is asked, which may take too long or
-    refuse."""
+    """Completes the last word of a line. It asks the hub, and offers nothing if that takes too long or fails."""
 
     def __init__(self, prompt: PromptLine) -> None:
         self._prompt = prompt
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        return []  # only those below: the hub is asked
+        return []  # only asynchronous completions: they ask the hub
 
     async def get_completions_async(
         self, document: Document, complete_event: CompleteEvent
@@ -298,8 +294,7 @@ class _Completer(Completer):
 
 
 class _Clean(Processor):
-    """Shows what was pasted, or was typed earlier, as messages are shown: what could drive the terminal is written
-    out."""
+    """Sanitizes the typed line on the screen: pasted or earlier text could drive the terminal."""
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
         chars = explode_text_fragments(transformation_input.fragments)
@@ -316,7 +311,7 @@ class _Clean(Processor):
 
 
 class _History(FileHistory):
-    """Lines typed in this and earlier chats. A chat goes on without them where they cannot be written."""
+    """Lines typed in this and earlier chats. If the file cannot be written, the chat works without it."""
 
     def load_history_strings(self) -> Iterable[str]:
         return islice(super().load_history_strings(), MAX_HISTORY)

@@ -1,7 +1,6 @@
-"""``roundelay tui``: the conversation full screen, in a terminal. The one package that imports Textual; that command
-alone loads it."""
+"""``roundelay tui``, the full-screen terminal. The only package that imports Textual, loaded by that command alone."""
 
 from roundelay.network.extras import needs
 
 with needs("tui"):
-    import textual  # noqa: F401 (so that a missing extra is told here)
+    import textual  # noqa: F401 (reports a missing extra here)

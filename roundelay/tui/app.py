@@ -1,7 +1,7 @@
-"""The full-screen terminal: which screen is shown, the line above and those below it, and the work that runs beside.
+"""The full-screen terminal: the current screen, the lines above and below it, and background work.
 
-`RoundelayTerminal` mounts the views over one `Desk`, tells them which part of it is new, and does for them what needs a
-dialog or another view. It decides nothing about the conversation."""
+`RoundelayTerminal` mounts the views over one `Desk`, notifies them of changed parts, and does for them what needs a
+dialog or another view. It has no rules about the conversation."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from roundelay.tui.thread import ThreadPane
 from roundelay.tui.views import AgentsPane, InboxPane, SearchPane, ThreadsPane
 
 ENDED_BY_SIGTERM = 143
-"""As a shell says it: 128 and the signal's number."""
+"""Exit code after a signal, as shells report it: 128 plus the signal's number."""
 MAX_STACK = 12
-"""Views that Esc goes back through."""
+"""Maximum number of views that Esc goes back through."""
 DRAW_EVERY_S = 0.05
-"""What others do is drawn that often at most."""
+"""Minimum time between two drawings of others' activity."""
 TYPING_SENT_EVERY_S = 3.0
 VIEWS: dict[str, type[Pane]] = {
     "inbox": InboxPane,
@@ -53,11 +53,13 @@ VIEWS: dict[str, type[Pane]] = {
 
 
 async def run_terminal(client: NetworkClient, to: str | None = None) -> int:
-    """Show the conversation full screen until the person leaves, or SIGTERM comes; gives the exit code. Raises what
-    ends the connection."""
+    """Run the full-screen terminal until the person leaves or SIGTERM arrives. Return the exit code.
+
+    Raises what ends the connection.
+    """
     app = RoundelayTerminal(client, to)
-    # Textual reads keys strictly: its thread, and the screen with it, ends at the first byte that is no UTF-8.
-    linux_driver.getincrementaldecoder = _decode_whatever_comes  # type: ignore[attr-defined, assignment]  # no setting
+    # Textual decodes keys strictly: the first byte that is not UTF-8 would end its thread, and the screen with it.
+    linux_driver.getincrementaldecoder = _decode_whatever_comes  # type: ignore[attr-defined, assignment]  # Textual has no setting for it
     with handle_signals([signal.SIGTERM], lambda: app.exit(return_code=ENDED_BY_SIGTERM)):
         await app.run_async()
     if app.failure is not None:
@@ -70,7 +72,7 @@ def _decode_whatever_comes(encoding: str) -> Callable[[], codecs.IncrementalDeco
 
 
 class Tab(Static):
-    """The name of a screen in the line above; a click goes there."""
+    """The name of a screen in the top line. A click opens the screen."""
 
     def __init__(self, place: str) -> None:
         super().__init__(markup=False, id=f"tab-{place}")
@@ -82,7 +84,7 @@ class Tab(Static):
 
 
 class RoundelayTerminal(App[None]):
-    """A person's terminal. ``to`` is the place to begin with; without one it is the list of threads."""
+    """A person's full-screen terminal. It opens at ``to``, or at the list of threads."""
 
     CSS_PATH = "style.tcss"
     TITLE = "Roundelay"
@@ -100,9 +102,9 @@ class RoundelayTerminal(App[None]):
         super().__init__()
         self.desk = Desk(client)
         self.failure: BaseException | None = None
-        """What ended the connection for good."""
+        """The error that ended the connection for good."""
         self.stack: list[Pane] = []
-        """The views that Esc goes back through; the last one is shown."""
+        """The views that Esc goes back through, the visible one last."""
         self._to = to
         self._stale: set[Part] = set()
         self._is_due = False
@@ -137,7 +139,7 @@ class RoundelayTerminal(App[None]):
         except RoundelayError as error:
             self._leave(error)
         except NoMatches:
-            pass  # the person has left before the first place was there
+            pass  # the person left before the first place was loaded
 
     async def _follow(self, following: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -154,7 +156,7 @@ class RoundelayTerminal(App[None]):
         return self.stack[-1]
 
     async def show(self, view: Pane) -> None:
-        """Put a view on the screen; Esc goes back to the one before."""
+        """Show a view. Esc goes back to the previous one."""
         if self.stack:
             self.pane.display = False
         self.stack.append(view)
@@ -172,7 +174,7 @@ class RoundelayTerminal(App[None]):
         self._draw()
 
     def _change(self, part: Part) -> None:
-        """A part of the desk is new: it is drawn soon, once for all that comes meanwhile."""
+        """Note a changed part of the desk, and draw soon: once for all changes until then."""
         self._stale.add(part)
         if not self._is_due and self.is_running:
             self._is_due = True
@@ -192,7 +194,7 @@ class RoundelayTerminal(App[None]):
         self.query_one("#busy", Static).update(Content(fit_start(describe_active(desk.activity, desk.me), width - 2)))
 
     def _draw_top(self, width: int) -> None:
-        """Who one is, and the screens: where there is no room for both, of all but this one the first letter."""
+        """Draw the person's id and the names of the screens; on a narrow terminal, the other screens by their first letter."""
         desk, is_lost = self.desk, bool(self.desk.lost)
         short = " ○ not connected" if is_lost else f" ● {desk.me}"
         whole = f"{short}; trying again" if is_lost else f"{short} in {sanitize(desk.client.welcome.network.name)} "
@@ -222,7 +224,7 @@ class RoundelayTerminal(App[None]):
     # --- going about
 
     def work(self, do: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Do something at the hub beside the screen; what it refuses is told."""
+        """Run a call of the hub in the background. A refusal is shown as a line."""
 
         _: Worker[None] = self.run_worker(partial(self._work, do, *args))
 
@@ -232,7 +234,7 @@ class RoundelayTerminal(App[None]):
         except RoundelayError as error:
             self.desk.show_line(tell_here(str(error)))
         except NoMatches:
-            pass  # its pane was left meanwhile
+            pass  # its pane was closed meanwhile
 
     async def action_show(self, place: str) -> None:
         if self.pane.name_here != place:
@@ -263,7 +265,7 @@ class RoundelayTerminal(App[None]):
         )
 
     def _list_places(self) -> list[tuple[str, Content]]:
-        """Agents first, those who are there before others; then people, channels and everybody."""
+        """Return the places to go to: agents, online ones first, then people, channels and the broadcast."""
         listed = [it for it in self.desk.agents if it["agent_id"] != self.desk.me]
         listed.sort(key=lambda it: (it["kind"] != "agent", it["state"] != "online", it["agent_id"]))
         found = []
@@ -278,8 +280,7 @@ class RoundelayTerminal(App[None]):
         return [*found, ("broadcast", Content("broadcast  Everybody"))]
 
     async def go_to(self, to: str) -> None:
-        """Open the thread of an address, of a participant or by its id; a channel is joined. Raises
-        `RoundelayError`."""
+        """Open the thread of an address, a participant or a thread id. A channel is joined. Raises `RoundelayError`."""
         await check_place(self.desk.client, to, self.desk.agents)
         place, told = await enter_place(self.desk.client, to)
         if told:
@@ -295,16 +296,16 @@ class RoundelayTerminal(App[None]):
     async def _open(self, view: Pane) -> None:
         await self.show(view)
 
-    # --- what views ask for
+    # --- called by views
 
     async def show_sent(self, seq: int) -> None:
-        """What was sent here stands in its thread, and in the list. Raises `RoundelayError`."""
+        """Show a message that was sent here in its thread and in the list. Raises `RoundelayError`."""
         message = await find_message(self.desk.client, seq)
         self.desk.handle_message(message)
         self._take_message(message)
 
     def decide(self, word: str, seq: int, scope: str) -> None:
-        """Decide a request; a reason or other arguments are asked for."""
+        """Decide on a request. Ask the person for a reason or for other arguments if needed."""
 
         def answer(text: str | None) -> None:
             if text is not None:
@@ -336,7 +337,7 @@ class RoundelayTerminal(App[None]):
             await self.show_sent(it)
 
     def let_go_on(self, item: InboxItem) -> None:
-        """Let go on what an item of the inbox says has stopped; a dead letter is delivered again."""
+        """Resume what an inbox item says has stopped. A dead letter is delivered again."""
         if item.kind == "dead_letter":
             self.work(self._deliver_again, item)
         elif item.kind in ("stopped", "budget"):
@@ -353,7 +354,7 @@ class RoundelayTerminal(App[None]):
         self.desk.remove_item(item)
 
     async def resume(self, what: str) -> None:
-        """Let a conversation, by the seq of its root, or an agent go on. Raises `RoundelayError`."""
+        """Resume a conversation, named by the seq of its root, or an agent. Raises `RoundelayError`."""
         self.desk.show_line(await resume(self.desk.client, what))
 
     def toggle_mark(self, thread_id: str, name: str) -> None:
@@ -370,7 +371,7 @@ class RoundelayTerminal(App[None]):
         self.push_screen(Ask("What you call this thread:", row.title if row is not None else ""), name)
 
     def tell_typing(self, place: Place) -> None:
-        """Let the readers of a place, where something was said before, know that this person writes."""
+        """Signal the readers of a place that this person is typing."""
         now = time.monotonic()
         if place.thread_id in self.desk.threads and now - self._typing_sent_at >= TYPING_SENT_EVERY_S:
             self._typing_sent_at = now

@@ -1,7 +1,7 @@
-"""Where a person writes: several lines, and the ids of participants offered after an @.
+"""The text field of a thread: several lines, and participants' ids offered after an @.
 
-Enter says that the text is to be sent (`Composer.Entered`), and leaves it to who hears that to empty the composer. What
-is pasted is shown as messages are, so that what is sent is what was seen.
+Enter posts `Composer.Entered`; its handler sends the text and empties the field. Pasted text is sanitized, so that what
+is sent is what the person saw.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SEND, _NEW_LINE = ("enter",), ("ctrl+j", "shift+enter", "alt+enter")
 
 
 class Composer(TextArea):
-    """The text that is being written. ``list_ids`` gives who may be named."""
+    """The text field. ``list_ids`` returns the ids that may be mentioned."""
 
     class Entered(TextualMessage):
-        """The text is to be sent."""
+        """The person has sent the text."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -72,7 +72,7 @@ class Composer(TextArea):
         self._offered.offer(ids[:MAX_OFFERED] if ids != [named] else [])
 
     def _find_named(self) -> str | None:
-        """What is written of an id, behind the @ before the cursor."""
+        """Return the beginning of an id that is typed behind an @, or None."""
         row, column = self.cursor_location
         found = _NAMED.search(self.document[row][:column])
         return found[1] if found is not None else None
@@ -94,7 +94,7 @@ class Composer(TextArea):
 
 
 class Offered(OptionList, can_focus=False):
-    """The ids that an @ may become."""
+    """The ids that are offered after an @."""
 
     def __init__(self) -> None:
         super().__init__(markup=False, compact=True)

@@ -1,10 +1,9 @@
-"""What a person's full-screen terminal shows, undrawn: threads, the inbox, who is there, and what was delivered and not
-yet shown.
+"""The data behind the full-screen terminal: threads, the inbox, participants, and deliveries that were not shown yet.
 
-`Desk` stands between a `NetworkClient` and the widgets, which read it and are told by ``on_change`` which part is new.
-What is under way comes from `LiveActivity`, what a person does from `roundelay.terminal.actions`, as in the chat. A
-delivery is acknowledged when a widget says that its message was shown (`shown`), and not before. It draws nothing and
-polls nothing: what has to be fetched again is fetched when news says so.
+`Desk` stands between a `NetworkClient` and the widgets. The widgets read it, and ``on_change`` names the part that has
+changed. A delivery is acknowledged only after a widget has reported its message as shown (`acknowledge_shown`): a
+message that the person never saw comes again. Nothing is drawn and nothing is polled here; parts are fetched again when
+an event says that they changed.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from roundelay.runs.lists import list_dead_letters, list_participants, list_thre
 from roundelay.terminal.actions import is_shown, watch
 
 Part = Literal["threads", "inbox", "agents", "live", "connection", "told"]
-"""Of what a desk shows."""
+"""Parts of a desk that change on their own."""
 
 MAX_THREADS, MAX_ITEMS, MAX_TOLD, MAX_STOPPED = 200, 200, 100, 50
 MAX_TEXT = 200
-"""Characters of a message in a list."""
+"""Maximum characters of a message in a list."""
 AGENTS_EVERY_S = 0.5
-"""Who is there is fetched that often at most: each signal may change it."""
+"""Minimum time between two fetches of the participants: every signal may change them."""
 KEYS_FOR_COMMANDS = {
     "until you /give it back": "until you give it back (o)",
     "there until /give": "there until it is given back",
@@ -46,11 +45,11 @@ KEYS_FOR_COMMANDS = {
     "/agents lists": "the screen Agents lists",
     " /history shows their numbers.": "",
 }
-"""What a sentence names that a person types in a chat, and what it is here."""
+"""Commands of the chat that sentences name, and the keys here."""
 
 
 def tell_here(sentence: str) -> str:
-    """A sentence of the hub or of the chat as it is told here."""
+    """Return a sentence of the hub or of the chat with keys in place of commands."""
     told = tell_person(sentence, in_chat=True)
     for command, key in KEYS_FOR_COMMANDS.items():
         told = told.replace(command, key)
@@ -63,7 +62,7 @@ def _shorten(text: str) -> str:
 
 @dataclass(slots=True)
 class ThreadRow:
-    """A thread in the list: its newest message, what is unread of it, and how its person marked it."""
+    """A thread in the list: its newest message and the person's read state."""
 
     thread_id: str
     last_seq: int
@@ -75,15 +74,15 @@ class ThreadRow:
     unread: int = 0
     read_upto: int = 0
     name: str = ""
-    """What the hub calls it; empty where it has not said so."""
+    """Title from the hub; empty if unknown."""
     title: str = ""
-    """The person's own."""
+    """The name that the person gave it."""
     is_pinned: bool = False
     is_muted: bool = False
     is_archived: bool = False
 
     def set_read_state(self, mark: Mapping[str, Any]) -> None:
-        """Take what `network.mark` keeps."""
+        """Apply the read state that ``network.mark`` stores."""
         self.read_upto = max(self.read_upto, int(mark.get("read_upto") or 0))
         self.title = sanitize(str(mark.get("title", self.title) or ""))
         self.is_pinned = bool(mark.get("is_pinned", self.is_pinned))
@@ -102,7 +101,7 @@ class ThreadRow:
         return row
 
     def add_message(self, message: AnyMessage, me: str) -> None:
-        """A message of the thread."""
+        """Add a message of the thread."""
         if message.seq <= self.last_seq and self.text:
             return
         self.messages += message.seq > self.last_seq
@@ -113,7 +112,7 @@ class ThreadRow:
 
 @dataclass(frozen=True, slots=True)
 class InboxItem:
-    """Something that waits for its person."""
+    """An item that waits for the person."""
 
     kind: str
     seq: int
@@ -132,52 +131,52 @@ class InboxItem:
 
 
 class Desk:
-    """One person's desk. Run `follow_messages`, `follow_events` and `refresh_forever` beside each other after `begin`."""
+    """One person's data. After `start`, run `follow_messages`, `follow_events` and `refresh_forever` concurrently."""
 
     def __init__(self, client: NetworkClient) -> None:
         self.client = client
         self.me = client.agent_id
         self.epoch = client.welcome.network.epoch
-        """Of the history that is shown."""
+        """Epoch of the ledger whose messages are shown."""
         self.activity = LiveActivity(client.agent_id)
         self.activity.on_change = lambda: self.on_change("live")
         self.threads: dict[str, ThreadRow] = {}
         self.inbox: list[InboxItem] = []
         self.agents: list[dict[str, Any]] = []
         self.told: deque[str] = deque(maxlen=MAX_TOLD)
-        """What happened, in sentences; the newest stands last."""
+        """Sentences about events, the newest last."""
         self.hint = ""
-        """What a key would need on this screen, until there is another one or something happens."""
+        """Hint about a key that had no effect; removed by the next screen or event."""
         self.lost = ""
-        """Why the hub is gone, as long as it is."""
+        """Why the hub is not connected; empty while it is."""
         self.lacks_marks = self.lacks_inbox = False
-        """Whether the hub is from before marks, or the inbox, were kept there."""
+        """Whether the hub is too old to store the read state, or the inbox."""
         self.drafts: dict[str, str] = {}
-        """What was typed and not sent, by thread."""
+        """Unsent text, by thread."""
         self.on_change: Callable[[Part], None] = lambda part: None
         self.on_message: Callable[[AnyMessage], None] = lambda message: None
         self._held: dict[str, dict[int, Delivery]] = {}
-        self._stopped: deque[InboxItem] = deque(maxlen=MAX_STOPPED)  # heard of here, for a hub without an inbox
+        self._stopped: deque[InboxItem] = deque(maxlen=MAX_STOPPED)  # items noticed here, for a hub without an inbox
         self._stale: set[Part] = set()
-        self._marks: dict[str, int] = {}  # read up to, not yet said to the hub
+        self._marks: dict[str, int] = {}  # read positions that the hub does not know yet
         self._news = asyncio.Event()
 
-    # --- what is told
+    # --- input
 
     async def start(self) -> None:
-        """Fetch what stands on the screens. Raises `RoundelayError`."""
+        """Fetch all parts. Raises `RoundelayError`."""
         await watch(self.client)
         for part in ("agents", "threads", "inbox"):
             await self._fetch(part)
         self.activity.load_work(self.agents)
 
     async def follow_messages(self) -> None:
-        """Take what is delivered, for ever. Raises what ends the connection."""
+        """Handle deliveries without end. Raises what ends the connection."""
         async for delivery in self.client.deliveries():
             message = delivery.message
             self.handle_message(message)
             if message.sender_id == self.me:
-                await delivery.ack()  # said in another session of the same person
+                await delivery.ack()  # sent by another session of the same person
                 continue
             self._held.setdefault(message.thread_id, {})[message.seq] = delivery
             self._count_held(message.thread_id)
@@ -185,7 +184,7 @@ class Desk:
             await self._make_room()
 
     def handle_message(self, message: AnyMessage) -> None:
-        """A message of any thread, also one's own."""
+        """Handle a message of any thread, also the person's own."""
         self.activity.handle_message(message)
         row = self.threads.get(message.thread_id)
         if row is None:
@@ -197,7 +196,7 @@ class Desk:
         self.on_change("threads")
 
     async def follow_events(self) -> None:
-        """Take what happens beside the messages, until the connection has ended."""
+        """Handle events until the connection has ended."""
         async for event in self.client.events():
             self.activity.handle_event(event)
             match event:
@@ -207,7 +206,7 @@ class Desk:
                     continue
                 case Reconnecting():
                     if self.lost:
-                        continue  # a further try
+                        continue  # a repeated attempt
                     self.lost = sanitize(event.reason).rstrip(": ") or "no answer"
                     self.on_change("connection")
                 case Reconnected():
@@ -231,7 +230,7 @@ class Desk:
                 self.show_line(sentence)
 
     def _begin_anew(self, epoch: str) -> None:
-        """The hub is back; of another ledger it has another history."""
+        """Drop everything after a reconnection to another ledger: its seqs name other messages."""
         if epoch != self.epoch:
             self.epoch = epoch
             self._held.clear()
@@ -266,24 +265,24 @@ class Desk:
             row = self.threads[thread_id]
             before = row.title
             row.set_read_state(mark)
-            row.name = row.name if row.title == before else ""  # the hub puts it together with the place
+            row.name = row.name if row.title == before else ""  # the hub combines it with the place
             self._refresh("threads")
 
     def show_line(self, sentence: str) -> None:
-        """Say something to the person, in a line."""
+        """Show a sentence to the person."""
         self.hint = ""
         self.told.append(tell_here(sanitize(sentence)))
         self.on_change("told")
 
     def show_hint(self, sentence: str) -> None:
-        """Say to the person what a key needs that did nothing."""
+        """Show what a key needs that had no effect."""
         self.hint = sanitize(sentence)
         self.on_change("told")
 
-    # --- what was shown
+    # --- acknowledgments
 
     async def acknowledge_shown(self, thread_id: str, first: int, last: int) -> None:
-        """The messages of a thread from a seq to a seq have been on the screen: they are acknowledged, and read."""
+        """Acknowledge the messages of a thread from one seq to another, and mark them as read: they were on the screen."""
         held = self._held.get(thread_id, {})
         for seq in [it for it in held if first <= it <= last]:
             await held.pop(seq).ack()
@@ -301,18 +300,21 @@ class Desk:
         self._news.set()
 
     def _count_held(self, thread_id: str) -> None:
-        """What is unread of a thread where the hub does not tell: what came and was not shown."""
+        """Count unread messages for a hub that does not: deliveries that were not shown."""
         if self.lacks_marks and thread_id in self.threads:
             self.threads[thread_id].unread = len(self._held.get(thread_id, ()))
             self.on_change("threads")
 
     async def read_all(self, thread_id: str) -> None:
-        """The person says that a thread is read, whatever of it was shown."""
+        """Mark a whole thread as read, whatever was shown of it."""
         await self.acknowledge_shown(thread_id, 0, self.threads[thread_id].last_seq)
 
     async def _make_room(self) -> None:
-        """The hub delivers only so much that is not acknowledged. Of what waits in threads that are not open, the
-        oldest counts as shown by its thread's unread mark, where the hub keeps one; else all of it waits."""
+        """Acknowledge the oldest deliveries of closed threads when too many wait: the hub stops at ``max_unacked``.
+
+        Their threads still show as unread, if the hub stores the read state. If it does not, nothing is acknowledged:
+        the person would never learn of those messages.
+        """
         most = self.client.welcome.limits.get("max_unacked", 256)
         waiting = sum(map(len, self._held.values()))
         if waiting <= most // 2:
@@ -326,19 +328,19 @@ class Desk:
         seq, thread_id = min((seq, thread_id) for thread_id, held in self._held.items() for seq in held)
         await self._held[thread_id].pop(seq).ack()
 
-    # --- what is fetched
+    # --- fetching
 
     def _refresh(self, *parts: Part) -> None:
         self._stale.update(parts)
         self._news.set()
 
     async def refresh_forever(self) -> None:
-        """Fetch what is stale, for ever, and say to the hub what was read."""
+        """Fetch stale parts and send read positions to the hub, without end."""
         while True:
             await self._news.wait()
             self._news.clear()
             stale, self._stale = self._stale, set()
-            with suppress(RoundelayError):  # the hub is gone: all is fetched when it is back
+            with suppress(RoundelayError):  # not connected: everything is fetched after the reconnection
                 await self._say_marks()
                 for part in sorted(stale):
                     await self._fetch(part)
@@ -395,14 +397,14 @@ class Desk:
             except UnknownOperation:
                 self.lacks_marks = True
             except RequestError:
-                pass  # a thread that is not this person's
+                pass  # not one of this person's threads
             if self._marks.get(thread_id) == upto:
                 del self._marks[thread_id]
 
-    # --- what the person does
+    # --- actions
 
     async def set_read_state(self, thread_id: str, **mark: object) -> None:
-        """Pin, mute, archive or name a thread, for oneself. Raises `RoundelayError`."""
+        """Pin, mute, archive or name a thread for this person. Raises `RoundelayError`."""
         if self.lacks_marks:
             self.show_line("This hub keeps no marks: threads are not pinned, muted or named there.")
             return
@@ -410,7 +412,7 @@ class Desk:
         self._take_mark(thread_id, mark)
 
     async def dismiss(self, item: InboxItem) -> None:
-        """Take something out of the inbox. Raises `RoundelayError`."""
+        """Dismiss an item of the inbox. Raises `RoundelayError`."""
         if self.lacks_inbox:
             self.show_hint("This hub keeps no inbox: an item goes when it is settled.")
             return
@@ -419,7 +421,7 @@ class Desk:
         self._refresh("inbox")
 
     def remove_item(self, item: InboxItem) -> None:
-        """An item has been settled here."""
+        """Remove an item that was handled here."""
         if item in self._stopped:
             self._stopped.remove(item)
         self._refresh("inbox")
@@ -427,16 +429,16 @@ class Desk:
     # --- in words
 
     def list_threads(self) -> list[ThreadRow]:
-        """The threads as they stand in the list: pinned ones first, then the newest; archived ones last."""
+        """Return the threads: pinned ones first, then by age, archived ones last."""
         rows = self.threads.values()
         return sorted(rows, key=lambda it: (it.is_archived, not it.is_pinned, -it.last_seq))
 
     def count_unread(self) -> int:
-        """The threads with something unread that are not muted."""
+        """Return the number of unread threads that are not muted."""
         return sum(1 for it in self.threads.values() if it.unread and not it.is_muted and not it.is_archived)
 
     def name_thread(self, thread_id: str) -> str:
-        """What a thread is called: as the hub says, or, of one that it has not listed, by its place."""
+        """Return the title of a thread from the hub, or its place if the hub has not listed it."""
         row = self.threads.get(thread_id)
         if row is not None and row.name:
             return row.name

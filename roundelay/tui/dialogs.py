@@ -1,4 +1,4 @@
-"""What stands above a screen for a moment: a question with one line to answer it, the second key after g, the help."""
+"""Dialogs: a question with a line to answer, a choice from a list, the key after g, the help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roundelay.tui.parts import Line
 
 
 class Ask(ModalScreen[str | None]):
-    """Asks for one line; None where the person goes back."""
+    """Asks for one line. The result is None if the person goes back."""
 
     BINDINGS: ClassVar = [("escape", "leave", "Back")]
 
@@ -41,8 +41,10 @@ class Ask(ModalScreen[str | None]):
 
 
 class Choose(ModalScreen[str | None]):
-    """Asks for one of a list, or for anything else that is typed; None where the person goes back. What is typed chooses
-    from the list by what stands in its lines."""
+    """Asks for one entry of a list, or for any other text. The result is None if the person goes back.
+
+    Typed text filters the list.
+    """
 
     BINDINGS: ClassVar = [
         ("escape", "leave", "Back"),
@@ -97,7 +99,7 @@ class Choose(ModalScreen[str | None]):
 
 
 class GoTo(ModalScreen[str | None]):
-    """Takes the key after g."""
+    """Waits for the key after g."""
 
     PLACES: ClassVar = {"i": "inbox", "t": "threads", "a": "agents", "c": "cost", "s": "search"}
     BINDINGS: ClassVar = [
@@ -114,7 +116,7 @@ class GoTo(ModalScreen[str | None]):
 
 
 class Help(ModalScreen[None]):
-    """All keys."""
+    """Lists all keys."""
 
     BINDINGS: ClassVar = [("escape,question_mark,q", "leave", "Back"), Binding("j", "down"), Binding("k", "up")]
 

@@ -1,6 +1,6 @@
-"""The screens that read a run: why a message was said and what followed from it, and what it all cost.
+"""The screens that explain a run: why a message was sent and what followed from it, and the cost.
 
-What they tell is made by `roundelay.runs.why` and `roundelay.runs.cost`, as for the commands."""
+The texts come from `roundelay.runs`, as those of the commands do."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from roundelay.tui.desk import Desk
 from roundelay.tui.parts import Pane, Rows
 
 MAX_LINE = 1000
-"""Columns of what is told in one line: a message may be long, and stands whole in its thread."""
+"""Maximum columns of a line: a message may be long, and is shown in full in its thread."""
 _NUMBER = re.compile(r"^[\s│├└─]*(?:\d\d:\d\d:\d\d )?#(\d+)\b")
 
 
 class WhyPane(Pane):
-    """Why a message was said, up to its root; what followed from it; what its conversation cost."""
+    """Why a message was sent, what followed from it, and the cost of its conversation."""
 
     name_here = "why"
     BINDINGS: ClassVar = [("w", "why", "Why that one")]
@@ -58,7 +58,7 @@ class WhyPane(Pane):
                 f"What the conversation that began with #{root} used:",
                 *describe_cost(cost, paint=PLAIN).split("\n"),
             ]
-        except RequestError:  # who may not know
+        except RequestError:  # the person may not see it
             pass
         self._lines = lines = [fit_start(line, MAX_LINE) for text in lines for line in text.split("\n")]
         self.query_one("#about", Static).update(Content(f"Why #{self.seq} was said, the newest step first"))
@@ -86,7 +86,7 @@ class WhyPane(Pane):
 
 
 class CostPane(Pane):
-    """What models used, by agent, model, thread, conversation or day."""
+    """The cost of models by agent, model, thread, conversation or day."""
 
     name_here = "cost"
     GROUPS: ClassVar[dict[str, By]] = {"1": "agent", "2": "model", "3": "thread", "4": "root", "5": "day"}

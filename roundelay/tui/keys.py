@@ -1,4 +1,4 @@
-"""The keys of the full-screen terminal that several screens share, by what they do, and the help that lists all."""
+"""Keys that several screens share, and the help that lists all keys."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from textual.binding import Binding
 
 
 def is_typed(key: str) -> bool:
-    """Whether a field takes a key as a letter. Textual finds none by its name, and would go on offering search."""
+    """Return whether a text field takes a key as a letter. Textual cannot tell by the key's name, and would offer search
+    there."""
     return key == "slash"
 
 
 class Keys:
-    """Groups of bindings. What they call are actions of the widget that has them."""
+    """Groups of key bindings. They call actions of the widget that has them."""
 
     move: ClassVar = [
         Binding("j,down", "down", "Down", show=False),
@@ -71,4 +72,4 @@ HELP = (
     ),
     ("Cost", (("1 … 5", "by agent, model, thread, conversation, day"),)),
 )
-"""Each screen's keys with what they do."""
+"""Keys of each screen, with their meaning."""

@@ -1,8 +1,8 @@
 """Markdown of participants as styled lines of a terminal: headings, lists, quotes, code, tables, emphasis, links.
 
-Texts stay texts: HTML is shown as it was written, a link is its words and its address, nothing can be pressed, and every
-piece is cleaned after the parser, which turns ``&#27;`` into what drives a terminal. A text that the parser or the terminal
-would make something odd of is left to `messages.fold`.
+HTML is shown as text, a link is its words and its address, and nothing is clickable. Every piece is sanitized after
+parsing: the parser turns ``&#27;`` into an escape character. Texts that cannot be shown well are left to
+`messages.fold`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from textual.content import Content
 from roundelay.display.text import break_lines, display_width, fit_start, sanitize
 
 MAX_CHARS = 20_000
-"""Longer texts are shown as they are: the parser would take long."""
+"""Maximum length of a parsed text. Parsing longer texts would take too long."""
 MIN_COLUMNS = 20
 _SIGNS = re.compile(r"[*_`#>~|\[]|^\s*([-+]|\d+[.)])\s", re.MULTILINE)
 _PARSER = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["table", "strikethrough"])
@@ -29,7 +29,8 @@ _STYLES = {"strong": "bold", "em": "italic", "s": "strike", "link": "underline"}
 
 
 def render(text: str, width: int) -> list[Content] | None:
-    """Give a cleaned text as lines of at most ``width`` columns; None where it has no Markdown, or cannot be shown so."""
+    """Return a sanitized text as lines of at most ``width`` columns; None if it has no Markdown or cannot be shown as
+    such."""
     if len(text) > MAX_CHARS or width < MIN_COLUMNS or _SIGNS.search(text) is None:
         return None
     writer = _Writer(width)
@@ -40,15 +41,15 @@ def render(text: str, width: int) -> list[Content] | None:
 
 
 class _Writer:
-    """Lines, made from tokens one after the other. ``_prefixes`` stand before each line of what is open."""
+    """Builds lines from tokens. ``_prefixes`` begin each line of the blocks that are open."""
 
     def __init__(self, width: int) -> None:
         self.lines: list[Text] = []
         self._width = width
         self._prefixes: list[str] = []
-        self._bullet: str | None = None  # of the list item whose first line comes next
+        self._bullet: str | None = None  # bullet of the list item whose first line comes next
         self._numbers: list[int | None] = []
-        self._row: list[str] = []  # of a table, its cells so far
+        self._row: list[str] = []  # cells of the current table row
         self._is_in_cell = False
 
     def write(self, tokens: Sequence[Token]) -> None:
@@ -119,7 +120,7 @@ class _Writer:
             self._add(Text(f"│ {sanitize(line)}", style="cyan"))
 
     def _leave_line(self) -> None:
-        """Leave an empty line before a block, but not at the beginning, nor behind a bullet."""
+        """Add an empty line before a block, except at the beginning and behind a bullet."""
         if self.lines and self._bullet is None and self.lines[-1].plain.strip():
             self.lines.append(Text(""))
 

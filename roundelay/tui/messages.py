@@ -1,8 +1,8 @@
-"""The messages of one thread on the screen: a widget for each, and a window of them that moves over the thread.
+"""The messages of a thread on the screen: one widget each, in a window that moves over the thread.
 
-`MessageWindow` holds at most `MAX_SHOWN` widgets: what lies before or behind is fetched when one scrolls there, and
-what is far from there is taken away. It says which messages have been on the screen; who acknowledges them is the desk.
-Whatever a participant wrote is cleaned and broken in columns here, and is never markup.
+`MessageWindow` holds at most `MAX_SHOWN` widgets. It fetches more when the person scrolls near an end, and removes
+widgets far away. It reports which messages were on the screen; the desk acknowledges them. Participants' text is
+sanitized and broken into lines here, and is never markup.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from roundelay.tui.markdown import render
 
 MAX_SHOWN, PAGE = 200, 50
 NEAR = 6
-"""Lines from the end of what is there at which more is fetched."""
+"""Distance from an end, in lines, at which more messages are fetched."""
 MAX_LINES, MAX_CHARS = 40, 4000
-"""Of a message that is not opened."""
+"""Maximum lines of a folded message."""
 MAX_OPEN_LINES, MAX_OPEN_CHARS = 4000, 200_000
 INDENT = "  "
 NAME_COLORS = ("#5fafff", "#87d787", "#d7af5f", "#d787d7", "#5fd7d7", "#ff9f6f", "#afafff", "#c0d75f")
-"""No red: that is for errors."""
+"""Colors of names, without red, which is for errors."""
 
 
 def name_color(agent_id: str) -> str:
-    """A participant's colour: always the same, in every screen."""
+    """Return a participant's color, which is the same on every screen."""
     return NAME_COLORS[zlib.crc32(agent_id.encode()) % len(NAME_COLORS)]
 
 
 def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
-    """A participant's text as clean lines of at most ``width`` columns; the last one says how much is left out."""
+    """Return a text as sanitized lines of at most ``width`` columns. The last line says how much was left out."""
     most_lines, most_chars = (MAX_OPEN_LINES, MAX_OPEN_CHARS) if is_open else (MAX_LINES, MAX_CHARS)
     lines = break_lines(sanitize_lines(text[:most_chars]), max(width, 8))
     if len(text) <= most_chars and len(lines) <= most_lines:
@@ -57,7 +57,7 @@ def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
 
 
 def fold_markdown(text: str, width: int, *, is_open: bool = False) -> Sequence[Content | str]:
-    """The same of a text with Markdown, which is drawn as such."""
+    """Return a text as `fold` does, with its Markdown drawn."""
     most_lines, most_chars = (MAX_OPEN_LINES, MAX_OPEN_CHARS) if is_open else (MAX_LINES, MAX_CHARS)
     lines = render("\n".join(sanitize_lines(text[:most_chars])), width)
     if lines is None:
@@ -68,7 +68,7 @@ def fold_markdown(text: str, width: int, *, is_open: bool = False) -> Sequence[C
 
 
 def list_replaced(messages: Iterable[AnyMessage]) -> dict[int, int]:
-    """Which of a thread's messages, oldest first, their own senders have sent anew, and as which: the newest counts."""
+    """Return the messages that their senders have replaced, each with the seq of its newest replacement."""
     senders: dict[int, str] = {}
     found = {}
     for it in messages:
@@ -80,7 +80,7 @@ def list_replaced(messages: Iterable[AnyMessage]) -> dict[int, int]:
 
 
 class MessageBox(Widget):
-    """One message. ``below`` are lines of ours that stand under it: its replies, who has read it, what can be done."""
+    """One message. ``below`` are lines about it: its replies, who has read it, what the person can do."""
 
     def __init__(self, message: AnyMessage, me: str, decision: str | None = None) -> None:
         super().__init__(markup=False)
@@ -105,19 +105,19 @@ class MessageBox(Widget):
             self._draw_again()
 
     def set_waiting(self, is_waiting: bool) -> None:
-        """Whether the call that it asks for waits for a decision."""
+        """Set whether the call that the message asks for waits for a decision."""
         if is_waiting != self._is_waiting:
             self._is_waiting = is_waiting
             self._draw_again()
 
     def set_replaced(self, by: int | None) -> None:
-        """Which message its sender has sent in its place; what was said is folded then."""
+        """Set the message that replaces this one; the replaced text is folded."""
         if by != self._replaced_by:
             self._replaced_by = by
             self._draw_again()
 
     def toggle(self) -> None:
-        """Show all of a long text, or its beginning."""
+        """Unfold or fold a long text."""
         self.is_open = not self.is_open
         self._draw_again()
 
@@ -171,7 +171,7 @@ class MessageBox(Widget):
 
 
 class MessageWindow(VerticalScroll, can_focus=True):
-    """The part of a thread that is on the screen, and one message of it that is selected."""
+    """The visible part of a thread, with one selected message."""
 
     BINDINGS: ClassVar = [
         *Keys.move,
@@ -181,7 +181,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
     ]
 
     class OnScreen(TextualMessage):
-        """The messages from a seq to a seq have been on the screen."""
+        """The messages from one seq to another were on the screen."""
 
         def __init__(self, first: int, last: int) -> None:
             super().__init__()
@@ -193,26 +193,28 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.selected: int | None = None
         self.has_before = self.has_after = False
         self.newest = 0
-        """The seq of the newest message that is known of."""
+        """Seq of the newest known message of the thread."""
         self._client = client
         self._requests = KnownRequests(client)
         self._is_loading = False
-        self._is_settled = True  # what was loaded is looked at where it is to be
+        self._is_settled = True  # whether loaded messages have reached their final position
         self._told = (0, 0)
 
     @property
     def boxes(self) -> list[MessageBox]:
-        """Those on the screen, oldest first."""
+        """The widgets, oldest message first."""
         return [it for it in self.children if isinstance(it, MessageBox) and it.is_attached]
 
     def find(self, seq: int | None) -> MessageBox | None:
         return next((it for it in self.boxes if it.seq == seq), None)
 
-    # --- what is there
+    # --- loading
 
     async def load(self, at: int | None = None, unread_from: int | None = None) -> None:
-        """Show the end of the thread, from what is unread of it; or the part around one message. Raises
-        `RoundelayError`."""
+        """Show the end of the thread from its first unread message, or the part around one message.
+
+        Raises `RoundelayError`.
+        """
         page = await self._client.history(self.thread_id, limit=1 if at is not None else PAGE)
         self.newest = page.messages[-1].seq if page.messages else 0
         messages = list(page.messages)
@@ -228,7 +230,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.call_after_refresh(self._go_to, at, first_unread)
 
     def _go_to(self, at: int | None, first_unread: MessageBox | None) -> None:
-        """Look at a message, at what is unread, or at the end; once all have their place."""
+        """Scroll to a message, to the first unread one, or to the end, after the layout."""
         if at is not None:
             self.select(at)
         elif first_unread is not None:
@@ -242,10 +244,10 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.look()
 
     async def add(self, message: AnyMessage) -> None:
-        """A message has come: it is shown if the end of the thread is, and the window follows if one looks there."""
+        """Add a new message if the end of the thread is loaded, and follow it if the person looks at the end."""
         self.newest = max(self.newest, message.seq)
         boxes = self.boxes
-        self._told = (0, 0)  # it may be there already, from the history
+        self._told = (0, 0)  # the history may have brought it already
         self.call_after_refresh(self.look)
         if self.has_after or (boxes and self.has_before and message.seq < boxes[0].seq) or self.find(message.seq):
             return
@@ -263,11 +265,11 @@ class MessageWindow(VerticalScroll, can_focus=True):
     def is_at_end(self) -> bool:
         boxes = self.boxes
         if not self._is_settled or (boxes and not boxes[-1].virtual_region.height):
-            return False  # they have no place yet
+            return False  # they have no position yet
         return not self.has_after and self.max_scroll_y - self.scroll_y <= 2
 
     async def load_before(self) -> None:
-        """Put what was said before above, and take away what is too far below. Raises `RoundelayError`."""
+        """Load earlier messages above, and remove widgets far below. Raises `RoundelayError`."""
         first = self.boxes[0]
         page = await self._client.history(self.thread_id, before=first.seq, limit=PAGE)
         self.has_before = page.has_more
@@ -277,7 +279,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.call_after_refresh(lambda: self._keep_at(first, distance))
 
     async def load_after(self) -> None:
-        """Put what was said next below, and take away what is too far above. Raises `RoundelayError`."""
+        """Load later messages below, and remove widgets far above. Raises `RoundelayError`."""
         last = self.boxes[-1]
         found = await self._read_after(last.seq)
         self.has_after = bool(found) and found[-1].seq < self.newest
@@ -290,8 +292,8 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.call_after_refresh(lambda: self._keep_at(last, distance))
 
     async def _read_after(self, seq: int) -> list[AnyMessage]:
-        """Some of the next messages of the thread. The hub gives those before a seq: it is looked further ahead where
-        a thread is sparse, and less far where more was said than a page holds."""
+        """Return some of the next messages. The hub pages backwards from a seq, so guess a seq ahead: further if the
+        thread is sparse, nearer if a page would not reach back."""
         nothing_upto, step = 0, 400
         while True:
             page = await self._client.history(self.thread_id, before=seq + step + 1, limit=500)
@@ -325,11 +327,11 @@ class MessageWindow(VerticalScroll, can_focus=True):
         await self.remove_children(boxes)
 
     def _keep_at(self, box: MessageBox, distance: float) -> None:
-        """What one reads stays where it was."""
+        """Keep a message at its distance from the top, so that the text being read does not move."""
         self.scroll_to(y=box.virtual_region.y - distance, animate=False, force=True)
         self.call_after_refresh(self.look)
 
-    # --- what is looked at
+    # --- scrolling and selection
 
     def watch_scroll_y(self, old: float, new: float) -> None:
         super().watch_scroll_y(old, new)
@@ -337,7 +339,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
             self.call_after_refresh(self.look)
 
     def look(self) -> None:
-        """Say what is on the screen, and fetch more where one comes near to its end."""
+        """Report the messages on the screen, and fetch more near an end."""
         boxes = self.boxes
         if not boxes or not self._is_settled or not self.is_on_screen or self.size.height == 0:
             return
@@ -360,14 +362,14 @@ class MessageWindow(VerticalScroll, can_focus=True):
             try:
                 await (self.load_before() if before else self.load_after())
             except RoundelayError:
-                pass  # it is asked for again when one scrolls again
+                pass  # the next scrolling tries again
             finally:
                 self._is_loading = False
 
         _: Worker[None] = self.run_worker(load)
 
     def select(self, seq: int | None) -> None:
-        """Choose the message that keys are about."""
+        """Select the message that keys act on."""
         for it in self.boxes:
             it.set_class(it.seq == seq, "-selected")
         self.selected = seq

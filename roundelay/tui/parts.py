@@ -1,5 +1,4 @@
-"""What the screens are made of: the view, the list, the line to type in; and what a view may ask of the terminal that
-shows it."""
+"""Building blocks of the screens: panes, lists, text fields, and what a pane may ask of the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Footer, Input, OptionList
-from textual.widgets._footer import FooterKey  # Textual's footer makes these, and gives no other name for them
+from textual.widgets._footer import FooterKey  # the keys of Textual's footer, which has no public name for them
 from textual.widgets.option_list import Option
 
 from roundelay.display.text import display_width, fit_start, sanitize_lines
@@ -25,8 +24,10 @@ Parts = list[Content | str | tuple[str, str]]
 
 
 class Terminal(Protocol):
-    """What views ask for: other screens, and work at the hub that needs a dialog or outlives them. What raises raises
-    `RoundelayError`."""
+    """What panes ask for: other screens, and calls of the hub that need a dialog or outlive the pane.
+
+    Methods that fail raise `RoundelayError`.
+    """
 
     def work(self, do: Callable[..., Awaitable[object]], *args: object) -> None: ...
 
@@ -54,12 +55,12 @@ class Terminal(Protocol):
 
 
 class Pane(Vertical):
-    """A screen of the terminal, below the line that names the screens."""
+    """A screen, below the line with the names of the screens."""
 
     name_here = ""
-    """Which screen it is."""
+    """Name of the screen."""
     tab = ""
-    """The screen that the line above shows for it, where it has no name there."""
+    """The name that the top line highlights, for a screen that is not listed there."""
 
     def __init__(self, desk: Desk) -> None:
         super().__init__()
@@ -70,17 +71,17 @@ class Pane(Vertical):
         return cast(Terminal, self.app)
 
     def handle_change(self, part: Part) -> None:
-        """A part of the desk is new."""
+        """Draw a part of the desk that has changed."""
 
     def focus_main(self) -> None:
-        """The view is on the screen now."""
+        """Focus the main widget: the pane was shown."""
         for widget in self.query("Rows, Input"):
             widget.focus()
             break
 
 
 class Line(Input):
-    """A line to type in."""
+    """A text field of one line."""
 
     def on_mount(self) -> None:
         self.cursor_blink = False
@@ -95,7 +96,7 @@ class Line(Input):
 
 
 class KeyLine(Footer):
-    """The keys that do something now, as many whole ones as there is room for; the one that lists all is among them."""
+    """The keys that work now, as many as fit, always with the key for help."""
 
     def compose(self) -> ComposeResult:
         found: list[Widget] = list(super().compose())
@@ -115,12 +116,12 @@ class KeyLine(Footer):
 
 
 def _width(key: FooterKey) -> int:
-    """With the space at both ends, and between the key and what it does."""
+    """Return the width of a key, including the spaces around it."""
     return display_width(f" {key.key_display} {key.description} ")
 
 
 class Rows(OptionList):
-    """A list of one or two lines each; the chosen one stays chosen when the list is drawn anew."""
+    """A list with one or two lines an entry. The selection survives a redraw."""
 
     BINDINGS: ClassVar = [
         Binding("j", "cursor_down", "Down", show=False),
@@ -132,7 +133,7 @@ class Rows(OptionList):
         self._keys: list[str] = []
 
     def show(self, rows: Sequence[tuple[str, Content]]) -> None:
-        """Draw these, each with the name by which it is known."""
+        """Show rows, each with its name."""
         chosen = self.chosen
         self._keys = [key for key, _ in rows]
         with self.prevent(OptionList.OptionHighlighted):
@@ -143,18 +144,18 @@ class Rows(OptionList):
 
     @property
     def chosen(self) -> str | None:
-        """The name of the row that is highlighted."""
+        """Name of the highlighted row."""
         at = self.highlighted
         return self._keys[at] if at is not None and at < len(self._keys) else None
 
     @property
     def room(self) -> int:
-        """How many columns a row has."""
+        """Columns of a row."""
         return max(self.scrollable_content_region.width - 2, 20)
 
 
 def write_row(left: Parts, right: str, width: int, below: str = "") -> Content:
-    """A line with something at its right end, and a dim one below; all of it is clean."""
+    """Return a line with a right-aligned part, and a dim line below. All parts must be sanitized."""
     head = Content.assemble(*left)
     room = width - display_width(right) - 1
     plain = fit_start(head.plain, room)

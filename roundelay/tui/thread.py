@@ -1,6 +1,6 @@
-"""The screen of one thread: its messages, what is being written in it, and where its person writes.
+"""The screen of one thread: its messages, growing texts, and the text field.
 
-What is typed and not sent is the desk's (`Desk.drafts`): it outlives the view, and a hub that is gone."""
+Unsent text belongs to the desk (`Desk.drafts`): it survives the pane and a lost connection."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COME_TO = {
 
 
 class ThreadPane(Pane):
-    """One thread. ``at`` is the seq of a message to begin with."""
+    """One thread, opened at the message ``at`` if given."""
 
     name_here = "thread"
     tab = "threads"
@@ -69,13 +69,13 @@ class ThreadPane(Pane):
         super().__init__(desk)
         self.thread_id = thread_id
         self.place: Place | None = None
-        """Where what is written goes; None where nothing can be."""
+        """Where the text field sends to; None if the person may not write here."""
         self._at = at
         self._reply_to: AnyMessage | None = None
         self._replaces: AnyMessage | None = None
-        self._set_aside = ""  # what was being written when a message came to be replaced
+        self._set_aside = ""  # unsent text that a replacement has pushed aside
         self._is_viewed = False
-        self._waiting: list[str] = []  # texts on their way to the hub
+        self._waiting: list[str] = []  # number of texts being sent
         self._receipts: dict[int, str] = {}
         self._receipts_are_stale = self._is_reading_receipts = False
         self._is_busy = False
@@ -107,18 +107,18 @@ class ThreadPane(Pane):
         self.set_interval(VIEWING_SENT_EVERY_S, self._tell_viewing)
 
     async def load(self, at: int | None = None) -> None:
-        """Show the messages from the hub. Raises `RoundelayError`."""
+        """Load the messages from the hub. Raises `RoundelayError`."""
         try:
             self.place = await find_place(self.desk.client, self.thread_id)
         except RoundelayError:
-            self.place = None  # others' thread, which an operator reads
+            self.place = None  # a thread of others, which an operator reads
         row = self.desk.threads.get(self.thread_id)
         try:
             unread_from = row.read_upto if row is not None and row.unread and not self.desk.lacks_marks else None
             await self.window.load(at, unread_from)
         except RequestError:
             if row is not None:
-                raise  # else nothing was said here yet
+                raise  # a thread without messages
         self.composer.display = self.place is not None
         self._epoch = self.desk.epoch
         self._draw()
@@ -142,7 +142,7 @@ class ThreadPane(Pane):
         self._tell_viewing()
 
     def _tell_viewing(self) -> None:
-        """Let those who read the thread know that this person looks at it, or no longer does."""
+        """Signal the readers of the thread whether this person looks at it."""
         was_viewed, self._is_viewed = self._is_viewed, self.display and self.thread_id in self.desk.threads
         if was_viewed or self._is_viewed:
             signal = partial(self.desk.client.signal, "viewing", {"active": self._is_viewed}, thread_id=self.thread_id)
@@ -155,10 +155,10 @@ class ThreadPane(Pane):
         else:
             self.desk.drafts.pop(self.thread_id, None)
 
-    # --- what is shown
+    # --- drawing
 
     async def handle_message(self, message: AnyMessage) -> None:
-        """A message of this thread has come."""
+        """Show a new message of this thread."""
         await self.window.add(message)
         if message.sender_id == self.desk.me:
             await self.window.action_newest()
@@ -173,7 +173,7 @@ class ThreadPane(Pane):
             self._is_busy = is_busy
             self._ask_receipts()
         if part == "connection" and not self.desk.lost and self._epoch != self.desk.epoch:
-            self.terminal.work(self.load)  # another history
+            self.terminal.work(self.load)  # another ledger
 
     async def on_message_window_on_screen(self, event: MessageWindow.OnScreen) -> None:
         event.stop()
@@ -226,7 +226,7 @@ class ThreadPane(Pane):
         self._draw_below()
 
     def _draw_below(self) -> None:
-        """What stands under messages: their replies, and what came of one's own."""
+        """Draw the lines below messages: replies, and receipts of the person's own messages."""
         is_at_end = bool(self.window.boxes) and self.window.is_at_end
         for box in self.window.boxes:
             lines = []
@@ -248,7 +248,7 @@ class ThreadPane(Pane):
             self.terminal.work(self._read_receipts)
 
     async def _read_receipts(self) -> None:
-        """What came of the newest of one's own messages: whose prompts hold it, who has it."""
+        """Read the receipts of the person's newest message: who has seen it, and whose prompt holds it."""
         self._is_reading_receipts = True
         try:
             while self._receipts_are_stale and self.is_mounted:
@@ -266,7 +266,7 @@ class ThreadPane(Pane):
         told = [f"{sanitize(it['agent_id'])}: {_COME_TO.get(it['state'], it['state'])}" for it in status["recipients"]]
         return sanitize("; ".join(told) + (" …" if status["has_more"] else ""))
 
-    # --- what the person does
+    # --- actions
 
     async def on_composer_entered(self, event: Composer.Entered) -> None:
         event.stop()
@@ -319,10 +319,10 @@ class ThreadPane(Pane):
                 self._draw()
 
     async def _send_anew(self, text: str, old: AnyMessage) -> int:
-        """Send a text in the place of an own message; what works on that one is asked to stop. Gives its seq."""
+        """Send a text that replaces an own message, and stop the reactions to that. Return the new seq."""
         client = self.desk.client
         for it in (await client.call("network.message_status", {"seq": old.seq}))["recipients"]:
-            newest = it.get("again", it)  # the one since somebody took the thread over
+            newest = it.get("again", it)  # the reaction after a takeover
             if newest.get("reaction_status") == "open" and newest.get("reaction"):
                 await client.call("network.cancel", {"reaction": newest["reaction"]})
         sent = await client.send(
@@ -392,7 +392,7 @@ class ThreadPane(Pane):
             self.terminal.open_thread(reply_thread(self.chosen.seq))
 
     def action_decide(self, word: str, scope: str) -> None:
-        """Decide the selected request, or the one that waits here."""
+        """Decide on the selected request, or on the one that waits here."""
         waiting = [it.seq for it in self.desk.activity.list_own_requests(self.thread_id)]
         if self.chosen is not None and read_request(self.chosen) is not None:
             self.terminal.decide(word, self.chosen.seq, scope)
@@ -402,7 +402,7 @@ class ThreadPane(Pane):
             self.desk.show_hint("Several calls wait here: select one by j and k." if waiting else "No call waits here.")
 
     def action_why(self) -> None:
-        """Of the selected message, or the newest one here."""
+        """Explain the selected message, or the newest one here."""
         boxes = self.window.boxes
         if boxes:
             self.terminal.open_why((self.chosen or boxes[-1].message).seq)

@@ -1,6 +1,6 @@
-"""The screens that are lists: the inbox, the threads, the agents, what was found; and what each draws of a desk.
+"""The screens that are lists: inbox, threads, agents, search.
 
-Each is a `Pane`: the app mounts it, tells it which part of the desk is new (`handle_change`), and asks it nothing else.
+Each is a `Pane`: the app mounts it and calls `handle_change` when a part of the desk has changed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from roundelay.tui.parts import Line, Pane, Parts, Rows, write_row
 
 
 def describe_age(at: int, now_ms: int) -> str:
-    """How long ago something was, or nothing where that is not known."""
+    """Return the age of something, or an empty text if its time is unknown."""
     if not at:
         return ""
     return format_elapsed(now_ms - at) if now_ms - at >= MINUTE_MS else "now"
 
 
 class InboxPane(Pane):
-    """What waits for this person, the oldest first."""
+    """The inbox: items that wait for this person, oldest first."""
 
     name_here = "inbox"
     WORDS: ClassVar = {
@@ -102,7 +102,7 @@ class InboxPane(Pane):
 
 
 class ThreadsPane(Pane):
-    """The threads that this person reads: what is unread, who said the last thing, who works there."""
+    """The threads of this person, with unread counts, the last message and agents at work."""
 
     name_here = "threads"
     BINDINGS: ClassVar = [
@@ -174,7 +174,7 @@ class ThreadsPane(Pane):
 
 
 class AgentsPane(Pane):
-    """Who is registered and what they do now; of the chosen one, what its card says."""
+    """The participants and what they do, with the card of the selected one."""
 
     name_here = "agents"
     BINDINGS: ClassVar = [("R", "go_on", "Let it go on")]
@@ -249,7 +249,7 @@ class _Hit:
 
 
 class SearchPane(Pane):
-    """Messages by their words; Enter goes to where one was said."""
+    """Search for messages by words. Enter opens the thread of a message."""
 
     name_here = "search"
 
@@ -295,5 +295,5 @@ def _one_line(text: str) -> str:
 
 
 def list_ids(agents: Iterable[dict[str, Any]]) -> list[str]:
-    """The ids of participants."""
+    """Return the ids of participants."""
     return [str(it["agent_id"]) for it in agents]

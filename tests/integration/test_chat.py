@@ -170,7 +170,7 @@ async def test_a_request_takes_one_decision_and_none_when_nobody_waits(node: Nod
         second = await _ask_for_approval(bob, pay_zoe, "r2")
         await bob.record("r2", "finished", {"status": "cancelled"})
         await chat.type(f"/approve {second}")
-        await chat.error(rf"#{second} waits no more: what bob was at is cancelled, so nothing was sent")
+        await chat.error(rf"#{second} no longer waits: the reaction of bob is cancelled, so nothing was sent")
         await bob.record("r1", "finished", {})
         chat.close_input()
         await chat.end(code=1)
@@ -190,7 +190,7 @@ async def test_a_request_of_work_in_place_of_other_work_waits_no_more_once_that_
         await chat.line(rf"#{request} ")
         await bob.record("r2", "finished", {"status": "failed"})
         await chat.type(f"/approve {request}")
-        await chat.error(rf"#{request} waits no more: what bob was at is failed, so nothing was sent")
+        await chat.error(rf"#{request} no longer waits: the reaction of bob is failed, so nothing was sent")
         chat.close_input()
         await chat.end(code=1)
 
@@ -241,7 +241,7 @@ async def test_a_private_channel_is_made_and_others_let_in_and_taken_out(node: N
         await chat.type("/invite bob")
         await chat.error(r"^! Write /invite ID CHANNEL")
         await chat.type("/create den secret")
-        await chat.error(r"^! Write /create CHANNEL ACCESS; ACCESS is open .* invite or closed")
+        await chat.error(r"^! Write /create CHANNEL ACCESS. ACCESS is open .* invite or closed")
     assert shown(chat) == ["mia → channel:den: just us"]
 
 
@@ -285,7 +285,7 @@ async def test_a_line_that_cannot_be_obeyed_is_told_and_the_rest_goes_on(node: N
         "'nobody'. /agents lists who is.", "/frob", "nowhere:x", "/leave CHANNEL", "/resume SEQ", "Write /dm ID", "Write /join CHANNEL",
         "There is no message 999 that mia may read. /history shows their numbers.",
         "There is no message 999 that mia may read. /history shows their numbers.",
-        "'De v' is no channel's name; use lower case letters, digits, '.', '_' and '-'.",
+        "'De v' is not a channel name. Use lower-case letters, digits, '.', '_' and '-'.",
         "There is no thread 'nope' that mia may read. /threads lists those that there are.",
         "There is no thread 'nope' that mia may read. /threads lists those that there are.",
     )  # fmt: skip

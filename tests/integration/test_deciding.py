@@ -121,7 +121,7 @@ async def test_of_several_calls_the_one_is_decided_that_is_named_and_no_other(no
             rf"mia → guide \(re #{first}\): mia denied pay\(to=ann, amount=5\): not her(.*\n)*{WAITS}$"
         )
         terminal.type(f"/approve {second}x\r")
-        await terminal.shows(rf"! '{second}x' is no number of a message")
+        await terminal.shows(rf"! '{second}x' is not the number of a message")
         terminal.type("yes\r")
         await terminal.shows(
             rf"mia → guide \(re #{second}\): mia approved pay\(to=zoe, amount=5\)\n(.*\n)*.*: 5 paid to zoe\nguide>$"

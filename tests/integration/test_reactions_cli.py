@@ -255,7 +255,7 @@ async def test_a_decision_needs_the_number_of_its_request(node: Node) -> None:
             await chat.type(line)
             await chat.error(r"^! Write /edit SEQ ARGUMENTS .* as a JSON object")
         await chat.type(f"/approve {said}")
-        await chat.error(rf"^! #{said} asks for no approval, so nothing was sent")
+        await chat.error(rf"^! #{said} is not a request for approval, so nothing was sent")
 
 
 async def test_what_another_writes_under_a_reactions_id_is_no_part_of_it(node: Node, file: Path) -> None:
