@@ -1,4 +1,4 @@
-"""Agents: run those of some files, or try one without a node."""
+"""``roundelay agent``: run agents of files, try one without a node, control those of the node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def agent() -> None:
 
 @agent.command("run")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--only", multiple=True, metavar="ID", help="Only this agent of the files; may be repeated.")
+@click.option("--only", multiple=True, metavar="ID", help="Only this agent of the files. May be repeated.")
 @click.option("--until-input-ends", is_flag=True, hidden=True)
 @click.option("--as-loaded", type=click.Path(path_type=Path), hidden=True)
 @log_options
@@ -50,8 +50,7 @@ def run_command(
 ) -> None:
     """Run the agents of FILES in this process, until it is stopped.
 
-    A file holds one agent, several, or a node whose agents are meant. An agent that runs elsewhere already is taken
-    over.
+    A file declares one agent, several agents, or a node with agents. An agent that already runs elsewhere is replaced.
     """
     import asyncio
 
@@ -62,7 +61,7 @@ def run_command(
     from roundelay.nodes.run_agents import run_agents
 
     log_to_stderr(log_level, log_format)
-    if as_loaded is not None:  # the file has changed since the node loaded it
+    if as_loaded is not None:  # the file changed after the node loaded it: run what the node has checked
         override_file(files[0], as_loaded.read_bytes())
     target = find_target()
     asyncio.run(
@@ -98,7 +97,7 @@ def try_command(
 ) -> None:
     """Send one MESSAGE to the agent of FILE and show what it does, turn by turn.
 
-    It runs in a network of its own, in memory: nobody else is there, and nothing is kept. Its tools and its model are
+    It runs in a separate network in memory: nobody else is there, and nothing is stored. Its tools and its model are
     the real ones.
     """
     from roundelay.agent_files import read_agents
@@ -116,13 +115,13 @@ def try_command(
 # --- the agents that a node runs
 
 
-@agent.command("list", short_help="List the agents of the node, and what their processes do.")
+@agent.command("list", short_help="List the agents of the node and the state of their processes.")
 @json_option
 @identity_options
 def list_command(as_json: bool) -> None:
-    """List the agents that the node runs, what their processes do, and whose file has changed. For operators.
+    """List the agents that the node runs, the state of their processes, and changed files. For operators.
 
-    Everybody who has joined the network: roundelay agents.
+    `roundelay agents` lists everybody who has joined the network.
     """
     from roundelay.runs.lists import list_node_agents
 

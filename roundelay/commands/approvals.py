@@ -1,4 +1,4 @@
-"""A person's commands for calls that wait for a decision: list them over all agents, and decide by number."""
+"""``roundelay approvals``: list the calls that wait for a decision, and decide on them by number."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _seq_argument = click.argument("seq", type=SEQ)
 @identity_options
 @click.pass_context
 def approvals(context: click.Context, as_json: bool) -> None:
-    """Calls of agents that wait for a person's decision. Without a command they are listed, over all agents.
+    """List and decide agents' calls that wait for a person. Without a command, list those of all agents.
 
-    With --as ID those that ID may read; people who use the owner's token are operators, and read all.
-    Approvers decide where the agent's author names some, else whoever reads the request's thread, and
+    With --as ID, list those that ID may read. People who use the owner's token are operators, and read all. If the
+    agent's author names approvers, they decide. Otherwise everybody who reads the request's thread decides, and
     operators.
     """
     if context.invoked_subcommand is not None:
@@ -38,7 +38,7 @@ def approvals(context: click.Context, as_json: bool) -> None:
 @json_option
 @identity_options
 def list_waiting(as_json: bool) -> None:
-    """List the calls of agents that wait for a person's decision, over all agents."""
+    """List all calls that wait for a person's decision."""
     _show_waiting(as_json=as_json)
 
 
@@ -69,7 +69,7 @@ def _show_waiting(*, as_json: bool) -> None:
 @json_option
 @identity_options
 def show_one(seq: int, as_json: bool) -> None:
-    """Show what the request SEQ asks for, and who decided on it, when and with what words."""
+    """Show what the request SEQ asks for, and who decided on it, when, and in which words."""
     from roundelay.runs.approvals import describe_request, show_request
 
     value = ask_hub(lambda client: show_request(client, seq))
@@ -84,12 +84,12 @@ def show_one(seq: int, as_json: bool) -> None:
     type=click.Choice(("once", "thread", "always")),
     default="once",
     show_default=True,
-    help="This call; all of the tool in this thread; all that you may decide.",
+    help="Approve this call, all calls of the tool in this thread, or all that you may decide.",
 )
 @json_option
 @identity_options
 def approve(seq: int, scope: str, as_json: bool) -> None:
-    """Let the call that the request SEQ asks for be made."""
+    """Approve the call that the request SEQ asks for."""
     _decide(seq, "/approve" if scope == "once" else f"/approve {scope}", as_json=as_json)
 
 
@@ -99,7 +99,7 @@ def approve(seq: int, scope: str, as_json: bool) -> None:
 @json_option
 @identity_options
 def deny(seq: int, reason: str, as_json: bool) -> None:
-    """Do not let the call that the request SEQ asks for be made; the agent is told the REASON."""
+    """Deny the call that the request SEQ asks for. The agent receives the REASON."""
     _decide(seq, f"/deny {reason}".strip(), as_json=as_json)
 
 
@@ -109,9 +109,9 @@ def deny(seq: int, reason: str, as_json: bool) -> None:
 @json_option
 @identity_options
 def edit(seq: int, arguments: str, as_json: bool) -> None:
-    """Let the call that the request SEQ asks for be made with these ARGUMENTS, a JSON object, instead.
+    """Approve the call that the request SEQ asks for with other ARGUMENTS, a JSON object.
 
-    Arguments that do not fit the tool are refused by the agent in the thread, and the request waits on.
+    If the arguments do not fit the tool, the agent rejects them in the thread, and the request keeps waiting.
     """
     from roundelay.runs.approvals import check_arguments
 

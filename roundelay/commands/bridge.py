@@ -1,4 +1,4 @@
-"""`roundelay bridge`: coding agents that people already run take part in a network."""
+"""``roundelay bridge``: connect coding agents that people already run to a network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from roundelay.interop.bridge.installer import FileChange
 
 NAMES = ("claude", "codex", "gemini", "opencode", "cursor")
-"""Those of `interop.hosts`, which takes a while to load."""
+"""Same as in `interop.bridge.hosts`, repeated because that module is slow to import."""
 
 host_argument = click.argument("host", metavar="HOST", type=click.Choice(NAMES))
 project_option = click.option(
@@ -31,11 +31,10 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would c
 
 @click.group(short_help="Connect a coding agent to the network.")
 def bridge() -> None:
-    """Let a coding agent (claude, codex, gemini, opencode, cursor) take part in a network.
+    """Connect a coding agent (claude, codex, gemini, opencode, cursor) to a network.
 
-    `install` writes into a project's files for that agent: an MCP server, by which it sends and asks, and hooks, which
-    tell it in the middle of its work what others have written to it. The page `bridge` of the documents tells what each
-    agent can do, and what is promised.
+    `install` adds two things to the project's files for that agent. An MCP server lets it send and ask. Hooks show it
+    messages from others while it works. The page `bridge` of the documentation lists what each agent can do.
     """
 
 
@@ -43,7 +42,7 @@ def bridge() -> None:
 @host_argument
 @project_option
 @click.option("--url", metavar="URL", help="The hub (default: found each time, as by other commands).")
-@click.option("--command", metavar="WORDS", help="How the agent is to start roundelay (default: as it is found here).")
+@click.option("--command", metavar="WORDS", help="How the agent starts roundelay (default: as found here).")
 @click.option("--wake", is_flag=True, help="Preview: wake HOST when it is idle and something comes (claude, codex).")
 @dry_run_option
 @json_option
@@ -51,12 +50,12 @@ def bridge() -> None:
 def install(
     host: str, project: Path, url: str | None, command: str | None, wake: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Write the MCP server and the hooks into a project's files for HOST. Again changes nothing."""
+    """Write the MCP server and the hooks into a project's files for HOST. Idempotent."""
     from roundelay.interop.bridge import installer
     from roundelay.interop.mcp.stdio import is_sdk_installed
     from roundelay.network.extras import MissingExtra, describe_missing
 
-    if command is None and not is_sdk_installed():  # else the host would be told to start what cannot start
+    if command is None and not is_sdk_installed():  # otherwise the host would start a command that cannot run
         raise MissingExtra(describe_missing("bridge", "mcp"))
     chosen = _find(host)
     changes = installer.plan_install(chosen, project, url=check_url(url) if url else None, command=command, wakes=wake)
@@ -74,10 +73,9 @@ def install(
 @json_option
 @debug_option
 def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
-    """Take it out again: each file is as it was before, or, if it was changed since, as it is without what is ours.
+    """Remove the bridge: restore each file, or, if it was changed since, remove only our entries.
 
-    A file of which it cannot be taken (one with comments, say) stays, and is told of with what to do; the exit status
-    is 1 then.
+    A file that cannot be edited safely (one with comments, say) stays as it is and is reported, and the exit code is 1.
     """
     from roundelay.interop.bridge import installer
 
@@ -94,7 +92,7 @@ def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
 @json_option
 @debug_option
 def status(host: str | None, project: Path, as_json: bool) -> None:
-    """Show for which agents the bridge is installed in a project, and as whom they take part."""
+    """Show the coding agents that have the bridge in a project, and their ids in the network."""
     from roundelay.commands.output import show_list
     from roundelay.interop.bridge.installer import find_state, is_waking
     from roundelay.interop.bridge.participants import list_names, show_path
@@ -126,7 +124,7 @@ def status(host: str | None, project: Path, as_json: bool) -> None:
 @host_argument
 @click.option("--url", metavar="URL", envvar="ROUNDELAY_URL")
 def deliver(host: str, url: str | None) -> None:
-    """Answer one hook of HOST: what it says stands on stdin, what its model is told goes to stdout."""
+    """Answer one hook of HOST: read its event from stdin, write the text for its model to stdout."""
     from roundelay.interop.bridge.hooks import run_hook as answer
 
     answer(_find(host), url)
@@ -145,7 +143,7 @@ def mcp(host: str, url: str | None) -> None:
     if not is_sdk_installed():
         raise MissingExtra(describe_missing("bridge", "mcp"))
     chosen = _find(host)
-    # Only the SDK can push events to a host, so it serves from the start where the host is to be woken.
+    # Only the SDK can push events to a host. If the host is to be woken, the SDK serves from the start.
     pipe = HostPipe() if not is_woken(chosen) else None
     import asyncio
 

@@ -1,4 +1,4 @@
-"""A command that calls an operation of the hub, or of one of its mods, by its name."""
+"""``roundelay call``: call an operation of the hub or of a mod by its name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def call(op: str | None, arguments: tuple[str, ...], as_json: bool) -> None:
     """Call the operation OP (polls.vote, channels.create, network.info) as the login user, or --as ID, and print its
     value. Without OP, list the operations.
 
-    A VALUE is read by the type that the operation declares: text as it stands, everything else as JSON.
+    A VALUE is parsed by the type that the operation declares: text as it is, everything else as JSON.
     """
     if op is None:
         show_list(
@@ -63,7 +63,7 @@ async def _call(op: str, arguments: Sequence[str]) -> Any:
 
 
 def list_operations(client: NetworkClient) -> dict[str, OperationInfo]:
-    """The operations of the hub's mods, as it announces them, and those that every hub has, by name."""
+    """Return the operations of the hub's mods, as ``welcome`` lists them, and those of every hub, by name."""
     from roundelay.network.operations import network_operations
 
     mods = {it.op: it for mod in client.welcome.mods for it in mod.operations}
@@ -71,7 +71,7 @@ def list_operations(client: NetworkClient) -> dict[str, OperationInfo]:
 
 
 def read_arguments(op: str, schema: Mapping[str, Any], given: Iterable[str]) -> dict[str, Any]:
-    """The arguments of a call from ``name=value``, each by its type in the schema. Raises `ConfigError`."""
+    """Parse ``name=value`` arguments by their types in the schema. Raises `ConfigError`."""
     from roundelay.network.errors import ConfigError
 
     properties: Mapping[str, Any] = schema.get("properties", {})
@@ -127,7 +127,7 @@ def _name_type(value: object) -> str:
 
 
 def _list_types(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> set[str]:
-    """The JSON types that a schema allows; none where it does not say."""
+    """Return the JSON types that a schema allows; empty if it does not say."""
     if "$ref" in schema:
         return _list_types(whole.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {}), whole)
     if "enum" in schema or "const" in schema:
@@ -145,7 +145,7 @@ def _describe_arguments(schema: Mapping[str, Any]) -> str:
 
 
 def describe_value(value: object) -> Iterable[str]:
-    """A value in lines: of an object a line for each member, of a list one for each item, anything else as JSON."""
+    """Return a value as lines: one for each member of an object or item of a list; anything else as JSON."""
     from roundelay.display.text import sanitize
 
     if isinstance(value, Mapping):

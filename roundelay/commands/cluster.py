@@ -1,4 +1,4 @@
-"""`roundelay cluster`: what several nodes of one network share, looked at, compared and moved."""
+"""``roundelay cluster``: check, compare and move nodes on a shared log."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DIFFERENT = 1
 OFF_S = 10
-"""What nodes' clocks are off is told from here on: what they say is on its way for a moment."""
+"""Report clock differences above this value; smaller ones can come from the network's delay."""
 CHOOSING_S, ASK_AGAIN_S = 12.0, 1.0
-"""How long servers that choose a leader are waited for, which takes NATS up to ten seconds; how often they are
-asked."""
+"""Maximum wait while servers elect a leader, which takes NATS up to ten seconds, and the polling interval."""
 
 
 @click.group(short_help="Check, compare and move nodes on a shared log.")
 def cluster() -> None:
-    """What several nodes of one network share: a log that one of them writes and the others follow.
+    """Check, compare and move nodes on a shared log: one of them writes it, the others follow.
 
-    `start` starts servers for trying it out; `status` says who leads; `verify` compares a node's database with the log,
-    `rebuild` makes it anew; `migrate` moves a network from a database into a log, and back. The page `cluster` of the
-    documents tells what holds.
+    `start` starts servers to try it out. `status` shows the leader. `verify` compares a node's database with the log,
+    `rebuild` builds it from the log. `migrate` moves a network from a database into a log, or back. The page `cluster`
+    of the documentation has the details.
     """
 
 
@@ -57,13 +56,13 @@ def _use(log_url: str, work: Callable[[SharedLog], Coroutine[Any, Any, T]]) -> T
 
 
 async def _refuse_missing(log: SharedLog) -> None:
-    """Raises `LedgerError` for a log that is not there, in words for who only looks, before anything is made."""
+    """Raise `LedgerError` for a missing log before anything is created."""
     await _open(log)
     await log.close()
 
 
 async def _open(log: SharedLog) -> None:
-    """Open a log that has to be there already. Raises `LedgerError`."""
+    """Open an existing log. Raises `LedgerError`."""
     from roundelay.network.cluster.shared_log import LogIncomplete
     from roundelay.network.errors import LedgerError
 
@@ -84,7 +83,7 @@ def _tell_progress(done: int, of: int) -> None:
 
 
 @cluster.command(short_help="Start NATS servers on this machine to try out a cluster.")
-@click.option("--nodes", type=click.IntRange(1, 5), default=3, show_default=True, help="How many servers.")
+@click.option("--nodes", type=click.IntRange(1, 5), default=3, show_default=True, help="Number of servers.")
 @click.option(
     "--dir",
     "folder",
@@ -92,15 +91,17 @@ def _tell_progress(done: int, of: int) -> None:
     default="nats",
     show_default=True,
     metavar="DIR",
-    help="Where they keep what they are given.",
+    help="Folder for their data.",
 )
-@click.option("--port", type=click.IntRange(1, 60_000), default=4222, show_default=True, help="Of the first.")
-@click.option("--stream", default="lab", show_default=True, help="The stream in the address that is printed.")
+@click.option(
+    "--port", type=click.IntRange(1, 60_000), default=4222, show_default=True, help="Port of the first server."
+)
+@click.option("--stream", default="lab", show_default=True, help="Stream in the printed address.")
 @debug_option
 def start(nodes: int, folder: Path, port: int, stream: str) -> None:
-    """Start NATS servers on this machine, and keep them until this is stopped: to try it out.
+    """Start NATS servers on this machine to try out a cluster. They run until the command is stopped.
 
-    They listen on loopback, without a password. Started again with the same --dir they go on with what they have.
+    They listen on loopback without a password. With the same --dir, they continue with their data.
     """
     import asyncio
 
@@ -113,7 +114,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
         raise click.UsageError("Start 1, 3 or 5: most of them have to agree.")
 
     url = log_url(nodes, port, stream)
-    read_log_url(url)  # a node would refuse it
+    read_log_url(url)  # a node would reject it
 
     async def watch(number: int, process: asyncio.subprocess.Process) -> None:
         code, place = await process.wait(), folder / f"n{number}"
@@ -139,7 +140,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
     asyncio.run(work())
 
 
-# --- looking
+# --- status
 
 
 @cluster.command(short_help="Show the leader and how far behind each node is.")
@@ -147,9 +148,9 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
 @json_option
 @debug_option
 def status(log_url: str, as_json: bool) -> None:
-    """Say who leads, which nodes follow and how far behind they are, and what the log's servers say of it.
+    """Show the leader, the nodes that follow and how far behind they are, and the state of the log's servers.
 
-    It listens for a second and a half: nodes tell that they are there. Servers that choose a leader are asked again.
+    It listens for a second and a half to the nodes' heartbeats. While servers elect a leader, it asks again.
     """
     import asyncio
     import time
@@ -213,9 +214,9 @@ def _describe(found: dict[str, Any]) -> list[str]:
 @json_option
 @debug_option
 def verify(log_url: str, db: Path, as_json: bool) -> None:
-    """Compare a node's database with the log that it was made of: every row, and every value of its tables.
+    """Compare a node's database with the shared log: every row, and every value of its tables.
 
-    The node may run. The exit code is 1 where they differ; then the first difference is told.
+    The node may run. If they differ, the first difference is shown and the exit code is 1.
     """
 
     async def look(log: SharedLog) -> Any:
@@ -236,7 +237,7 @@ def _show_copied(found: Any, as_json: bool, told: str) -> None:
         raise SystemExit(DIFFERENT)
 
 
-# --- making anew, and moving
+# --- rebuilding and moving
 
 
 @cluster.command(short_help="Build or update a node's database from the shared log.")
@@ -245,10 +246,10 @@ def _show_copied(found: Any, as_json: bool, told: str) -> None:
 @json_option
 @debug_option
 def rebuild(log_url: str, db: Path, as_json: bool) -> None:
-    """Make a node's database from the log, or bring it up to date, before the node starts.
+    """Build a node's database from the log, or update it, before the node starts.
 
-    A node does the same at its start; this leads nothing, and ends. Interrupted, it goes on where it was. The node must
-    not run.
+    A node does the same when it starts. This command never becomes the leader, and ends. If interrupted, run it again
+    to continue. The node must not run.
     """
     import time
 
@@ -272,8 +273,8 @@ def rebuild(log_url: str, db: Path, as_json: bool) -> None:
 def migrate(source: str, target: str, as_json: bool) -> None:
     """Move a network from a node's database into a shared log, or from a log into a database, with the same seqs.
 
-    No node may use either. Interrupted, the same command goes on where it was; at its end everything is compared. The
-    source stays as it is: start no node with it again, for that would begin a second history.
+    No node may use either of them. If interrupted, run the same command again to continue. At the end everything is
+    compared. The source is not changed: do not start a node with it again, because that would begin a second history.
     """
     if _is_log(source) == _is_log(target):
         raise click.UsageError(
@@ -300,7 +301,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
             await _refuse_missing(log)
             try:
                 return await export_database(log, Path(target), _tell_progress)
-            except UnusableLog as error:  # who opens an index knows it as a node's --db
+            except UnusableLog as error:  # users know an index as a node's --db
                 raise UnusableLog(str(error).replace("--db", "--to")) from error
 
         done = _use(source, make_database)
@@ -311,7 +312,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
 
 
 def _refuse_index(db: Path) -> None:
-    """Raises `LedgerError` for a database that was made of a log: what it holds is that log's."""
+    """Raise `LedgerError` for a database that was built from a log: its rows belong to that log."""
     from roundelay.network.errors import LedgerError
     from roundelay.network.ledger.log_file import open_database
 

@@ -1,4 +1,4 @@
-"""The documents that come with the package, for whoever has installed it and has no clone beside."""
+"""``roundelay docs``: the documentation that comes with the package."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from roundelay.commands.options import debug_option
 
 @click.command(short_help="Show the documentation.")
 @click.argument("page", required=False)
-@click.option("--path", is_flag=True, help="Only say where the page is, or the folder of all of them.")
+@click.option("--path", is_flag=True, help="Print only the path of the page, or of the folder.")
 @debug_option
 def docs(page: str | None, path: bool) -> None:
-    """Show PAGE of the documents, in a pager at a terminal; without PAGE, list them."""
+    """Show PAGE of the documentation, in a pager at a terminal. Without PAGE, list the pages."""
     folder = find_folder()
     if page is None:
         pages = list_pages(folder)
@@ -28,13 +28,13 @@ def docs(page: str | None, path: bool) -> None:
     if path:
         click.echo(found)
     elif sys.stdout.isatty():
-        click.echo_via_pager(found.read_text(encoding="utf-8").rstrip("\n"))  # it ends the last line itself
+        click.echo_via_pager(found.read_text(encoding="utf-8").rstrip("\n"))  # the pager ends the last line itself
     else:
         click.echo(found.read_text(encoding="utf-8"), nl=False)
 
 
 def find_folder() -> Path:
-    """Give the folder of the documents: in the package, or in a clone beside it."""
+    """Return the folder of the pages: in the package, or in the clone."""
     for place in roundelay.__path__:
         if (folder := Path(place, "docs")).is_dir():
             return folder
@@ -42,13 +42,13 @@ def find_folder() -> Path:
 
 
 def list_pages(folder: Path) -> dict[str, Path]:
-    """Give the pages by their names: ``agents``, and behind the others ``decisions/loops``."""
+    """Return the pages by name, such as ``agents``, and ``decisions/loops`` after the others."""
     found = (*sorted(folder.glob("*.md")), *sorted(folder.glob("*/*.md")), *sorted(folder.glob("*.json")))
     return {it.relative_to(folder).with_suffix("").as_posix(): it for it in found}
 
 
 def find_page(folder: Path, written: str) -> Path:
-    """Give a page, also by the name that a message of ours or a link has: ``docs/agents.md``. Raises `UsageError`."""
+    """Return a page, also by the name in an error message or link (``docs/agents.md``). Raises `UsageError`."""
     pages = list_pages(folder)
     name = written.partition("#")[0].removeprefix("docs/").removesuffix(".md").removesuffix(".json")
     if name in pages:

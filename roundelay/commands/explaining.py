@@ -1,6 +1,6 @@
-"""Commands that explain a run: why something was said, what came of it, and the whole of it as a file or a document.
+"""Commands that explain a run: ``why``, ``impact``, ``export``, ``replay`` and ``tapes``.
 
-Each reads a live node, under the caller's rights, or with --db a ledger's file, which needs no node.
+Each reads a live node under the caller's rights, or with ``--db`` a ledger's file.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @json_option
 @identity_options
 def why(seq: int, db: Path | None, as_json: bool) -> None:
-    """Tell why a message was said: the call, the model's reply, what its prompt held, and so on up to the root.
+    """Explain why a message was sent: the call, the model's reply, the prompt, and so on up to the root.
 
-    SEQ is the number that every list shows as #SEQ. Records are an agent's own and operators' to see.
+    SEQ is the number that every list shows as #SEQ. Records are visible to their agent and to operators.
     """
     from roundelay.runs.why import explain
     from roundelay.runs.why_text import describe_steps
@@ -78,10 +78,16 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
     help="The log itself, a transcript, a sequence diagram, or a page for a browser.",
 )
 @click.option("--thread", metavar="ID", help="Only this thread.")
-@click.option("--root", type=SEQ, metavar="SEQ", help="Only what followed from this first message.")
-@click.option("--from", "first", type=SEQ, metavar="SEQ", help="Only from this seq on.")
-@click.option("--to", "last", type=SEQ, metavar="SEQ", help="Only up to this seq.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Not to stdout.")
+@click.option("--root", type=SEQ, metavar="SEQ", help="Only the conversation with this root.")
+@click.option("--from", "first", type=SEQ, metavar="SEQ", help="First seq.")
+@click.option("--to", "last", type=SEQ, metavar="SEQ", help="Last seq.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write to this file instead of stdout.",
+)
 @db_option
 @identity_options
 def export(
@@ -93,10 +99,10 @@ def export(
     output: Path | None,
     db: Path | None,
 ) -> None:
-    """Write the log, losing nothing (jsonl), what was said (markdown, mermaid), or one page for a browser (html).
+    """Export the complete log (jsonl), the messages (markdown, mermaid), or one page for a browser (html).
 
-    The log is for operators; everything else holds what the caller may read. A whole jsonl export can be replayed. The
-    page opens from disk and asks nobody for anything; it holds records too: what tools were given and gave.
+    The log is for operators; the other formats hold what the caller may read. A whole jsonl export can be replayed. The
+    page opens from disk without a network. It holds records too, with arguments and results of tools.
     """
     from roundelay.display.text import sanitize_json
     from roundelay.network.durable_files import replace_file
@@ -109,7 +115,7 @@ def export(
 
     async def write(source: Source, file: TextIO) -> None:
         if format_ == "jsonl":
-            # a file and a pipe get it byte by byte
+            # written as bytes to a file or a pipe
             is_shown = file is sys.stdout and sys.stdout.isatty()
             await write_log(source, part, (lambda text: file.write(sanitize_json(text))) if is_shown else file.write)
         elif format_ == "html":
@@ -134,13 +140,13 @@ def export(
     default=Path("tapes"),
     show_default=True,
     metavar="DIR",
-    help="Where the tapes go, one for each agent.",
+    help="Folder of the tapes, one for each agent.",
 )
 @debug_option
 def tapes(ledger: Path, output: Path) -> None:
-    """Write the recorded replies of each agent's model as a tape: `model: {replay: tapes/ID.jsonl}` plays it.
+    """Write the recorded replies of each agent's model as a tape. `model: {replay: tapes/ID.jsonl}` plays it.
 
-    LEDGER is a node's database, or an export of one. A tape is made of lines that people can read and edit.
+    LEDGER is a node's database or an export of one. A tape is a text file that people can read and edit.
     """
     from roundelay.agents.models.tape import write_tape
     from roundelay.display.text import sanitize
@@ -152,7 +158,7 @@ def tapes(ledger: Path, output: Path) -> None:
     if not made:
         raise ConfigError(f"{ledger} holds no reply of a model, so there is nothing to make a tape of")
     for agent_id, turns in sorted(made.items()):
-        # an agent's process wrote it: it names no place of its choice
+        # the id was chosen by an agent's process: it must not name another folder
         if not re.fullmatch(r"\w[\w. -]{0,63}", agent_id):
             click.echo(f"Left out, for its name can be no file's: {sanitize(agent_id[:80])}", err=True)
             continue
@@ -168,16 +174,16 @@ def tapes(ledger: Path, output: Path) -> None:
     "--agents",
     "factory",
     metavar="MODULE:FUNCTION",
-    help="Runners made in Python: what this function gives, a list of them.",
+    help="A Python function that returns a list of runners.",
 )
 @click.option(
     "--run-tool",
     "run_tools",
     multiple=True,
     metavar="NAME",
-    help="Run this tool again, instead of its recorded results.",
+    help="Run this tool again instead of using its recorded results.",
 )
-@click.option("--lenient", is_flag=True, help="Go on over a prompt that is another one now, and tell them all.")
+@click.option("--lenient", is_flag=True, help="Continue after a changed prompt, and report all changes.")
 @json_option
 @debug_option
 def replay(
@@ -185,16 +191,16 @@ def replay(
 ) -> None:
     """Run the agents of a recorded ledger again, on their recorded replies, and compare message by message.
 
-    FILES are agent files, or a node's file, whose limits, mods and visibility hold then too. LEDGER is a node's
-    database, or an export of one. It needs no node and no model, and nothing outside is written to. Agents without a
-    file keep the part that the log has. Exit code 1 says that something is not as it was, or that nothing was run.
+    FILES are agent files, or a node file, whose limits, mods and visibility apply. LEDGER is a node's database or an
+    export of one. No node and no model are needed, and nothing outside is changed. Agents without a file keep their
+    recorded part. The exit code is 1 if something differs, or if no agent ran.
     """
     from roundelay.display.screen import Screen
     from roundelay.display.text import sanitize
     from roundelay.runs.replay import load_replay
     from roundelay.runs.replay import replay as play
 
-    silence_logs()  # what went wrong then goes wrong again, and is no news
+    silence_logs()  # errors of the recorded run happen again; do not log them
     recording, runners, options = load_replay(ledger, files, factory, frozenset(run_tools), is_lenient=lenient)
     report = play(recording, runners, options)
     if as_json:

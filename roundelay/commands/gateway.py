@@ -1,4 +1,4 @@
-"""Other protocols' ways to a node: the gateway, and an MCP server for the host that starts it."""
+"""``roundelay gateway`` and ``roundelay mcp``: other protocols' access to a node."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from roundelay.nodes.logs import LogFormat
 
 SERVED: tuple[Served, ...] = ("a2a", "http", "mcp", "openai", "webhooks")
-"""As `network.config.Served`, which the command line does not load to show its help; a test holds the two together."""
+"""Same as `network.config.Served`, repeated to keep ``--help`` fast. A test compares them."""
 
 
 def _check(value: str | None, check: Literal["check_public_url", "check_web_host"]) -> str | None:
-    """Return an option's value as the node's file takes it. Raises `click.BadParameter`."""
+    """Validate an option as the node file does. Raises `click.BadParameter`."""
     from roundelay.network import config
 
     try:
@@ -36,21 +36,27 @@ def _check(value: str | None, check: Literal["check_public_url", "check_web_host
 @click.command(short_help="Serve HTTP, OpenAI, A2A and MCP clients.")
 @click.option("--node", "node_url", metavar="URL", help="The node (default: the one of this machine).")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8701, show_default=True, help="0 takes any free one.")
-@click.option("--insecure", is_flag=True, help="Listen on an address that others reach, although nothing is encrypted.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=8701,
+    show_default=True,
+    help="Port to listen on; 0 takes any free one.",
+)
+@click.option("--insecure", is_flag=True, help="Listen without encryption on an address that others can reach.")
 @click.option(
     "--serve",
     "served",
     multiple=True,
     type=click.Choice(SERVED),
-    help="What is let in; may be repeated (default: all; webhooks need --webhooks).",
+    help="Protocol to serve. May be repeated (default: all; webhooks need --webhooks).",
 )
 @click.option(
     "--webhooks",
     "webhooks_file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Post messages to webhooks, and keep their registrations here.",
+    help="Post messages to webhooks, and store their registrations in this file.",
 )
 @click.option(
     "--webhook-host",
@@ -90,11 +96,11 @@ def gateway(
     log_level: str,
     log_format: LogFormat,
 ) -> None:
-    """Let programs that know HTTP and JSON take part in a network, each by a participant's token.
+    """Let programs take part in a network by HTTP, each with a participant's token.
 
-    It runs beside the node until it is stopped, and keeps nothing but webhooks: what a program has sent and received is
-    the ledger's. With `interop` in the node's file, `roundelay up` runs one. The page `interop` of the documents tells
-    the endpoints; /openapi.json describes them for programs.
+    It runs beside the node until it is stopped, and stores nothing but webhooks: messages are in the ledger. With
+    `interop` in the node's file, `roundelay up` runs one. The page `interop` of the documentation lists the endpoints;
+    /openapi.json describes them for programs.
     """
     import asyncio
 
@@ -138,17 +144,17 @@ def gateway(
 
     try:
         asyncio.run(work())
-    except ConnectError as error:  # the address cannot be bound; nothing was to be connected to
+    except ConnectError as error:  # the address cannot be bound: not a failed connection
         raise ConfigError(str(error)) from error
 
 
 @click.command(short_help="Connect an MCP host over stdio.")
 @identity_options
 def mcp() -> None:
-    """Serve MCP on stdin and stdout: whoever starts this takes part as one participant, --as.
+    """Serve MCP on stdin and stdout. The MCP host that starts it takes part as one participant, --as.
 
-    A host of MCP (an editor, a coding agent) starts it by its own configuration. Without a token an agent's is made and
-    saved at its first use, as for any agent of this machine.
+    A host (an editor, a coding agent) starts it by its own configuration. Without a token, one is created and saved at
+    the first use, as for any agent on this machine.
     """
     from roundelay.interop.mcp.stdio import HostPipe, is_sdk_installed
     from roundelay.network.extras import MissingExtra, describe_missing
@@ -158,7 +164,7 @@ def mcp() -> None:
     target = find_target()
     if target.agent_id is None:
         raise click.UsageError("Say as whom: roundelay mcp --as ID.")
-    pipe = HostPipe()  # answers the host from here on, while the rest is imported
+    pipe = HostPipe()  # answers the host from now on, while the rest is imported
     import asyncio
 
     from roundelay.network.client import NetworkClient

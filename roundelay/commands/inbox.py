@@ -1,4 +1,4 @@
-"""A person's command for what waits for it: decisions, questions, what failed, stopped or is spent."""
+"""``roundelay inbox``: decisions, questions, failures, stopped conversations and spent budgets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ IN_WORDS = {"dead_letter": "failed", "fault": "cannot answer"}
 
 
 @click.command(short_help="List what waits for you.")
-@click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="Maximum number.")
 @json_option
 @identity_options
 def inbox(limit: int, as_json: bool) -> None:
-    """List what waits for you, or for --as ID: calls to decide on, questions that you have not answered, messages
-    that failed, conversations that stopped, budgets that are spent.
+    """List what waits for you or for --as ID: calls to decide on, unanswered questions, failed messages, stopped
+    conversations, and spent budgets.
     """
     show_list(
         {"items": run(_read(limit))},

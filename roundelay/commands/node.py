@@ -1,4 +1,4 @@
-"""The node: run it, and find out why it does not run."""
+"""``roundelay up`` and ``roundelay doctor``: run a node, and check what it needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_FILE = Path("roundelay.yaml")
 
 
 def pick_file(file: Path | None) -> Path | None:
-    """The node's file: the one that was named, else roundelay.yaml if it is here."""
+    """Return the node file: the given one, or else roundelay.yaml if it is here."""
     return file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
 
 
@@ -42,7 +42,7 @@ def pick_file(file: Path | None) -> Path | None:
 @click.option(
     "--log",
     metavar="URL",
-    help="The log that several nodes share, nats://HOST:PORT/STREAM or postgres://HOST/DATABASE?network=NAME: one of them "
+    help="The shared log of several nodes, nats://HOST:PORT/STREAM or postgres://HOST/DATABASE?network=NAME: one node "
     "serves, the others wait to take over.",
 )
 @click.option("--name", help="The network's name, for a new database.")
@@ -54,15 +54,15 @@ def pick_file(file: Path | None) -> Path | None:
     "anywhere.",
 )
 @click.option(
-    "--behind-proxy", is_flag=True, default=None, help="Connections come through a proxy: none counts as local."
+    "--behind-proxy", is_flag=True, default=None, help="Connections come through a proxy, so none counts as local."
 )
-@click.option("--web/--no-web", default=None, help="Show browsers the page (default), or not.")
-@click.option("--web-link", is_flag=True, help="Print a link that logs you in to the page, also where no terminal is.")
+@click.option("--web/--no-web", default=None, help="Serve the page to browsers (default), or not.")
+@click.option("--web-link", is_flag=True, help="Print a login link for the page even without a terminal.")
 @click.option(
     "--open/--no-open",
     "opens",
     default=None,
-    help="Open the page in the browser, or not (default: when a new database is made at a terminal with a desktop).",
+    help="Open the page in the browser, or not (default: for a new database at a terminal with a desktop).",
 )
 @click.option(
     "--interop/--no-interop",
@@ -72,9 +72,9 @@ def pick_file(file: Path | None) -> Path | None:
 @click.option(
     "--interop-port", type=int, metavar="PORT", help="The gateway's port; 0 takes any free one (default: 8701)."
 )
-@click.option("--no-agents", is_flag=True, help="Start none of the agents that FILE declares.")
+@click.option("--no-agents", is_flag=True, help="Do not start the agents that FILE declares.")
 @click.option("--until-input-ends", is_flag=True, hidden=True)
-@click.option("--insecure", is_flag=True, help="Listen on an address that others reach, although nothing is encrypted.")
+@click.option("--insecure", is_flag=True, help="Listen without encryption on an address that others can reach.")
 @log_options
 @debug_option
 def up(
@@ -92,8 +92,8 @@ def up(
 ) -> None:
     """Run a node, and the agents that FILE declares, until it is stopped.
 
-    FILE is roundelay.yaml if there is one here. A flag goes before the environment (ROUNDELAY_PORT and so on), that
-    before the file. One line on the output says when everything is ready, and where.
+    FILE is roundelay.yaml if there is one here. Flags take precedence over the environment (ROUNDELAY_PORT and so on),
+    and the environment over the file. One line on stdout says when everything is ready, and at which address.
     """
     import asyncio
 
@@ -167,7 +167,7 @@ def up(
     try:
         with asyncio.Runner(loop_factory=find_loop_factory()) as runner:
             runner.run(work)
-    except ConnectError as error:  # the address cannot be bound; nothing was to be connected to
+    except ConnectError as error:  # the address cannot be bound: not a failed connection
         raise click.ClickException(str(error)) from error
     except ModError as error:
         raise place_mod_error(error, origins["mods"]) from error
@@ -179,9 +179,9 @@ def up(
 @click.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--db", metavar="FILE", help="The node's database, as for up.")
-@click.option("--log", metavar="URL", help="The log that several nodes share, as for up.")
+@click.option("--log", metavar="URL", help="The shared log of several nodes, as for up.")
 @click.option("--model", metavar="NAME", help="Ask this OpenAI-compatible model too.")
-@click.option("--base-url", metavar="URL", help="Where --model is (default: the OpenAI API).")
+@click.option("--base-url", metavar="URL", help="Base URL of --model (default: the OpenAI API).")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -189,7 +189,7 @@ def up(
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a model may take.",
+    help="Seconds that a model may take.",
 )
 @json_option
 @node_options
@@ -205,8 +205,8 @@ def doctor(
 ) -> None:
     """Check what a node and its agents need, and say what to do.
 
-    Versions, configuration, database and its integrity, shared log, retention, open files, TLS, port, clock; and each
-    model of FILE's agents is asked once to call a tool. FILE may be an agent's.
+    It checks versions, configuration, the database and its integrity, shared log, retention, open files, TLS, port and
+    clock, and asks each model of FILE's agents once to call a tool. FILE may be an agent file.
     """
     import asyncio
 
@@ -215,7 +215,7 @@ def doctor(
     from roundelay.nodes.doctor import examine
 
     if file is not None and not file.exists():
-        load_yaml(file)  # says so: nothing can be checked of it, and its name may be misspelled
+        load_yaml(file)  # reports it: nothing of it can be checked, and its name may be misspelled
     checks = asyncio.run(
         examine(
             pick_file(file),

@@ -1,4 +1,4 @@
-"""An operator's commands for a node that runs for long: a copy of its database, and the messages that failed."""
+"""``roundelay backup`` and ``roundelay dead-letters``."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ MAX_LISTED = 1000
     "--db",
     type=click.Path(readable=False, path_type=Path),
     metavar="FILE",
-    help="The database (default: that of the node that runs here, else roundelay.yaml's).",
+    help="The database (default: that of the node running here, or else of roundelay.yaml).",
 )
 @json_option
 @debug_option
 def backup(file: Path, db: Path | None, as_json: bool) -> None:
-    """Copy a node's database into FILE, also while the node runs.
+    """Copy a node's database into FILE, even while the node runs.
 
-    The copy is complete, checked and on the disk when this command ends. It is a database like any other; started from
-    it, a node begins a new epoch, since it does not know what was said after.
+    When the command ends, the copy is complete, checked and on disk. A node that starts from it begins a new epoch,
+    because it does not know the messages after the copy.
     """
     from roundelay.network.ledger.backup import back_up
 
@@ -55,8 +55,7 @@ def backup(file: Path, db: Path | None, as_json: bool) -> None:
 
 
 def _find_database() -> Path:
-    """The database of the one node that runs on this machine, else the one that is configured here. Raises
-    `ConfigError`."""
+    """Return the database of the only node on this machine, or else the one configured here. Raises `ConfigError`."""
     from roundelay.network.config import resolve_config
     from roundelay.network.errors import ConfigError
     from roundelay.network.home import running_nodes
@@ -73,10 +72,10 @@ def _find_database() -> Path:
 
 @click.group("dead-letters", short_help="List, retry and drop messages that failed at their recipient.")
 def dead_letters() -> None:
-    """Messages that failed at their recipient five times: list them, deliver them again, or drop them.
+    """List, retry and drop messages that failed five times at their recipient.
 
-    Operators see everybody's; with --as ID --as-kind agent it is that agent's own. People who
-    use the owner's token are operators.
+    Operators see all of them. With --as ID --as-kind agent, it is only that agent's own. People who use the owner's
+    token are operators.
     """
 
 
@@ -93,12 +92,12 @@ def _letter_options(function: Function) -> Function:
 
 @dead_letters.command("list", short_help="List dead letters and why they failed.")
 @_owner_option
-@click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="Maximum number.")
 @db_option
 @json_option
 @identity_options
 def list_letters(of: str | None, limit: int, db: Path | None, as_json: bool) -> None:
-    """List dead letters, with what their recipient said of the last failure."""
+    """List dead letters with the reason of their last failure."""
     from roundelay.network.errors import UnknownRecipient
 
     async def read(source: Source) -> list[dict[str, Any]]:
@@ -124,14 +123,14 @@ def list_letters(of: str | None, limit: int, db: Path | None, as_json: bool) -> 
 @dead_letters.command()
 @_letter_options
 def retry(seqs: tuple[int, ...], of: str | None, as_json: bool) -> None:
-    """Deliver these messages again, with five attempts as at first."""
+    """Deliver these messages again, with five new attempts."""
     _take("network.retry_dead_letter", seqs, of, as_json=as_json, done="is delivered again to")
 
 
 @dead_letters.command()
 @_letter_options
 def drop(seqs: tuple[int, ...], of: str | None, as_json: bool) -> None:
-    """Forget these dead letters; the messages stay in their threads."""
+    """Drop these dead letters. The messages stay in their threads."""
     _take("network.drop_dead_letter", seqs, of, as_json=as_json, done="is no longer a dead letter of")
 
 
@@ -151,7 +150,7 @@ def _take(op: str, seqs: tuple[int, ...], of: str | None, *, as_json: bool, done
 
 
 def _find_owner(letters: list[dict[str, Any]], seq: int) -> str:
-    """Whose dead letter a message is. Raises `UnknownMessage` or `InvalidArguments`."""
+    """Return the recipient of a dead letter. Raises `UnknownMessage` or `InvalidArguments`."""
     from roundelay.network.errors import InvalidArguments, UnknownMessage
 
     owners = [str(it["agent_id"]) for it in letters if it["seq"] == seq]

@@ -1,7 +1,7 @@
-"""Options that several commands share, and the connection that they ask for.
+"""Shared options of commands, and the connection that they describe.
 
-`node_options` stands on the command group and on each command that connects, so that ``roundelay --url X agents`` and
-``roundelay agents --url X`` are the same. Without any, the node of this machine is found (`roundelay.network.home`).
+`node_options` is on the root command and on each command that connects, so that ``roundelay --url X agents`` and
+``roundelay agents --url X`` are the same. Without options, the node of this machine is used (`roundelay.network.home`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ID = r"[a-z0-9][a-z0-9._-]{0,63}"
 
 @dataclass
 class Target:
-    """The hub to talk to, and as whom, as far as it was said."""
+    """The hub to connect to and the identity, as far as the options name them."""
 
     url: str | None = None
     token: str | None = None
@@ -41,13 +41,15 @@ class Target:
 
 
 def find_target() -> Target:
-    """What the options of the running command and of its groups said."""
+    """Return the target that the options of the running command and its groups name."""
     return click.get_current_context().ensure_object(Target)
 
 
 def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Context, click.Parameter, str | None], None]:
-    """A callback that keeps a value of the target: one that was typed before the command goes before one of the
-    environment, which each of them reads."""
+    """Return an option callback that stores a value of the target.
+
+    An option typed before the command takes precedence over the environment, which is read for both places.
+    """
 
     def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
         target = context.ensure_object(Target)
@@ -59,7 +61,7 @@ def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Conte
 
 
 def check_url(value: str) -> str:
-    """An address of a hub, or several of one network with commas between them; what is none is wrong usage."""
+    """Validate the address of a hub, or several addresses with commas between them."""
     from roundelay.network.errors import ConfigError
     from roundelay.network.home import read_urls
 
@@ -70,7 +72,7 @@ def check_url(value: str) -> str:
 
 
 def _read_token(value: str) -> str:
-    """A token as it can stand in a header, or wrong usage."""
+    """Validate a token: it must fit into an HTTP header."""
     from roundelay.network.credentials import read_secret
     from roundelay.network.errors import ConfigError
 
@@ -87,7 +89,7 @@ def _check_id(value: str) -> str:
 
 
 class _Seq(click.ParamType[int]):
-    """The number of a message, as it stands on the screen or without its #."""
+    """The number of a message, with or without #."""
 
     name = "seq"
 
@@ -102,20 +104,20 @@ SEQ = _Seq()
 
 
 def check_id(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    """A callback for what names a participant: what can be nobody's id is wrong usage."""
+    """Option callback that validates a participant's id."""
     return _check_id(value) if value is not None else None
 
 
 def check_place(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    """A callback for where lines go: an address, a thread, or the id of a participant."""
+    """Option callback that validates a place: an address, a thread, or a participant's id."""
     if value is not None and not re.fullmatch(rf"broadcast|(agent:)?{_ID}|(channel|direct|mod|thread):\S+", value):
         raise click.BadParameter(f"{value!r} is no place; write an ID, broadcast, channel:NAME, mod:ID or thread:SEQ.")
     return value
 
 
 def read_address(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """A callback that gives an address as it was typed: a bare id means that participant."""
-    from roundelay.network.addresses import complete_address  # not at the start of every command
+    """Option callback that returns an address. A bare id means that participant."""
+    from roundelay.network.addresses import complete_address  # keeps the start of commands fast
 
     address = complete_address(value)
     if not re.fullmatch(rf"broadcast|(agent|channel|mod):{_ID}", address):
@@ -127,7 +129,7 @@ def read_address(_context: click.Context, _parameter: click.Parameter, value: st
 
 def _keep_debug(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
-        os.environ["ROUNDELAY_DEBUG"] = "1"  # also for the processes that are started
+        os.environ["ROUNDELAY_DEBUG"] = "1"  # also for child processes
 
 
 def node_options(function: Function) -> Function:
@@ -138,7 +140,7 @@ def node_options(function: Function) -> Function:
         expose_value=False,
         callback=_keep("token", _read_token),
         envvar="ROUNDELAY_TOKEN",
-        help="Who you are to the hub; needed only on another machine than the node's.  [env: ROUNDELAY_TOKEN]",
+        help="Your token; needed only if the node is on another machine.  [env: ROUNDELAY_TOKEN]",
     )(function)
     return click.option(
         "--url",
@@ -146,7 +148,7 @@ def node_options(function: Function) -> Function:
         expose_value=False,
         callback=_keep("url", check_url),
         envvar="ROUNDELAY_URL",
-        help="The hub; without it the node that runs on this machine.  [env: ROUNDELAY_URL]",
+        help="The hub (default: the node on this machine).  [env: ROUNDELAY_URL]",
     )(function)
 
 
@@ -157,7 +159,7 @@ def identity_options(function: Function) -> Function:
         type=click.Choice(("human", "service", "agent")),
         expose_value=False,
         callback=_keep("kind"),
-        help="What --as is (default: what its token says; without one: human).",
+        help="Kind of --as (default: that of its token, or else human).",
     )(function)
     function = click.option(
         "--as",
@@ -165,7 +167,7 @@ def identity_options(function: Function) -> Function:
         expose_value=False,
         callback=_keep("agent_id", _check_id),
         envvar="ROUNDELAY_AS",
-        help="As whom.  [env: ROUNDELAY_AS]",
+        help="Connect as this participant.  [env: ROUNDELAY_AS]",
     )(function)
     return debug_option(node_options(function))
 
@@ -182,12 +184,12 @@ def debug_option(function: Function) -> Function:
 
 
 LEDGER_PATH = click.Path(readable=False, path_type=Path)
-"""Looked at by who opens it, who says the same of it in every command."""
+"""Path of a database. The code that opens it checks it, so that all commands report the same errors."""
 
 
 def db_option(function: Function) -> Function:
     return click.option(
-        "--db", "db", type=LEDGER_PATH, metavar="FILE", help="Read this ledger or export of one, without a node."
+        "--db", "db", type=LEDGER_PATH, metavar="FILE", help="Read this ledger, or an export of one, without a node."
     )(function)
 
 
@@ -201,18 +203,18 @@ def log_options(function: Function) -> Function:
         "--log-format",
         type=click.Choice(("text", "json")),
         default="text",
-        help="How: lines for people (default), or a line of JSON for each.",
+        help="Format of the log: text (default) or lines of JSON.",
     )(function)
     return click.option(
         "--log-level",
         type=click.Choice(("debug", "info", "warning", "error"), case_sensitive=False),
         default="warning",
-        help="What goes to stderr (default: warning).",
+        help="Minimum level of the log on stderr (default: warning).",
     )(function)
 
 
 def silence_logs() -> None:
-    """Let nothing but the command's own output be seen, where logs go nowhere in particular."""
+    """Hide logs that no handler is configured for, so that only the command's own output is seen."""
     import logging
 
     if not logging.getLogger().handlers:
@@ -220,18 +222,18 @@ def silence_logs() -> None:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; silent but for its own output."""
+    """Run a command's coroutine without logs."""
     import asyncio
 
     silence_logs()
     try:
         return asyncio.run(work)
     except asyncio.CancelledError:
-        raise SystemExit(143) from None  # SIGTERM, where it is handled to put the terminal in order
+        raise SystemExit(143) from None  # after SIGTERM, which is handled to restore the terminal
 
 
 def ask_hub(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
-    """Do what one connection of a reader is needed for, and give what came of it."""
+    """Run work over a connection for reading, and return its result."""
 
     async def join_and_work() -> T:
         async with join() as client:
@@ -241,7 +243,7 @@ def ask_hub(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
 
 
 def read_run(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) -> T:
-    """Read from a ledger's file, or from the node that the options name."""
+    """Read a run from a ledger's file, or from the node that the options name."""
     from roundelay.network.ledger.log_file import open_log
     from roundelay.runs.file_source import FileSource
     from roundelay.runs.node_source import LiveSource
@@ -259,11 +261,10 @@ def read_run(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) 
 
 @asynccontextmanager
 async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIterator[NetworkClient]:
-    """Join as ``--as``, else as the login user, or for who only looks as a service of the command line's own, with the
-    owner's rights.
+    """Connect as ``--as``, or else as the login user (``as_person``) or the commands' own reader.
 
-    Without ``reconnect`` a lost connection ends the command: for what answers and ends. Who only looks, with the
-    owner's token, has to be registered already. Raises `UnknownRecipient` if not.
+    Without ``reconnect``, a lost connection ends the command. An id that only reads with the owner's token must be
+    registered already: the connection would register it. Raises `UnknownRecipient` if it is not.
     """
     from roundelay.network.client import NetworkClient
     from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated
@@ -280,7 +281,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
 
     client = make_client(None if is_left_to_token else target.kind or usual)
     try:
-        is_reading = READ_ONLY_QUERY in client.url  # where a node follows nobody is registered
+        is_reading = READ_ONLY_QUERY in client.url  # a read replica registers nobody
         is_doubtful = not as_person and target.agent_id is not None and target.token is None and not is_reading
         if is_doubtful and find_owner_token(client.url):
             await _check_registered(agent_id, client.url)
@@ -289,7 +290,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         except NotAuthenticated:
             if not is_left_to_token:
                 raise
-            client = make_client(usual)  # the owner's token does not say what somebody new is
+            client = make_client(usual)  # the owner's token does not say which kind a new participant is
             await client.connect()
     except NotAuthenticated as error:
         raise NotAuthenticated(f"{error} {_advise(target)}") from error
@@ -298,7 +299,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         if READ_ONLY_QUERY in client.url and target.agent_id is None:
             told = f"{agent_id} has never joined this network: say with --as as whom to read."
         raise Forbidden(f"{error} {told}".strip()) from error
-    finally:  # by now a node that follows may have named the one that leads
+    finally:  # by now a read replica may have named its leader
         if target.url is None and (others := {node.url for node in running_nodes()} - {client.url}):
             told = f"Several nodes run here; this is {client.url}. Another one: --url {', '.join(sorted(others))}"
             click.echo(f"* {told}", err=True)
@@ -321,7 +322,7 @@ def _tell_age(client: NetworkClient) -> str:
 
 
 async def _check_registered(agent_id: str, url: str) -> None:
-    """Raises `UnknownRecipient` for an id that nobody has: the owner's token would register it for ever."""
+    """Raise `UnknownRecipient` for an unregistered id: connecting with the owner's token would register it."""
     from roundelay.network.client import NetworkClient
     from roundelay.runs.lists import list_participants
     from roundelay.terminal.places import check_recipient

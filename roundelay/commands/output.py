@@ -1,4 +1,4 @@
-"""How commands show what they found: in words or as a table for a reader, with ``--json`` for programs."""
+"""Output of commands: words and tables for people, JSON with ``--json`` for programs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ if TYPE_CHECKING:
 
 
 def print_json(value: object, indent: int | None = None) -> None:
-    """Print a value as JSON in which nothing drives a terminal, on one line unless it is indented."""
+    """Print a value as sanitized JSON, on one line unless ``indent`` is given."""
     click.echo(sanitize_json(json.dumps(value, ensure_ascii=False, indent=indent)))
 
 
 def print_answer(value: object) -> None:
-    """Print what a hub answered: on one line, indented at a terminal. A number that no double holds is null, as in
-    every message."""
-    from pydantic_core import to_json  # not at the start of every command
+    """Print a hub's answer on one line, or indented at a terminal. Numbers beyond a double become null, as in messages."""
+    from pydantic_core import to_json  # keeps the start of commands fast
 
     click.echo(sanitize_json(to_json(value, indent=terminal_indent(), inf_nan_mode="null").decode()))
 
 
 def terminal_indent() -> int | None:
-    """How JSON is indented that a person looks at; not at all in a pipe."""
+    """Return the indentation of JSON at a terminal, or None in a pipe."""
     return 2 if sys.stdout.isatty() else None
 
 
@@ -41,7 +40,7 @@ def show(
     as_json: bool,
     print_value: Callable[[object], None] = print_json,
 ) -> None:
-    """Show a value: as JSON, or by the lines that describe it."""
+    """Show a value as JSON, or by the lines that describe it."""
     if as_json:
         print_value(value)
         return
@@ -60,8 +59,7 @@ def show_list(
     as_json: bool,
     print_value: Callable[[object], None] = print_json,
 ) -> None:
-    """Show a list, given under its name in JSON: as a table, each of the columns by its head; ``empty`` says that there
-    is nothing."""
+    """Show a list as a table with these columns, or under its name in JSON. ``empty`` is shown for an empty list."""
     [entries] = listed.values()
     rows = [[read(it) for read in columns.values()] for it in entries]
     describe = draw_table(list(columns), rows) if rows else lambda _: [empty]
@@ -69,12 +67,12 @@ def show_list(
 
 
 def draw_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Callable[[Paint], Iterable[str]]:
-    """Give what draws a table, for `show`."""
+    """Return a function for `show` that draws a table."""
     from roundelay.display.screen import format_table
 
     return lambda paint: [format_table(head, rows, paint=paint)]
 
 
 def format_day(at: int) -> str:
-    """The time of a stamp on this machine's clock, with its day."""
+    """Return local date and time."""
     return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"

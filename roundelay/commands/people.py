@@ -1,4 +1,4 @@
-"""A person's commands: converse, or send one message."""
+"""``roundelay chat``, ``roundelay tui`` and ``roundelay send``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     "wait_s",
     type=click.FloatRange(0, 86_400),
     metavar="SECONDS",
-    help="After the end of a pipe, stay so long (default: until nobody is at work and it is quiet).",
+    help="Seconds to stay after the end of a pipe (default: until nobody is at work).",
 )
 @identity_options
 def chat(to: str | None, wait_s: float | None) -> None:
-    """Join the conversation as a person: each line is a message, /help lists the commands.
+    """Join the network as a person. Each line is a message; /help lists the commands.
 
-    In a pipe it sends every line, waits for the answers, and leaves.
+    From a pipe, it sends every line, waits for the answers, and leaves.
     """
 
     async def converse() -> bool:
@@ -57,8 +57,9 @@ def chat(to: str | None, wait_s: float | None) -> None:
 )
 @identity_options
 def tui(to: str | None) -> None:
-    """Join the conversation as a person, full screen: inbox, threads, why, agents, cost and search, by mouse and keys;
-    ? lists the keys.
+    """Join the network as a person, full screen: inbox, threads, why, agents, cost and search, by mouse and keys.
+
+    Press ? for the list of keys.
 
     It needs the extra `tui`: pip install 'roundelay[tui]'
     """
@@ -87,11 +88,13 @@ def tui(to: str | None) -> None:
 @click.argument("to", callback=read_address)
 @click.argument("text")
 @click.option("--reply-to", type=SEQ, metavar="SEQ", help="The message that this one answers.")
-@click.option("--requires-response", "needed", multiple=True, metavar="ID", help="Who has to answer; may be repeated.")
+@click.option("--requires-response", "needed", multiple=True, metavar="ID", help="Who must answer. May be repeated.")
 @click.option(
-    "--conversation", metavar="ID", help="Which conversation with a participant: each is a thread of its own."
+    "--conversation", metavar="ID", help="Name of a conversation with a participant: each is a separate thread."
 )
-@click.option("--id", "--message-id", "message_id", metavar="ID", help="The same id again sends nothing twice.")
+@click.option(
+    "--id", "--message-id", "message_id", metavar="ID", help="Id of the message: repeating it sends nothing twice."
+)
 @json_option
 @identity_options
 def send(
@@ -105,11 +108,11 @@ def send(
 ) -> None:
     """Send TEXT and wait until it is stored.
 
-    TO is an ID, broadcast, channel:NAME or mod:ID. TEXT of - is read from the input.
+    TO is an ID, broadcast, channel:NAME or mod:ID. If TEXT is -, it is read from stdin.
     """
     try:
         content = sys.stdin.read().removesuffix("\n") if text == "-" else text
-        content.encode()  # a byte of an argument that is no UTF-8 comes as half a surrogate pair
+        content.encode()  # a byte that is not UTF-8 arrives as a lone surrogate
     except UnicodeError:
         raise click.UsageError("The text is not UTF-8, so nothing is sent; `iconv -t UTF-8` makes it that.") from None
     if not content.strip():

@@ -1,4 +1,4 @@
-"""An operator's commands for what agents do: list their reactions, read one's records, stop one."""
+"""``roundelay reactions``: list reactions, show the records of one, stop one."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ MAX_LAST = 500
 
 @click.group(short_help="List, show and stop the work of agents.")
 def reactions() -> None:
-    """What agents do: list their reactions, read the records of one, stop one.
+    """List agents' reactions, show the records of one, stop one.
 
-    Operators see everybody's; with --as ID --as-kind agent it is that agent's own. People who use
-    the owner's token are operators.
+    Operators see all reactions. With --as ID --as-kind agent, it is only that agent's own. People who use the owner's
+    token are operators.
     """
 
 
 @reactions.command("list", short_help="List open reactions and those to the last messages.")
-@click.option("--agent", "agent_id", metavar="ID", callback=check_id, help="Only those of this agent.")
-@click.option("--open", "only_open", is_flag=True, help="Only those that have not finished.")
+@click.option("--agent", "agent_id", metavar="ID", callback=check_id, help="Only this agent.")
+@click.option("--open", "only_open", is_flag=True, help="Only open reactions.")
 @click.option(
     "--last",
     type=click.IntRange(1, MAX_LAST),
     default=100,
     show_default=True,
     metavar="N",
-    help="Beside the open ones, those that the last N messages are part of.",
+    help="Besides open ones, show those whose prompt holds one of the last N messages.",
 )
 @db_option
 @json_option
 @identity_options
 def list_command(agent_id: str | None, only_open: bool, last: int, db: Path | None, as_json: bool) -> None:
-    """List the open reactions, and those that the last messages are part of, the oldest first."""
+    """List open reactions and those whose prompt holds one of the last messages, oldest first."""
     from roundelay.runs.reactions import list_open_reactions, list_reactions
 
     found = read_run(db, list_open_reactions if only_open else lambda source: list_reactions(source, last))
@@ -72,7 +72,7 @@ def list_command(agent_id: str | None, only_open: bool, last: int, db: Path | No
     "agent_id",
     metavar="ID",
     callback=check_id,
-    help="What this agent wrote, where others wrote under the same id.",
+    help="Only records of this agent, if others wrote under the same id.",
 )
 @db_option
 @json_option
@@ -111,7 +111,7 @@ def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: 
 @json_option
 @identity_options
 def cancel_command(reaction: str, as_json: bool) -> None:
-    """Ask REACTION to stop; one whose agent is away stops when it is back."""
+    """Ask REACTION to stop. If its agent is offline, it stops when the agent returns."""
     from roundelay.display.text import sanitize
     from roundelay.network.errors import UnknownMessage
 

@@ -1,5 +1,4 @@
-"""Commands that only look: who is there, what was said, how the hub does. They call operations and leave no mark on
-anybody's inbox."""
+"""Commands that only read: participants, threads, messages, the state of the hub. They change no inbox."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ MAX_PAGE = 500
 
 
 @click.command()
-@click.option("--online/--offline", default=None, help="Only those who are connected, or are not.")
+@click.option("--online/--offline", default=None, help="Only connected participants, or only others.")
 @json_option
 @identity_options
 def agents(as_json: bool, online: bool | None) -> None:
@@ -50,13 +49,13 @@ def agents(as_json: bool, online: bool | None) -> None:
 
 
 @click.command()
-@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="Maximum number.")
 @db_option
 @json_option
 @identity_options
 def threads(as_json: bool, limit: int, db: Path | None) -> None:
-    """List the threads, the newest first."""
-    # who may read a thread is in the hub's state, and not in the log
+    """List threads, newest first."""
+    # the log does not hold the readers of a thread
     head, name = ("READERS", "readers") if db is None else ("SENDERS", "senders")
     show_list(
         {"threads": read_run(db, lambda source: source.threads(limit))},
@@ -81,7 +80,7 @@ def _join_ids(ids: list[str]) -> str:
 
 @click.command(short_help="Show the messages of a thread.")
 @click.argument("thread")
-@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="Maximum number.")
 @click.option("--before", type=SEQ, metavar="SEQ", help="Only messages older than this one.")
 @db_option
 @json_option
@@ -95,13 +94,12 @@ def history(thread: str, as_json: bool, limit: int, before: int | None, db: Path
 @click.command(short_help="Find messages by their words.")
 @click.argument("words", nargs=-1, required=True)
 @click.option("--thread", metavar="ID", help="Only in this thread.")
-@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=20, show_default=True, help="How many at most.")
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=20, show_default=True, help="Maximum number.")
 @click.option("--before", type=SEQ, metavar="SEQ", help="Only messages older than this one.")
 @json_option
 @identity_options
 def search(words: tuple[str, ...], as_json: bool, thread: str | None, limit: int, before: int | None) -> None:
-    """Find the messages that you may read in which all of these WORDS stand, the newest of them; invoi* stands for all
-    that begin so."""
+    """Find the newest messages that contain all of these WORDS. invoi* matches all words with this beginning."""
     args = {"query": " ".join(words), "thread_id": thread, "limit": limit, "before": before}
     given = {name: value for name, value in args.items() if value is not None}
     value = ask_hub(lambda client: client.call("network.search", given))
@@ -109,7 +107,7 @@ def search(words: tuple[str, ...], as_json: bool, thread: str | None, limit: int
 
 
 def _show_messages(value: Mapping[str, Any], *, empty: str, as_json: bool) -> None:
-    """Print a page of messages, oldest first, and how to see those before."""
+    """Print a page of messages, oldest first, and how to see earlier ones."""
     from roundelay.display.screen import Screen
     from roundelay.network.messages import message_from_wire
 
@@ -134,15 +132,15 @@ def _show_messages(value: Mapping[str, Any], *, empty: str, as_json: bool) -> No
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to count for the rates.",
+    help="Seconds over which to count rates.",
 )
 @json_option
 @identity_options
 def status(as_json: bool, over_s: float) -> None:
-    """Show what the node is and how it does: sessions, backlog, commits, rates.
+    """Show the state of the node: sessions, backlog, commits, rates.
 
-    The rates are those of the next second, or of --over. With --json there is every figure; docs/operations.md says
-    what each means.
+    The rates are counted over the next second, or over --over. --json has every figure; docs/operations.md explains
+    them.
     """
     from roundelay.network.errors import ConnectError
     from roundelay.network.home import find_url
@@ -153,7 +151,7 @@ def status(as_json: bool, over_s: float) -> None:
         value = ask_hub(lambda client: read_status(client, urls, over_s))
     except ConnectError:
         alone = read_alone(urls)
-        if alone is not None:  # one that follows, while nobody leads
+        if alone is not None:  # a read replica without a leader
             show(alone, lambda _: describe_status(alone), as_json=as_json, print_value=print_answer)
         raise
     show(value, lambda _: describe_status(value), as_json=as_json, print_value=print_answer)
@@ -161,17 +159,17 @@ def status(as_json: bool, over_s: float) -> None:
 
 @click.command(short_help="Follow messages as they are stored.")
 @click.option(
-    "--last", type=click.IntRange(0, MAX_PAGE), default=0, metavar="N", help="Begin with the last N messages."
+    "--last", type=click.IntRange(0, MAX_PAGE), default=0, metavar="N", help="Start with the last N messages."
 )
 @click.option("--thread", metavar="ID", help="Only this thread.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
 @json_option
 @identity_options
 def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> None:
-    """Follow the conversation: every message that you may read, as it is stored.
+    """Follow every message that you may read, as it is stored.
 
-    Operators read everything, and people who use the owner's token are such; with --as ID --as-kind agent it is what
-    that agent may read. Nothing counts as delivered or handled by it. With --json each line is one message.
+    Operators read everything; people who use the owner's token are operators. With --as ID --as-kind agent, it shows
+    what that agent may read. Messages are not delivered or handled by it. With --json, each line is one message.
     """
 
     import asyncio
@@ -197,7 +195,7 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
             yield message
 
     async def watch(client: NetworkClient) -> None:
-        """Tell of a lost connection, which would otherwise look like a silent conversation."""
+        """Report a lost connection, which would otherwise look like silence."""
         patience = make_output_limit()
         async for event in client.events():
             if patience.handle_event(event) and isinstance(event, (Reconnecting, Reconnected)):

@@ -1,4 +1,4 @@
-"""Rights: what the page of a node's file lets somebody do, without a node that runs."""
+"""``roundelay rights``: what `rights` in a node file lets somebody do. The node need not run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEEDS = {
     "channels.post": "write",
     "channels.reply": "write",
 }
-"""What an operation needs beside being called, for the channel that it is about."""
+"""Further rights that an operation needs for its channel."""
 KINDS = click.Choice(("agent", "human", "service"))
 
 
@@ -37,9 +37,9 @@ def rights() -> None:
 def page_options(function: Function) -> Function:
     for option in (
         click.option(
-            "--kind", type=KINDS, default="agent", show_default=True, help="What ID is: roles may go by kinds."
+            "--kind", type=KINDS, default="agent", show_default=True, help="Kind of ID: roles may name kinds."
         ),
-        click.option("--as", "agent_id", required=True, metavar="ID", callback=check_id, help="Who."),
+        click.option("--as", "agent_id", required=True, metavar="ID", callback=check_id, help="The participant."),
         click.option(
             "--file", type=click.Path(path_type=Path, dir_okay=False), help="The node's file (roundelay.yaml)."
         ),
@@ -53,12 +53,12 @@ def page_options(function: Function) -> Function:
 @click.option(
     "--op", required=True, help="A verb (send, broadcast, create, join, read, write, administer) or an operation."
 )
-@click.option("--to", metavar="PLACE", help="To whom, or with which channel: ID, mod:ID, channel:NAME, broadcast.")
-@click.option("--to-kind", type=KINDS, default="agent", show_default=True, help="What the recipient is.")
+@click.option("--to", metavar="PLACE", help="Recipient or channel: ID, mod:ID, channel:NAME, broadcast.")
+@click.option("--to-kind", type=KINDS, default="agent", show_default=True, help="Kind of the recipient.")
 @json_option
 @debug_option
 def check(file: Path | None, agent_id: str, kind: Kind, op: str, to: str | None, to_kind: Kind, as_json: bool) -> None:
-    """Say whether ID may do something by FILE's rights, by which role and rule. Ends with 1 if it may not."""
+    """Check whether ID may do something by FILE's rights, by which role and rule. The exit code is 1 if it may not."""
     page, operations = read_page(file)
     decision = decide(page, operations, (agent_id, kind), op, to, to_kind)
     found = {"allowed": decision.allowed, "as": agent_id, "kind": kind, "op": op, "to": to}
@@ -73,7 +73,7 @@ def check(file: Path | None, agent_id: str, kind: Kind, op: str, to: str | None,
 @json_option
 @debug_option
 def show(file: Path | None, agent_id: str, kind: Kind, as_json: bool) -> None:
-    """List what ID may do by FILE's rights: each verb with what it may be done to, and the operations."""
+    """List what ID may do by FILE's rights: each verb with its targets, and the operations."""
     from roundelay.network.core.rights import VERBS
 
     page, operations = read_page(file)
@@ -90,7 +90,7 @@ def show(file: Path | None, agent_id: str, kind: Kind, as_json: bool) -> None:
 
 
 def read_page(file: Path | None) -> tuple[Rights | None, Mapping[str, Operation]]:
-    """The page of a file, and the operations of its mods by name. Raises `ConfigError` and `ModError`."""
+    """Return the rights of a file, and its operations by name. Raises `ConfigError` and `ModError`."""
     from roundelay.app import OWN_MODS, make_rights
     from roundelay.network.config import resolve_config
     from roundelay.network.mod import add_mod_folder, load_mods
@@ -110,8 +110,7 @@ def decide(
     to: str | None = None,
     to_kind: str = "",
 ) -> Ruling:
-    """The decision on a verb or an operation, as a hub comes to it. Raises `click.UsageError` for a question that
-    has no answer."""
+    """Decide on a verb or an operation as the hub does. Raises `click.UsageError` for a question without an answer."""
     from roundelay.network.core.rights import VERBS, Ruling
 
     known = [*VERBS, *operations]
@@ -138,7 +137,7 @@ def decide(
 
 
 def _say(op: str, to: str | None) -> str:
-    """What is asked, in the words of the hub's refusals."""
+    """Return the question in the words of the hub's refusals."""
     from roundelay.network.core.rights import VERB_PHRASES
 
     verb, thing = _find_verb(op, to) if op in VERB_PHRASES else ("call", f"{op} for {to}" if to else op)
@@ -146,7 +145,7 @@ def _say(op: str, to: str | None) -> str:
 
 
 def _find_verb(op: str, to: str | None) -> tuple[str, str]:
-    """The verb that the page is asked for, and what it is done to."""
+    """Return the verb to check and its target."""
     if op in ("broadcast", "administer") or (op == "send" and to == "broadcast"):
         return ("broadcast" if op == "send" else op), ""
     if to is None:

@@ -1,4 +1,4 @@
-"""Commands for scenarios: tests for teams of agents, run in a simulation or against a network that is up."""
+"""``roundelay scenario``: tests for teams of agents, run in a simulation or against a live network."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def scenario() -> None:
     "--seeds",
     type=click.IntRange(1, 100_000),
     metavar="N",
-    help="Run each with N seeds, from its own on; the first that fails is shown.",
+    help="Run each with N seeds, starting with its own. The first failure is shown.",
 )
-@click.option("--live", metavar="URL", help="Run against the network there, in real time.")
+@click.option("--live", metavar="URL", help="Run against this network in real time.")
 @click.option(
     "--token",
     metavar="TOKEN",
     envvar="ROUNDELAY_TOKEN",
-    help="With --live: an operator's, on another machine than the node's.",
+    help="An operator's token for --live, if the node is on another machine.",
 )
-@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write JUnit XML there.")
+@click.option(
+    "--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write JUnit XML to this file."
+)
 @click.option(
     "--ledger",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the run's ledger there, as JSON lines.",
+    help="Write the run's ledger to this file as JSON lines.",
 )
-@click.option("--update-tapes", is_flag=True, help="Ask the agents' own models, and tape anew what they reply.")
-@click.option(
-    "--real-models", is_flag=True, help="Let agents ask real models, which costs money and is never the same."
-)
+@click.option("--update-tapes", is_flag=True, help="Ask the agents' own models, and record their replies on new tapes.")
+@click.option("--real-models", is_flag=True, help="Let agents ask real models, which costs money and varies.")
 @json_option
 @debug_option
 def run_command(

@@ -1,4 +1,4 @@
-"""To begin with: the demo, the first files, what the configuration is, completion for the shell."""
+"""``roundelay demo``, ``init``, ``config`` and ``completion``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 @click.option(
     "--model",
     metavar="NAME",
-    help="A real model instead of the script: any OpenAI-compatible one; local: a small one on this machine.",
+    help="A real model instead of the script: an OpenAI-compatible one, or local for a small one on this machine.",
 )
-@click.option("--base-url", metavar="URL", help="Where the model is (default: the OpenAI API).")
-@click.option("--serve", is_flag=True, help="Stay up afterwards, to go on with `roundelay chat`.")
-@click.option("--web", is_flag=True, help="Stay up afterwards, and print a link to the page.")
-@click.option("--kill", metavar="AGENT", help="Kill this agent in the middle; it goes on where it was.")
+@click.option("--base-url", metavar="URL", help="Base URL of the model (default: the OpenAI API).")
+@click.option("--serve", is_flag=True, help="Keep running afterwards, for `roundelay chat`.")
+@click.option("--web", is_flag=True, help="Keep running afterwards, and print a link to the page.")
+@click.option("--kill", metavar="AGENT", help="Kill this agent in the middle; it resumes its work.")
 @debug_option
 def demo(
     question: str | None, model: str | None, base_url: str | None, serve: bool, web: bool, kill: str | None
@@ -53,7 +53,7 @@ def demo(
 @click.option(
     "--provider",
     type=click.Choice(("none", "openai", "anthropic", "gemini", "mistral", "ollama", "other")),
-    help="Who serves the model; none: the agents follow rules (default).",
+    help="Provider of the model; none: the agents follow rules (default).",
 )
 @click.option("--model", metavar="NAME", help="The model's name at the provider.")
 @click.option("--base-url", metavar="URL", help="The server's address, with --provider other.")
@@ -123,7 +123,7 @@ def _is_at_terminal() -> bool:
 
 
 def _ask_provider() -> tuple[str, str | None, str | None]:
-    """Ask for the provider, and for what a server of another kind needs."""
+    """Ask for the provider, and for address and model of another server."""
     from roundelay.nodes.starter import PROVIDERS
 
     names = ["none", *PROVIDERS, "other"]
@@ -184,13 +184,13 @@ def config() -> None:
     """Show the configuration of a node."""
 
 
-@config.command(short_help="Show every value that holds for a node here.")
+@config.command(short_help="Show every value that applies to a node here.")
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--origin", is_flag=True, help="Say of each value where it comes from.")
+@click.option("--origin", is_flag=True, help="Show where each value comes from.")
 @json_option
 @debug_option
 def show(file: Path | None, origin: bool, as_json: bool) -> None:
-    """Show every value that holds for a node with FILE here, and with --origin why."""
+    """Show every value that applies to a node with FILE here, and with --origin its source."""
     from roundelay.display.text import sanitize
     from roundelay.network.config import flat_values, resolve_config
 
@@ -211,18 +211,18 @@ def show(file: Path | None, origin: bool, as_json: bool) -> None:
 def completion(shell: str) -> None:
     """Print the completion for SHELL.
 
-    Put it into effect with: eval "$(roundelay completion bash)", in fish: roundelay completion fish | source
+    Activate it with: eval "$(roundelay completion bash)", in fish: roundelay completion fish | source
     """
     from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)
-    assert found is not None  # one of click's own
+    assert found is not None  # a class of click
     root = click.get_current_context().find_root().command
     click.echo(found(root, {}, "roundelay", "_ROUNDELAY_COMPLETE").source())
 
 
 def _name_agent(agent: object) -> str:
-    """An agent as the file declares it: the path of its own file, or the id of one that is described in place."""
+    """Return the path of an agent's file, or the id of an agent that the node file describes itself."""
     return str(agent.get("id")) if isinstance(agent, dict) else str(agent)
 
 

@@ -1,4 +1,4 @@
-"""Tokens: who may join as what. Made here and shown once; the hub gets and keeps only hashes."""
+"""``roundelay token``: create, list and revoke tokens. A token is shown once; the hub stores only its hash."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 @click.group()
 def token() -> None:
-    """Make, list and revoke tokens. An operator's command.
+    """Create, list and revoke tokens. For operators.
 
-    On the node's machine agents need none: the first use of an id binds the token that the client made for itself.
+    On the node's machine agents need none: the first use of an id binds the token that the client created itself.
     """
 
 
@@ -32,7 +32,7 @@ def token_options(function: Function) -> Function:
         "--db",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
         metavar="FILE",
-        help="Do it in this database, while no node runs on it.",
+        help="Use this database, while no node runs on it.",
     )(function)
     return identity_options(function)
 
@@ -40,13 +40,13 @@ def token_options(function: Function) -> Function:
 @token.command()
 @click.argument("agent_id", metavar="ID", callback=check_id)
 @click.option(
-    "--kind", type=click.Choice(("agent", "human", "service")), default="agent", show_default=True, help="What ID is."
+    "--kind", type=click.Choice(("agent", "human", "service")), default="agent", show_default=True, help="Kind of ID."
 )
 @click.option("--operator", is_flag=True, help="Let it read and manage everything.")
 @json_option
 @token_options
 def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | None) -> None:
-    """Make a token for ID and print it; it cannot be shown again."""
+    """Create a token for ID and print it. It cannot be shown again."""
 
     from roundelay.network.clock import make_token
     from roundelay.network.core.joining import hash_token
@@ -72,9 +72,9 @@ def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | 
 @json_option
 @token_options
 def list_tokens(as_json: bool, db: Path | None) -> None:
-    """List who has tokens, without the tokens, and how many sessions joined with each.
+    """List tokens by their hashes, and the number of sessions that use each.
 
-    A browser that logged in by a link has a token of its own: roundelay token revoke ID --hash HASH logs it out.
+    A browser that logged in by a link has a separate token: roundelay token revoke ID --hash HASH logs it out.
     """
     from roundelay.runs import lists
 
@@ -96,11 +96,11 @@ def list_tokens(as_json: bool, db: Path | None) -> None:
 
 @token.command(short_help="Revoke the tokens of ID and close their sessions.")
 @click.argument("agent_id", metavar="ID", callback=check_id)
-@click.option("--hash", "token_hash", metavar="HASH", help="This one alone, as token list shows it.")
+@click.option("--hash", "token_hash", metavar="HASH", help="Only this one, as token list shows it.")
 @json_option
 @token_options
 def revoke(agent_id: str, token_hash: str | None, as_json: bool, db: Path | None) -> None:
-    """Revoke every token of ID, or one; the sessions that joined with it are closed."""
+    """Revoke all tokens of ID, or one. Sessions that use them are closed."""
 
     only = {} if token_hash is None else {"token_hash": token_hash.removesuffix("...")}
     number = _operate(db, lambda client: client.call("network.revoke_token", {"agent_id": agent_id, **only}))["revoked"]
@@ -109,7 +109,7 @@ def revoke(agent_id: str, token_hash: str | None, as_json: bool, db: Path | None
 
 
 def _operate(db: Path | None, work: Callable[[NetworkClient], Awaitable[T]]) -> T:
-    """Do what needs an operator's rights: at the node that runs, or in a database that no node has open."""
+    """Run work with an operator's rights: at the running node, or in a database that no node has open."""
     if db is None:
         return ask_hub(work)
     from roundelay.app import Network

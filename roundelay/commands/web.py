@@ -1,4 +1,4 @@
-"""The page: links that log in to it, and the page on a ledger's file."""
+"""``roundelay web`` and ``roundelay view``: login links, and the page on a ledger's file."""
 
 from __future__ import annotations
 
@@ -28,17 +28,15 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Create a link that logs in to the page once.")
 @click.option("--operator", is_flag=True, help="Let it read and manage everything, as your own link does.")
-@click.option(
-    "--minutes", type=click.IntRange(1, 1440), default=10, show_default=True, help="How long the link can be used."
-)
+@click.option("--minutes", type=click.IntRange(1, 1440), default=10, show_default=True, help="Lifetime of the link.")
 @click.option("--open", "opens", is_flag=True, help="Open it in this machine's browser.")
 @click.option("--qr", "shows_qr", is_flag=True, help="Show it as a QR code too, for a phone.")
 @json_option
 @identity_options
 def web(operator: bool, minutes: int, opens: bool, shows_qr: bool, as_json: bool) -> None:
-    """Make a link that logs in to the node's page, once: for the login user, or --as ID. An operator's command.
+    """Create a link that logs in to the node's page once, as the login user or --as ID. For operators.
 
-    With the owner's token the link may be anybody's; with --token it is that participant's own.
+    With the owner's token, the link may be for anybody. With --token, it is for that participant.
     """
     import asyncio
 
@@ -52,7 +50,7 @@ def web(operator: bool, minutes: int, opens: bool, shows_qr: bool, as_json: bool
     own_id = find_login_id() if target.token is None else target.agent_id
     agent_id, kind = target.agent_id or find_login_id(), target.kind or "human"
     if target.token is None:
-        target.agent_id = target.kind = None  # who asks is the owner, whoever the link is for
+        target.agent_id = target.kind = None  # the caller is the owner, whoever the link is for
 
     async def make(client: NetworkClient) -> dict[str, Any]:
         await asyncio.to_thread(check_page, client.url)
@@ -92,8 +90,8 @@ def web(operator: bool, minutes: int, opens: bool, shows_qr: bool, as_json: bool
 def view(file: Path, port: int, opens: bool) -> None:
     """Show a ledger's file in a browser, until Ctrl-C: the node's page, on which nothing can be changed.
 
-    FILE is a node's database, or a backup of one; it stays as it is, byte for byte. What is shown is a copy of it, as
-    it was when this began, in a temporary folder.
+    FILE is a node's database or a backup of one. It is not changed: the page shows a copy in a temporary folder, made
+    when the command started.
     """
     from roundelay.network.errors import ConnectError
     from roundelay.nodes.view import show_file
@@ -108,7 +106,7 @@ def view(file: Path, port: int, opens: bool) -> None:
 
     try:
         run(show_file(file, port, find_login_id(), announce))
-    except ConnectError as error:  # the address cannot be bound; nothing was to be connected to
+    except ConnectError as error:  # the address cannot be bound: not a failed connection
         raise click.ClickException(str(error)) from error
 
 

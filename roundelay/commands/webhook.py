@@ -1,4 +1,4 @@
-"""Webhooks of the gateway: registered, listed, tried, resumed and removed."""
+"""``roundelay webhook``: register, list, test, resume and remove webhooks of the gateway."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ TIMEOUT_S = 30.0
 
 @click.group(short_help="Post a participant's messages to an address.")
 def webhook() -> None:
-    """Have each message that is delivered to a participant posted, signed, to an address of https.
+    """Post each message that is delivered to a participant to an https address, with a signature.
 
-    The gateway does it (`interop` in the node's file, or roundelay gateway --webhooks FILE). The page `interop` of the
-    documents says what is promised.
+    The gateway posts them (`interop` in the node's file, or roundelay gateway --webhooks FILE). The page `interop` of
+    the documentation has the guarantees.
     """
 
 
 def _gateway_option(function: Function) -> Function:
     function = click.option(
-        "--gateway", metavar="URL", help="The gateway (default: that of the node of this machine)."
+        "--gateway", metavar="URL", help="URL of the gateway (default: that of this machine's node)."
     )(function)
     return identity_options(function)
 
 
 def _of_option(function: Function) -> Function:
-    return click.option("--of", metavar="ID", callback=check_id, help="Whose webhook, for operators.")(function)
+    return click.option(
+        "--of", metavar="ID", callback=check_id, help="Participant whose webhook is meant, for operators."
+    )(function)
 
 
 @webhook.command(short_help="Register a participant's webhook.")
@@ -48,11 +50,10 @@ def _of_option(function: Function) -> Function:
 @json_option
 @_gateway_option
 def add(address: str, secret_file: Path | None, gateway: str | None, as_json: bool) -> None:
-    """Post to URL from now on what is delivered to --as ID, and print the secret that signs it; it cannot be shown
-    again.
+    """Post to URL what is delivered to --as ID from now on, and print the signing secret. It cannot be shown again.
 
-    With --token it is that participant's own doing. An operator on the node's machine needs none: the webhook gets a
-    token of its own.
+    With --token, that participant registers it. An operator on the node's machine needs no token: a separate one is
+    created for the webhook.
     """
     target = find_target()
     agent_id = target.agent_id
@@ -76,7 +77,7 @@ def add(address: str, secret_file: Path | None, gateway: str | None, as_json: bo
 @json_option
 @_gateway_option
 def list_webhooks(gateway: str | None, as_json: bool) -> None:
-    """List webhooks, and how they do: an operator's command. With --token it is that participant's own."""
+    """List webhooks and their state. For operators; with --token, only that participant's own."""
     who = _find_caller()
     found = (
         {"webhooks": [_ask_gateway("GET", "/v1/webhook", gateway, who)]}
@@ -102,7 +103,7 @@ def list_webhooks(gateway: str | None, as_json: bool) -> None:
 @_of_option
 @_gateway_option
 def remove(of: str | None, gateway: str | None) -> None:
-    """Post nothing more. What was not taken stays unhandled in the ledger."""
+    """Remove a webhook. Messages that its receiver did not accept stay unhandled in the ledger."""
     whose = _whose(of)
     _ask_gateway("DELETE", "/v1/webhook", gateway, _find_caller(), whose)
     click.echo("Removed.")
@@ -112,7 +113,7 @@ def remove(of: str | None, gateway: str | None) -> None:
 @_of_option
 @_gateway_option
 def test(of: str | None, gateway: str | None) -> None:
-    """Post something that is no message, and say what came of it."""
+    """Post a test event, and show the outcome."""
     whose = _whose(of)
     tried = _ask_gateway("POST", "/v1/webhook/test", gateway, _find_caller(), whose)
     click.echo(f"{tried['answer']}: {tried['told']}")
@@ -124,14 +125,14 @@ def test(of: str | None, gateway: str | None) -> None:
 @_of_option
 @_gateway_option
 def resume(of: str | None, gateway: str | None) -> None:
-    """Go on at once with a webhook that is paused or waits for its receiver."""
+    """Post again at once to a webhook that is paused or waits for its receiver."""
     whose = _whose(of)
     resumed = _ask_gateway("POST", "/v1/webhook/resume", gateway, _find_caller(), whose)
     click.echo(f"The webhook of {resumed['participant']} goes on.")
 
 
 def _whose(of: str | None) -> dict[str, str]:
-    """Whose webhook is meant: that of --of, of --as, or of whom --token is."""
+    """Return whose webhook is meant: the participant of --of, of --as, or of --token."""
     target = find_target()
     named = of or target.agent_id
     if named is None:
@@ -140,8 +141,10 @@ def _whose(of: str | None) -> dict[str, str]:
 
 
 def _register_with_new_token(agent_id: str, gateway: str | None, body: dict[str, str]) -> dict[str, Any]:
-    """Register with a token that the gateway alone holds. First an operator asks whether it would be taken, so that
-    what is refused leaves nothing behind."""
+    """Register with a token that only the gateway holds.
+
+    An operator first asks whether the gateway would accept it, so that a refusal leaves nothing behind.
+    """
     target = find_target()
     kind = target.kind
     _ask_gateway("POST", "/v1/webhook/check", gateway, _find_caller(), body)
@@ -156,8 +159,10 @@ def _register_with_new_token(agent_id: str, gateway: str | None, body: dict[str,
 
 
 def _find_caller() -> tuple[str, str]:
-    """Who calls: the participant of --as and --token, else the owner of the node of this machine. Raises
-    `ConfigError`."""
+    """Return id and token of the caller: those of --as and --token, or else of the owner of this machine's node.
+
+    Raises `ConfigError`.
+    """
     from roundelay.network.errors import ConfigError
     from roundelay.network.home import find_owner_token, find_url
 
@@ -171,7 +176,7 @@ def _find_caller() -> tuple[str, str]:
         raise ConfigError("Away from the node's machine give --as ID and --token TOKEN.")
     target.agent_id = target.kind = None
 
-    async def join(client: NetworkClient) -> None:  # so that the gateway finds the reader registered
+    async def join(client: NetworkClient) -> None:  # registers the reader, which the gateway needs
         await client.call("network.info")
 
     ask_hub(join)
@@ -179,8 +184,7 @@ def _find_caller() -> tuple[str, str]:
 
 
 def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
-    """A token of its own for a participant's webhook, made as the operator that the target names; and whether it is all
-    that lets that id in."""
+    """Create a token for a participant's webhook as the operator. Return it, and whether the id has no other token."""
     from roundelay.network.clock import make_token
     from roundelay.network.core.joining import hash_token
     from roundelay.runs.lists import list_participants, list_tokens
@@ -191,7 +195,7 @@ def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
         known = {it["agent_id"]: it["kind"] for it in await list_participants(client)}
         kind = known.get(agent_id, "service")
         valid = {it["agent_id"] for it in await list_tokens(client) if not it["revoked"]}
-        is_first = kind == "service" and agent_id not in valid  # others may be here with the owner's token
+        is_first = kind == "service" and agent_id not in valid  # other sessions may use the owner's token
         args = {"agent_id": agent_id, "kind": chosen or kind, "token_hash": hash_token(made)}
         if (warning := (await client.call("network.create_token", args)).get("warning")) is not None:
             click.echo(f"Warning: {warning}", err=True)
@@ -201,8 +205,10 @@ def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
 
 
 def _take_back(agent_id: str, is_first: bool) -> None:
-    """Revoke the token of a webhook that did not come about. Tokens are revoked for an id, all at once: where it has
-    others, who runs it is told instead."""
+    """Revoke the token of a webhook that was not registered.
+
+    All tokens of an id are revoked at once. If it has others, tell the operator instead of revoking.
+    """
 
     async def revoke(client: NetworkClient) -> None:
         await client.call("network.revoke_token", {"agent_id": agent_id})
@@ -217,7 +223,7 @@ def _take_back(agent_id: str, is_first: bool) -> None:
 def _ask_gateway(
     method: str, path: str, gateway: str | None, who: tuple[str, str], given: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Raises `ConnectError`, `ConfigError`, and what the gateway refuses as a `ClickException`."""
+    """Call the gateway. Raises `ConnectError`, `ConfigError`, and `ClickException` for its refusals."""
     import httpx2
 
     from roundelay.network.errors import ConfigError, ConnectError

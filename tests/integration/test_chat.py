@@ -162,7 +162,7 @@ async def test_a_request_takes_one_decision_and_none_when_nobody_waits(node: Nod
         first = await _ask_for_approval(bob, pay_ann)
         await chat.line(rf"#{first} ")
         await chat.type("/approve abc")
-        await chat.error("Write /approve SEQ, then thread, always or nothing; 'abc' is none of these.")
+        await chat.error("Unknown scope 'abc'. Write /approve SEQ, then thread, always or nothing.")
         await chat.type(f"/approve {first}")
         decision = await bob.message("/approve")
         await chat.type(f"/deny {first} no")
@@ -650,7 +650,7 @@ async def test_tab_completes_commands_participants_channels_and_threads(node: No
     await bob.send("broadcast", "two", reply_to=seq)
     async with at_terminal() as terminal:
         terminal.type("/d\t")
-        await terminal.shows(r"broadcast> /d\n +/dm +write to one participant.*\n +/deny +do not let it")
+        await terminal.shows(r"broadcast> /d\n +/dm +write to one participant.*\n +/deny +deny it")
         terminal.type("\x1b")
         await terminal.shows(r"broadcast> /d$")
         terminal.type("m bo\t")

@@ -207,7 +207,7 @@ async def test_an_operator_decides_on_what_she_does_not_read_and_the_one_who_ask
             pass  # asked before it is recorded as waiting
         assert "May I call pay" in listed
         done = await invoke("approvals", "approve", str(seq), "--for", "always", "--as", "host", code=1)
-        assert "host does not read the thread" in done.err
+        assert "host cannot read the thread" in done.err
         done = await invoke("approvals", "approve", str(seq), "--as", "host")
         assert re.match(r"Told guide in #\d+: /approve\.$", done.out)
         await tom.deliveries_until("host approved pay(to=tom, amount=5).")
