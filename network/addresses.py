@@ -1,11 +1,11 @@
-"""Addresses, where a message goes, and thread ids, where it stands: made and taken apart here and nowhere else.
+"""Addresses (destinations of messages) and thread ids. Only this module builds and parses them. No IO, no state.
 
     address      agent:ID     broadcast    channel:NAME    mod:ID
     thread id    direct:ID~ID (sorted)    broadcast    channel:NAME    mod:MOD~ID    thread:SEQ
                  direct:ID~ID:CONVERSATION
 
-A reply in a place of many begins a thread of its own, named by the ``seq`` of the message that is replied to. Two who
-write to each other may name conversations, each a thread of its own. No IO, no state.
+A reply to a broadcast or in a channel starts a thread, named by the ``seq`` of the message that it answers. Two
+participants may name several conversations; each has its own thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def agent_address(agent_id: str) -> str:
 
 
 def channel_address(name: str) -> str:
-    """The address of a channel, which is also the id of its thread."""
+    """Return the address of a channel, which is also its thread id."""
     return f"channel:{plain_text(name)}"
 
 
@@ -37,38 +37,38 @@ def mod_address(mod: str) -> str:
 
 @lru_cache(maxsize=65536)
 def parse_address(to: str) -> tuple[str, str]:
-    """Split an address into its kind (``agent``, ``broadcast``, ``channel``, ``mod``) and name. Raises
+    """Split an address into its kind (``agent``, ``broadcast``, ``channel``, ``mod``) and its name. Raises
     `InvalidFrame`."""
     if to == BROADCAST:
         return BROADCAST, ""
     kind, colon, name = to.partition(":")
     if not colon or kind not in _KINDS or not is_id(name):
         raise InvalidFrame(
-            f"{truncate(to, 80)!r} is no address; write agent:ID, channel:NAME, mod:ID or broadcast, ids in lower case letters, "
+            f"{truncate(to, 80)!r} is not an address. Write agent:ID, channel:NAME, mod:ID or broadcast, with ids of lower-case letters, "
             f"digits, '.', '_', '-'."
         )
     return kind, name
 
 
 def name_of(address: str) -> str:
-    """The id or name in an address; empty for ``broadcast``."""
+    """Return the id or name in an address; empty for ``broadcast``."""
     return address.partition(":")[2]
 
 
 def complete_address(written: str) -> str:
-    """The address that somebody means who writes an address, or the id of a participant alone."""
+    """Return the address for what somebody typed: an address, or just the id of a participant."""
     return written if ":" in written or written == BROADCAST else agent_address(written)
 
 
 def short_address(to: str) -> str:
-    """An address as people read it: a participant by its id alone."""
+    """Return an address as people read it: a participant by id only."""
     return to.removeprefix("agent:")
 
 
 @lru_cache(maxsize=4096)
 def direct_thread(one: str, other: str, conversation: str = "") -> str:
-    """The thread of two participants: their ids sorted (one id twice, when somebody writes to itself), and the name of
-    the conversation, if it has one."""
+    """Return the thread of two participants: their sorted ids (one id twice for a note to oneself), and the name of
+    the conversation, if any."""
     pair = f"direct:{one}~{other}" if one <= other else f"direct:{other}~{one}"
     return f"{pair}:{conversation}" if conversation else pair
 
@@ -78,18 +78,18 @@ def mod_thread(mod: str, agent_id: str) -> str:
 
 
 def reply_thread(seq: int) -> str:
-    """The thread that the replies to a message in a place of many make."""
+    """Return the thread of the replies to a message in a channel or broadcast."""
     return f"thread:{seq}"
 
 
 def memory_of(thread_id: str) -> str:
-    """The id under which each agent keeps what it remembers of a thread, in place of a reaction's: as a thread's may be
-    too long for one."""
+    """Return the id under which agents store their memories of a thread, in place of a reaction's id. It is a hash,
+    because a thread id may be too long."""
     return f"memory-{hashlib.sha256(thread_id.encode()).hexdigest()[:32]}"
 
 
 def thread_start(thread_id: str) -> int | None:
-    """The seq of the message that a reply thread began with; None for other threads, and for what is the id of none."""
+    """Return the seq of the message that began a reply thread; None for other threads."""
     if not thread_id.startswith("thread:"):
         return None
     digits = thread_id[7:]
@@ -98,15 +98,14 @@ def thread_start(thread_id: str) -> int | None:
 
 
 def answer_threads(kind: str, thread_id: str, seq: int) -> tuple[str, ...]:
-    """The threads in which a message may be answered: its own, and last the one that replies to it begin, if they
-    do."""
+    """Return the threads in which a message may be answered: its own, then the thread of its replies, if it has one."""
     begins = kind in ("broadcast", "channel") and thread_start(thread_id) is None
     return (thread_id, reply_thread(seq)) if begins else (thread_id,)
 
 
 def thread_parties(thread_id: str) -> tuple[str, str]:
-    """The two ids in the id of a direct thread, or the mod and the participant in that of a mod's. Of what is the id of
-    none they may be anything."""
+    """Return the two ids of a direct thread, or the mod and the participant of a mod's thread. Meaningless for other
+    ids."""
     one, _, other = name_of(thread_id).partition("~")
     if conversation := conversation_of(thread_id):
         other = other.removesuffix(f":{conversation}")
@@ -114,7 +113,7 @@ def thread_parties(thread_id: str) -> tuple[str, str]:
 
 
 def conversation_of(thread_id: str) -> str:
-    """The conversation in the id of a direct thread; empty for one without, and for other threads."""
+    """Return the conversation in the id of a direct thread; empty if there is none, and for other threads."""
     kind, _, rest = thread_id.partition(":")
     conversation = rest.partition(":")[2]
     return conversation if kind == "direct" and is_id(conversation) else ""

@@ -1,9 +1,9 @@
-"""What a node can be told: its fields with their defaults and bounds, and the layers a value may come from.
+"""Configuration of a node: its fields with defaults and limits, and the sources of a value.
 
-Read before anything starts: a command-line flag goes before the environment (`ROUNDELAY_*`), that before the node's
-file, that before the default, and `resolve_config` keeps which one it was. The environment is an argument; only the
-named file is opened. Every field is read by something: `host`, `port`, `tls_cert`, `tls_key`, `interop` and `agents` by
-the command line, `behind_proxy` and `web_hosts` by the server, `web` and `web_reload` by what wires it, the rest by the
+Read before anything starts. A command-line flag overrides the environment (`ROUNDELAY_*`), the environment overrides
+the node's file, and the file overrides the default; `resolve_config` records the source. The environment is an
+argument, and only the named file is opened. Every field has a reader: `host`, `port`, `tls_cert`, `tls_key`, `interop`
+and `agents` the command line, `behind_proxy` and `web_hosts` the server, `web` and `web_reload` the app, the rest the
 hub.
 """
 
@@ -72,8 +72,8 @@ _Allowance = Annotated[int | Literal["unlimited"] | None, PlainValidator(_read_a
 
 
 class Limits(Settings):
-    """What one hub grants: every bound that a client can meet. ``welcome`` announces them all; docs/operations.md says
-    what each means."""
+    """Limits of one hub: every bound that a client can meet. ``welcome`` announces them; docs/operations.md explains
+    each."""
 
     max_frame_bytes: _Bytes = 256 * 1024
     max_depth: Annotated[int, Field(ge=1, le=256)] = 64  # JSON readers of many languages give up soon beyond
@@ -112,7 +112,7 @@ class Limits(Settings):
 
 
 class Quota(Settings):
-    """What one participant may instead of what `Limits` allows everybody; None: the same."""
+    """Limits of one participant in place of those in `Limits`; None keeps the general limit."""
 
     bytes_per_day: _Allowance = None
     messages_per_day: _Allowance = None
@@ -141,8 +141,8 @@ _Addressee = Annotated[str, AfterValidator(_check_addressee)]
 
 
 class Role(Settings):
-    """What those may who have one role; what none of one's roles allows is denied (`rights`). ``*`` in a pattern
-    stands for anything."""
+    """Permissions of one role. Whatever none of a participant's roles allows is denied (`rights`). A ``*`` in a
+    pattern matches anything."""
 
     ids: tuple[_Pattern, ...] = ()
     kinds: tuple[Literal["agent", "human", "service"], ...] = ()
@@ -158,7 +158,7 @@ class Role(Settings):
 
 
 class Retain(Settings):
-    """How long the ledger keeps what it has; nothing is dropped unless something is said here (docs/operations.md)."""
+    """Retention of the ledger. Without a value here nothing is dropped (docs/operations.md)."""
 
     days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # messages
     record_days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # turn records
@@ -169,14 +169,14 @@ class Retain(Settings):
 
 
 class WebHost(NamedTuple):
-    """A name, or an address, by which browsers reach a node: in lower case, without a dot at its end. ``port`` is None
-    where none is written."""
+    """A host name or address by which browsers reach a node, in lower case, without a final dot. ``port`` is None if
+    none is given."""
 
     name: str
     port: int | None
 
     def at_port(self, scheme: str) -> WebHost:
-        """The same with the port that ``http`` or ``https`` means where none is written."""
+        """Return the same host with the default port of ``http`` or ``https`` if it has none."""
         return self if self.port is not None else WebHost(self.name, {"http": 80, "https": 443}[scheme])
 
 
@@ -184,16 +184,16 @@ _WEB_HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_-][a-z0-9._-]{0,252}
 
 
 def read_web_host(text: str) -> WebHost | None:
-    """What stands in a header ``Host``, or in a URL where that stands (``hub.example.org:8443``, ``[::1]``); None if it
-    is no such thing."""
-    found = _WEB_HOST.fullmatch(text.lower())
-    if found is None or int(found[3] or 0) > 65535:
+    """Parse the host of a ``Host`` header or a URL (``hub.example.org:8443``, ``[::1]``). Returns None for anything
+    else."""
+    match = _WEB_HOST.fullmatch(text.lower())
+    if match is None or int(match[3] or 0) > 65535:
         return None
-    port = int(found[3]) if found[3] else None
-    if found[2] is not None:
-        return WebHost(found[2].removesuffix("."), port)
+    port = int(match[3]) if match[3] else None
+    if match[2] is not None:
+        return WebHost(match[2].removesuffix("."), port)
     try:
-        return WebHost(str(ipaddress.IPv6Address(found[1])), port)
+        return WebHost(str(ipaddress.IPv6Address(match[1])), port)
     except ValueError:
         return None
 
@@ -244,8 +244,8 @@ _LogUrl = Annotated[str, BeforeValidator(_check_log_url)]
 
 
 class Interop(Settings):
-    """The gateway that a node runs for programs of other protocols (docs/interop.md): none unless something is
-    served. That `interop` stands in a file means all of it."""
+    """The gateway that a node runs for programs of other protocols (docs/interop.md). `interop:` in a file without
+    `serve` serves all of them."""
 
     serve: tuple[Served, ...] = ()
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -255,14 +255,14 @@ class Interop(Settings):
 
 
 class NodeConfig(Settings):
-    """One node: where it listens, what it keeps, what it allows, and the agents that it starts."""
+    """Configuration of one node: where it listens, what it stores and allows, and the agents that it starts."""
 
     name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")] = "roundelay"
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8700  # 0: any free one
     db: Path = Path("roundelay.db")
     durability: Durability = "full"
-    # The log that several nodes share; `db` is this node's index of it then. It may hold a password.
+    # The shared log of several nodes. `db` is this node's index of it then. The URL may contain a password.
     log: Annotated[_LogUrl | None, Field(repr=False)] = None
     tls_cert: Path | None = None  # PEM files, both or neither
     tls_key: Path | None = None
@@ -273,7 +273,7 @@ class NodeConfig(Settings):
         _WebHostName, ...
     ] = ()  # names by which browsers reach the node, beside those that it knows itself
     public_url: PublicUrl | None = None  # by which browsers elsewhere reach the page: of login links
-    web_reload: bool = False  # the page's files are read anew whenever it is opened: for those who write it
+    web_reload: bool = False  # read the page's files again at each opening, for those who edit them
     visibility: Visibility = "people"
     mods: tuple[str, ...] = ("channels", "discovery")
     limits: Limits = Limits()
@@ -288,18 +288,17 @@ class NodeConfig(Settings):
 
     @property
     def folder(self) -> Path | None:
-        """Where the file stands that this was read from, if it came from one: mods are found there."""
+        """Folder of the file that this was read from, or None. Mods are imported from there."""
         return self._folder
 
     @property
     def rights_node(self) -> YamlNode | None:
-        """Where `rights` stands in the file, if it came from one: which operations and mods there are is known
-        only when these are loaded."""
+        """Position of `rights` in the file, or None. Operations and mods are checked only after they are loaded."""
         return self._rights_node
 
 
 def list_web_hosts(config: NodeConfig) -> list[str]:
-    """The names by which browsers reach the page: those of the file, and that of the public address."""
+    """Return the names by which browsers reach the page: those of the file, and that of the public address."""
     public = [] if config.public_url is None else [urlsplit(config.public_url).netloc]
     return [*config.web_hosts, *public]
 
@@ -307,11 +306,12 @@ def list_web_hosts(config: NodeConfig) -> list[str]:
 def resolve_config(
     file: Path | None, env: Mapping[str, str], flags: Mapping[str, object]
 ) -> tuple[NodeConfig, dict[str, str]]:
-    """Lay flags over environment over file over defaults; give the result and each field's origin.
+    """Combine flags, environment, file and defaults, in this order of priority. Returns the result and the source of
+    each field.
 
     Fields of `limits`, `retain` and `interop` are named with a dot (``limits.max_hops``), in ``flags`` and in the
-    origins, what a participant has of its own with two (``quotas.ann.bytes_per_day``; the file alone says that). A flag
-    of None and an empty variable were not given. A relative path in a file is relative to that file. Raises
+    sources. A participant's quota has two dots (``quotas.ann.bytes_per_day``) and can only be set in the file. A flag
+    of None and an empty variable count as not given. A relative path in a file is relative to that file. Raises
     `ConfigError` for the first wrong value.
     """
     values: dict[str, object] = {}
@@ -342,7 +342,7 @@ def resolve_config(
             origins[field] = f"flag {flag}"
     config = NodeConfig.model_validate(_nest(values), strict=False)
     record_bytes, record_origin = config.limits.max_record_bytes, origins["limits.max_record_bytes"]
-    # Only when asked for: a smaller frame alone makes the default record limit moot, not wrong.
+    # Check only a limit that was set: a smaller frame makes the default record limit unused, not wrong.
     if record_origin != "default" and record_bytes > config.limits.max_frame_bytes:
         raise ConfigError(
             f"max_record_bytes ({record_bytes}, {record_origin}) is more than max_frame_bytes "
@@ -355,8 +355,7 @@ def resolve_config(
 
 
 def flat_values(config: NodeConfig) -> dict[str, JsonValue]:
-    """Every value as it may be shown, without passwords, under the name that the origins use; the agents are left
-    out."""
+    """Return every value as it may be shown, without passwords, under the names of the sources. Agents are left out."""
     values = _flatten(config)
     if config.log is not None:
         values["log"] = hide_password(config.log)
@@ -380,7 +379,7 @@ def _flatten(config: NodeConfig) -> dict[str, JsonValue]:
 
 
 def env_name(field: str) -> str:
-    """The variable that sets a field: ``limits.max_hops`` is ROUNDELAY_LIMITS_MAX_HOPS."""
+    """Return the variable that sets a field: ``limits.max_hops`` is ROUNDELAY_LIMITS_MAX_HOPS."""
     return f"ROUNDELAY_{field.replace('.', '_').upper()}"
 
 
@@ -389,7 +388,7 @@ _LISTS = ("mods", "web_hosts", "interop.serve", "interop.webhook_hosts")
 _PATHS = ("db", "tls_cert", "tls_key")
 _FIELDS = tuple(flat_values(NodeConfig()))
 _VARIABLES = {env_name(field): field for field in _FIELDS}
-# Variables of the command line and the client, which are no node's configuration.
+# Variables of the command line and the client. They configure no node.
 _OTHER_VARIABLES = {
     f"ROUNDELAY_{name}" for name in ("HOME", "URL", "TOKEN", "OWNER_TOKEN", "AS", "DEBUG", "CONNECT_TIMEOUT_S")
 }
@@ -405,7 +404,7 @@ def _take_agents(root: YamlNode) -> tuple[YamlNode, ...]:
 
 
 def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
-    """The fields that the file sets; each has been checked, so that an error names its line."""
+    """Yield the fields that the file sets. Each is already checked, so that errors name its line."""
     if root.value is None:  # an empty file
         return
     settings = root
@@ -414,7 +413,7 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
         for group in (*_GROUPS, "quotas"):
             if group in kept and kept[group].value is None:
                 del kept[group]  # `limits:` with its lines commented out
-        if "rights" in kept and kept["rights"].value is None:  # what denies by default does not end by a comment
+        if "rights" in kept and kept["rights"].value is None:  # an empty page must not silently allow everything
             raise kept["rights"].error(
                 '"rights" has no role; write one, or leave "rights" out, and everybody may do as without it'
             )
@@ -438,10 +437,10 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
 
 
 def _env_values(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The fields that the environment sets.
+    """Yield the fields that the environment sets.
 
-    Others may have ROUNDELAY_ variables of their own (an API key, say), so an unknown one is an error only where it
-    must have been meant for us: among the limits, or when it looks like a misspelled field.
+    Other programs may use ROUNDELAY_ variables too, for an API key for example. So an unknown one is an error only if
+    it names a limit or looks like a misspelled field.
     """
     for variable, text in env.items():
         if not variable.startswith("ROUNDELAY_") or variable in _OTHER_VARIABLES or not text:
@@ -458,7 +457,7 @@ def _env_values(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _check(field: str, value: object, label: str) -> JsonValue:
-    """Validate one value alone, so that the error can name the flag or variable that gave it."""
+    """Validate one value alone, so that the error can name its flag or variable."""
     if field not in _FIELDS:
         raise ValueError(f"no such field: {field}")  # a mistake in the command line's own code
     try:

@@ -1,8 +1,9 @@
-"""Files that are whole, and on the disk under their names, when the function that saves them returns; and what is wrong
-with a file, in a sentence.
+"""Files that survive a power cut: complete and synced under their names when a function returns. And explanations of
+file errors.
 
-A file that is written, or even synced, is not there after a power cut as long as the folder that names it is not synced
-too. Everything is written synchronously."""
+A written and synced file is still lost in a power cut if the folder that names it was not synced. Everything here is
+synchronous.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from .platforms import CLOSE_ON_EXEC, sync_descriptor, sync_folder
 
 
 def save_new(path: Path, data: bytes) -> None:
-    """Save a file that its owner alone may read, with the folders that it needs. Raises `FileExistsError` if there is
-    one, `OSError`.
+    """Save a new file that only its owner may read, and create missing folders. Raises `FileExistsError` if it exists,
+    or `OSError`.
 
-    It is complete before it has its name: another process finds all of it or nothing.
+    The file is complete before it gets its name, so other processes see all of it or nothing.
     """
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -35,17 +36,18 @@ def save_new(path: Path, data: bytes) -> None:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[TextIO]:
-    """Open a file to be written as a whole: one that is there stays as it is until all is written, and if that fails.
+    """Open a file for writing as a whole. An existing file stays unchanged until everything is written, also if that
+    fails.
 
-    A half of a log looks like a whole one. It is on the disk then: whoever exports may delete what was exported. Its
-    owner alone may read it, from its first byte on, whatever rights the file had that it replaces. What is no plain
-    file, a pipe say, is written as it comes.
+    A truncated log would look complete. The new file is synced, because callers may delete what they exported to it.
+    Only its owner may read it, from its first byte on, whatever the permissions of the old file. Anything but a
+    regular file, such as a pipe, is written directly.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8", newline="\n") as file:
             yield file
         return
-    target = path.resolve()  # a link stays one
+    target = path.resolve()  # keep a symbolic link
     draft = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         with open(draft, "x", encoding="utf-8", newline="\n", opener=open_private) as file:
@@ -55,19 +57,20 @@ def replace_file(path: Path) -> Iterator[TextIO]:
         with suppress(OSError):
             draft.unlink()
         if isinstance(error, OSError) and error.filename == str(draft):
-            error.filename = str(path)  # the name that the caller knows
+            error.filename = str(path)  # report the caller's path, not the draft's
         raise
 
 
 def open_private(path: str, flags: int) -> int:
-    """An opener: what is new is for its owner alone, from its first byte on."""
+    """Opener for `open`: a new file is readable by its owner only, from its first byte on."""
     return os.open(path, flags | CLOSE_ON_EXEC, 0o600)
 
 
 def publish_file(draft: Path, path: Path, *, replaces: bool = False) -> None:
-    """Let a file that is written get its name, in the same folder: a new one, or that of a file which it ``replaces``.
+    """Sync a written draft and give it its final name in the same folder: a new one, or that of an existing file with
+    ``replaces``.
 
-    The draft keeps its own name too unless it replaces. Raises `FileExistsError`, `OSError`.
+    The draft keeps its own name unless it replaces. Raises `FileExistsError` or `OSError`.
     """
     sync(draft)
     (os.replace if replaces else os.link)(draft, path)
@@ -75,7 +78,7 @@ def publish_file(draft: Path, path: Path, *, replaces: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it that are missing, for their owner alone."""
+    """Create a folder and its missing parents, for their owner only."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(0o700, exist_ok=True)
@@ -83,7 +86,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on the disk."""
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
     if path.is_dir():
         sync_folder(path)
         return
@@ -123,12 +126,12 @@ ERRNO_ALIASES = {errno.EAGAIN: errno.EBUSY, errno.ETXTBSY: errno.EBUSY, errno.EP
 
 
 def describe_os_error(error: OSError, path: Path, doing: FileAction = "write") -> str:
-    """What is wrong with any file of a node, and what to do about it, without the subject and the full stop."""
+    """Return what is wrong with a node's file and what to do, as the rest of a sentence."""
     return "; ".join(explain_errno(ERRNO_ALIASES.get(error.errno or 0, error.errno or 0), error, path, doing))
 
 
 def explain_errno(number: int, error: Exception, path: Path, doing: FileAction) -> tuple[str, str]:
-    """What is wrong, and what to do."""
+    """Return the problem and the remedy."""
     if number == errno.ENOENT and doing == "read":
         return "there is no such file", "check its path"
     if number == errno.ENOENT:
@@ -142,13 +145,13 @@ def explain_errno(number: int, error: Exception, path: Path, doing: FileAction) 
 
 
 def _describe_rights(path: Path, doing: FileAction) -> str:
-    """Which right is missing, as far as it shows from here."""
+    """Return which permission is missing, as far as this process can tell."""
     with suppress(OSError):
         file = path.resolve()
         if file.exists() and not os.access(file, os.R_OK if doing == "read" else os.R_OK | os.W_OK):
             verb = "write" if os.access(file, os.R_OK) else "read"
             return f"permission denied: this user may not {verb} the file (mode {file.stat().st_mode & 0o777:o})"
-        folder = next(it for it in file.parents if it.exists())
+        folder = next(parent for parent in file.parents if parent.exists())
         if doing == "write" and not os.access(folder, os.W_OK | os.X_OK):
             return f"permission denied: this user may not write in the folder {folder}"
     return "permission denied"

@@ -3,7 +3,7 @@
 ::
 
     RoundelayError
-    ├── RequestError        fix the call: the same one will be refused again
+    ├── RequestError        fix the call: the same call will be refused again
     │   ├── InvalidFrame, InvalidArguments, TooLarge, UnsupportedProtocol
     │   ├── NotAuthenticated, Forbidden
     │   ├── UnknownRecipient, UnknownMessage, UnknownOperation
@@ -13,7 +13,7 @@
     ├── GiveUp              no retry helps; a person or an operator decides
     │   └── LoopStopped, BudgetExhausted, ThreadHeld, Superseded, InternalError
     ├── ConnectError        the hub cannot be reached, or was lost for good
-    ├── ConfigError         a file of the user's is wrong; names file and line
+    ├── ConfigError         a user's file is wrong; names file and line
     ├── LedgerError         the database is unusable; nothing was acknowledged
     └── ModError            a mod cannot be loaded
 
@@ -27,7 +27,7 @@ from typing import ClassVar
 
 
 class RoundelayError(Exception):
-    """Root of all errors. ``str()`` is a sentence that says what is wrong and how to go on."""
+    """Root of all errors. ``str()`` returns a sentence with the problem and the next step."""
 
     code: ClassVar[str] = "internal"
 
@@ -40,23 +40,23 @@ class RoundelayError(Exception):
 
 
 class RequestError(RoundelayError):
-    """The call itself is wrong; it has to be changed before it is sent again."""
+    """The call itself is wrong. Change it before sending it again."""
 
 
 class InvalidFrame(RequestError):
-    """The frame, or a field of it, does not have the form that docs/protocol.md gives it."""
+    """The frame, or one of its fields, does not have the form of docs/protocol.md."""
 
     code = "invalid_frame"
 
 
 class NotAuthenticated(RequestError):
-    """The token is missing, is another id's, or has no id yet that may be bound to it from here."""
+    """The token is missing, belongs to another id, or may not be bound to a new id from here."""
 
     code = "not_authenticated"
 
 
 class Forbidden(RequestError):
-    """This participant may not do that: by its kind, a channel's or the node's rights, or since it was removed."""
+    """This participant may not do that: because of its kind, the rights of a channel or the node, or its removal."""
 
     code = "forbidden"
 
@@ -68,37 +68,37 @@ class UnsupportedProtocol(RequestError):
 
 
 class UnknownRecipient(RequestError):
-    """There is no such participant, channel or mod, or it is closed to the sender: nothing was sent."""
+    """The participant, channel or mod does not exist, or is closed to the sender. Nothing was sent."""
 
     code = "unknown_recipient"
 
 
 class UnknownMessage(RequestError):
-    """There is no such message or thread, or this participant may not read it."""
+    """The message or thread does not exist, or this participant may not read it."""
 
     code = "unknown_message"
 
 
 class UnknownOperation(RequestError):
-    """The hub, with the mods that it has, knows no such operation."""
+    """The hub and its mods have no such operation."""
 
     code = "unknown_operation"
 
 
 class InvalidArguments(RequestError):
-    """An argument is missing, unknown, of a wrong type or out of range; the sentence names it."""
+    """An argument is missing, unknown, of a wrong type or out of range. The sentence names it."""
 
     code = "invalid_arguments"
 
 
 class IdConflict(RequestError):
-    """This id was used before, by the same participant, for something else."""
+    """The same participant has used this id for something else."""
 
     code = "id_conflict"
 
 
 class TooLarge(RequestError):
-    """A field has more bytes or characters than the hub takes; the sentence names both."""
+    """A field has more bytes or characters than the hub accepts. The sentence names both numbers."""
 
     code = "too_large"
 
@@ -112,31 +112,30 @@ class RetryLater(RoundelayError):
 
 
 class RateLimited(RetryLater):
-    """This participant sends more a second than the hub grants it."""
+    """This participant sends faster than the hub allows."""
 
     code = "rate_limited"
 
 
 class Overloaded(RetryLater):
-    """The hub has more to do than it takes on at a time."""
+    """The hub is busy and accepts no more work for now."""
 
     code = "overloaded"
 
 
 class GiveUp(RoundelayError):
-    """No retry helps; somebody has to decide."""
+    """No retry helps. A person has to decide."""
 
 
 class LoopStopped(GiveUp):
-    """The conversation has reached its limit of messages or hops, or the agent its limit of answers without a cause. A
-    person or an operator lets it go on."""
+    """The conversation reached its limit of messages or hops, or the agent its limit of answers without a cause. A
+    person or an operator can resume it."""
 
     code = "loop_stopped"
 
 
 class BudgetExhausted(GiveUp):
-    """What somebody may use is used up. ``retry_after_ms`` says when more of it comes by itself, if it is counted by
-    the day."""
+    """A quota or budget is used up. ``retry_after_ms`` is the time until a daily quota is renewed, if it is one."""
 
     code = "budget_exhausted"
 
@@ -146,22 +145,22 @@ class BudgetExhausted(GiveUp):
 
 
 class ThreadHeld(GiveUp):
-    """A person has taken the thread over, or had when this work on it began: agents do not answer there. The notice
-    ``given`` says when they may again, in work that they begin then."""
+    """A person has taken over the thread, or did so while this work was running, so agents may not answer there. After
+    the notice ``given`` they may answer again, in work that they start then."""
 
     code = "held"
 
 
 class Superseded(GiveUp):
-    """A newer reactor session of the same agent has taken over; this one must not react again.
-    ``was_away``: it had no connection then."""
+    """A newer reactor session of the same agent has taken over. This one must not react again. ``was_away``: it had no
+    connection at that time."""
 
     code = "superseded"
     was_away = False
 
 
 class InternalError(GiveUp):
-    """The hub failed at it (the sentence has an id to quote), or gave a code that this version does not know."""
+    """The hub failed (the sentence has an id to quote), or answered with a code that this version does not know."""
 
     code = "internal"
 
@@ -173,7 +172,7 @@ class ConnectError(RoundelayError):
 
 
 class ConfigError(RoundelayError):
-    """A configuration or agent file is wrong; the sentence begins with ``path:line``."""
+    """A configuration or agent file is wrong. The sentence begins with ``path:line``."""
 
     code = "config"
 
@@ -184,7 +183,7 @@ class ConfigError(RoundelayError):
         self.path = path
         self.line = line
         self.to_paste = to_paste
-        """Lines for the user to write into a file, shown below the sentence as they are."""
+        """Lines for the user to paste into a file, shown unchanged below the sentence."""
 
     def __str__(self) -> str:
         if self.path is None:
@@ -194,14 +193,14 @@ class ConfigError(RoundelayError):
 
 
 class LedgerError(RoundelayError):
-    """The ledger cannot be opened, read or written; nothing was acknowledged."""
+    """The ledger cannot be opened, read or written. Nothing was acknowledged."""
 
     code = "ledger"
 
 
 class ModError(RoundelayError):
-    """A mod cannot be loaded; the sentence names it and the reason. ``mod`` is the name under which it was asked
-    for."""
+    """A mod cannot be loaded. The sentence names the mod and the reason. ``mod`` is the name under which it was
+    requested."""
 
     code = "mod"
     mod = ""
@@ -213,17 +212,17 @@ _BY_CODE: dict[str, type[RoundelayError]] = {
     for cls in group.__subclasses__()
     if cls is not Superseded
 }
-"""Those that a hub answers with. That another reactor has taken over is said by the close code 4409."""
+"""Errors that a hub sends. `Superseded` has no code here: the close code 4409 reports it."""
 
 
 REFUSAL_CODES: frozenset[str] = frozenset(
     code for code, cls in _BY_CODE.items() if issubclass(cls, RequestError | GiveUp) and code != "internal"
 )
-"""Codes of what a hub refuses for good."""
+"""Codes of permanent refusals."""
 
 
 def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) -> RoundelayError:
-    """Give the exception for an ``error`` frame; a code of a newer hub becomes `InternalError`."""
+    """Return the exception for an ``error`` frame. A code of a newer hub becomes `InternalError`."""
     cls = _BY_CODE.get(code, InternalError)
     if issubclass(cls, RetryLater):
         return cls(message, retry_after_ms if retry_after_ms is not None else 1000)
@@ -233,7 +232,7 @@ def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) 
 
 
 class Closed(Exception):
-    """The connection is closed, by this code (1006: without a goodbye)."""
+    """The connection is closed, with this code (1006: without a close frame)."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"closed with {code}: {reason}")

@@ -1,7 +1,8 @@
-"""Optional parts of the package: `needs` names the extra that is missing, and the command that adds it.
+"""Optional parts of the package: `needs` names the missing extra, and the command that installs it.
 
-A module that leans on an extra imports it inside of ``with needs("NAME"):``. Where a clone's ./dev script
-started this program, commands to run are named by that script: the package is installed nowhere else."""
+A module that depends on an extra imports it inside of ``with needs("NAME"):``. If a clone's ./dev script started this
+program, commands are named by that script, because the package is installed nowhere else.
+"""
 
 from __future__ import annotations
 

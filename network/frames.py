@@ -1,8 +1,8 @@
-"""The wire's frames as msgspec structs, and their encoding: the single source of docs/asyncapi.json.
+"""The wire's frames as msgspec structs, and their encoding: the only source of docs/asyncapi.json.
 
-Last stop of every byte that leaves (`encode`); what arrives is read by `shape`.
-``content``, ``metadata``, ``args`` and ``body`` stay raw JSON: the hub carries them, it does not read them. No IO, no
-state."""
+Every byte that leaves is encoded here; `shape` reads what arrives. ``content``, ``metadata``, ``args`` and ``body``
+stay raw JSON, because the hub carries them without reading them. No IO, no state.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 PROTOCOL_VERSION = 1
 SUBPROTOCOL = "roundelay.v1"
 LEADER = "Roundelay-Leader"
-"""The header of a 503 by which a node that follows names the one that leads, as HOST:PORT."""
+"""Header of a 503 by which a read replica names the leader, as HOST:PORT."""
 _ADDRESS = r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
 _LEADER_AT_THE_END = re.compile(rf"{LEADER}: ({_ADDRESS})\Z")
 MAX_REASON_BYTES = 120
-"""A close has room for 123 (RFC 6455, 5.5)."""
+"""A close frame has room for 123 bytes (RFC 6455, 5.5)."""
 
 SEQ_LIMIT = 2**53
 Seq: TypeAlias = Annotated[int, Meta(ge=0, lt=SEQ_LIMIT)]
@@ -35,22 +35,22 @@ _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 
 
 def is_address(text: str) -> bool:
-    """Whether this is HOST:PORT, and nothing else that a URL could hold."""
+    """Return whether a text is HOST:PORT, and nothing else that a URL could contain."""
     return re.fullmatch(_ADDRESS, text) is not None
 
 
 def format_lost_leadership(leader: str) -> str:
-    """The reason of the 4503 by which a node that no longer leads ends a session; it names the one that does, where
-    that is known and has room."""
+    """Return the reason of the 4503 with which a node that lost leadership ends a session. It names the new leader, if
+    known and short enough."""
     sentence = "Another node leads now."
     named = f"{sentence} {LEADER}: {leader}"
     return named if is_address(leader) and len(named) <= MAX_REASON_BYTES else sentence
 
 
 def parse_leader(reason: str) -> str:
-    """Whom such a reason names; nothing of another one."""
-    found = _LEADER_AT_THE_END.search(reason)
-    return found[1] if found else ""
+    """Return the leader that such a reason names; empty for other reasons."""
+    match = _LEADER_AT_THE_END.search(reason)
+    return match[1] if match else ""
 
 
 # --- client to hub
@@ -78,7 +78,7 @@ class HelloFrame(Struct, tag_field="type", tag="hello", forbid_unknown_fields=Tr
 
     @property
     def joins_as(self) -> Kind:
-        """Its kind, as it says, or as its token does. Raises `ValueError` before that is known."""
+        """Kind of the participant, from the frame or from its token. Raises `ValueError` while that is unknown."""
         if self.kind is UNSET:
             raise ValueError("a hello without a kind has to be given that of its token first")
         return self.kind
@@ -152,7 +152,7 @@ class OpenReactionInfo(Struct, frozen=True, omit_defaults=True):
     trigger: int
     seq: int
     overtaken: bool = False
-    """A person has taken over what it was to answer, since it was begun."""
+    """Whether a person took over the trigger's thread after the reaction started."""
 
 
 class OperationInfo(Struct, frozen=True):
@@ -168,12 +168,11 @@ class ModInfo(Struct, frozen=True):
 
 
 READ_ONLY_QUERY = "read_only=1"
-"""In the query of a hub's address: a session that only reads is enough, and a node that follows grants it."""
+"""Query of a hub's address: a session that only reads is enough, and a read replica grants it."""
 
 
 class Follows(Struct, frozen=True):
-    """Of a node that shows what another one decides. ``leader`` is that node's name, empty where it is not known;
-    ``as_of`` as in a ``result``."""
+    """State of a read replica. ``leader`` is the leading node's name, or empty; ``as_of`` is that of a ``result``."""
 
     leader: str
     as_of: int
@@ -209,7 +208,7 @@ class StoredFrame(Struct, tag_field="type", tag="stored", frozen=True, kw_only=T
 
 
 class WireMessage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The ``message`` of a ``deliver`` frame, as it is stored: encoded once, whatever its fan-out."""
+    """The ``message`` of a ``deliver`` frame, as stored. It is encoded once, whatever the number of recipients."""
 
     seq: int
     message_id: str
@@ -238,7 +237,7 @@ class ResultFrame(Struct, tag_field="type", tag="result", frozen=True, kw_only=T
     call_id: str
     value: Raw
     as_of: int | UnsetType = UNSET
-    """Of a node that follows: what its network had stored at this time (ms) is in the result, if it is asked for."""
+    """From a read replica: the result includes everything that the network had stored at this time (ms)."""
 
 
 class ErrorFrame(Struct, tag_field="type", tag="error", frozen=True, kw_only=True):
@@ -295,7 +294,7 @@ def to_plain(value: object) -> object:
 
     Libraries hand out subclasses (LangChain's `TextAccessor` is a ``str``), which msgspec refuses."""
     if isinstance(value, str):
-        return str.__str__(value)  # not str(value): a subclass may have a __str__ of its own
+        return str.__str__(value)  # not str(value): a subclass may override __str__
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float):
@@ -322,26 +321,26 @@ def plain_text(text: str) -> str:
 
 _encoder = msgspec.json.Encoder(enc_hook=to_plain)
 encode = _encoder.encode
-"""Encode a frame, or anything JSON, to UTF-8 bytes; values of libraries as `to_plain` has them."""
+"""Encode a frame, or any JSON value, to UTF-8 bytes. Values of libraries are converted by `to_plain`."""
 
 
 FIRST_DELIVERY = b'{"type":"deliver","attempt":1,"message":%b}'
-"""The ``deliver`` frame of an encoded `WireMessage`, which is not decoded for it."""
+"""The ``deliver`` frame of an encoded `WireMessage`, built without decoding it."""
 
 
 def deliver_bytes(message: bytes, attempt: int) -> bytes:
-    """The ``deliver`` frame of an encoded `WireMessage`, for one more attempt."""
+    """Return the ``deliver`` frame of an encoded `WireMessage`, for one attempt."""
     return b'{"type":"deliver","attempt":%d,"message":%b}' % (attempt, message)
 
 
 def is_id(text: str) -> bool:
-    """Whether this may be the id of an agent, a person, a channel or a mod."""
+    """Return whether a text may be the id of an agent, a person, a channel or a mod."""
     return _ID.match(text) is not None
 
 
 def decode_json(data: bytes | str) -> Any:
-    """Decode what a hub took. Numbers that do not fit are still JSON: they come as floats. Raises `ValueError` for what
-    is none."""
+    """Decode JSON that a hub accepted. Integers that are too large become floats. Raises `ValueError` for anything
+    else."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:

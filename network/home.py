@@ -1,7 +1,8 @@
-"""What this machine remembers for its user: tokens, and which nodes run here.
+"""Files of this machine's user: tokens, and notes about nodes that run here.
 
-It stands under ``$ROUNDELAY_HOME``, else ``~/.roundelay``: ``tokens/HOST_PORT/AGENT_ID`` and ``nodes/PORT.json``, mode
-0600 in folders of 0700. These are small files, read and written synchronously at start-up only."""
+They are in ``$ROUNDELAY_HOME``, else ``~/.roundelay``: ``tokens/HOST_PORT/AGENT_ID`` and ``nodes/PORT.json``, mode
+0600 in folders of mode 0700. The files are small, and are read and written synchronously at start-up only.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +28,21 @@ from .platforms import boot_id, is_process_alive, read_process
 DEFAULT_PORT = 8700
 DEFAULT_URL = f"ws://127.0.0.1:{DEFAULT_PORT}/"
 CONNECT_TIMEOUT_S = 20.0
-"""Twice what a hub gives a newcomer until its hello: what is slow there has answered by then."""
+"""Twice the time that a hub gives a connection until its hello, so that a slow hub has answered by then."""
 
 
 class RunningNode(Struct, frozen=True):
-    """A node that said it runs here; it may have died since."""
+    """A note that a node runs here. The node may have died since."""
 
     url: str
     owner_file: str
     pid: int
     certificate: str = ""
-    """PEM, of a node that encrypts: by it clients here know the node."""
+    """PEM certificate of a node with TLS. Clients on this machine trust exactly this one."""
     gateway: str = ""
-    """Where its gateway is, if it runs one."""
+    """Address of its gateway, if it runs one."""
     started: str = ""
-    """When its process started (`find_process_start`); a later process with the same pid is another one."""
+    """Start of its process (`find_process_start`), to recognize a later process with the same pid."""
 
     def is_alive(self) -> bool:
         if self.started and find_process_start(self.pid) != self.started:
@@ -50,27 +51,27 @@ class RunningNode(Struct, frozen=True):
 
 
 def find_process_start(pid: int) -> str:
-    """The boot in which a process started, and when: this tells it from a later one with its pid. Empty where the
-    system does not say, or nothing runs under the pid."""
+    """Return the boot and the start time of a process. A later process with the same pid has another one. Empty if the
+    system does not say, or no such process runs."""
     process = read_process(pid)
     return f"{boot_id()}/{process.started}" if process is not None else ""
 
 
 def expand_url(url: str) -> str:
-    """The addresses of one network's nodes, with commas between them: ``roundelay://A,B:8701/`` is short for
-    ``ws://A:8700/,ws://B:8701/``, ``roundelays://`` for those with ``wss://``. What is neither stays as it is."""
-    found = re.fullmatch(r"roundelay(s?)://([^/?#\s]+)/?", url)
-    if found is None:
+    """Return the addresses of one network's nodes, separated by commas. ``roundelay://A,B:8701/`` is short for
+    ``ws://A:8700/,ws://B:8701/``; ``roundelays://`` means ``wss://``. Other texts are returned unchanged."""
+    match = re.fullmatch(r"roundelay(s?)://([^/?#\s]+)/?", url)
+    if match is None:
         return url
-    hosts = [it if re.search(r":\d+$", it) else f"{it}:{DEFAULT_PORT}" for it in found[2].split(",")]
-    return ",".join(f"ws{found[1]}://{it}/" for it in hosts)
+    hosts = [host if re.search(r":\d+$", host) else f"{host}:{DEFAULT_PORT}" for host in match[2].split(",")]
+    return ",".join(f"ws{match[1]}://{host}/" for host in hosts)
 
 
 def read_urls(text: str) -> str:
-    """The addresses of one network's nodes, with commas between them, each of which is one. Raises `ConfigError`."""
+    """Return the addresses of one network's nodes, separated by commas, after checking each. Raises `ConfigError`."""
     expanded = expand_url(text)
     if "," in expanded:
-        return ",".join(read_urls(it) for it in expanded.split(","))
+        return ",".join(read_urls(url) for url in expanded.split(","))
     try:
         parts = urlsplit(expanded)
         is_url = parts.scheme in ("ws", "wss") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -79,20 +80,20 @@ def read_urls(text: str) -> str:
         is_url = False
     if not is_url:
         raise ConfigError(
-            f"{expanded!r} is no address of a hub; write ws://HOST:PORT/, wss://HOST:PORT/, or roundelay://HOST,HOST/ "
+            f"{expanded!r} is not the address of a hub. Write ws://HOST:PORT/, wss://HOST:PORT/, or roundelay://HOST,HOST/ "
             "for the nodes of one network."
         )
     return expanded
 
 
 def home() -> Path:
-    """The folder; it may not exist yet. Raises `ConfigError` for a user that has none."""
+    """Return the folder, which may not exist yet. Raises `ConfigError` for a user without a home."""
     chosen = os.environ.get("ROUNDELAY_HOME")
     return Path(chosen) if chosen else find_user_folder() / ".roundelay"
 
 
 def find_user_folder() -> Path:
-    """The home folder of the user. Raises `ConfigError` for a user id without one, as containers have."""
+    """Return the user's home folder. Raises `ConfigError` for a user id without one, as in containers."""
     try:
         return Path.home()
     except RuntimeError as error:
@@ -103,7 +104,7 @@ def find_user_folder() -> Path:
 
 
 def _list_home(pattern: str) -> list[Path]:
-    """The files of the folder that match; none of a user without one."""
+    """Return the matching files of the folder; none for a user without a home."""
     try:
         return sorted(home().glob(pattern))
     except ConfigError:
@@ -111,13 +112,16 @@ def _list_home(pattern: str) -> list[Path]:
 
 
 def agent_token(url: str, agent_id: str, make: Callable[[], str] = make_token) -> str:
-    """The token of an agent at one hub: read, or made and saved before it is first used. Raises `ConfigError`."""
+    """Return the token of an agent at one hub. A new token is saved before its first use. Raises `ConfigError`."""
     return _read_or_make(token_path(url, agent_id), make)
 
 
 class AgentToken:
-    """An agent's token in one network, of which a client was told the addresses, ``urls`` with commas between them. It
-    is the same at each, and at a node that one of them names: what one has let in is known to all."""
+    """The token of an agent in one network. ``urls`` are the addresses that the client was given, separated by commas.
+
+    The token is the same at all of them, and at a node to which one of them redirects, because a token accepted by one
+    node is known to all.
+    """
 
     def __init__(self, urls: str, agent_id: str) -> None:
         self._urls = urls.split(",")
@@ -125,30 +129,30 @@ class AgentToken:
         self._path = Path()
         self._token = ""
         self._is_untried = False
-        """It was made for the hub that it is shown to, which has not answered yet."""
+        """Whether it was made for the hub to which it is presented, and that hub has not answered yet."""
 
     def present(self, url: str) -> str:
-        """What to show to the hub at this URL: what is saved for the first of the addresses that has one, or for that
-        hub, or else a new one, which is saved for it. Raises `ConfigError`."""
+        """Return the token to present to the hub at this URL: the saved token of the first address that has one, or of
+        this hub; else a new token, saved for this hub. Raises `ConfigError`."""
         self._is_untried = False
         if not self._token:
-            paths = [token_path(it, self._agent_id) for it in (*self._urls, url)]
-            self._path, made = next((it for it in paths if it.exists()), paths[-1]), make_token()
+            paths = [token_path(address, self._agent_id) for address in (*self._urls, url)]
+            self._path, made = next((path for path in paths if path.exists()), paths[-1]), make_token()
             self._token = _read_or_make(self._path, lambda: made)
             self._is_untried = self._token == made
         return self._token
 
     def save(self, url: str) -> None:
-        """The hub at this URL has let it in: it is saved for that, and for those of the addresses that have none.
+        """Save the token for the hub at this URL, which has accepted it, and for those addresses that have none.
         Raises `ConfigError`."""
         self._is_untried = False
-        for path in (token_path(it, self._agent_id) for it in (*self._urls, url)):
+        for path in (token_path(address, self._agent_id) for address in (*self._urls, url)):
             if not path.exists():
                 _read_or_make(path, lambda: self._token)
 
     def discard(self) -> str:
-        """The hub that it was shown to refuses it. One that was made for that hub is not kept, so that it hides none
-        that is found later. Gives a sentence of where it is from."""
+        """Handle a refusal by the hub to which the token was presented. A token made for that hub is deleted, so that
+        it does not hide one that is found later. Returns a sentence about the token's file."""
         if not self._is_untried:
             return f"The token that was shown is the one in {self._path}."
         self._is_untried, self._token = False, ""
@@ -158,37 +162,37 @@ class AgentToken:
 
 
 def derive_agent_token(owner: str, agent_id: str) -> str:
-    """The token that an agent has at every node of one owner: made of the owner's token, by which nobody can tell
-    it."""
+    """Return an agent's token at every node of one owner, derived from the owner's token. The derivation cannot be
+    reversed."""
     digest = hmac.new(owner.encode(), f"roundelay agent {agent_id}".encode(), "sha256").digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def token_path(url: str, agent_id: str) -> Path:
-    """Where the token of an agent at one hub is kept."""
+    """Return the path of an agent's token for one hub."""
     parts = urlsplit(url)
     host = parts.hostname or "local"
     if host in ("localhost", "::1"):
-        host = "127.0.0.1"  # this machine has one name here
+        host = "127.0.0.1"  # all loopback names share one folder
     return home() / "tokens" / f"{host}_{parts.port or 0}" / agent_id
 
 
 def saved_tokens(agent_id: str) -> list[str]:
-    """All tokens of an id that this user has: one for each hub that it was used at. What cannot be read is left out."""
-    found = []
-    for path in _list_home(f"tokens/*/{agent_id}"):  # an id has no character that means something here
+    """Return all tokens of an id that this user has, one for each hub. Unreadable ones are left out."""
+    tokens = []
+    for path in _list_home(f"tokens/*/{agent_id}"):  # an id contains no wildcards
         with suppress(ConfigError):
-            found.append(read_token(path))
-    return found
+            tokens.append(read_token(path))
+    return tokens
 
 
 def owner_token(database: Path) -> str:
-    """The owner's token of a node with this database: read from ``FILE.owner``, or made. Raises `ConfigError`."""
+    """Return the owner's token of a node with this database: from ``FILE.owner``, or a new one. Raises `ConfigError`."""
     return _read_or_make(Path(f"{database}.owner"), make_token)
 
 
 def read_token(path: Path) -> str:
-    """Read a token file. Raises `ConfigError` that says what to do."""
+    """Read a token file. Raises `ConfigError` with the next step."""
     try:
         token = path.read_text(encoding="ascii").strip()
     except OSError as error:
@@ -201,9 +205,10 @@ def read_token(path: Path) -> str:
 
 
 def _read_or_make(path: Path, make: Callable[[], str]) -> str:
-    """The token in a file, on the disk before anybody can have seen it: a hub that has bound it takes no other."""
+    """Return the token in a file. A new one is synced before anybody can see it: a hub that has bound it accepts no
+    other."""
     if path.exists():
-        with suppress(OSError):  # it may have been named a moment ago, by a process that was killed
+        with suppress(OSError):  # the writer may have been killed before it synced the name
             sync(path.parent)
         return read_token(path)
     token = make()
@@ -217,7 +222,7 @@ def _read_or_make(path: Path, make: Callable[[], str]) -> str:
 
 
 def announce_node(url: str, owner_file: Path, *, certificate: str = "", gateway: str = "") -> Path:
-    """Leave a note that a node runs here; the caller deletes it when the node stops."""
+    """Write the note that a node runs here. The caller deletes it when the node stops."""
     port = urlsplit(url).port
     path = home() / "nodes" / f"{port}.json"
     make_folder(path.parent)
@@ -232,9 +237,9 @@ def announce_node(url: str, owner_file: Path, *, certificate: str = "", gateway:
 
 
 def running_nodes() -> list[RunningNode]:
-    """The nodes of this user on this machine, the newest first; notes of dead ones are skipped. A note of an older
-    release, whose pid may be somebody else's by now, stands behind those of which the process is known."""
-    found: list[tuple[bool, float, RunningNode]] = []
+    """Return the nodes of this user on this machine, newest first, without dead ones. Notes of older releases come
+    last: their pid may belong to another process by now."""
+    alive: list[tuple[bool, float, RunningNode]] = []
     for path in _list_home("nodes/*.json"):
         try:
             node = msgspec.json.decode(path.read_bytes(), type=RunningNode)
@@ -242,14 +247,14 @@ def running_nodes() -> list[RunningNode]:
         except (OSError, ValueError, msgspec.MsgspecError):
             continue
         if node.is_alive():
-            found.append((bool(node.started), modified, node))
-    return [node for *_, node in sorted(found, key=lambda item: item[:2], reverse=True)]
+            alive.append((bool(node.started), modified, node))
+    return [node for *_, node in sorted(alive, key=lambda item: item[:2], reverse=True)]
 
 
 def find_url() -> str:
-    """The hub to talk to when nothing is said: ``$ROUNDELAY_URL``, the node that runs here, or the default.
+    """Return the default hub: ``$ROUNDELAY_URL``, the node that runs here, or the default address.
 
-    Of several nodes the one whose database is in the current folder, else the newest.
+    Among several nodes prefer the one whose database is in the current folder, then the newest.
     """
     chosen = os.environ.get("ROUNDELAY_URL")
     if chosen:
@@ -260,8 +265,7 @@ def find_url() -> str:
 
 
 def find_connect_timeout_s() -> float:
-    """How long a client waits on its way to a hub's welcome when nothing is said: ``$ROUNDELAY_CONNECT_TIMEOUT_S``, or
-    the default.
+    """Return the default time a client waits for a hub's welcome: ``$ROUNDELAY_CONNECT_TIMEOUT_S``, or a constant.
 
     Raises `ConfigError`.
     """
@@ -281,15 +285,15 @@ def find_connect_timeout_s() -> float:
 
 
 def find_token(url: str, kind: str) -> str | None:
-    """With what a participant joins when no token is given: ``$ROUNDELAY_TOKEN``, or the owner's. None for an agent
-    without the former: it has an `AgentToken`."""
+    """Return the default token of a participant: ``$ROUNDELAY_TOKEN``, or the owner's. None for an agent without the
+    former: it uses an `AgentToken`."""
     named = read_secret(os.environ.get("ROUNDELAY_TOKEN", ""), "the variable ROUNDELAY_TOKEN")
     return named or (None if kind == "agent" else find_owner_token(url))
 
 
 def find_owner_token(url: str) -> str | None:
-    """The owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the node here with this URL, of several with
-    the first of them that runs; None if there is none."""
+    """Return the owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the first node with one of these URLs
+    that runs here, or None."""
     chosen = read_secret(os.environ.get("ROUNDELAY_OWNER_TOKEN", ""), "the variable ROUNDELAY_OWNER_TOKEN")
     if chosen:
         return chosen
@@ -300,11 +304,11 @@ def find_owner_token(url: str) -> str | None:
 
 
 def node_at(url: str) -> RunningNode | None:
-    """The node of this machine with this URL, by its own host or by loopback; None if there is none."""
+    """Return the node of this machine with this URL, by its own host name or by loopback, or None."""
     wanted = urlsplit(url)
     for node in running_nodes():
         parts = urlsplit(node.url)
-        # A hub on another machine that has the same port must not be shown this one's token.
+        # Compare hosts too: a hub on another machine with the same port must not receive this node's token.
         is_here = wanted.hostname == parts.hostname or is_loopback(wanted.hostname or "")
         if is_here and parts.port == wanted.port:
             return node
@@ -312,7 +316,7 @@ def node_at(url: str) -> RunningNode | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, by the address or name of a socket or a URL, is this machine alone."""
+    """Return whether a host name or address means this machine only."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:

@@ -1,5 +1,5 @@
-"""The address of a log that several nodes share, read: `read_log_url`. What is wrong with one is told here, before
-anything is connected, and nothing that is told repeats a password. No IO."""
+"""Parsing of a shared log's address: `read_log_url`. Errors are found before anything connects, and never repeat a
+password. No IO."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import ConfigError
 
 NATS, POSTGRES = ("nats", "tls"), ("postgres", "postgresql")
 MAX_BYTES = 10 * 1024**3
-"""Of a log that is made, where its address says nothing else."""
+"""Size limit of a new log whose address does not give one."""
 TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
 _TLS_OPTIONS = ("sslmode", *TLS_FILES)
 _OPTIONS = ("replicas", "max_bytes", "monitor", "network", *_TLS_OPTIONS)
@@ -27,90 +27,89 @@ _URL = re.compile(
 
 
 class NatsAddress(NamedTuple):
-    """``nats://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/STREAM?replicas=3&max_bytes=...&monitor=8222``, taken apart."""
+    """Parts of ``nats://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/STREAM?replicas=3&max_bytes=...&monitor=8222``."""
 
     servers: tuple[str, ...]
-    """Without a user."""
+    """Addresses without a user."""
     user: str
     password: str | None
-    """Without one the user is a token."""
+    """None if the user is a token."""
     is_encrypted: bool
-    """Whether it has to be; `nats://` is where the server asks for it."""
+    """Whether TLS is required. With `nats://` the server decides."""
     stream: str
     replicas: int
     max_bytes: int
     monitors: tuple[tuple[str, int], ...]
-    """Host and monitoring port of each server; empty where none is named."""
+    """Host and monitoring port of each server; empty if none is given."""
     shown: str
 
 
 class PostgresAddress(NamedTuple):
-    """``postgres://[USER:PASSWORD@]HOST[:PORT][,HOST...]/DATABASE?network=...&max_bytes=...&sslmode=...``, taken
-    apart."""
+    """Parts of ``postgres://[USER:PASSWORD@]HOST[:PORT][,HOST...]/DATABASE?network=...&max_bytes=...&sslmode=...``."""
 
     dsn: str
     database: str
     table: str
     max_bytes: int
     tls: dict[str, str]
-    """Of `sslmode` and `TLS_FILES` those that it says."""
+    """The given options among `sslmode` and `TLS_FILES`."""
     shown: str
 
 
 class _Parts(NamedTuple):
-    """``SCHEME://[USER[:PASSWORD]@]HOST[:PORT][,HOST...]/PLACE[?OPTIONS]``, as it was written."""
+    """Unparsed parts of ``SCHEME://[USER[:PASSWORD]@]HOST[:PORT][,HOST...]/PLACE[?OPTIONS]``."""
 
     scheme: str
     user: str
-    """With the password, and escaped."""
+    """Includes the password, and is percent-encoded."""
     hosts: tuple[str, ...]
     place: str
     options: dict[str, str]
 
 
 def read_log_url(url: str) -> NatsAddress | PostgresAddress:
-    """Raises `ConfigError`."""
+    """Parse the address of a shared log. Raises `ConfigError`."""
     parts = _split(url)
     return _read_postgres(parts) if parts.scheme in POSTGRES else _read_nats(parts)
 
 
 def hide_password(url: str) -> str:
-    """An address as it may be shown, also one that is none: without what stands before its last @, and without what is
-    said of an option that none has."""
+    """Return an address as it may be shown, valid or not: without everything before its last @, and without the values
+    of unknown options."""
     without_user = re.sub(r"^([a-z]+://)?.*@", r"\1", url, flags=re.DOTALL)
     return re.sub(rf"([?&](?!(?:{'|'.join(_OPTIONS)})=)[^=&]*=).*", r"\1...", without_user, flags=re.DOTALL)
 
 
 def _split(url: str) -> _Parts:
     remember_url(url)
-    found = _URL.fullmatch(url)
-    hosts = tuple(found["hosts"].split(",")) if found is not None else ()
-    if found is None or not all(map(_is_host, hosts)):
+    match = _URL.fullmatch(url)
+    hosts = tuple(match["hosts"].split(",")) if match is not None else ()
+    if match is None or not all(map(_is_host, hosts)):
         raise _wrong_form()
     try:
-        query = parse_qs(found["query"], strict_parsing=True, keep_blank_values=True) if found["query"] else {}
-    except ValueError:  # which quotes the field
-        raise ConfigError("What follows the ? of a shared log's address is NAME=VALUE, with & between them.") from None
+        query = parse_qs(match["query"], strict_parsing=True, keep_blank_values=True) if match["query"] else {}
+    except ValueError:  # the error would quote the field
+        raise ConfigError("Options of a shared log's address must be NAME=VALUE after the ?, separated by &.") from None
     if any("@" in value for name in query.keys() - _OPTIONS for value in query[name]):
-        raise _wrong_form()  # a password with a ? that was not escaped: its rest is not repeated as an option's name
-    if twice := [name for name, values in query.items() if len(values) > 1]:
-        raise ConfigError(f"A shared log's address says {twice[0]} twice.")
+        raise _wrong_form()  # an unescaped ? in a password: do not repeat the rest of it as an option's name
+    if repeated := [name for name, values in query.items() if len(values) > 1]:
+        raise ConfigError(f"The shared log's address has the option {repeated[0]} twice.")
     options = {name: value for name, (value,) in query.items()}
-    return _Parts(found["scheme"], found["user"] or "", hosts, (found["place"] or "").strip("/"), options)
+    return _Parts(match["scheme"], match["user"] or "", hosts, (match["place"] or "").strip("/"), options)
 
 
 def _wrong_form() -> ConfigError:
     return ConfigError(
-        "A shared log is named as nats://USER:PASSWORD@HOST:PORT/STREAM or "
-        "postgres://USER:PASSWORD@HOST:PORT/DATABASE?network=NAME (several hosts with commas between them); in a "
-        "user or a password @ is written %40, / is %2F, ? is %3F, # is %23 and % is %25."
+        "The address of a shared log is nats://USER:PASSWORD@HOST:PORT/STREAM or "
+        "postgres://USER:PASSWORD@HOST:PORT/DATABASE?network=NAME, with commas between several hosts. In a user or a "
+        "password write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25."
     )
 
 
 def _is_host(host: str) -> bool:
     try:
         return urlsplit(f"//{host}").port != 0
-    except ValueError:  # no address of IPv6, a port that is none, or letters that stand for others
+    except ValueError:  # an invalid IPv6 address, an invalid port, or letters that normalize to others
         return False
 
 
@@ -186,4 +185,4 @@ def _take_max_bytes(options: dict[str, str]) -> int:
 
 def _refuse_others(options: dict[str, str], *known: str) -> None:
     if options:
-        raise ConfigError(f"A shared log's address has no option {min(options)!r}; it has {', '.join(known)}.")
+        raise ConfigError(f"A shared log's address has no option {min(options)!r}. Its options are {', '.join(known)}.")

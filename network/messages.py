@@ -1,8 +1,9 @@
-"""Messages and threads as users see them, and a message's content as text that people and models read.
+"""Messages and threads as users see them, and the text form of a message's content.
 
-The messages are pydantic models at the client's edge; the hub carries messages as bytes (see `frames`) and never builds
-these. Content of the form ``{"text": ..., "files": [...], "images": [...], ...}`` is how this package's senders put
-more than text; everything else is data, written as lines instead of JSON. No IO, no clock."""
+The messages are pydantic models at the client's edge. The hub carries messages as bytes (see `frames`) and never
+builds these. Content such as ``{"text": ..., "files": [...], "images": [...], ...}`` is how this package's senders add
+files to a text. Any other content is data, written as lines instead of JSON. No IO, no clock.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from .addresses import name_of
 from .units import format_file_size
 
 MAX_DEPTH = 6
-"""What lies deeper is shown as JSON."""
+"""Data below this depth is shown as JSON."""
 
 MAX_SIZE = 10**15
-"""Of a file, in bytes: a sender may write any number."""
+"""Maximum file size in bytes that is shown: a sender may write any number."""
 
 _NAMES, _TYPES, _SIZES, _PLACES = (
     ("name", "filename", "title"),
@@ -30,7 +31,7 @@ _NAMES, _TYPES, _SIZES, _PLACES = (
 
 
 def write_content(content: object) -> str:
-    """Give any JSON value as text. The bytes of a file are never in it."""
+    """Return any JSON value as text. The bytes of files are never included."""
     if isinstance(content, str):
         return content
     if not isinstance(content, dict):
@@ -47,25 +48,25 @@ def write_content(content: object) -> str:
     return "\n".join(parts[1:] if len(parts) > 1 and not parts[0] else parts)
 
 
-def _write_file(word: str, given: object) -> str:
-    """One line for a file, and its text below it where that is known: ``[file notes.txt, text/plain, 1.2 kB,
+def _write_file(word: str, file: object) -> str:
+    """Return one line for a file, followed by its text if that is known: ``[file notes.txt, text/plain, 1.2 kB,
     https://...]``."""
-    if isinstance(given, str):
-        given = {"url": given}
-    if not isinstance(given, dict):
-        return f"[{word} {_write_value(given)}]"
-    name, kind, place = (_pick(given, keys) for keys in (_NAMES, _TYPES, _PLACES))
-    if place.startswith("data:"):
-        kind, place = kind or place[5:].partition(";")[0].partition(",")[0], ""
-    size = next((given[key] for key in _SIZES if isinstance(given.get(key), int)), None)
-    facts = [it for it in (name, kind, _write_size(size), place) if it]
-    text = given.get("text")
+    if isinstance(file, str):
+        file = {"url": file}
+    if not isinstance(file, dict):
+        return f"[{word} {_write_value(file)}]"
+    name, kind, location = (_pick(file, keys) for keys in (_NAMES, _TYPES, _PLACES))
+    if location.startswith("data:"):
+        kind, location = kind or location[5:].partition(";")[0].partition(",")[0], ""
+    size = next((file[key] for key in _SIZES if isinstance(file.get(key), int)), None)
+    facts = [fact for fact in (name, kind, _write_size(size), location) if fact]
+    text = file.get("text")
     below = f"\n{text}" if isinstance(text, str) and text else ""
     return f"[{' '.join([word, ', '.join(facts)]).strip()}]{below}"
 
 
-def _pick(given: Mapping[str, object], keys: tuple[str, ...]) -> str:
-    return next((it for key in keys if isinstance(it := given.get(key), str) and it), "")
+def _pick(values: Mapping[str, object], keys: tuple[str, ...]) -> str:
+    return next((value for key in keys if isinstance(value := values.get(key), str) and value), "")
 
 
 def _write_size(size: object) -> str:
@@ -75,7 +76,7 @@ def _write_size(size: object) -> str:
 
 
 def _write_lines(value: object, depth: int) -> Iterator[str]:
-    """Give data as lines: ``name: value``, ``- item``, two spaces deeper for what is inside."""
+    """Yield data as lines: ``name: value``, ``- item``, indented by two spaces per level."""
     pad = "  " * depth
     if isinstance(value, dict) and value and depth < MAX_DEPTH:
         for name, inner in value.items():
@@ -135,13 +136,13 @@ class BaseMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """The message as text: ``text_representation``, else the content, files and data in it as lines
+        """The message as text: ``text_representation``, else the content with files and data as lines
         (`write_content`)."""
         return self.text_representation or write_content(self.content)
 
     @property
     def said(self) -> str:
-        """The words alone, without the files and data beside them: what commands and decisions are read from."""
+        """The words alone, without files and data. Commands and decisions are parsed from these."""
         if self.text_representation is None and isinstance(self.content, dict):
             words = self.content.get("text")
             return words if isinstance(words, str) else ""
@@ -149,7 +150,7 @@ class BaseMessage(BaseModel):
 
 
 class DirectMessage(BaseMessage):
-    """From one participant to another; its thread is ``direct:A~B``, the ids sorted."""
+    """From one participant to another. Its thread is ``direct:A~B``, with sorted ids."""
 
     kind: Literal["direct"] = "direct"
 
@@ -183,14 +184,14 @@ _ADAPTER: TypeAdapter[DirectMessage | BroadcastMessage | ChannelMessage | ModMes
 
 
 def message_from_wire(value: Mapping[str, Any]) -> DirectMessage | BroadcastMessage | ChannelMessage | ModMessage:
-    """Build the message from the ``message`` object of a frame. Raises `pydantic.ValidationError` on another shape."""
+    """Return the message of a frame's ``message`` object. Raises `pydantic.ValidationError` for another shape."""
     return _ADAPTER.validate_python(value)
 
 
 class MessageThread(BaseModel):
     """The messages of one thread that its reader may see, oldest first.
 
-    ``omitted`` counts earlier messages that are left out of this window, where that is known.
+    ``omitted`` counts earlier messages that this window leaves out, where known.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -1,8 +1,8 @@
-"""Everything that differs between operating systems, with a fallback for each: Linux, macOS, Windows.
+"""Everything that differs between Linux, macOS and Windows, with a fallback for each.
 
-The rest of the product calls these functions and knows no system; a test refuses `fcntl`, `/proc` and the like
-anywhere else. docs/operations.md ("Operating systems") says what each fallback costs and what is tested where.
-Nothing here is remembered, and nothing waits but `sync_descriptor` and `lock_descriptor`.
+The rest of the product calls these functions and knows no operating system. A test refuses `fcntl`, `/proc` and
+similar names anywhere else. docs/operations.md ("Operating systems") says what each fallback costs and what is tested
+where. Nothing here keeps state. Only `sync_descriptor` and `lock_descriptor` wait.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def set_mode(descriptor: int, mode: int) -> None:
 
 
 class ProcessFacts(NamedTuple):
-    """What the system says about a running process."""
+    """Facts from the system about a running process."""
 
     name: str
     parent: int
@@ -225,8 +225,8 @@ def is_reader_gone(descriptor: int) -> bool:
 
 
 def seconds_since_boot() -> float:
-    """Return a time in seconds that never leaps, and goes on while the machine sleeps where the system counts that
-    (Linux, Windows; not macOS)."""
+    """Return a time in seconds that never jumps. It continues while the machine sleeps on Linux and Windows, not on
+    macOS."""
     if sys.platform == "win32":
         return time.monotonic()
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -308,7 +308,7 @@ def handle_signals(numbers: Sequence[signal.Signals], handler: Callable[[], obje
 
 
 def find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's factory where it is installed, which it cannot be on Windows; None for Python's own loop."""
+    """Return uvloop's factory if it is installed (never on Windows), or None: then use Python's own loop."""
     try:
         import uvloop
     except ImportError:
@@ -320,8 +320,8 @@ def find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def count_unsent(sock: socket.socket) -> int:
-    """Count the bytes of a socket's send queue that the other end has not taken. 0 where the system does not say:
-    a connection that takes nothing is then ended by its pings alone."""
+    """Return the bytes in a socket's send queue. 0 if the system does not say; then only pings detect a connection
+    that takes nothing."""
     if sys.platform != "win32" and hasattr(termios, "TIOCOUTQ"):
         with suppress(OSError, AttributeError, ValueError):  # closed
             (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))

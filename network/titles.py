@@ -17,7 +17,7 @@ def name_place(thread_id: str, me: str) -> str:
     kind, _, name = thread_id.partition(":")
     match kind:
         case "direct":
-            return " and ".join(it for it in dict.fromkeys(thread_parties(thread_id)) if it and it != me) or me
+            return " and ".join(name for name in dict.fromkeys(thread_parties(thread_id)) if name and name != me) or me
         case "channel":
             return f"#{name}"
         case "mod":
@@ -28,14 +28,14 @@ def name_place(thread_id: str, me: str) -> str:
     return "Everybody" if thread_id == BROADCAST else thread_id
 
 
-def write_title(place: str, words: str, own: str = "") -> str:
+def write_title(place_name: str, words: str, own: str = "") -> str:
     """Put a title together: the place, and a person's ``own`` name for it or else the first ``words``."""
     about = own or shorten(words)
     if not about:
-        return place
-    if own and place.lower() in own.lower():
+        return place_name
+    if own and place_name.lower() in own.lower():
         return own
-    return f"{place} · {about}"
+    return f"{place_name} · {about}"
 
 
 def shorten(text: str) -> str:

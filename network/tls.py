@@ -1,8 +1,9 @@
-"""TLS at both ends: a node's context from its PEM files, and which certificate a client takes for a hub's.
+"""TLS at both ends: the context of a node from its PEM files, and the certificates that a client trusts.
 
-A node of this machine is known by the very certificate that its note (`home`) holds, whoever issued it and whatever
-name it is for: so commands and agents here reach it by loopback. Any other hub's must be trusted by the system, or by
-what SSL_CERT_FILE names."""
+A client trusts a node on this machine by the exact certificate in its note (`home`), whatever its issuer and name. So
+commands and agents here reach the node by loopback. The certificate of any other hub must be trusted by the system, or
+be in the file that SSL_CERT_FILE names.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ _WRONG_NAME = (62, 64)
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """A node's context. Raises `ConfigError` that names the file which is wrong."""
+    """Return a node's context. Raises `ConfigError` with the wrong file."""
     read_certificate(certificate)
     text = _read(key, "private key")
     if "PRIVATE KEY-----" not in text:
-        raise ConfigError(f"{key} holds no private key in PEM form (-----BEGIN PRIVATE KEY-----).")
+        raise ConfigError(f"{key} has no private key in PEM form (-----BEGIN PRIVATE KEY-----).")
     if "ENCRYPTED" in text:
-        raise ConfigError(f"{key} is encrypted; keep it without a passphrase, readable by the node only.")
+        raise ConfigError(f"{key} is encrypted. Store it without a passphrase, readable by the node only.")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key)
@@ -34,35 +35,35 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"The private key {key} does not belong to the certificate {certificate}.") from error
         raise ConfigError(
-            f"{certificate} and {key} are no certificate and its private key: {error.reason or error}."
+            f"{certificate} and {key} are not a certificate and its private key: {error.reason or error}."
         ) from error
     return context
 
 
 def read_certificate(path: Path) -> str:
-    """The certificate of a PEM file, the first one of a chain. Raises `ConfigError`."""
-    found = _CERTIFICATE.search(_read(path, "certificate"))
-    if found is None:
-        raise ConfigError(f"{path} holds no certificate in PEM form (-----BEGIN CERTIFICATE-----).")
-    return found[0]
+    """Return the first certificate of a PEM file. Raises `ConfigError`."""
+    match = _CERTIFICATE.search(_read(path, "certificate"))
+    if match is None:
+        raise ConfigError(f"{path} has no certificate in PEM form (-----BEGIN CERTIFICATE-----).")
+    return match[0]
 
 
 def client_context(url: str) -> ssl.SSLContext | None:
-    """What a client of the hub at ``url`` trusts; None if nothing is encrypted there (``ws://``)."""
+    """Return the trust settings for the hub at ``url``; None without encryption (``ws://``)."""
     if urlsplit(url).scheme != "wss":
         return None
     node = node_at(url)
     if node is None or not node.certificate:
         return ssl.create_default_context()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # it is this one certificate, and no other that the same issuer signed
+    context.check_hostname = False  # trust exactly this certificate, and no other one of the same issuer
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=node.certificate)
     return context
 
 
 def explain_failure(url: str, error: OSError) -> str:
-    """The sentence for a connection that could not be opened."""
+    """Return the sentence for a connection that could not be opened."""
     match error:
         case ssl.SSLCertVerificationError(verify_code=code) if code in _WRONG_NAME:
             return (
@@ -70,15 +71,14 @@ def explain_failure(url: str, error: OSError) -> str:
             )
         case ssl.SSLCertVerificationError():
             return (
-                f"The certificate of the hub at {url} is not trusted here ({error.verify_message}); if it is the "
-                "right one, let "
-                "SSL_CERT_FILE name a PEM file that holds it, or its issuer's."
+                f"The certificate of the hub at {url} is not trusted here ({error.verify_message}). If it is the right one, "
+                "set SSL_CERT_FILE to a PEM file with it, or with its issuer's."
             )
         case ConnectionResetError() if urlsplit(url).scheme == "wss":
-            return f"What listens at {url} broke off when TLS was to begin; if nothing is encrypted there, write ws://."
+            return f"The server at {url} closed the connection during the TLS handshake. If it does not use TLS, write ws://."
         case ssl.SSLError():
             detail = error.reason or str(error)
-            return f"What listens at {url} does not speak TLS ({detail}); if nothing is encrypted there, write ws://."
+            return f"The server at {url} does not speak TLS ({detail}). If it does not use TLS, write ws://."
         case _:
             detail = str(error) or type(error).__name__
             return f"No hub answers at {url} ({detail}); start one with: roundelay up"

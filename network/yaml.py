@@ -1,12 +1,10 @@
 """YAML files that users write: trees whose nodes know their line, bound strictly to pydantic models.
 
-Node and agent files pass through here before anything starts. `load_yaml` gives a tree whose nodes know their line;
-`bind` turns a tree into a model or says, with file and line, which key or value is wrong and what was probably meant.
-What a program gives is held to the same rules and refused by the same sentences: `bind_values`, and `Settings` for a
-model that it makes itself.
+Node and agent files pass through here before anything starts. `load_yaml` returns a tree. `bind` turns it into a
+model, or says with file and line which key or value is wrong and what was probably meant. Values from a program follow
+the same rules and get the same sentences: `bind_values`, and `Settings` for models that a program builds itself.
 
-Only the one file is opened that is given, and no Python object is ever built that a tag names. PyYAML is loaded with
-the first file.
+Only the given file is opened, and tags never create Python objects. PyYAML is loaded with the first file.
 """
 
 from __future__ import annotations
@@ -46,15 +44,14 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value of a YAML file that knows where it stands: the line of its key, or of its ``-`` in a list; the first is
-    1."""
+    """A value of a YAML file with its line: the line of its key, or of its ``-`` in a list. The first line is 1."""
 
     value: bool | int | float | str | list[YamlNode] | dict[str, YamlNode] | None
     path: Path
     line: int
 
     def plain(self) -> JsonValue:
-        """The value without places, as JSON would hold it."""
+        """Return the value without positions, as JSON would hold it."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -62,14 +59,14 @@ class YamlNode:
         return self.value
 
     def error(self, message: str) -> ConfigError:
-        """A `ConfigError` that names this place."""
+        """Return a `ConfigError` with this position."""
         return ConfigError(message, path=self.path, line=self.line)
 
 
 def bind(cls: type[ModelT], node: YamlNode) -> ModelT:
-    """Build a model from a mapping; raise a `ConfigError` at the first line that does not fit.
+    """Build a model from a mapping. Raises `ConfigError` at the first line that does not fit.
 
-    Types are strict (``"1"`` is no number) and unknown keys are refused at every depth, whatever the model's own
+    Types are strict (``"1"`` is not a number) and unknown keys are refused at every depth, whatever the model's own
     settings say.
     """
     if not isinstance(node.value, dict):
@@ -86,11 +83,10 @@ def bind(cls: type[ModelT], node: YamlNode) -> ModelT:
 
 
 def bind_values(cls: type[ModelT], whose: str, given: Mapping[str, object]) -> ModelT:
-    """Build a model of what a program gives as `bind` builds it of a file: by the same rules, refused by the same
-    sentences.
+    """Build a model from a program's values, with the rules and sentences of `bind`.
 
-    Models and dataclasses may stand for mappings. Raises `ConfigError`, which names ``whose`` options they are instead
-    of a place.
+    Models and dataclasses are accepted as mappings. Raises `ConfigError`, which names ``whose`` options they are
+    instead of a line.
     """
     node = _tree_of(given)
     try:
@@ -105,13 +101,13 @@ def _validate(cls: type[ModelT], node: YamlNode) -> ModelT:
 
 
 class Settings(BaseModel):
-    """A frozen model of which a program that makes one is refused what a file is: by the same sentence, as a
-    `ConfigError`. Fields that no file has are left out of what it shows (``exclude``)."""
+    """Base of frozen models that refuse a program's values like a file's: with the same sentence, as a `ConfigError`.
+    Fields that no file has are excluded from its output (``exclude``)."""
 
-    # A value may be an address with a password, and a traceback shows what was chained.
+    # A value may contain a password, and a traceback would show it.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    if not TYPE_CHECKING:  # for checkers it is made as any model
+    if not TYPE_CHECKING:  # type checkers see an ordinary model
 
         def __init__(self, /, **given: Any) -> None:
             whose = type(self)
@@ -119,7 +115,7 @@ class Settings(BaseModel):
             bind_values(whose, whose.__name__, in_files)
             super().__init__(**given)
 
-        # What is read of a file does not pass here: there the file says where it is wrong.
+        # Files do not pass through here: `bind` names their line.
         __init__.__pydantic_base_init__ = True
 
 
@@ -128,17 +124,17 @@ def _is_in_code(cls: type[BaseModel], name: str) -> bool:
 
 
 def _list_problems(cls: type[BaseModel], node: YamlNode, error: ValidationError) -> list[tuple[YamlNode, str]]:
-    """Give the places and the sentences of all that does not fit; the first says most."""
+    """Return the positions and sentences of everything that does not fit, the most helpful first."""
     errors = error.errors(include_url=False)
-    # A list whose items do not fit is called too short as well.
+    # pydantic also calls a list with wrong items too short
     wrong = [it for it in errors if it["type"] != "too_short" or not any(_is_inside(other, it) for other in errors)]
     problems = [_place_problem(cls, node, details) for details in wrong]
-    # a misspelled key is unknown and its right name missing: the first says more ("did you mean")
+    # A misspelled key is unknown and the right one is missing. The first sentence is more helpful ("did you mean").
     return sorted(problems, key=lambda problem: (" is missing" in problem[1], problem[0].line))
 
 
 def _tree_of(given: object) -> YamlNode:
-    """The tree of a value that stands in no file."""
+    """Return the tree of a value that comes from a program."""
 
     def convert(value: Any) -> YamlNode:
         if isinstance(value, dict):
@@ -151,7 +147,7 @@ def _tree_of(given: object) -> YamlNode:
 
 
 def describe_problem(details: ErrorDetails) -> str:
-    """What a value must be, as the end of a sentence: ``must be a whole number, not "abc"``."""
+    """Return what a value must be, as the rest of a sentence: ``must be a whole number, not "abc"``."""
     shown = show_value(details["input"])
     kind = details["type"]
     if kind in _MUST_BE:
@@ -190,12 +186,12 @@ _MUST_BE = {
 
 
 def _is_inside(details: ErrorDetails, outer: ErrorDetails) -> bool:
-    """Whether an error is of something inside of what another one is of."""
+    """Return whether an error is inside of what another error is about."""
     return len(details["loc"]) > len(outer["loc"]) and details["loc"][: len(outer["loc"])] == outer["loc"]
 
 
 def _place_problem(cls: type[BaseModel], root: YamlNode, details: ErrorDetails) -> tuple[YamlNode, str]:
-    """Where a validation error stands and the sentence for it."""
+    """Return the position of a validation error and the sentence for it."""
     place, trail = _follow(root, details["loc"])
     if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         unknown = str(details["loc"][-1])
@@ -206,8 +202,8 @@ def _place_problem(cls: type[BaseModel], root: YamlNode, details: ErrorDetails) 
 
 
 def _follow(node: YamlNode, loc: Sequence[int | str]) -> tuple[YamlNode, list[str]]:
-    """The deepest node on the way ``loc`` and the keys to it; a part that is no key here (a union's tag) is passed
-    over."""
+    """Return the deepest node along ``loc`` and the keys to it. Parts that are not keys, such as a union's tag, are
+    skipped."""
     trail: list[str] = []
     for part in loc:
         if isinstance(node.value, dict) and part in node.value:
@@ -228,7 +224,7 @@ def _models_at(cls: type[Any], loc: Sequence[int | str]) -> list[type[Any]]:
 
 
 def _key_types(model: type[Any]) -> dict[str, Any]:
-    """The keys that a model or a dataclass takes, with their types."""
+    """Return the keys that a model or a dataclass accepts, with their types."""
     if is_dataclass(model):
         hints = get_type_hints(model)
         return {field.name: hints[field.name] for field in fields(model)}
@@ -236,15 +232,14 @@ def _key_types(model: type[Any]) -> dict[str, Any]:
 
 
 def _models_in(annotation: Any) -> Iterable[type[Any]]:
-    """Every model or dataclass that an annotation mentions: `X | None`, `list[X]`, `Annotated[X, ...]`."""
+    """Return every model or dataclass that an annotation mentions: `X | None`, `list[X]`, `Annotated[X, ...]`."""
     if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         return [annotation]
     return [model for inner in get_args(annotation) for model in _models_in(inner)]
 
 
 def _suggest(unknown: str, models: Sequence[type[Any]]) -> str:
-    """What may be meant by a key that none of these takes: one that stands a level deeper, or one that looks like
-    it."""
+    """Return what an unknown key may mean: a key one level deeper, or one with a similar name."""
     types = {key: annotation for model in models for key, annotation in _key_types(model).items()}
     outer = [
         key for key, annotation in types.items() if any(unknown in _key_types(it) for it in _models_in(annotation))
@@ -258,7 +253,7 @@ def _suggest(unknown: str, models: Sequence[type[Any]]) -> str:
 
 
 def show_value(value: object) -> str:
-    """A value as a sentence names it."""
+    """Return a value as a sentence quotes it."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return truncate(text, 60)
 
@@ -267,7 +262,7 @@ def show_value(value: object) -> str:
 
 
 def _read_bounded(path: Path) -> bytes:
-    """What a file holds, up to a byte more than is taken: a device may be without end."""
+    """Return the content of a file, up to one byte more than the limit: a device may be endless."""
     with path.open("rb") as file:
         return file.read(MAX_FILE_BYTES + 1)
 
@@ -276,7 +271,7 @@ _AS_LOADED: dict[Path, bytes] = {}
 
 
 def override_file(path: Path, data: bytes) -> None:
-    """Have `load_yaml` read this in place of a file, which has changed since a node loaded it."""
+    """Let `load_yaml` read this data in place of a file that has changed since a node loaded it."""
     _AS_LOADED[path] = data
 
 
@@ -302,10 +297,10 @@ def load_yaml(path: Path) -> YamlNode:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError("is not UTF-8 text; save it in that encoding", path=path, line=line) from error
     except yaml.MarkedYAMLError as error:
-        raise _syntax_error(path, error) from None  # it quotes the line, which may hold a password
+        raise _syntax_error(path, error) from None  # the original error quotes the line, which may contain a password
     except yaml.YAMLError as error:  # a character that YAML forbids; it has a position, but no line
         raise ConfigError(f"is not valid YAML: {error}".replace("\n", " "), path=path) from error
-    except RecursionError as error:  # PyYAML composes recursively; nothing of ours is half done here
+    except RecursionError as error:  # PyYAML composes recursively; nothing else is half done here
         raise ConfigError(f"is nested deeper than {MAX_DEPTH} levels", path=path) from error
     if root is None:
         return YamlNode(None, path, 1)
@@ -320,7 +315,7 @@ _SCALARS = (
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
     ("merge", r"<<", ["<"]),
 )
-"""Tag, form, and the characters that it may begin with."""
+"""Tag, pattern, and possible first characters."""
 
 
 @cache
@@ -338,14 +333,14 @@ def _core_loader() -> type[yaml.SafeLoader]:
 
 
 class _Conversion:
-    """One file's PyYAML nodes on their way to ours, with the count that bounds the expansion of aliases."""
+    """Conversion of one file's PyYAML nodes, with a count that limits the expansion of aliases."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._nodes_left = MAX_NODES
 
     def convert(self, node: yaml.Node, line: int, depth: int) -> YamlNode:
-        if depth > MAX_DEPTH:  # also where an anchor that contains itself ends
+        if depth > MAX_DEPTH:  # this also stops an anchor that contains itself
             raise self._error(node, f"nested deeper than {MAX_DEPTH} levels")
         self._nodes_left -= 1
         if self._nodes_left < 0:

@@ -211,12 +211,12 @@ def test_a_network_of_several_nodes_has_a_short_address(short: str, meant: str) 
     ("given", "told"),
     [
         ({"urls": []}, "got an empty urls"),
-        ({"urls": [""]}, "'' is no address"),
-        ({"urls": ["ws://127.0.0.1:1/", "nonsense"]}, "'nonsense' is no address"),
-        ({"url": "ws://127.0.0.1:1/,"}, "'' is no address"),
-        ({"url": "roundelay://127.0.0.1:99999/"}, "99999/' is no address"),
-        ({"url": "ws://127.0.0.1:99999/"}, "99999/' is no address"),
-        ({"url": "http://127.0.0.1/"}, "is no address"),
+        ({"urls": [""]}, "'' is not the address"),
+        ({"urls": ["ws://127.0.0.1:1/", "nonsense"]}, "'nonsense' is not the address"),
+        ({"url": "ws://127.0.0.1:1/,"}, "'' is not the address"),
+        ({"url": "roundelay://127.0.0.1:99999/"}, "99999/' is not the address"),
+        ({"url": "ws://127.0.0.1:99999/"}, "99999/' is not the address"),
+        ({"url": "http://127.0.0.1/"}, "is not the address"),
     ],
 )
 def test_what_is_no_address_is_refused_at_once(given: dict[str, Any], told: str) -> None:
@@ -226,7 +226,7 @@ def test_what_is_no_address_is_refused_at_once(given: dict[str, Any], told: str)
 
 def test_what_the_environment_names_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDELAY_URL", "roundelay://127.0.0.1:99999/")
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match="is not the address"):
         NetworkClient("ann")
 
 
