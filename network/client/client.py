@@ -55,6 +55,7 @@ from roundelay.network.home import (
 from roundelay.network.messages import DirectMessage, ModMessage, message_from_wire
 
 from .acks import Acks, Delivery
+from .delivery_queue import DeliveryQueue
 from .link import Link
 from .paging import Page, read_pages
 from .transport import Transport, WebSocketTransport, Wire
@@ -76,11 +77,6 @@ log = logging.getLogger(__name__)
 MAX_EVENTS = 1000
 MAX_WAIT_S = 25.0
 """Maximum time that one `network.receive` waits at the hub, in seconds."""
-MAX_OWN_WAITING, MAX_OWN_CHARS = 1000, 8 * 1024 * 1024
-"""Maximum number and size of the participant's own messages, sent by its other sessions, that wait to be read here.
-
-They need no acknowledgement, so the hub does not bound them. Beyond the limit the older half is dropped, because a
-program that never reads deliveries would fill its memory."""
 _LOOP_LEFT = (
     "The loop over messages was left at #%d without acknowledging it: %s gets it again in its next session. To take "
     "one message, write: async with client.receive() as message"
@@ -104,8 +100,7 @@ class NetworkClient:
     **Waiting.** Sending methods raise the `RoundelayError` that the hub answers. While the connection is down they wait,
     or raise `ConnectError` with ``reconnect=False``. ``connect_timeout_s`` bounds each attempt up to the welcome (TCP,
     TLS, WebSocket and hello); the default is ``ROUNDELAY_CONNECT_TIMEOUT_S``, or 20 s. `connect` tries again within this
-    time if the hub makes room for others. At most 4,096 requests and 16 MiB are unanswered at a time. Further ones wait,
-    and so do operations beyond the hub's ``max_reads``.
+    time if the hub makes room for others. At most 4,096 requests and 16 MiB are unanswered at a time; further ones wait.
 
     ``new_id`` makes ids that are not given, ``jitter`` (0 to 1) spreads reconnects, ``clock`` is the clock of the
     program.
@@ -132,9 +127,9 @@ class NetworkClient:
         goes_to_leader: bool = True,
     ) -> None:
         self.agent_id = plain_text(agent_id)
+        self.clock = clock
         self._kind: Literal["agent", "human", "service"] | None = kind
         self._deliver = deliver
-        self.clock = clock
         if url is not None and urls is not None:
             raise ConfigError("Give NetworkClient a url or urls, not both.")
         if urls is not None and not urls:
@@ -154,10 +149,7 @@ class NetworkClient:
         self._resume = resume
         self._is_local = transport is not None
         self._new_id = new_id
-        self._deliveries: asyncio.Queue[Delivery | None] = asyncio.Queue()
-        self._own: deque[tuple[Delivery, int]] = deque()
-        """Deliveries of the participant's own messages, with their sizes in characters."""
-        self._own_chars = 0
+        self._deliveries = DeliveryQueue()
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._event_arrived = asyncio.Event()
         self._acks = Acks()
@@ -225,8 +217,7 @@ class NetworkClient:
         `ConnectError`, `NotAuthenticated`, `Forbidden`, `Superseded`."""
         if self._link.is_closing or self._link.is_left_behind():
             # Queues, events and tasks belong to the event loop in which they were first awaited.
-            self._deliveries, self._event_arrived, self._link = asyncio.Queue(), asyncio.Event(), self._make_link()
-            self._own, self._own_chars = deque(), 0
+            self._deliveries, self._event_arrived, self._link = DeliveryQueue(), asyncio.Event(), self._make_link()
             self._acks.forget_open()
         if not self._token and not self._is_local:
             self._token = find_token(self._named, self.kind)
@@ -326,28 +317,16 @@ class NetworkClient:
         if not self._acks.receive(message.seq):
             return
         delivery = Delivery(self._acks, message, frame["attempt"])
-        self._deliveries.put_nowait(delivery)
-        if message.sender_id == self.agent_id and message.to != agent_address(self.agent_id):
-            content = frame["message"].get("content")
-            size = len(content) if isinstance(content, str) else len(encode(content))
-            self._own.append((delivery, size))
-            self._own_chars += size
-            if len(self._own) > MAX_OWN_WAITING or self._own_chars > MAX_OWN_CHARS:
-                self._drop_own()
-
-    def _drop_own(self) -> None:
-        """Drop the older half of the own messages that wait. They stay in the history of their threads."""
-        dropped = set()
-        while len(self._own) > MAX_OWN_WAITING // 2 or self._own_chars > MAX_OWN_CHARS // 2:
-            delivery, size = self._own.popleft()
-            self._own_chars -= size
-            self._acks.drop(delivery.message.seq)
-            dropped.add(delivery)
-        waiting = [self._deliveries.get_nowait() for _ in range(self._deliveries.qsize())]
-        for kept in waiting:
-            if kept not in dropped:
-                self._deliveries.put_nowait(kept)
-        log.info("own messages that nobody reads are dropped", extra={"agent_id": self.agent_id})
+        if message.sender_id != self.agent_id or message.to == agent_address(self.agent_id):
+            self._deliveries.put(delivery)
+            return
+        content = frame["message"].get("content")
+        size = len(content) if isinstance(content, str) else len(encode(content))
+        displaced = self._deliveries.put_own(delivery, size)
+        for dropped in displaced:  # they stay in the history of their threads
+            self._acks.drop(dropped.message.seq)
+        if displaced:
+            log.info("own messages that nobody reads are dropped", extra={"agent_id": self.agent_id})
 
     def _take_notice(self, notice: Notice) -> None:
         body = notice.body if isinstance(notice.body, dict) else {}
@@ -366,7 +345,7 @@ class NetworkClient:
         self._event_arrived.set()
 
     def end(self) -> None:
-        self._deliveries.put_nowait(None)
+        self._deliveries.end()
         self._event_arrived.set()
 
     # --- sending
@@ -552,12 +531,8 @@ class NetworkClient:
         """Return the next delivery, or None once this client is closed. Raises what ended the connection for good."""
         self._link.check_loop()
         delivery = await self._deliveries.get()
-        if self._own and delivery is self._own[0][0]:
-            self._own_chars -= self._own.popleft()[1]
-        if delivery is None:
-            self._deliveries.put_nowait(None)  # for the other tasks that wait
-            if not self._link.is_closing:
-                raise self._link.failure or ConnectError("The connection is closed.")
+        if delivery is None and not self._link.is_closing:
+            raise self._link.failure or ConnectError("The connection is closed.")
         return delivery
 
     async def follow(

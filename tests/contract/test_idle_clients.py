@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from roundelay.app import Network
-from roundelay.network.client import client as client_module
+from roundelay.network.client import delivery_queue
 from roundelay.network.config import Limits
 
 
@@ -15,8 +15,8 @@ from roundelay.network.config import Limits
 async def test_an_idle_session_holds_few_of_its_participants_own_messages_and_all_of_others(
     monkeypatch: pytest.MonkeyPatch, waiting: int, chars: int
 ) -> None:
-    monkeypatch.setattr(client_module, "MAX_OWN_WAITING", waiting)
-    monkeypatch.setattr(client_module, "MAX_OWN_CHARS", chars)
+    monkeypatch.setattr(delivery_queue, "MAX_OWN_WAITING", waiting)
+    monkeypatch.setattr(delivery_queue, "MAX_OWN_CHARS", chars)
     async with asyncio.timeout(30), Network.open(limits=Limits(root_messages_per_s=100_000)) as network:
         bob = await network.join("bob")
         ann, idle = await network.join("ann"), await network.join("ann")
@@ -25,7 +25,7 @@ async def test_an_idle_session_holds_few_of_its_participants_own_messages_and_al
             await ann.send_text("bob", f"own {number} " + "x" * 190)
             if number % 50 == 0:
                 await bob.send_text("ann", f"theirs {number}")
-            most = max(most, idle._deliveries.qsize())
+            most = max(most, idle._deliveries._queue.qsize())
         assert most <= 25 + 4
         assert await ann.call("network.history", {"thread_id": "direct:ann~bob", "limit": 500})
         await bob.send_text("ann", "last")
@@ -43,7 +43,7 @@ async def test_an_idle_session_holds_few_of_its_participants_own_messages_and_al
 
 
 async def test_who_reads_misses_nothing_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MAX_OWN_WAITING", 5)
+    monkeypatch.setattr(delivery_queue, "MAX_OWN_WAITING", 5)
     async with asyncio.timeout(30), Network.open(limits=Limits(root_messages_per_s=100_000)) as network:
         await network.join("bob")
         ann, reader = await network.join("ann"), await network.join("ann")
@@ -51,4 +51,4 @@ async def test_who_reads_misses_nothing_of_its_own(monkeypatch: pytest.MonkeyPat
         for number in range(40):
             await ann.send_text("bob", f"own {number}")
             assert (await anext(deliveries)).message.text == f"own {number}"
-        assert (len(reader._own), reader._own_chars) == (0, 0)
+        assert (len(reader._deliveries._own), reader._deliveries._own_chars) == (0, 0)
