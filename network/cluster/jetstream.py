@@ -216,10 +216,7 @@ class JetStreamLog:
         return max(1, state.first_seq) if state.messages else state.last_seq + 1
 
     async def drop(self, before: int) -> bool:
-        try:
-            await _await_cancellable(self._context().purge_stream(self._address.stream, seq=before))
-        except FAILURES as error:
-            raise self._failed(error) from error
+        await self._request(self._context().purge_stream(self._address.stream, seq=before))
         return True
 
     async def room(self) -> tuple[int, int]:
@@ -252,18 +249,15 @@ class JetStreamLog:
 
     async def follow(self, after: int) -> AsyncIterator[LogRecord]:
         while True:
-            try:
-                config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
-                subscribing = self._context().subscribe(
-                    f"{self._subject}.log",
-                    stream=self._address.stream,
-                    ordered_consumer=True,
-                    idle_heartbeat=HEARTBEAT_S,
-                    config=config,
-                )
-                subscription = await _await_cancellable(subscribing)
-            except FAILURES as error:
-                raise self._failed(error) from error
+            config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
+            subscribing = self._context().subscribe(
+                f"{self._subject}.log",
+                stream=self._address.stream,
+                ordered_consumer=True,
+                idle_heartbeat=HEARTBEAT_S,
+                config=config,
+            )
+            subscription = await self._request(subscribing)
             is_first = True
             try:
                 first = (await _await_cancellable(self._context().stream_info(self._address.stream))).state.first_seq
@@ -300,10 +294,7 @@ class JetStreamLog:
                     await subscription.unsubscribe()
 
     async def broadcast(self, text: str) -> None:
-        try:
-            await _await_cancellable(self._client().publish(f"{self._subject}.said", text.encode()))
-        except FAILURES as error:
-            raise self._failed(error) from error
+        await self._request(self._client().publish(f"{self._subject}.said", text.encode()))
 
     async def next_broadcast(self) -> str:
         while not self._broadcasts:
@@ -340,8 +331,12 @@ class JetStreamLog:
             self._syncs.update(modes)
 
     async def _get_info(self) -> StreamInfo:
+        return await self._request(self._context().stream_info(self._address.stream))
+
+    async def _request(self, work: Awaitable[_T]) -> _T:
+        """Await a request that is not tried again: raise its failure as a `LedgerError`."""
         try:
-            return await _await_cancellable(self._context().stream_info(self._address.stream))
+            return await _await_cancellable(work)
         except FAILURES as error:
             raise self._failed(error) from error
 

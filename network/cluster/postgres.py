@@ -235,36 +235,24 @@ class PostgresLog:
     # --- records
 
     async def end(self) -> int:
-        try:
-            async with self._connection() as connection:
-                row = await connection.fetchrow(self._sql(END))
-        except FAILURES as error:
-            raise self._failed(error) from error
+        async with self._query() as connection:
+            row = await connection.fetchrow(self._sql(END))
         if row is None or row["id"] != self._id:
             raise UnusableLog(f"The table of {self.name} was created anew, or has lost its first row: restore it.")
         return int(row["max"])
 
     async def first(self) -> int:
-        try:
-            async with self._connection() as connection:
-                position = await connection.fetchval(self._sql(FIRST))
-        except FAILURES as error:
-            raise self._failed(error) from error
+        async with self._query() as connection:
+            position = await connection.fetchval(self._sql(FIRST))
         return int(position) if position is not None else await self.end() + 1
 
     async def drop(self, before: int) -> bool:
-        try:
-            async with self._connection() as connection:
-                return int(await connection.fetchval(self._sql(DROP), before, DROPPED, self._id)) < DROPPED
-        except FAILURES as error:
-            raise self._failed(error) from error
+        async with self._query() as connection:
+            return int(await connection.fetchval(self._sql(DROP), before, DROPPED, self._id)) < DROPPED
 
     async def room(self) -> tuple[int, int]:
-        try:
-            async with self._connection() as connection:
-                row = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
-        except FAILURES as error:
-            raise self._failed(error) from error
+        async with self._query() as connection:
+            row = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
         assert row is not None  # row 0 existed when the log was opened
         total = row["max_bytes"] or 1 << 62  # an operator may have removed the constraint
         return max(0, total - row["total"]), total
@@ -294,11 +282,8 @@ class PostgresLog:
     async def follow(self, after: int) -> AsyncIterator[LogRecord]:
         while True:
             self._hinted.clear()
-            try:
-                async with self._connection() as connection:
-                    page = await connection.fetch(self._sql(READ), after, PAGE, PAGE_BYTES, timeout=PAGE_S)
-            except FAILURES as error:
-                raise self._failed(error) from error
+            async with self._query() as connection:
+                page = await connection.fetch(self._sql(READ), after, PAGE, PAGE_BYTES, timeout=PAGE_S)
             for left, (position, data) in zip(range(len(page) - 1, -1, -1), page, strict=True):
                 if position != after + 1:
                     if position == await self.first():  # records before it were dropped, not lost
@@ -317,11 +302,8 @@ class PostgresLog:
                         await self._hinted.wait()
 
     async def find_sync_risk(self) -> str:
-        try:
-            async with self._connection() as connection:
-                settings = [(name, await connection.fetchval(f"SHOW {name}")) for name in SYNCING]
-        except FAILURES as error:
-            raise self._failed(error) from error
+        async with self._query() as connection:
+            settings = [(name, await connection.fetchval(f"SHOW {name}")) for name in SYNCING]
         for name, value in settings:
             if value not in ("on", "remote_apply"):
                 return f"its server has {name} = {value}: set {name} = on in its postgresql.conf, and reload it"
@@ -329,12 +311,9 @@ class PostgresLog:
 
     async def describe(self) -> dict[str, Any]:
         risk = await self.find_sync_risk()
-        try:
-            async with self._connection() as connection:
-                row = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
-                standbys = await connection.fetch(STANDBYS)
-        except FAILURES as error:
-            raise self._failed(error) from error
+        async with self._query() as connection:
+            row = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
+            standbys = await connection.fetch(STANDBYS)
         assert row is not None  # row 0 existed when the log was opened
         return {
             "durability": "replicated" if risk else "full",
@@ -353,11 +332,8 @@ class PostgresLog:
     # --- broadcasts
 
     async def broadcast(self, text: str) -> None:
-        try:
-            async with self._connection() as connection:
-                await connection.execute("SELECT pg_notify($1, $2)", self._channel, text)
-        except FAILURES as error:
-            raise self._failed(error) from error
+        async with self._query() as connection:
+            await connection.execute("SELECT pg_notify($1, $2)", self._channel, text)
 
     async def next_broadcast(self) -> str:
         while not self._broadcasts:
@@ -442,6 +418,15 @@ class PostgresLog:
                 connection.terminate()
             with suppress(asyncpg.InterfaceError):  # the log was closed meanwhile
                 await pool.release(connection)
+
+    @asynccontextmanager
+    async def _query(self) -> AsyncIterator[PoolConnectionProxy[asyncpg.Record]]:
+        """Borrow a connection for statements that are not tried again: raise their failure as a `LedgerError`."""
+        try:
+            async with self._connection() as connection:
+                yield connection
+        except FAILURES as error:
+            raise self._failed(error) from error
 
     def _explain_failed_open(self, error: BaseException) -> LedgerError:
         """Return why the log could not be opened, and what to do."""
