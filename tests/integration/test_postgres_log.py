@@ -169,7 +169,7 @@ async def test_a_server_that_does_not_sync_is_not_full(tmp_path: Path, setting: 
 @pytest.mark.full
 async def test_a_server_that_is_too_old_is_refused(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "OLDEST", 99)
-    assert "a shared log needs 99 or newer" in await refused(server.url("lab"))
+    assert "A shared log needs 99 or newer" in await refused(server.url("lab"))
 
 
 @pytest.mark.full
@@ -227,7 +227,7 @@ async def test_a_server_that_begins_to_serve_is_waited_for(server: PostgresServe
     starting = asyncpg.CannotConnectNowError("the database system is starting up")
     log = make_shared_log(server.url("lab"))
     assert isinstance(log, PostgresLog)
-    assert type(log._not_opened(starting)) is LogElectionPending
+    assert type(log._explain_failed_open(starting)) is LogElectionPending
     await connection.close()
 
 
@@ -293,7 +293,7 @@ async def test_a_table_that_was_made_anew_takes_nothing_of_who_knew_the_old_one(
     await other.append(b"another 1", 0)
     with pytest.raises(LeadershipLost):
         await log.append(b"2", 1)
-    with pytest.raises(LedgerError, match="made anew"):
+    with pytest.raises(LedgerError, match="created anew"):
         await log.end()
     assert await other.end() == 1
     await asyncio.gather(log.close(), other.close())
@@ -357,7 +357,7 @@ async def test_a_network_is_spoken_to_through_tls(tmp_path: Path) -> None:
         assert await log._pool.fetchval("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
         await log.close()
         other = server.url(f"lab?sslmode=verify-full&sslrootcert={quote(str(stranger), safe='')}")
-        assert "name who issued it with sslrootcert" in await refused(other)
+        assert "Name its issuer with sslrootcert" in await refused(other)
     async with postgres_server() as server:
         assert "SSL" in await refused(server.url("lab?sslmode=require"), LogUnavailable)
 

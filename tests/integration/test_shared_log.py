@@ -520,6 +520,7 @@ async def test_who_cannot_open_its_index_says_of_no_leader_that_it_follows_it(
     assert str(sick.status).startswith("following, 0 records behind")
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
+    assert str(sick.status) == "starting"
     assert isinstance(sick._index, FailingIndex)
     sick._index.has_failed = True
     with pytest.raises(LedgerError, match="The disk is gone"):
