@@ -314,7 +314,7 @@ def run(size: Size, rounds: int, postgres: str) -> Results:
             if postgres:
                 postgres_takeovers.append(measure_takeover(scratch, postgres))
                 tell(f"takeover, PostgreSQL {postgres_takeovers[-1]:.2f} s")
-            tell(f"takeover {max(takeovers[-size.takeovers :]):.2f} s at the most; fdatasync p50 {disk[-1]:.0f} us")
+            tell(f"takeover {max(takeovers[-size.takeovers :]):.2f} s at most; fdatasync p50 {disk[-1]:.0f} us")
         machine = asdict(describe_machine(scratch))
     return {
         "machine": machine,

@@ -110,7 +110,7 @@ class Participant:
 
     def write(self, frame: dict[str, object]) -> None:
         """Send one small frame now."""
-        # The socket buffer always has room for these: a client has at most a few unread acks under way.
+        # The socket buffer always has room for these: a client has at most a few unread acks in flight.
         self.socket.sendall(encode_masked_frame(json.dumps(frame, separators=(",", ":")).encode(), os.urandom(4)))
 
     def read(self) -> bool:

@@ -31,7 +31,7 @@ class Scenario:
     receivers: int
     to: str
     subjects: tuple[Subject, ...]
-    window: int | None = None  # messages under way; None: as the run says
+    window: int | None = None  # messages in flight; None uses the value of the run
     make_id: Callable[[], bytes] = make_message_id
     ack_every: int = ACK_EVERY
 

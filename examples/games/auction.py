@@ -24,7 +24,7 @@ def keep_book(book: dict[str, int]) -> list[Tool]:
 
     @tool(idempotent=True)
     def bid(context: ToolContext, amount: int) -> str:
-        """Book the bid of whoever wrote the message."""
+        """Book the bid of the message's sender."""
         book[context.trigger.sender_id] = amount
         return f"booked {amount}"
 
@@ -40,7 +40,7 @@ def keep_book(book: dict[str, int]) -> list[Tool]:
 
 
 def sell(request: ModelRequest) -> Answer:
-    """A model that tells whatever it has to whoever asks."""
+    """A model that reveals everything it knows to anybody."""
     view = read_prompt(request)
     told = view.incoming_text
     if view.tool_results:
