@@ -149,7 +149,7 @@ async def test_who_asked_sees_who_decides_and_the_approver_gets_the_words_and_a_
     size = await item.place.get_by_role("link", name="vault", exact=True).bounding_box()
     assert size is not None
     assert size["height"] < 30, "the agent's name is broken into letters"
-    kind = item.place.get_by_text("Approval", exact=True).first
+    kind = item.place.get_by_text("Needs approval", exact=True).first
     assert await kind.evaluate("it => it.scrollWidth <= it.clientWidth"), "the kind of the item is cut"
     link = item.place.get_by_role("link", name="Open conversation")
     await expect(link).to_have_attribute("href", re.compile(r"direct%3Atess~vault"))

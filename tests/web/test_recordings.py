@@ -133,7 +133,7 @@ def make_rows(payloads: list[str], there: str) -> Iterator[Row]:
             ("tool_started", {**at, "tool": payload, "args": payload}),
             ("tool_result", {**at, "tool": payload, "content": payload, "ok": number % 2 == 0}),
             ("review", {"turn": 1, "answer": payload, "correction": payload, "notes": [payload]}),
-            ("model_failed", {"turn": 2, "failure": payload, "reason": payload}),
+            ("model_failed", {"turn": 2, "failure": "server", "reason": payload}),
             (payload, {"turn": 1, payload: payload}),
         ):  # fmt: skip
             seq += 1
