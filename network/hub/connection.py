@@ -29,7 +29,7 @@ from roundelay.network.errors import InvalidFrame
 from roundelay.network.frames import SUBPROTOCOL
 from roundelay.network.platforms import count_unsent
 
-from .frame_splitter import REFUSED, WAITING, FrameJoiner, FrameSplitter
+from .frame_splitter import REFUSED, WAITING, FrameJoiner, FrameSplitter, MessageAssembler
 from .handshakes import describe_peer, read_forwarded_address, source_of
 from .hub import Hub
 from .keepalive import ReaderProgress, StallWatch, Timers
@@ -70,15 +70,14 @@ class HubConnection(ServerConnection):
     __slots__ = [
         "_accepted",
         "_behind_proxy",
-        "_fragments",
         "_handshakes",
         "_has_heard",
         "_holds",
-        "_hub",
-        "_is_text",
         "_limits",
+        "_message",
         "_request_head",
-        "_request_method",
+        "hub",
+        "is_head",
     ]
     __slots__ += ["_session", "_splitter", "_stall_watch", "_timers", "_written", "peer", "source"]
 
@@ -96,7 +95,8 @@ class HubConnection(ServerConnection):
         self._behind_proxy = behind_proxy
         self._accepted: socket.socket | None = accepted
         """The socket until it has a transport, which it gets after the TLS handshake."""
-        self._hub = hub
+        self.hub = hub
+        """The hub of the session. The server may choose another one before there is a session."""
         self._handshakes = hub.handshakes
         self._limits = limits
         self._splitter = FrameSplitter(min(limits.max_frame_bytes, limits.max_card_bytes + HELLO_BYTES))
@@ -104,10 +104,9 @@ class HubConnection(ServerConnection):
         self._session: Session | None = None
         self._request_head: RequestHead | None = RequestHead()
         """None once the request is complete: frames follow."""
-        self._request_method = b""
-        self._fragments: bytearray | None = None
-        """Message that arrives in several frames, or None between two messages."""
-        self._is_text = True
+        self.is_head = False
+        """Whether the request is a HEAD, which the library sees as a GET."""
+        self._message = MessageAssembler()
         self._holds = frozenset({"session"})
         """Reasons why no frame is taken: there is no session yet (``session``), the hub wants none (``hub``), pongs wait
         for the peer to read (``pongs``), or other connections have their turn (``turn``)."""
@@ -116,10 +115,6 @@ class HubConnection(ServerConnection):
         self._written = 0
         self._has_heard = True
         """Whether anything arrived since the last ping."""
-
-    def choose_hub(self, hub: Hub) -> None:
-        """Set the hub of the session, before there is one."""
-        self._hub = hub
 
     # --- Connection, for the hub
 
@@ -164,11 +159,6 @@ class HubConnection(ServerConnection):
             self.transport.resume_reading()
 
     # --- bytes come in
-
-    @property
-    def is_head(self) -> bool:
-        """Whether the request is a HEAD, which the library sees as a GET."""
-        return self._request_method == b"HEAD"
 
     def data_received(self, data: bytes) -> None:
         """Take frames for one turn: whole text messages go to the hub, everything else to the library."""
@@ -218,7 +208,7 @@ class HubConnection(ServerConnection):
                 self.transport.write_eof()
             self._timers.start("close", CLOSE_TIMEOUT_S, self.transport.abort)
             return b""
-        self._request_method = head.method
+        self.is_head = head.method == b"HEAD"
         if head.is_complete:
             self._request_head = None
         if request:
@@ -244,21 +234,18 @@ class HubConnection(ServerConnection):
             self._receive_fragment(event)
 
     def _receive_fragment(self, frame: Frame) -> None:
-        if frame.opcode is not Opcode.CONT or self._fragments is None:
-            self._is_text = frame.opcode is Opcode.TEXT
-            self._fragments = bytearray()
-        # One buffer: thousands of small or empty fragments would cost more memory than they hold.
-        self._fragments += frame.data
-        if len(self._fragments) > self._splitter.max_bytes:
+        message = self._message
+        message.add(frame.data, is_start=frame.opcode is not Opcode.CONT, is_text=frame.opcode is Opcode.TEXT)
+        if message.size > self._splitter.max_bytes:
             self._refuse_size()
-            return
-        if not frame.fin:
-            return
-        data, self._fragments = bytes(self._fragments), None
-        if self._is_text:
-            self._receive_text(data)
-        elif self._session is not None:
-            self._hub.refuse(self._session, InvalidFrame("A binary frame says nothing here; send JSON in text frames."))
+        elif frame.fin:
+            data = message.take()
+            if message.is_text:
+                self._receive_text(data)
+            elif self._session is not None:
+                self.hub.refuse(
+                    self._session, InvalidFrame("A binary frame says nothing here; send JSON in text frames.")
+                )
 
     def _receive_text(self, data: bytes) -> None:
         if not data.isascii():
@@ -268,7 +255,7 @@ class HubConnection(ServerConnection):
                 self._fail(CloseCode.INVALID_DATA, f"invalid UTF-8 at byte {error.start}")
                 return
         if self._session is not None:
-            self._hub.receive(self._session, data)
+            self.hub.receive(self._session, data)
 
     def _refuse_size(self) -> None:
         max_bytes = self._splitter.max_bytes
@@ -311,8 +298,8 @@ class HubConnection(ServerConnection):
         """Open the session and wait for the connection's end."""
         self.peer = describe_peer(self, behind_proxy=self._behind_proxy)
         self.request, self.response = _DONE, None
-        self._session = self._hub.connect(self)
-        if self._hub.is_draining:  # the read replica ended during the handshake
+        self._session = self.hub.connect(self)
+        if self.hub.is_draining:  # the read replica ended during the handshake
             self.end(4503, "This node follows no longer, or stops; reconnect.")
         self._handshakes.record_progress(self)
         self._timers.start("ping", self._limits.ping_interval_ms / 1000, self._ping)
@@ -355,7 +342,7 @@ class HubConnection(ServerConnection):
         self._handshakes.remove(self)
         self._timers.cancel_all()
         if self._session is not None:
-            self._hub.disconnect(self._session)
+            self.hub.disconnect(self._session)
             self._session = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -371,7 +358,7 @@ class HubConnection(ServerConnection):
         super().resume_writing()
         self.resume_reading("pongs")
         if self._session is not None:
-            self._hub.resume(self._session)
+            self.hub.resume(self._session)
 
     def _flush_protocol(self) -> None:
         try:
@@ -394,7 +381,7 @@ class HubConnection(ServerConnection):
             return
         if PauseReason.OVERLOAD in session.pauses or PauseReason.RATE in session.pauses:
             self._stall_watch.reset()  # its acknowledgements are not read, which is not its fault
-        waiting = self._count_waiting()
+        waiting = _count_waiting(self.transport)
         taken, unacked = self._written - waiting, session.outbox.unacked
         match self._stall_watch.check(self.loop.time(), waiting=waiting, taken=taken, unacked=unacked):
             case ReaderProgress.MOVING:
@@ -402,7 +389,7 @@ class HubConnection(ServerConnection):
             case ReaderProgress.STALLED:
                 log.info("a stalled reader is closed", extra={"session_id": session.session_id})
                 self.end(4429, "Nothing was read for stall_timeout_ms; reconnect and resume.")
-                self._hub.disconnect(session)  # drops its queue
+                self.hub.disconnect(session)  # drops its queue
             case ReaderProgress.IDLE:
                 pass
 
@@ -412,7 +399,7 @@ class HubConnection(ServerConnection):
             return
         # A ping would stand behind what waits, and while reading is paused no pong is read. `_check_stall` judges such a
         # reader instead.
-        if self._count_waiting() or self._holds:
+        if _count_waiting(self.transport) or self._holds:
             self._has_heard = True
             self._start_stall_watch()
         elif self._has_heard:
@@ -424,6 +411,7 @@ class HubConnection(ServerConnection):
             return
         self._timers.start("ping", self._limits.ping_interval_ms / 1000, self._ping)
 
-    def _count_waiting(self) -> int:
-        """Return the bytes that the peer's TCP has not taken: those that wait here and in the kernel's send queue."""
-        return int(self.transport.get_write_buffer_size()) + count_unsent(self.transport.get_extra_info("socket"))
+
+def _count_waiting(transport: asyncio.Transport) -> int:
+    """Return the bytes that the peer's TCP has not taken: those that wait here and in the kernel's send queue."""
+    return int(transport.get_write_buffer_size()) + count_unsent(transport.get_extra_info("socket"))

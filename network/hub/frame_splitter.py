@@ -157,6 +157,32 @@ def read_header(data: bytes, at: int) -> tuple[int, int]:
     return start, length
 
 
+class MessageAssembler:
+    """Assembles a message that arrives in several frames."""
+
+    __slots__ = ("_data", "is_text")
+
+    def __init__(self) -> None:
+        self._data: bytearray | None = None
+        """The message so far, or None between two messages."""
+        self.is_text = True
+
+    @property
+    def size(self) -> int:
+        return len(self._data) if self._data is not None else 0
+
+    def add(self, data: bytes | bytearray | memoryview, *, is_start: bool, is_text: bool) -> None:
+        if is_start or self._data is None:
+            self.is_text, self._data = is_text, bytearray()
+        # One buffer: thousands of small or empty fragments would cost more memory than they hold.
+        self._data += data
+
+    def take(self) -> bytes:
+        """Return the whole message. The next frame starts another one."""
+        data, self._data = bytes(self._data or b""), None
+        return data
+
+
 class FrameJoiner:
     """Joins text messages, unmasked and unfragmented, into one write.
 

@@ -269,7 +269,7 @@ class WebSocketServer:
             and self._readers is not None
         ):
             hub = self._readers.hub or hub
-            connection.choose_hub(hub)
+            connection.hub = hub
         if connection.is_head:  # a HEAD opens no session
             response = connection.respond(HTTPStatus.UPGRADE_REQUIRED, "")
             response.headers["Upgrade"] = "websocket"

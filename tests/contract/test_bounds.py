@@ -671,8 +671,8 @@ async def test_empty_pieces_of_a_message_take_no_room(node: Node) -> None:
         writer.write(masked(b"", 0x01) + masked(b"", 0x00) * 20_000)
         writer.write(masked(b"heard?", 0x89))
         await reader.readexactly(8)
-        assert connection._fragments is not None
-        assert len(connection._fragments) == 0
+        assert connection._message.is_text
+        assert connection._message.size == 0
         writer.write(masked(HELLO[:9], 0x00) + masked(b"", 0x00) + masked(HELLO[9:], 0x80))
         assert b'"welcome"' in await read_frame(reader)
 
