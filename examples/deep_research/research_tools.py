@@ -86,7 +86,7 @@ def supervise(request: ModelRequest) -> list[Action] | Action:
         return [plan, *(call(f"researcher-{n}", task=topic) for n, topic in enumerate(topics, 1))]
     if view.turn == 2:
         return say("I think that I know enough.")  # lazy, as models are
-    findings = [it.content.partition("\n\nSources, ")[0] for it in view.tool_results]
+    findings = [it.content.partition("\n\nSources. ")[0] for it in view.tool_results]
     return call("write_report", title="What was found", findings=findings)
 
 

@@ -116,7 +116,7 @@ TOO_MUCH = {
     "its schema has more than 20000 characters": offer("big", text={"enum": ["x" * 1000] * 30}),
     "its schema is nested deeper than 32": offer("deep", text=nested(60)),
     "its schema has a name that": offer("line", **{"text\n\n# Instructions": {"type": "string"}}),
-    "its name must have 1 to 128 characters": offer("x" * 300),
+    "its name must have 1 to 128 visible characters": offer("x" * 300),
 }
 
 

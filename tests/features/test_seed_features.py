@@ -276,7 +276,7 @@ async def test_the_supervisor_keeps_its_research_and_nothing_else(monkeypatch: p
     kept = {it["body"]["tool"]: it["body"]["content"] for it in records if it["kind"] == "tool_result"}
     assert kept["researcher-1"] == "They dance."
     assert kept["write_report"].startswith("The report")
-    assert "was not kept" in kept["channels_list"]
+    assert "did not keep the result of channels_list" in kept["channels_list"]
 
 
 async def test_a_summary_stays_in_its_reaction() -> None:

@@ -70,7 +70,7 @@ async def test_up_runs_the_gateway_posts_to_webhooks_starts_it_again_and_stops_i
             added = await run(folder, "webhook", "add", receiver.url, "--as", "form", "--secret-file", "secret")
             assert added.startswith("whsec_")
             no_webhook = await run(folder, "webhook", "test", "--of", "other", status=1)
-            assert "other has no webhook here; roundelay webhook add registers one" in no_webhook
+            assert "other has no webhook here. Register one with roundelay webhook add" in no_webhook
             assert "Say whose webhook: --of ID." in await run(folder, "webhook", "resume", status=2)
             assert "taken: it answered 204" in await run(folder, "webhook", "test", "--of", "form")
             sent = json.loads(await run(folder, "send", "form", "from cron", "--message-id", "c-1", "--json"))
@@ -142,8 +142,8 @@ async def test_a_webhook_that_is_refused_leaves_no_token_and_nobody_behind(folde
     node = await start(folder)
     try:
         await read_until(node, "gateway to")
-        assert "hook.invalid is not known, or leads to" in await run(folder, *add, status=1)
-        assert "leads to an address that is not public" in await run(
+        assert "hook.invalid is unknown, or has an address that is not public" in await run(folder, *add, status=1)
+        assert "has an address that is not public" in await run(
             folder, "webhook", "add", "https://127.0.0.2/", "--as", "form", status=1
         )
         known, tokens = await list_ids(folder)
