@@ -56,7 +56,7 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkU
         raise pytest.UsageError(
             f"the mark roundelay of {request.node.nodeid}: name the setting, as in roundelay(seed=7)"
         )
-    names = {"clock", *(it.name for it in fields(Setting))}
+    names = {"clock", *(option.name for option in fields(Setting))}
     clock = options.pop("clock", "virtual")
     if (unknown := sorted(options.keys() - names)) or clock not in ("virtual", "real"):
         what = f"setting {unknown[0]!r}" if unknown else f"clock {clock!r}, but 'virtual' and 'real'"
@@ -87,10 +87,10 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
     from roundelay.testing.record import describe_message
 
     if op == "not in":
-        return [f"somebody said: {left}", *(f"  {describe_message(it)}" for it in right.matching(left))]
+        return [f"somebody said: {left}", *(f"  {describe_message(message)}" for message in right.matching(left))]
     near = right.matching(testing.Said(left.sender, left.to)) if left.text is not None else []
-    lines = [f"nobody said: {left}", *(f"  nearest: {describe_message(it)}" for it in near)]
-    return [*lines, "  what was said:", *(f"    {describe_message(it)}" for it in right)]
+    lines = [f"nobody said: {left}", *(f"  nearest: {describe_message(message)}" for message in near)]
+    return [*lines, "  what was said:", *(f"    {describe_message(message)}" for message in right)]
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

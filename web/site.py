@@ -142,7 +142,9 @@ def fill_template(folder: Path, lines: Iterable[str]) -> str:
 
 def list_styles(names: Iterable[str]) -> list[str]:
     """Return the stylesheets of the page's folder, in order."""
-    return sorted((it for it in names if it.endswith(".css") and "/" not in it), key=lambda it: (it != STYLE, it))
+    return sorted(
+        (name for name in names if name.endswith(".css") and "/" not in name), key=lambda name: (name != STYLE, name)
+    )
 
 
 def list_imports(folder: Path, paths: Mapping[str, str]) -> dict[str, str]:

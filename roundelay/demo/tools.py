@@ -77,7 +77,9 @@ def find_sums(question: str) -> list[Task]:
     for pattern, sign in _SPELLINGS:
         text = re.sub(pattern, sign, text, flags=re.IGNORECASE)
     sources = filter(None, map(_trim_expression, re.findall(r"-?[\d(.][\d\s+\-*/%^().]*", text, re.ASCII)))
-    tasks = [Task("calculate", {"expression": it}, f"{_write_expression(it)} =") for it in dict.fromkeys(sources)]
+    tasks = [
+        Task("calculate", {"expression": source}, f"{_write_expression(source)} =") for source in dict.fromkeys(sources)
+    ]
     return tasks[:MAX_TASKS]
 
 

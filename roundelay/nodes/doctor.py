@@ -193,7 +193,8 @@ def check_database(config: NodeConfig) -> Checked:
     busy = next((node.url for node in running_nodes() if Path(node.owner_file) == owner), None)
     try:
         check_folder(db)
-        folder = next(it for it in db.resolve().parents if it.exists())  # the node creates the missing folders
+        # The node creates the missing folders.
+        folder = next(parent for parent in db.resolve().parents if parent.exists())
         took_ms = _measure_sync(folder, db.name)
         free = shutil.disk_usage(folder).free
         size = _measure_database(db) if db.exists() else 0

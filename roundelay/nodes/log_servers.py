@@ -58,7 +58,7 @@ async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[
     with _holding(folder) as lock_file:
         async with _running(program, folder, count, port, lock_file) as processes:
             lock_file.truncate()
-            lock_file.write(" ".join(str(it.pid) for it in processes))
+            lock_file.write(" ".join(str(process.pid) for process in processes))
             lock_file.flush()
             yield processes
 

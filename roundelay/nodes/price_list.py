@@ -24,5 +24,7 @@ class NodePrices:
         from roundelay.agents.models.tokens import Prices
 
         prices = Prices()
-        costs = (prices.cost(it.model, Usage(it.prompt_tokens, it.completion_tokens, it.cached_tokens)) for it in uses)
+        costs = (
+            prices.cost(use.model, Usage(use.prompt_tokens, use.completion_tokens, use.cached_tokens)) for use in uses
+        )
         return [None if cost is None else float(cost) for cost in costs]

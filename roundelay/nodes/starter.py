@@ -145,7 +145,7 @@ def make_files(template: str, agent: str, provider: Provider | None) -> dict[str
     files: dict[str, str] = {}
     agents: list[str] = []
     rules: dict[str, str] = {}
-    for path in sorted(it for it in folder.rglob("*") if it.is_file() and it.suffix != ".pyc"):
+    for path in sorted(entry for entry in folder.rglob("*") if entry.is_file() and entry.suffix != ".pyc"):
         name, text = path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8")
         name = name.replace("AGENT", agent)
         if path.suffix == ".yaml" and not path.name.endswith(".scenario.yaml"):

@@ -98,7 +98,10 @@ def describe_status(status: Mapping[str, Any]) -> list[str]:
         agents = summarize_agents(parts.pop("agents"))
         parts |= {"agents": agents} if agents else {}
         parts |= {**describe_figures(figures, rates), **describe_quotas(quotas), **describe_stopped(stopped)}
-    return [f"{name:<14} {sanitize(', '.join(it) if isinstance(it, list) else str(it))}" for name, it in parts.items()]
+    return [
+        f"{name:<14} {sanitize(', '.join(value) if isinstance(value, list) else str(value))}"
+        for name, value in parts.items()
+    ]
 
 
 def describe_shared_log(shared: Mapping[str, Any]) -> str:
@@ -123,9 +126,11 @@ def describe_gateway(url: str) -> str:
         is_up = False
     try:
         saved = json.loads(Path(node.owner_file.removesuffix(".owner") + ".webhooks").read_text(encoding="utf-8"))
-        still = [f"{it['participant']} {it['state']} ({it['why']})" for it in saved if it["state"] != "on"]
-        waiting = [f"{it['participant']} waits ({it['why']})" for it in saved if it["failing_since"] is not None]
-        hooks = f"; {count(len(saved), 'webhook')}" + "".join(f", {it}" for it in dict.fromkeys(still or waiting))
+        still = [f"{hook['participant']} {hook['state']} ({hook['why']})" for hook in saved if hook["state"] != "on"]
+        waiting = [
+            f"{hook['participant']} waits ({hook['why']})" for hook in saved if hook["failing_since"] is not None
+        ]
+        hooks = f"; {count(len(saved), 'webhook')}" + "".join(f", {hook}" for hook in dict.fromkeys(still or waiting))
     except (OSError, ValueError, KeyError, TypeError):
         hooks = ""
     return f"{node.gateway}{'' if is_up else ', which does not answer'}{hooks}"
@@ -192,8 +197,8 @@ def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
 
 def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the participants near the end of a quota (``network.quotas``); empty if there are none."""
-    near = [it for it in quotas if it["used"] >= SHOWN_FROM]
-    shown = ", ".join(f"{it['agent_id']} {it['used']:.0%} ({_describe_use(it)})" for it in near[:MAX_SHOWN])
+    near = [quota for quota in quotas if quota["used"] >= SHOWN_FROM]
+    shown = ", ".join(f"{quota['agent_id']} {quota['used']:.0%} ({_describe_use(quota)})" for quota in near[:MAX_SHOWN])
     more = f" and {len(near) - MAX_SHOWN} more" if len(near) > MAX_SHOWN else ""
     return {"quotas": shown + more} if near else {}
 
@@ -201,15 +206,15 @@ def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def describe_stopped(stopped: Mapping[str, Any]) -> dict[str, str]:
     """Return what has stopped at a limit (``network.stopped``); empty if nothing has."""
     shown = [
-        f"#{it['root']} of {it['began_by'] or 'somebody'} ({it['limit']}; {it['used_by'] or 'nobody'} sent most, "
-        f"{it['used']}): /resume {it['root']}"
-        for it in stopped["conversations"]
+        f"#{entry['root']} of {entry['began_by'] or 'somebody'} ({entry['limit']}; {entry['used_by'] or 'nobody'} sent most, "
+        f"{entry['used']}): /resume {entry['root']}"
+        for entry in stopped["conversations"]
     ]
     lines = {}
     if shown:
         more = " and more" if stopped["has_more"] or len(shown) > MAX_SHOWN else ""
         lines["stopped"] = "; ".join(shown[:MAX_SHOWN]) + more
-    agents = [f"{it['agent_id']} ({it['limit']}): /resume {it['agent_id']}" for it in stopped["agents"]]
+    agents = [f"{entry['agent_id']} ({entry['limit']}): /resume {entry['agent_id']}" for entry in stopped["agents"]]
     if agents:
         lines["stopped agents"] = "; ".join(agents[:MAX_SHOWN]) + (" and more" if len(agents) > MAX_SHOWN else "")
     return lines

@@ -282,7 +282,9 @@ def describe_event(event: Event) -> str | None:
         case ModelRetry():
             return f"the model failed, again in {event.delay_s:g} s: {event.error}"
         case ToolRequests():
-            calls = [f"{event.turn}.{n} calls {it.name} {it.arguments or '{}'}" for n, it in enumerate(event.calls)]
+            calls = [
+                f"{event.turn}.{n} calls {call.name} {call.arguments or '{}'}" for n, call in enumerate(event.calls)
+            ]
             return "\n".join([*calls, *([f"beside: {event.text}"] if event.text else [])])
         case ToolCallEnd():
             took = f" after {event.duration_s:.1f} s" if event.duration_s >= 0.1 else ""

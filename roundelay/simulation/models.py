@@ -53,8 +53,10 @@ class ModelWatch:
 
     def _watch(self, agent: Agent, agent_id: str, chance: random.Random, models: dict[int, WatchedModel]) -> Agent:
         model = models.setdefault(id(agent.model), WatchedModel(agent_id, agent.model, self, chance))
-        handoffs = [it if isinstance(it, Handoff) else Handoff(it) for it in agent.handoffs]
-        watched = tuple(replace(it, agent=self._watch(it.agent, agent_id, chance, models)) for it in handoffs)
+        handoffs = [handoff if isinstance(handoff, Handoff) else Handoff(handoff) for handoff in agent.handoffs]
+        watched = tuple(
+            replace(handoff, agent=self._watch(handoff.agent, agent_id, chance, models)) for handoff in handoffs
+        )
         return replace(agent, model=model, handoffs=watched)
 
 

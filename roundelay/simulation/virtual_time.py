@@ -156,8 +156,12 @@ class SimulationLoop(asyncio.SelectorEventLoop):
     def _is_anything_outside(self) -> bool:
         """Whether anything but a timer can arrive: data on a connection, or the result of a thread."""
         is_connected = len(self._outside.get_map()) > 1  # the loop itself uses one to wake up
-        workers = (it for it in threading.enumerate() if it not in self._threads and not it.name.startswith("asyncio_"))
-        return is_connected or self._jobs > 0 or any(it is not threading.current_thread() for it in workers)
+        workers = (
+            thread
+            for thread in threading.enumerate()
+            if thread not in self._threads and not thread.name.startswith("asyncio_")
+        )
+        return is_connected or self._jobs > 0 or any(thread is not threading.current_thread() for thread in workers)
 
     def _describe_asked(self) -> str:
         return f" (being asked: {', '.join(self._asked)})" if self._asked else ""

@@ -96,11 +96,11 @@ class Judge:
 
     def judge(self, placed: PlacedExpectation) -> Verdict:
         """Evaluate an expectation. Those of `mod` must come in the scenario's order."""
-        it = placed.expectation
-        [name] = [name for name in type(it).model_fields if getattr(it, name) is not None]
+        expectation = placed.expectation
+        [name] = [name for name in type(expectation).model_fields if getattr(expectation, name) is not None]
         described = describe_plain(placed.place)
         try:
-            for one in _each_agent(getattr(it, name)):
+            for one in _each_agent(getattr(expectation, name)):
                 getattr(self, f"_{name}")(one)
         except _Wrong as wrong:
             return Verdict(placed.place, described, False, wrong.found, wrong.seqs)
@@ -129,7 +129,7 @@ class Judge:
                 near = self._matching(relaxed)
                 if near and pattern.contains is not None:
                     alike = SequenceMatcher(None, "", self._render(pattern.contains).casefold(), autojunk=False)
-                    near.sort(key=lambda it: -_count_in_a_row(alike, it.text))
+                    near.sort(key=lambda message: -_count_in_a_row(alike, message.text))
                 if near:
                     return near
         return []
@@ -311,8 +311,8 @@ class Judge:
 
     # --- the rest
 
-    def _mod(self, it: ModExpectation) -> None:
-        self._need_value(next(self._values), it)
+    def _mod(self, expect: ModExpectation) -> None:
+        self._need_value(next(self._values), expect)
 
     def _state(self, expect: StateExpectation) -> None:
         if expect.changed is not None:

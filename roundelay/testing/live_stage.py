@@ -107,7 +107,7 @@ class LiveStage:
         token = hmac.new(owner.encode(), f"scenario/{participant}/{kind}/{is_operator}".encode(), "sha256").hexdigest()
         args = {"agent_id": participant, "kind": kind, "token_hash": hash_token(token), "operator": is_operator}
         listed = await list_tokens(self._client)
-        if not any(it["hash"] == hash_token(token)[:12] for it in listed):
+        if not any(entry["hash"] == hash_token(token)[:12] for entry in listed):
             await self._client.call("network.create_token", args)
         return token
 
@@ -135,7 +135,9 @@ class LiveStage:
         raise SimulationError("Connections are cut in a simulation only; run it without --live.")
 
     async def _is_online(self, agent_id: str) -> bool:
-        return any(it["agent_id"] == agent_id for it in await list_participants(self._client, online=True))
+        return any(
+            participant["agent_id"] == agent_id for participant in await list_participants(self._client, online=True)
+        )
 
     async def _start(self, agent_id: str) -> None:
         runner = self.plans[agent_id].make()
@@ -176,8 +178,8 @@ class LiveStage:
             if message.seq in self._settled:
                 continue
             fates = await fetch_fates(self._client.call, message.seq)
-            ours = [it for it in fates if it["agent_id"] in self.plans or it["agent_id"] in self.people]
-            if all([await self._is_done(it) for it in ours]):
+            ours = [fate for fate in fates if fate["agent_id"] in self.plans or fate["agent_id"] in self.people]
+            if all([await self._is_done(fate) for fate in ours]):
                 self._settled.add(message.seq)
             elif not await self._is_held(message):
                 return False
@@ -216,7 +218,7 @@ class LiveStage:
                 if reaction is not None and reaction not in reactions:
                     reactions[reaction] = await self._source.reaction(recipient["agent_id"], reaction)
         first = self.messages[0].seq if self.messages else 0
-        letters = [it for it in await list_dead_letters(self._client) if it["seq"] >= first > 0]
+        letters = [letter for letter in await list_dead_letters(self._client) if letter["seq"] >= first > 0]
         readers = {thread["thread_id"]: thread["readers"] for thread in await list_threads(self._client)}
         return RunRecord(list(self.messages), list(reactions.values()), (), letters, readers, ended_at=system_clock())
 

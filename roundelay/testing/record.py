@@ -67,9 +67,9 @@ class RunRecord:
         if not self.asked:
             holding = {message.seq for message in self.messages if text in message.text}
             found = [
-                (it.agent_id, it.reaction)
-                for it in self.reactions
-                if agent_id in (None, it.agent_id) and holding.intersection(it.manifest)
+                (reaction.agent_id, reaction.reaction)
+                for reaction in self.reactions
+                if agent_id in (None, reaction.agent_id) and holding.intersection(reaction.manifest)
             ]
         return list(dict.fromkeys(found))
 

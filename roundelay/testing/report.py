@@ -38,13 +38,13 @@ def list_failures(result: ScenarioResult) -> list[Failure]:
     """Return the failures of a run, in the order of the file. A step that failed comes alone."""
     scenario = result.scenario
     if result.failure is not None:
-        it = result.failure
+        failure = result.failure
         last = tuple(message.seq for message in result.record.messages[-1:])
-        return [Failure(str(it.place.path), it.place.line, it.what, it.reason, last)]
+        return [Failure(str(failure.place.path), failure.place.line, failure.what, failure.reason, last)]
     failures = [
-        Failure(str(it.place.path), it.place.line, f"expect {it.name}", it.found, it.seqs)
-        for it in result.verdicts
-        if not it.holds
+        Failure(str(verdict.place.path), verdict.place.line, f"expect {verdict.name}", verdict.found, verdict.seqs)
+        for verdict in result.verdicts
+        if not verdict.holds
     ]
     return [*failures, *(Failure(str(scenario.path), 1, "scenario", problem) for problem in result.problems)]
 
@@ -119,7 +119,7 @@ def _run_to_json(result: ScenarioResult) -> dict[str, Any]:
         "command": describe_command(result),
     }
     if failures:
-        value["transcript"] = [it.model_dump(mode="json", exclude_none=True) for it in result.record.messages]
+        value["transcript"] = [message.model_dump(mode="json", exclude_none=True) for message in result.record.messages]
     return value
 
 

@@ -130,7 +130,11 @@ async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
     judge = Judge(record, matcher)
     verdicts = [judge.judge(expected) for expected in scenario.expectations] if failure is None else []
     tapes = [(plan.agent_id, plan.tape_model) for plan in stage.plans.values() if plan.tape_model is not None]
-    broken = {f"the model of {it.agent_id}: {it.misconfigured}": None for it in record.reactions if it.misconfigured}
+    broken = {
+        f"the model of {reaction.agent_id}: {reaction.misconfigured}": None
+        for reaction in record.reactions
+        if reaction.misconfigured
+    }
     problems = [*(problem for _, tape in tapes for problem in tape.problems), *stage.problems(), *broken]
     notes = [
         f"{agent_id} did not ask for all of its tape {tape.name}; turns left: {tape.unplayed}"
@@ -170,8 +174,8 @@ async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task
         raise StepFailed(place, "it was not ready within 60 s", _BEGINNING) from error
     if head.faults is None or not isinstance(stage, SimulatedStage):
         return None
-    it = head.faults
-    plan = FaultPlan(it.drops, it.agent_kills, it.hub_restarts, it.within, it.away)
+    faults = head.faults
+    plan = FaultPlan(faults.drops, faults.agent_kills, faults.hub_restarts, faults.within, faults.away)
     return asyncio.create_task(inject_faults(stage, plan))
 
 

@@ -141,7 +141,7 @@ class SimulatedStage(Simulation):
                 members = state.members(name).items()
                 readers[channel_address(name)] = [agent_id for agent_id, member in members if member.is_in]
             found = await self.hub.ledger.cold("dead", "", 1000)
-            letters = [{"agent_id": it.agent_id, "seq": it.seq, "reason": it.reason} for _, it in found]
+            letters = [{"agent_id": letter.agent_id, "seq": letter.seq, "reason": letter.reason} for _, letter in found]
         for message in self.messages:
             if message.kind == "direct":
                 readers.setdefault(message.thread_id, list(thread_parties(message.thread_id)))

@@ -201,7 +201,7 @@ class Steps:
             named = step.to if isinstance(step.to, list) else [step.to or step.place or ""]
             sent = [await client.send(self._find_address(render(name)), content, **options) for name in named]
         if step.save is not None:
-            saved = [await self._stage.wait_for(_has_seq(it.seq), 60) for it in sent]
+            saved = [await self._stage.wait_for(_has_seq(message.seq), 60) for message in sent]
             self._variables.values[step.save] = saved if isinstance(step.to, list) else saved[0]
 
     def _find_saved(self, name: str) -> AnyMessage:
