@@ -111,6 +111,7 @@ class BatchWriter:
         while True:
             await self._pending.has_work.wait()
             self._pending.has_work.clear()
+            # Before the next batch: a commit to a ledger that is known to fail would only fail too.
             if self._reported_error is not None:
                 await self._recover(self._reported_error)
             batch = self._intake.take_batch()
@@ -187,6 +188,7 @@ class BatchWriter:
                 outcome = refuse_after_defect(entry, quote)
             batch.outcomes.append((entry, outcome))
             draft.apply_outcome(outcome)
+            # The ledger does not know these rows yet, so a repeat or a reply within the batch finds them here.
             for row in outcome.rows:
                 if row.key:
                     facts.stored[row.actor, row.key] = row
@@ -205,6 +207,7 @@ class BatchWriter:
         started_s = time.perf_counter()
         try:
             if rows or writes:
+                # From here on a failure leaves it open whether the ledger stored the batch.
                 batch.is_appending = True
                 await self._ledger.append(rows, writes)
         except KeyTaken:  # the guess was wrong: an entry repeats what is stored
@@ -267,6 +270,7 @@ class BatchWriter:
         has_lost_leadership = isinstance(cause, LeadershipLost)
         if not has_lost_leadership:  # which is no failure, and was logged by the ledger
             self._ledger_errors.record(cause)
+        # End every session: no answer and no delivery may rest on a commit whose outcome is unknown.
         self._registry.counts["recoveries"] += 1
         self._registry.end_all(
             format_lost_leadership(cause.leader) if isinstance(cause, LeadershipLost) else LEDGER_FAILED

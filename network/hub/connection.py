@@ -133,6 +133,7 @@ class HubConnection(ServerConnection):
     def end(self, code: int, reason: str) -> None:
         """Send a close frame, and cut the connection if the peer does not answer it in time."""
         if self.protocol.state is _OPEN:
+            # A close reason has at most 123 bytes (RFC 6455, 5.5).
             self.protocol.send_close(code, reason.encode()[:120].decode(errors="ignore"))
             self._flush_protocol()
         self._holds = frozenset()

@@ -199,7 +199,7 @@ class Hub:
         self.status.draining.set()
         live = [session for session in self.registry.sessions.values() if session.state is LIVE]
         self.registry.notice(live, "draining", None, {"reason": why})
-        self._intake.is_closed = True
+        self._intake.is_closed = True  # before the last entry, so that nothing comes after it
         # The last entry also wakes the writer, which ends when nothing is pending.
         self._pending.add(self._maintenance.collect_handled())
         if self._writer_task is not None:
@@ -248,6 +248,7 @@ class Hub:
         """Remove a session after its connection ended. Idempotent."""
         was_live = session.state is LIVE
         self.registry.leave(session)
+        # Only a reactor that vanished counts as lost. A goodbye, or an end that the hub decided, sets `said_bye`.
         if was_live and not session.said_bye and session.is_reactor and not self.is_draining:
             self._pending.add(SessionLost(session.live_origin()))
 

@@ -168,6 +168,7 @@ class LiveHubView:
         mailbox = self._registry.participants.find_mailbox(agent_id)
         if mailbox is not None:
             mailbox.delivered = max(mailbox.delivered, up_to)
+            # What was given just now is on another attempt: its timer must not deliver it a second time.
             mailbox.awaiting_retry.difference_update(given or ())
             if given is not None:
                 mailbox.compact_to(up_to, given)

@@ -127,7 +127,7 @@ class Intake:
 
     def receive(self, session: Session, data: bytes) -> None:
         """Handle one text message, which is valid UTF-8."""
-        if self.is_closed or session.said_bye:
+        if self.is_closed or session.said_bye:  # nobody would get an answer
             return
         origin = session.origin
         if origin is None:
@@ -177,6 +177,7 @@ class Intake:
         session.send_rate = send_rate
         if send_rate.is_paused:
             session.pause_reading(PauseReason.RATE)
+        # Handle these before reading on, so that frames keep their order.
         early_frames, session.early_frames = session.early_frames, []
         for data in early_frames:
             self.receive(session, data)

@@ -58,7 +58,7 @@ class PendingEntries:
     def add(self, entry: Entry, size: int = 0, extra_cost: int = 0) -> None:
         """Add an entry. ``size`` is the size of its frame; ``extra_cost`` is further work, in bytes that would cost as
         much."""
-        if not self.bytes:
+        if not self.bytes:  # while anything is left, the writer keeps itself awake
             self.has_work.set()
         size += ENTRY_BYTES
         self._entries.append(entry)

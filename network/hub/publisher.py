@@ -107,6 +107,7 @@ class Publisher:
                         registry.write(session, effect.data)
                 else:
                     self._perform(effect)
+        # There was no await since the merge, so no session can have gone live without these messages.
         registry.recent.add(messages)
         registry.counts["messages"] += len(messages)
         if log.isEnabledFor(logging.DEBUG):

@@ -35,6 +35,7 @@ class ByteBudget:
         """Children that wait and may fit into their own bound, in turn."""
 
     def fits(self, size: int) -> bool:
+        # A read beyond the bound may run alone: otherwise it would wait forever.
         return not self.used or self.used + size <= self.limit
 
     def add(self, size: int) -> None:

@@ -64,6 +64,7 @@ def plan_trim(retain: Retain, registry: SessionRegistry, now: int) -> Trim:
         messages_before=None if retain.days is None else now - retain.days * DAY_MS,
         records_before=None if retain.record_days is None else now - retain.record_days * DAY_MS,
         max_bytes=retain.bytes,
+        # Without pins everything stored may go, by age and size.
         pinned=min(_find_pins(registry, now), default=registry.state.head + 1),
     )
 

@@ -184,7 +184,7 @@ class SessionRegistry:
         """Write what is queued, then close the connection with this code."""
         self.flush_session(session)
         session.connection.end(code, reason)
-        session.said_bye = True
+        session.said_bye = True  # the hub ended it: its reactor is not lost
         self.leave(session, code)
 
     def refuse(self, session: Session, code: int, error: RoundelayError | None) -> None:
@@ -314,6 +314,7 @@ class SessionRegistry:
         answers, and start paging for one that is behind."""
         connection, outbox = session.connection, session.outbox
         while not connection.is_paused and session.state is not SessionState.CLOSED:
+            # One result per round, and only when the connection has taken everything before: it may have megabytes.
             has_written_result = session.reads is not None and self._write_next_result(session, session.reads)
             if session.is_inbox_changed:
                 session.is_inbox_changed = False
@@ -330,6 +331,7 @@ class SessionRegistry:
         if session.state is not LIVE:
             return
         if connection.is_paused and PauseReason.ANSWERS not in session.pauses:
+            # Answers cannot be dropped and read again, so the client must not be able to ask for more of them.
             if sum(map(len, session.outgoing)) > self._limits.session_queue_bytes:
                 session.pause_reading(PauseReason.ANSWERS)
         elif session.pauses and not connection.is_paused:
