@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import codecs
 import signal
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding
@@ -21,16 +20,16 @@ from textual.drivers import linux_driver
 from textual.widgets import Static
 from textual.worker import Worker
 
-from roundelay.display.text import display_width, fit_start, sanitize, sanitize_json
+from roundelay.display.text import display_width, fit_start, sanitize
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError
 from roundelay.network.platforms import handle_signals
-from roundelay.runs.approvals import check_arguments, find_message, read_arguments
-from roundelay.terminal.actions import check_place, decide_request, enter_place, resume
+from roundelay.runs.approvals import find_message
+from roundelay.terminal.actions import check_place, enter_place
 from roundelay.terminal.activity_lines import describe_active
-from roundelay.terminal.places import Place
-from roundelay.tui.desk import Desk, InboxItem, Part, tell_here
-from roundelay.tui.dialogs import Ask, Choose, GoTo, Help
+from roundelay.tui.actions import PersonActions
+from roundelay.tui.desk import Desk, Part, tell_here
+from roundelay.tui.dialogs import Choose, GoTo, Help
 from roundelay.tui.explanations import CostPane, WhyPane
 from roundelay.tui.parts import KeyLine, Pane
 from roundelay.tui.thread import ThreadPane
@@ -42,7 +41,6 @@ MAX_STACK = 12
 """Maximum number of views that Esc goes back through."""
 DRAW_EVERY_S = 0.05
 """Minimum time between two drawings of others' activity."""
-TYPING_SENT_EVERY_S = 3.0
 VIEWS: dict[str, type[Pane]] = {
     "inbox": InboxPane,
     "threads": ThreadsPane,
@@ -108,7 +106,7 @@ class RoundelayTerminal(App[None]):
         self._to = to
         self._stale: set[Part] = set()
         self._is_due = False
-        self._typing_sent_at = 0.0
+        self.actions = PersonActions(self, self.desk)
 
     # --- what is on the screen
 
@@ -303,76 +301,3 @@ class RoundelayTerminal(App[None]):
         message = await find_message(self.desk.client, seq)
         self.desk.handle_message(message)
         self._take_message(message)
-
-    def decide(self, word: str, seq: int, scope: str) -> None:
-        """Decide on a request. Ask the person for a reason or for other arguments if needed."""
-
-        def answer(text: str | None) -> None:
-            if text is not None:
-                self.work(self.send_decision, seq, f"/{word} {text}".strip())
-
-        match word:
-            case "deny":
-                self.push_screen(Ask(f"Deny #{seq}. The reason, if you like:"), answer)
-            case "edit":
-                self.work(self._ask_arguments, seq, answer)
-            case _:
-                answer(scope)
-
-    async def _ask_arguments(self, seq: int, answer: Any) -> None:
-        told = read_arguments(await find_message(self.desk.client, seq))
-        self.push_screen(
-            Ask(f"The arguments for {sanitize(told['tool'])}, as JSON:", sanitize_json(told["arguments"])), answer
-        )
-
-    async def send_decision(self, seq: int, decision: str) -> None:
-        """Send ``/approve ...``, ``/deny ...`` or ``/edit ...``. Raises `RoundelayError`."""
-        if decision.startswith("/edit"):
-            check_arguments(decision.removeprefix("/edit").strip())
-        sent: list[int] = []
-        client, under_way = self.desk.client, self.desk.activity
-        await decide_request(client, under_way, seq, decision, lambda _, stored: sent.append(stored.seq))
-        self.desk.show_line(f"#{seq} is decided: {decision.split()[0].removeprefix('/')}.")
-        for it in sent:
-            await self.show_sent(it)
-
-    def let_go_on(self, item: InboxItem) -> None:
-        """Resume what an inbox item says has stopped. A dead letter is delivered again."""
-        if item.kind == "dead_letter":
-            self.work(self._deliver_again, item)
-        elif item.kind in ("stopped", "budget"):
-            self.work(self._resume_item, item)
-
-    async def _deliver_again(self, item: InboxItem) -> None:
-        args = {"seq": item.seq, **({"agent_id": item.agent_id} if item.agent_id else {})}
-        await self.desk.client.call("network.retry_dead_letter", args)
-        self.desk.show_line(f"#{item.seq} is delivered again.")
-        self.desk.remove_item(item)
-
-    async def _resume_item(self, item: InboxItem) -> None:
-        await self.resume(str(item.root) if item.root is not None else item.agent_id)
-        self.desk.remove_item(item)
-
-    async def resume(self, what: str) -> None:
-        """Resume a conversation, named by the seq of its root, or an agent. Raises `RoundelayError`."""
-        self.desk.show_line(await resume(self.desk.client, what))
-
-    def toggle_mark(self, thread_id: str, name: str) -> None:
-        row = self.desk.threads.get(thread_id)
-        if row is not None:
-            self.work(partial(self.desk.set_read_state, thread_id, **{name: not getattr(row, name)}))
-
-    def name_thread(self, thread_id: str) -> None:
-        def name(title: str | None) -> None:
-            if title is not None:
-                self.work(partial(self.desk.set_read_state, thread_id, title=title.strip()))
-
-        row = self.desk.threads.get(thread_id)
-        self.push_screen(Ask("What you call this thread:", row.title if row is not None else ""), name)
-
-    def tell_typing(self, place: Place) -> None:
-        """Signal the readers of a place that this person is typing."""
-        now = time.monotonic()
-        if place.thread_id in self.desk.threads and now - self._typing_sent_at >= TYPING_SENT_EVERY_S:
-            self._typing_sent_at = now
-            self.work(partial(self.desk.client.signal, "typing", {}, thread_id=place.thread_id))

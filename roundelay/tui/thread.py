@@ -299,7 +299,7 @@ class ThreadPane(Pane):
                 return
             decision = read_yes_or_no(desk.activity, self.thread_id, text) if reply is None else None
             if decision is not None:
-                await self.terminal.send_decision(decision[1], f"/{decision[0]}")
+                await self.terminal.actions.send_decision(decision[1], f"/{decision[0]}")
                 return
             if reply is not None:
                 stored = await desk.client.reply(reply, text)
@@ -349,7 +349,7 @@ class ThreadPane(Pane):
     def on_text_area_changed(self) -> None:
         self._keep_draft()
         if self.composer.text and self.place is not None:
-            self.terminal.tell_typing(self.place)
+            self.terminal.actions.send_typing(self.place)
 
     @property
     def chosen(self) -> AnyMessage | None:
@@ -395,9 +395,9 @@ class ThreadPane(Pane):
         """Decide on the selected request, or on the one that waits here."""
         waiting = [it.seq for it in self.desk.activity.list_own_requests(self.thread_id)]
         if self.chosen is not None and read_request(self.chosen) is not None:
-            self.terminal.decide(word, self.chosen.seq, scope)
+            self.terminal.actions.decide(word, self.chosen.seq, scope)
         elif len(waiting) == 1:
-            self.terminal.decide(word, waiting[0], scope)
+            self.terminal.actions.decide(word, waiting[0], scope)
         else:
             self.desk.show_hint("Several calls wait here: select one by j and k." if waiting else "No call waits here.")
 
@@ -432,7 +432,7 @@ class ThreadPane(Pane):
             self.terminal.work(self.desk.read_all, self.thread_id)
 
     def action_mark(self, name: str) -> None:
-        self.terminal.toggle_mark(self.thread_id, name)
+        self.terminal.actions.toggle_read_state(self.thread_id, name)
 
     def action_name(self) -> None:
-        self.terminal.name_thread(self.thread_id)
+        self.terminal.actions.name_thread(self.thread_id)

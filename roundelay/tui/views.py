@@ -90,7 +90,7 @@ class InboxPane(Pane):
 
     def action_decide(self, word: str, scope: str) -> None:
         if (item := self.item) is not None and item.kind == "approval":
-            self.terminal.decide(word, item.seq, scope)
+            self.terminal.actions.decide(word, item.seq, scope)
 
     def action_dismiss(self) -> None:
         if (item := self.item) is not None:
@@ -98,7 +98,7 @@ class InboxPane(Pane):
 
     def action_go_on(self) -> None:
         if (item := self.item) is not None:
-            self.terminal.let_go_on(item)
+            self.terminal.actions.resume_item(item)
 
 
 class ThreadsPane(Pane):
@@ -166,11 +166,11 @@ class ThreadsPane(Pane):
 
     def action_mark(self, name: str) -> None:
         if (thread_id := self.thread_id) is not None:
-            self.terminal.toggle_mark(thread_id, name)
+            self.terminal.actions.toggle_read_state(thread_id, name)
 
     def action_name(self) -> None:
         if (thread_id := self.thread_id) is not None:
-            self.terminal.name_thread(thread_id)
+            self.terminal.actions.name_thread(thread_id)
 
 
 class AgentsPane(Pane):
@@ -239,7 +239,7 @@ class AgentsPane(Pane):
 
     def action_go_on(self) -> None:
         if (agent := self.agent) is not None:
-            self.terminal.work(self.terminal.resume, str(agent["agent_id"]))
+            self.terminal.work(self.terminal.actions.resume, str(agent["agent_id"]))
 
 
 @dataclass(frozen=True, slots=True)
