@@ -92,7 +92,7 @@ async def fill(made: ReplicatedLedger, *seqs: int) -> None:
     [
         ("nats://127.0.0.1:4222", "ends with the name of its stream"),
         ("nats://127.0.0.1:4222/a.b", "ends with the name of its stream"),
-        ("http://127.0.0.1/lab", "is named as nats://"),
+        ("http://127.0.0.1/lab", "is nats://USER"),
         ("nats://127.0.0.1:4222/lab?replicas=2", "replicas .* is 1, 3 or 5"),
         ("nats://127.0.0.1:4222/lab?replicas=x", "replicas .* is 1, 3 or 5"),
         ("nats://127.0.0.1:4222/lab?speed=9", "no option 'speed'"),
@@ -102,7 +102,7 @@ async def fill(made: ReplicatedLedger, *seqs: int) -> None:
         ("nats://a:1/lab?replicas=1&replicas=3", "replicas twice"),
         ("nats://a:1/lab?max_bytes=99999999999999999999", "max_bytes"),
         *[
-            (url, "in a user or a password @ is written %40")
+            (url, "In a user or a password write @ as %40")
             for url in (
                 "nats://[::1/lab", "nats://[bad]:1/lab", "nats://a:99999/lab", "nats://a:0/lab", "nats://a:b/lab",
                 "nats://a:1,,b:2/lab", "nats://me:hush@/lab", "nats://a b:1/lab", " nats://a:1/lab", "nats://a:1\n/lab",
