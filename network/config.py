@@ -141,8 +141,8 @@ _Addressee = Annotated[str, AfterValidator(_check_addressee)]
 
 
 class Role(Settings):
-    """Permissions of one role. Whatever none of a participant's roles allows is denied (`rights`). A ``*`` in a
-    pattern matches anything."""
+    """Permissions of one role. A participant may do only what one of its roles allows (`rights`). A ``*`` in a pattern
+    matches anything."""
 
     ids: tuple[_Pattern, ...] = ()
     kinds: tuple[Literal["agent", "human", "service"], ...] = ()

@@ -1,1 +1,1 @@
-"""What the network decides: pure rules over the state. No IO, no clock, no chance."""
+"""Decisions of the network: pure rules over the state. No IO, no clock, no randomness."""

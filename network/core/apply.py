@@ -158,6 +158,7 @@ def _run_hooks(rules: Rules, state: State, facts: Facts, entry: Send, sent: Outc
     change = ChangeSet(rules, state, facts, entry.origin)
     [row] = sent.rows
     change.add_row(row, sent.writes)
+    # Hooks run on the message's own draft, so a hook that raises refuses the message as well.
     change.run_apply_hooks([row])
     change.count_stored()
     return change.outcome(*sent.effects)

@@ -53,6 +53,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
     # Operators repair what others cannot, including the effects of an exhausted quota.
     is_bounded = not (origin.is_operator and change.mod_id == "network")
     change.count_stored(len(bytes(result)) + ROW_BYTES, is_bounded=is_bounded)
+    # The row's key outlives the stored result, so a repeat after 24 hours is still not performed twice.
     change.set_call_key(call_keys(entry), entry.digest)
     change.set_value("call", key, CallResult(entry.digest, state.stamp, result))
     return change.outcome(_result(entry, result))

@@ -74,7 +74,7 @@ log = logging.getLogger(__name__)
 
 
 def _find_payer(cause: MessageHead) -> str:
-    """Return for whom a mod answers: the sender of the cause, or the participant to whom the mod wrote in it."""
+    """Return the participant that a mod answers: the sender of the cause, or the recipient of the mod's own message."""
     return parties(cause)[0] if cause.kind == "mod" else cause.sender_id
 
 

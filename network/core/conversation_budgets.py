@@ -72,6 +72,7 @@ def charge_budget(
     parties. Raises `BudgetExceeded`."""
     most = limits.max_root_messages + budget.extra_messages
     most_hops = limits.max_hops + budget.extra_hops
+    # Check before counting: a refused message must not use up budget.
     if budget.messages >= most:
         raise _stop(budget, head, "max_root_messages", "messages", f"has used its {most} messages")
     if head.hops > most_hops:

@@ -168,6 +168,8 @@ def count_failure(
             "attempt", key, Attempt(failures, stamp + delay_ms, reason, before is not None and before.is_revived)
         )
         return failures
+    # Close its open reactions, so that no restarted process resumes them. One that still finishes withdraws the dead
+    # letter (`withdraw_dead_letter`).
     open_reactions = {it.reaction: key for key, it in change.state.reactions_to(agent_id, seq).items()}
     for reaction, reaction_key in open_reactions.items():
         change.set_value("reaction", reaction_key, None)

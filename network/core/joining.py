@@ -90,6 +90,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     shown = hello.fence if is_reactor and hello.fence is not UNSET else None
     if shown is not None and shown < newest and not _lost_its_welcome(participant, shown, entry):
         return Outcome(effects=(RefuseSession(entry.session_id, 4409, None),))
+    # A token above the newest one belongs to a ledger that was lost or replaced.
     if shown is not None and shown > newest:
         raise Forbidden(f"The fence {shown} was never given out. The newest is {newest}. Join without a fence.")
     fence = newest + 1 if is_reactor else None
@@ -115,6 +116,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
             count_lost_reactions(change, participant)
             counted = change.state.participant(hello.agent_id)  # a new dead letter changes the agent's fault
             updated = msgspec.structs.replace(updated, fault=participant.fault if counted is None else counted.fault)
+        # The life is the first token of a process, so that a reconnect does not look like a new process.
         life = participant.life if is_same else fence
         updated = msgspec.structs.replace(
             updated, fence=fence, fence_shown=shown, instance=instance, life=life, is_lost=False

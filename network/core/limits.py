@@ -86,7 +86,7 @@ class Allowance(Struct, frozen=True):
 
 
 class Quotas:
-    """Allowances of all participants: the ``default``, and those with values of their own."""
+    """Allowances of all participants: the ``default``, and exceptions by id."""
 
     def __init__(self, limits: Limits, own: Mapping[str, Quota]) -> None:
         self._names = tuple(Quota.model_fields)
@@ -120,7 +120,7 @@ def _allow(numbers: Mapping[str, int]) -> Allowance:
 #   0 . . . . . | step . . . . . | step . . . . . | ...      bytes_per_day
 #                     ^ bytes     ^ next_bytes
 #
-# A message that stays below `next_bytes`, on the same day, changes `bytes` only. One that reaches it is checked against
+# A message that stays below `next_bytes`, on the same day, changes `bytes` only. A message that reaches it is checked against
 # the quota, and the sum is stored. `next_bytes` belongs to another day, or is 0, before the first message of a day and
 # after a start.
 

@@ -50,10 +50,10 @@ class Incoming(Struct, frozen=True):
 
 
 class Change(Protocol):
-    """What synchronous hooks and operations may do. All of it is stored in one commit, or none of it. `ChangeSet`
+    """Actions of synchronous hooks and operations. All of them are stored in one commit, or none. `ChangeSet`
     implements it.
 
-    Its methods raise `RequestError`. Whatever they raise is the caller's answer, and nothing has changed then.
+    Its methods raise `RequestError`. The caller gets every error that they raise, and nothing has changed then.
     """
 
     origin: Origin

@@ -20,7 +20,7 @@ from .tables import Question, TableWrite
 from .visibility import is_recipient
 
 MAX_ASKED = 64
-"""Maximum number of people whom one message asks. Further names get no entry."""
+"""Maximum number of people for whom one message is stored as a question."""
 EVICTION_SHARE = 10
 """One question in ten, the oldest, is evicted at once when a person has too many."""
 

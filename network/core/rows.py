@@ -33,7 +33,7 @@ class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredKey(Struct, frozen=True, gc=False):
-    """What is stored under an idempotency key: enough to tell a repeat from a conflict. `Row` adds the rest."""
+    """Facts stored under an idempotency key: enough to tell a repeat from a conflict. `Row` adds the rest."""
 
     seq: int
     stream: str = ""

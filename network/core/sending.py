@@ -134,8 +134,7 @@ def check_session(state: State, origin: Origin) -> None:
     """Raise `Forbidden` unless the session may still write: the participant is present, its token was not revoked
     since the join, and, for a reactor, no newer session has taken over.
 
-    Entries that wait for their batch are checked too. Once a session was told that it is over, nothing more of it is
-    stored.
+    Entries that wait for their batch are checked too. After the hub has ended a session, nothing more of it is stored.
     """
     # Fencing tokens of one agent; each reactor session that joins gets the next number, in `apply_join`:
     #
@@ -150,6 +149,7 @@ def check_session(state: State, origin: Origin) -> None:
     participant = state.everyone.get(origin.agent_id)
     if participant is None or participant.removed_seq is not None:
         raise Forbidden(f"{origin.agent_id} was removed from this network.")
+    # Sessions that joined before the revocation are over, even if their close has not reached them yet.
     if origin.joined_at < participant.cut_seq:
         raise Forbidden(f"The token of {origin.agent_id} was revoked.")
     if origin.token and (token := state.get("token", origin.token)) is not None and token.revoked:
@@ -199,10 +199,13 @@ def write_message(
     if cause is not None:
         addressed = (*_named(state, frame), *((name,) if address_kind == "agent" else ()))
         writes.append(charge_message(limits, state, facts, head, cause, sender, addressed))
+        # No person reads this thread, so keep the audience of the cause. Otherwise text for one person would become
+        # readable for others by passing through programs.
         if not has_people(state, head):
             head = msgspec.structs.replace(head, label=cause.label)
     else:
         if origin.kind == "agent" or (origin.kind == "human" and sends_like_program(limits, bucket, stamp)):
+            # Count only if something arrived since the last counted answer: an agent that just sends is not answering.
             heard, last = state.recent_messages, bucket.answer_count.last
             if heard.delivered.get(sender, 0) > last or (
                 heard.newest > last and has_unanswered_news(state, sender, last)
@@ -312,7 +315,7 @@ def mod_message(
 
 
 def _named(state: State, frame: SendFrame) -> tuple[str, ...]:
-    """Return the participants from whom a message requires a response by name."""
+    """Return the participants that ``requires_response`` names."""
     required = frame.requires_response
     return tuple(name for name in required if state.participant(name) is not None) if isinstance(required, list) else ()
 

@@ -281,6 +281,7 @@ class State:
             name, value = write.table, write.value
             if name not in VOLATILE_TABLES:
                 self._update_indexes(write)
+            # The bottom level deletes. A draft keeps None, which hides the value of its parent.
             if value is None and self._parent is None:
                 self.tables[name].pop(write.key, None)
             else:
@@ -295,6 +296,7 @@ class State:
 
     def merge(self, draft: State) -> None:
         """Take over a draft of this state: step 8, after the commit. Cold tables stay in the ledger alone."""
+        # Apply only the last value of each key: intermediate values of the batch were never stored.
         self.apply_writes(write for write in draft.durable_writes.values() if write.table not in COLD_TABLES)
         for name in VOLATILE_TABLES:
             self.tables[name].update(draft.tables[name])
@@ -314,6 +316,7 @@ class State:
                 insort(keys, key)
         if self._parent is not None:
             self.durable_writes[name, key] = write
+            # Few batches change a participant. Until then lookups use the plain dict, which is faster than a ChainMap.
             if name == "participant" and self.everyone is self._parent.everyone:
                 self.everyone = ChainMap(self.tables[name], self.everyone)  # type: ignore[arg-type]
             elif name == "hold" and self.takeovers is self._parent.takeovers:

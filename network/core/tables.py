@@ -117,8 +117,8 @@ class Login(Struct, frozen=True):
 
 
 Access: TypeAlias = Literal["open", "invite", "closed"]
-"""Who may join a channel: everybody (open) or invited participants (invite). A closed channel is hidden from others
-too."""
+"""Rule for joining a channel: everybody (open) or invited participants (invite). A closed channel is hidden from
+others too."""
 History: TypeAlias = Literal["since_join", "members"]
 
 
@@ -272,10 +272,8 @@ class CallWait(Struct, frozen=True, omit_defaults=True):
     """Ids of the people who may decide; None: every reader of the request, and operators."""
 
     with_operators: bool = False
-    """Whether operators may decide beside ``deciders``."""
 
     voters: tuple[str, ...] = ()
-    """People who have approved, where one approval is not enough."""
 
     def find_request(self, agent_id: str) -> int | None:
         """Return the seq of the message that asks this person: the person's own copy, or the request."""
@@ -312,7 +310,6 @@ class OpenReaction(Struct, frozen=True):
     """Calls that have started and have no result, and whether each one waits for somebody (`call_progress`)."""
 
     awaits: dict[str, CallWait] = {}
-    """The wait of each waiting call."""
 
     at: int = 0
     """Start time in ms; 0 in databases of older releases."""
@@ -419,10 +416,8 @@ class ConversationBudget(Struct, frozen=True, omit_defaults=True):
     """Threads whose readers were notified that the budget is exceeded."""
 
     spent: dict[str, TokenUsage] = {}
-    """Tokens reported by its reactions, by model."""
 
     resumed: int = 0
-    """Number of times the conversation was resumed."""
 
     began_by: str = ""
     """Sender of the root; empty if unknown because an earlier budget was damaged."""
@@ -431,13 +426,13 @@ class ConversationBudget(Struct, frozen=True, omit_defaults=True):
     """First parties: the root's sender, and the participants that the root names."""
 
     parties: dict[str, int] = {}
-    """Messages sent by each party: a first party, or a participant whom a party addressed."""
+    """Number of messages of each party."""
 
     others: dict[str, int] = {}
     """Messages sent by each participant who is no party."""
 
     claims: dict[str, dict[str, TokenUsage]] = {}
-    """Tokens that each agent's records report for this conversation, by model."""
+    """Tokens that each agent's records report, by model."""
 
     told: tuple[str, ...] = ()
     """Limits that stopped it since it was last resumed. The sender of the root was notified once for each."""

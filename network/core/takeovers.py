@@ -1,11 +1,11 @@
 """Takeovers: a person controls a thread, and its agents do not answer there until the takeover ends.
 
 This module decides what a taken-over thread refuses: `sending` asks before a message, `reactions` before a
-``started``. Who may start and end a takeover is in `takeover_control`. The operations ``network.take`` and
+``started``. `takeover_control` decides who may start and end one. The operations ``network.take`` and
 ``network.give`` (`conversation`) change the table. Pure.
 """
 
-# What one takeover refuses. A reaction is placed by the seq of its `started`, and a message of an agent by the open
+# Refusals of one takeover. A reaction is placed by the seq of its `started`, and a message of an agent by the open
 # reaction to its cause:
 #
 #   log of the thread   10 question   11 started   12 taken   13 note   14 given   15 started   16 answer

@@ -34,8 +34,8 @@ MAX_MODEL_CHARS = 128
 
 
 MAX_CLAIMANTS, MAX_MODELS_EACH = 64, 4
-"""Maximum number of agents with a sum of their own in one conversation, and of models in each. Others count only in
-the total."""
+"""Maximum number of agents with separate sums in one conversation, and of models in each sum. Others count only in the
+total."""
 
 
 _Tokens = Annotated[int, Meta(ge=0, le=10**12)]
@@ -73,8 +73,8 @@ _parse_body = parser_of(_UsageBody)
 
 
 def parse_usage(kind: str, body: bytes) -> Mapping[str, TokenUsage] | None:
-    """Return the tokens that a record reports, by model; "" stands for an unnamed model. None if there are none, or
-    the body has another shape."""
+    """Return the tokens that a record reports, by model; the empty name stands for an unnamed model. None without
+    tokens, or for a body of another shape."""
     report = _parse_body(body)
     if report is None:
         return None

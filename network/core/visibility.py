@@ -1,4 +1,4 @@
-"""Who may read a message, who receives it, and which messages may enter a prompt.
+"""Visibility of messages: their readers, their recipients, and the prompts that they may enter.
 
 Pure rules over the state and message heads. Delivery, history, resume and prompts all use them, so they cannot
 disagree. docs/protocol.md describes the rules ("Addresses, threads, membership"). The *audience* of a message is the
@@ -75,7 +75,7 @@ def broadcast_readers(head: MessageHead) -> tuple[int, Set[str]]:
 
 
 def recipients(state: State, head: MessageHead) -> Iterator[str]:
-    """Yield everyone to whom a message is delivered, without its sender, in no order."""
+    """Yield all recipients of a message without its sender, in no order."""
     match head.kind:
         case "broadcast":
             before, excluded = broadcast_readers(head)

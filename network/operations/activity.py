@@ -1,5 +1,4 @@
-"""What an agent does, as the hub knows it: from its sessions, its open reactions, and what their records say they wait
-for.
+"""Activity of agents as the hub knows it: from sessions, open reactions, and the waits that records report.
 
 People and operators see it (`list_agents`), for reactions to messages that they may read. Agents do not: they could
 pass on in their answers what they learned of others' work.

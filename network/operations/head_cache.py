@@ -2,8 +2,8 @@
 
 `network.window` runs at every reaction and looks back thousands of messages. It decides here, by heads that were read
 once, and reads only the rows that it shows. Each call reads the heads that are new since the last one, so its cost
-does not grow with an agent's history. Heads are facts of the log and never change. Who may read them is decided by the
-state at each call. No rules, no clock.
+does not grow with an agent's history. Heads are facts of the log and never change. The state decides at each call who
+may read them. No rules, no clock.
 """
 
 from __future__ import annotations

@@ -199,4 +199,4 @@ def _read(row: Row) -> MemoryBody | None:
     try:
         return msgspec.json.decode(row.data, type=MemoryBody)
     except msgspec.ValidationError:
-        return None  # anybody can write anything into a record of its own
+        return None  # agents may write any body into their records

@@ -51,7 +51,7 @@ class UsedTokens(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PriceList(Protocol):
-    """Knows the prices of models. Called in a thread of its own, because the first call reads the whole table."""
+    """Knows the prices of models. Called in a worker thread, because the first call reads the whole table."""
 
     @property
     def has_table(self) -> bool: ...
@@ -88,7 +88,7 @@ class ReadPermit(Protocol):
 
 
 class HubView(Protocol):
-    """What a reading operation may ask of the running hub."""
+    """Interface of the running hub for reading operations."""
 
     server: str
     ledger: Ledger

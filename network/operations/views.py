@@ -37,7 +37,7 @@ THREADS_AT_ONCE = 32
 ROWS_AT_ONCE = 16
 """Number of messages that a window reads at once. They may be large."""
 DROPPED = Row(seq=0, at=0, type="message", actor="", data=b"")
-"""Stands for a message that is gone by the time its row is read."""
+"""Placeholder for a message that is gone by the time its row is read."""
 SCANNED_ROWS = 2000
 """Maximum number of rows that one call of `impact` scans. No index holds which message followed from which."""
 
@@ -152,8 +152,8 @@ async def find_message(reading: Reading, seq: int, field: str, view: View | None
 
 
 async def find_audience(reading: Reading, trigger: int | None) -> frozenset[str]:
-    """Return the people and agents for whom the reaction to a message works. A tool may only read what all of them may
-    know. Empty without a trigger, and under ``all``.
+    """Return the participants who may know everything that a tool reads in the reaction to a message. Empty without a
+    trigger, and under ``all``.
 
     Raises `UnknownMessage` for a trigger that the caller may not read.
     """
