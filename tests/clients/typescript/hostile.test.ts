@@ -280,7 +280,7 @@ test("where there is no WebSocket it is said, and what to give instead", async (
   const { WebSocket } = globalThis;
   globalThis.WebSocket = undefined as never;
   try {
-    await assert.rejects(connect({ url: "ws://127.0.0.1:1/", agentId: "ann", token: "t" }), /There is no WebSocket here: .* package ws/);
+    await assert.rejects(connect({ url: "ws://127.0.0.1:1/", agentId: "ann", token: "t" }), /There is no WebSocket here\. .* package ws/);
   } finally {
     globalThis.WebSocket = WebSocket;
   }
