@@ -182,7 +182,7 @@ class TaskPushes:
 
     async def remove(self, push: Push) -> None:
         """Remove a registration. Raises `NotStored`, after which nothing has changed."""
-        self._save_all({key: it for key, it in self._pushes.items() if key != push.key})
+        self._save_all({key: known for key, known in self._pushes.items() if key != push.key})
         await self._tasks.cancel(push.key)
 
     def notify(self, thread_id: str) -> None:
@@ -193,7 +193,7 @@ class TaskPushes:
 
     def _make_room(self, push: Push) -> None:
         """Drop the oldest finished registration if all places are taken. Raises `TooLarge` beyond a limit."""
-        others = [it for it in self._pushes.values() if it.key != push.key]
+        others = [other for other in self._pushes.values() if other.key != push.key]
         if sum(other.key[:3] == push.key[:3] for other in others) >= MAX_OF_TASK:
             raise TooLarge(f"This task has {MAX_OF_TASK} push notifications, the maximum. Delete one.")
         if sum(other.participant == push.participant and other.state == "on" for other in others) >= MAX_OF_CALLER:
@@ -204,7 +204,7 @@ class TaskPushes:
             resting = [other for other in others if other.state != "on"]
             if not resting:
                 raise TooLarge(f"This gateway has {MAX_PUSHES} push notifications, the maximum.")
-            del self._pushes[min(resting, key=lambda it: it.created_at).key]
+            del self._pushes[min(resting, key=lambda other: other.created_at).key]
 
     # --- posting
 

@@ -179,7 +179,7 @@ class TaskRecord:
             artifacts=[self.make_artifact(n, message) for n, message in enumerate(self.results, 1)]
             if with_artifacts
             else [],
-            history=[self.make_message(it) for it in shown],
+            history=[self.make_message(message) for message in shown],
             metadata={"seq": self.messages[-1].seq},
         )
 

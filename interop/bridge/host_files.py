@@ -99,7 +99,10 @@ class JsonFile:
             raise ConfigError(
                 f"{self.path} has a {name} that {NAME} did not write. Rename or remove it, then install again."
             )
-        return {**{key: it for key, it in present.items() if key in value or key not in _ENTRY_KEYS}, **value}
+        return {
+            **{key: present_value for key, present_value in present.items() if key in value or key not in _ENTRY_KEYS},
+            **value,
+        }
 
     def _reach(self, root: dict[str, Any], path: tuple[str, ...], last: Any) -> Any:
         """Return the value at a path. Create it if there is none."""
@@ -121,7 +124,9 @@ class JsonFile:
             place = _find(root, path)
             if isinstance(place, list):
                 rest = [
-                    left for it in place if (left := it if it == keeps.get(path) else _without_ours(it)) is not None
+                    left
+                    for item in place
+                    if (left := item if item == keeps.get(path) else _without_ours(item)) is not None
                 ]
                 dropped += [path] if rest != place else []
                 place[:] = rest

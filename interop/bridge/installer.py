@@ -77,8 +77,8 @@ class FileChange:
 
     def diff(self) -> Iterator[str]:
         """Yield the change as `diff -u` shows it, line by line."""
-        old, new = (_text(it).splitlines() for it in (self.before, self.after))
-        names = [it if content is not None else os.devnull for it, content in self._sides()]
+        old, new = (_text(content).splitlines() for content in (self.before, self.after))
+        names = [side if content is not None else os.devnull for side, content in self._sides()]
         yield from difflib.unified_diff(old, new, names[0], names[1], lineterm="")
 
     def _sides(self) -> list[tuple[str, bytes | None]]:
@@ -202,7 +202,7 @@ def _keep_before(host: Host, change: FileChange, stored: _InstalledFile | None) 
         return stored.before
     before = change.before
     if before is not None:
-        [file] = [it for it in host.make_files(Commands(["roundelay"], {})) if it.path == change.path]
+        [file] = [file for file in host.make_files(Commands(["roundelay"], {})) if file.path == change.path]
         text = _decode(before, change.path)
         rest = file.take_out(text)
         before = before if rest == text else None if rest is None else rest.encode()
@@ -282,5 +282,5 @@ def _load(host: Host, project: Path) -> _Record | None:
 
 def is_waking(host: Host, project: Path) -> bool:
     """Return whether the bridge was installed with waking."""
-    files = (project / it.path for it in host.make_files(Commands(["roundelay"], {})))
+    files = (project / file.path for file in host.make_files(Commands(["roundelay"], {})))
     return any(WAKE.encode() in (_read(file) or b"") for file in files)

@@ -98,12 +98,12 @@ def claim_name(host: Host, project: Path, process: HostProcess) -> str:
     changes nothing then."""
     with _locked(home() / "bridge" / "names.lock"):
         names, place = list_names(), show_path(project)
-        own = [(name, it) for name, it in names.items() if (it.host, it.project) == (host.name, place)]
-        for name, it in own:
-            if (it.pid, it.started) == process:
+        own = [(name, holder) for name, holder in names.items() if (holder.host, holder.project) == (host.name, place)]
+        for name, holder in own:
+            if (holder.pid, holder.started) == process:
                 return name
         free = [name for name, holder in own if not holder.is_running]
-        name = min(free, key=lambda it: (len(it), it)) if free else _make_name(host, project, names)
+        name = min(free, key=lambda name: (len(name), name)) if free else _make_name(host, project, names)
         names[name] = NameHolder(host.name, place, *process, url=names[name].url if name in names else "")
         write_private(home() / "bridge" / "names.json", names)
         return name

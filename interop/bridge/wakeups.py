@@ -159,7 +159,7 @@ async def start_codex_turn(path: Path, project: Path, sentence: str) -> bool | N
         ]
         if not own:
             return None
-        newest = max(own, key=lambda it: it["updatedAt"])
+        newest = max(own, key=lambda thread: thread["updatedAt"])
         if newest["status"]["type"] != "idle":
             return False
         await ask("turn/start", {"threadId": newest["id"], "input": [{"type": "text", "text": sentence}]})

@@ -91,9 +91,9 @@ async def record() -> dict[str, Any]:
         "versions": versions,
         "handshake": {
             "initialize": with_handshake[0]["result"],
-            **{it["id"]: it["result"] for it in with_handshake[1:]},
+            **{answer["id"]: answer["result"] for answer in with_handshake[1:]},
         },
-        "modern": {it["id"]: it["result"] for it in modern},
+        "modern": {answer["id"]: answer["result"] for answer in modern},
     }
     text = json.dumps(recorded).replace(json.dumps(version("roundelay")), '"%VERSION%"')
     result: dict[str, Any] = json.loads(text)

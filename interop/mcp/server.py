@@ -90,7 +90,8 @@ class PlainServer(MCPServer[Any]):
                     raise cause from error
                 case ValidationError() as invalid:
                     problems = "; ".join(
-                        f"{'.'.join(str(part) for part in it['loc'])}: {it['msg']}" for it in invalid.errors()
+                        f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+                        for problem in invalid.errors()
                     )
                     raise ToolError(f"{name} does not accept these arguments. {problems}.") from error
             raise
@@ -316,7 +317,7 @@ async def _wait_for_answer(client: NetworkClient, question: int, agent_id: str, 
     async for message in client.follow(after=question, timeout_s=wait_s):
         if is_answer(message):
             # An agent may answer in several messages: show those that are there by now.
-            others = [it async for it in client.follow(after=message.seq, timeout_s=0) if is_answer(it)]
+            others = [other async for other in client.follow(after=message.seq, timeout_s=0) if is_answer(other)]
             answers = [format_message(other) for other in (message, *others)]
             return "\n".join([OTHERS_WORDS, *answers, "Say ack when you have handled it."])
     return (

@@ -84,7 +84,7 @@ class QuickAnswers:
                 self.opening = message["id"], message
             return result
         meta = params.get("_meta", {})
-        if params.keys() - {"_meta"} or not isinstance(meta, dict) or any(it.startswith(_PREFIX) for it in meta):
+        if params.keys() - {"_meta"} or not isinstance(meta, dict) or any(key.startswith(_PREFIX) for key in meta):
             return None
         if self.is_modern or self.opening is None:
             return None

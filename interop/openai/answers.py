@@ -146,7 +146,7 @@ class Answering:
 def sum_usage(of_root: Mapping[str, Mapping[str, int]]) -> Mapping[str, int] | None:
     """Return the tokens of all models, or None if no model call is recorded."""
     names = ("calls", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
-    total = {name: sum(it.get(name, 0) for it in of_root.values()) for name in names}
+    total = {name: sum(usage.get(name, 0) for usage in of_root.values()) for name in names}
     return total if total["calls"] else None
 
 

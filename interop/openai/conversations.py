@@ -152,9 +152,9 @@ async def list_items(client: NetworkClient, name: str, query: QueryParams) -> di
 
 async def find_item(client: NetworkClient, name: str, item_id: str) -> dict[str, Any]:
     """Return one item. Raises `ApiProblem`."""
-    for it in await _read_items(client, name):
-        if it.id == item_id:
-            return it.show()
+    for item in await _read_items(client, name):
+        if item.id == item_id:
+            return item.show()
     raise ApiProblem(404, f"There is no item {item_id[:80]!r} in this conversation.", code="item_not_found")
 
 
@@ -173,8 +173,8 @@ def show_input(message: AnyMessage) -> ConversationItem:
     if isinstance(new_chars, int) and 0 <= new_chars < len(text):
         text = text[len(text) - new_chars :]
     parts: list[dict[str, Any]] = [{"type": "input_text", "text": text}] if text else []
-    parts += [_show_image(it) for it in _list_objects(content.get("images"))]
-    parts += [_show_file(it) for it in _list_objects(content.get("files"))]
+    parts += [_show_image(image) for image in _list_objects(content.get("images"))]
+    parts += [_show_file(file) for file in _list_objects(content.get("files"))]
     return ConversationItem(f"msg_{message.seq}", "user", parts or [{"type": "input_text", "text": ""}])
 
 
@@ -231,8 +231,8 @@ async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem
     if record is None and not threads:
         raise _unknown(name)
     placed: list[tuple[int, int, ConversationItem]] = []
-    for it in record.messages if record is not None else ():
-        placed += [(it.seq, place, _show_added(it.seq, place, said)) for place, said in enumerate(read_added(it))]
+    for note in record.messages if record is not None else ():
+        placed += [(note.seq, place, _show_added(note.seq, place, said)) for place, said in enumerate(read_added(note))]
     for thread_id in threads:
         answers: dict[int, int] = {}
         for message in await read_whole_thread(client, thread_id):
@@ -240,7 +240,7 @@ async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem
                 answers.setdefault(message.seq, 0)
                 placed.append((message.seq, 0, show_input(message)))
                 continue
-            question = next((it for it in (message.reply_to, message.cause) if it in answers), None)
+            question = next((seq for seq in (message.reply_to, message.cause) if seq in answers), None)
             number = answers[question] if question is not None else 0
             item_id = f"msg_{question}_{number}" if question is not None else f"msg_{message.seq}"
             if question is not None:
@@ -306,7 +306,7 @@ def _show_file(file: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _list_objects(value: object) -> list[dict[str, Any]]:
-    return [it for it in value if isinstance(it, dict)] if isinstance(value, list) else []
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _read_note(message: AnyMessage) -> dict[str, Any]:
@@ -324,9 +324,11 @@ def _read_body(body: object, names: set[str]) -> dict[str, Any]:
         return {}
     if not isinstance(body, dict):
         raise ApiProblem(400, "The body must be a JSON object.")
-    for it in body:
-        if it not in names:
-            raise ApiProblem(400, f"There is no parameter {it[:80]!r} here.", code="unknown_parameter", param=it[:80])
+    for name in body:
+        if name not in names:
+            raise ApiProblem(
+                400, f"There is no parameter {name[:80]!r} here.", code="unknown_parameter", param=name[:80]
+            )
     return body
 
 
@@ -336,8 +338,8 @@ def _read_metadata(value: object) -> dict[str, str]:
     if (
         not isinstance(value, dict)
         or len(value) > MAX_PAIRS
-        or not all(isinstance(it, str) and len(it) <= MAX_VALUE_CHARS for it in value.values())
-        or not all(len(it) <= MAX_KEY_CHARS for it in value)
+        or not all(isinstance(text, str) and len(text) <= MAX_VALUE_CHARS for text in value.values())
+        or not all(len(key) <= MAX_KEY_CHARS for key in value)
     ):
         raise ApiProblem(
             400,
@@ -351,11 +353,15 @@ def _read_metadata(value: object) -> dict[str, str]:
 def _read_added(value: object, *, may_be_empty: bool) -> Sequence[SaidItem]:
     if may_be_empty and value in (None, []):
         return ()
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_ADDED or not all(isinstance(it, dict) for it in value):
+    if (
+        not isinstance(value, list)
+        or not 1 <= len(value) <= MAX_ADDED
+        or not all(isinstance(entry, dict) for entry in value)
+    ):
         raise ApiProblem(400, f"items must be a list of 1 to {MAX_ADDED} items.", param="items")
     items = read_items(value, "items")
-    for number, it in enumerate(items):
-        if not (it.text or it.images or it.files):
+    for number, item in enumerate(items):
+        if not (item.text or item.images or item.files):
             raise ApiProblem(400, f"items[{number}]: the message has no content.", param=f"items[{number}]")
     return items
 
