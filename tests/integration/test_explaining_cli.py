@@ -137,7 +137,7 @@ async def test_who_is_no_operator_sees_its_own_part(told: Run) -> None:
     await invoke("why", str(seq), "--as", "lou", "--token", token, code=1)
     await invoke("impact", str(seq), "--as", "lou", "--token", token, code=1)
     done = await invoke("export", "--as", "lou", "--token", token, code=1)
-    assert "for operators" in done.err
+    assert "Only operators may call" in done.err
     markdown = await invoke("export", "--format", "markdown", "--as", "lou", "--token", token)
     assert "40 EUR" not in markdown.out
 
