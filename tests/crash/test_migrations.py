@@ -315,7 +315,7 @@ def _where(db: Path) -> tuple[list[Any], list[Any]]:
     """Return the keys and places of all rows by the index tables."""
     with closing(sqlite3.connect(db)) as connection:
         return (
-            connection.execute(f"{queries.KEYED} ORDER BY 1, 2").fetchall(),
+            connection.execute(f"{queries.KEYS} ORDER BY 1, 2").fetchall(),
             connection.execute("SELECT place, seq FROM place ORDER BY 1, 2").fetchall(),
         )
 
