@@ -79,7 +79,7 @@ async def test_a_mod_beside_the_nodes_file_is_called_from_the_command_line(
         ("polls:id", "id = 7", ("is a int",)),
         ("polls:Polls", "import no_such_package", ("failed to load", "no_such_package")),
         ("polls:Polls", "class Polls: pass", ("failed to load",)),
-        ("../polls:Polls", POLLS, ("is no import path",)),
+        ("../polls:Polls", POLLS, ("is not an import path",)),
     ],
 )
 @pytest.mark.usefixtures("real_processes")
