@@ -130,6 +130,7 @@ class CallApproval:
             arguments = self.planned.tool.parse(approval.arguments)
         except ToolArgumentsError as error:  # the tool has changed since the decision
             raise NotApproved(f"{approval.by} changed the arguments, and they do not fit. {error}") from error
+        # Write the arguments as the model would, so that history and records show the call that really ran.
         written = json.dumps(json.loads(approval.arguments), ensure_ascii=False)
         return replace(self.planned, arguments=arguments, call=replace(self.planned.call, arguments=written))
 
@@ -173,6 +174,8 @@ class CallApproval:
             readers = await find_people(self.journal.client, self._trigger)
             standing = await self._find_standing(approvers, readers)
             if standing is not None:
+                # Record it like a fresh decision: if the standing approval is withdrawn, a resumed call must not ask
+                # again.
                 await self.journal.record_approval(*self._place, standing)
                 return standing
             wait = await self._ask(approvers, readers)
@@ -184,6 +187,7 @@ class CallApproval:
         try:
             return await self._await_approval(wait)
         finally:
+            # Also after a cancellation: a decision must not go to a call that no longer waits.
             self.waiter.forget(wait.questions.values())
 
     async def _find_standing(self, approvers: Approvers | None, readers: set[str] | None) -> Approval | None:
@@ -214,6 +218,8 @@ class CallApproval:
 
     async def _resolve(self, names: tuple[str, ...]) -> Approvers:
         """Ask the hub which people the names mean now."""
+        # The hub needs the causes to tell who requested the call: people must not approve what they asked for
+        # themselves.
         args = {"names": list(names), "seqs": list(self.causes)}
         answer = await retry_later(partial(self.journal.client.call, "network.approvers", args))
         people = [it for it in answer["people"] if self.rule.requester_may_approve or not it["is_requester"]]
@@ -249,6 +255,7 @@ class CallApproval:
         questions: dict[str, Stored] = {}
         self._check_enough(approvers)
         call = self._describe(deciders)
+        # ``readers`` is None at an older hub, which does not say. Ask in the thread then, as agents did with that hub.
         if readers or (approvers is None and readers is None):
             text, metadata = describe_request(call, self._trigger)
             questions[PERSON] = await self._send(None, text, metadata, self.context.call_id)
@@ -322,11 +329,13 @@ class CallApproval:
                 sent[agent_id] = await self._send(agent_id, text, metadata, self._derive(f"{stage}-{agent_id}"))
             except (Forbidden, UnknownRecipient) as error:
                 place = {"agent_id": self.context.agent_id, "approver": agent_id, "code": error.code}
+                # Go on with the others: one removed person must not block a call that others may approve.
                 _logger.warning("an approver is not asked", extra=place)
         return sent
 
     def _derive(self, name: str) -> str:
         """Return the id of a message about this approval."""
+        # Derived from the call and the recipient, so a restarted agent repeats each request under the id that it had.
         return f"{self.context.call_id.removesuffix('-approval')}-{name}-approval"
 
     async def _send(self, agent_id: str | None, text: str, request: dict[str, Any], message_id: str) -> Stored:
@@ -365,6 +374,7 @@ class CallApproval:
 
     async def _escalate(self, wait: Wait) -> Wait | None:
         """Ask the people of ``escalate_to`` after the first timeout, or None if there is nobody else to ask."""
+        # Escalate once. A second timeout means that nobody approves.
         if wait.stage or not self.rule.escalate_to:
             return None
         readers = await find_people(self.journal.client, self._trigger) if wait.deciders is None else None
@@ -375,6 +385,7 @@ class CallApproval:
         """Count a decision; return the completed approval, or the wait that continues. Answer a decision that does not
         count."""
         decision, by = read_decision(message), find_decider(message)
+        # The look into the thread returns counted votes again after a restart. A seq counts once.
         if decision is None or any(it.seq == message.seq for it in wait.votes):
             return wait
         problem = self._find_problem(wait, decision, by, is_checked=is_reported_by_network(message))
@@ -383,10 +394,12 @@ class CallApproval:
             return wait
         request = 0 if is_reported_by_network(message) else message.reply_to or 0
         if decision.is_approved and wait.votes:
+            # Check at the last moment: between the first vote and this one may be days.
             wait = await self._drop_votes_of_removed(wait)
         at, said = message.sent_at, read_decision_text(message)
         vote = Vote(by=by, seq=message.seq, at=at, said=said, scope=decision.scope, request=request)
         votes = [*wait.votes, vote]
+        # Count people, not votes, so that one person cannot approve alone by writing twice.
         if decision.is_approved and len({it.by for it in votes}) < wait.needed:
             counted = wait.model_copy(update={"votes": votes})
             assert self.waiter is not None
@@ -437,6 +450,8 @@ class CallApproval:
                 "waits. Deny it, and say what is to be changed."
             )
         try:
+            # Check now, while the person can still correct it. Found at the start of the call, it could only be
+            # refused.
             self.planned.tool.parse(decision.arguments)
         except ToolArgumentsError as error:
             request = next(iter(wait.questions.values()))

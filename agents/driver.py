@@ -122,6 +122,8 @@ class Driver:
         if started is not None:
             config_changed = started.config_hash != config_hash
             prompt_changed = prompt_hash is not None and started.prompt_hash not in ("", prompt_hash)
+            # Only report a changed configuration. Recorded turns stay as they are, and the new one applies from here
+            # on.
             run.emit(Resumed(run.id, len(recorded.replies), config_changed, prompt_changed, path=run.path))
 
     async def _take_turns(self) -> Finish:
@@ -134,6 +136,7 @@ class Driver:
             else:
                 around = partial(self._models.make_around, turn, "turn", self._run.unrecorded_use)
                 await self._reaction.agent.chain.around_turn(around, perform)
+                # Without this check the loop would perform the same step forever.
                 if self._is_in_turn(turn):
                     raise RoundelayError(
                         f"Middleware around turn {turn} of {self._run.id} did not let it go on to its end: "
@@ -185,6 +188,7 @@ class Driver:
         elif outer_store is None:
             self._journal.store = chain.store
         else:
+            # The outer hook comes last and sees the final body: an inner agent cannot store what the outer one removes.
             self._journal.store = lambda kind, body: outer_store(kind, chain.store(kind, body))
 
     # --- the model
@@ -192,6 +196,7 @@ class Driver:
     async def _ask_model(self, step: CallModel) -> ModelReply | Replayed | ModelFailed:
         """Return the recorded reply of a turn, or ask for one and record it."""
         recorded, run = self._run.recorded, self._run
+        # Before anything reads the state: middleware then skips what it had done in this turn before the restart.
         if step.turn in recorded.notes:
             self._reaction.update_values(recorded.notes[step.turn])
         new = recorded.new_messages.get(step.turn)
@@ -229,6 +234,7 @@ class Driver:
             request=request,
             used=self._models.middleware_use,
         )
+        # If the record is shorter, go on with the record: otherwise this run and a resumed one would differ.
         return reply if stored is kept else stored
 
     async def _add_reporter(self, failed: ModelFailed) -> ModelFailed:
@@ -272,6 +278,8 @@ class Driver:
                     for planned in step.planned
                 }
         except BaseExceptionGroup as failures:
+            # A group of errors would pass every ``except ConnectError`` above, and the reaction would be closed instead
+            # of left open.
             raise first_error(failures) from failures
         return {index: task.result() for index, task in tasks.items()}
 
@@ -280,6 +288,7 @@ class Driver:
         `ToolError` if agents call each other too deeply."""
         outer = self._reaction
         journal = self._journal.descend(turn, call, number)
+        # Two agents that call each other would otherwise recurse until the budget is gone.
         if journal.depth > outer.agent.policy.max_depth:
             raise ToolError(f"Not run: agents call each other {journal.depth} deep already.")
         trigger = outer.setup.trigger

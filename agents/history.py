@@ -75,6 +75,7 @@ def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list
             case AssistantMessage(tool_calls=calls) if calls:
                 repaired.append(message)
                 repaired += [results.get(call.id) or ToolMessage(call.id, "No result is known.") for call in calls]
+            # Several providers refuse an empty assistant message, and it says nothing.
             case AssistantMessage(content) if not content:
                 continue
             case UserMessage(content, images, files):
@@ -101,6 +102,7 @@ def compact(messages: Sequence[ChatMessage], prompt: str | None = None) -> list[
     """Shorten old, long texts: every result before the last turn, and the prompt, if ``prompt`` is given."""
     turns = [place for place, message in enumerate(messages) if isinstance(message, AssistantMessage)]
     last = turns[-1] if turns else 0
+    # Results of the last turn stay whole: the model has not read them yet.
     short: list[ChatMessage] = [
         replace(message, content=cut(message.content, COMPACT_RESULT_CHARS))
         if isinstance(message, ToolMessage) and place < last
@@ -128,6 +130,7 @@ def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> li
                 if not isinstance(message, ToolMessage)
             ]
         case int(count):
+            # A count of 0 needs the extra case: ``messages[-0:]`` is the whole list.
             kept = messages[-count:] if count > 0 else ()
         case _:
             kept = [it for it in chosen(tuple(messages)) if not isinstance(it, SystemMessage)]
@@ -152,6 +155,7 @@ def sanitize_call(call: ToolCall) -> ToolCall:
     Servers read the arguments of earlier calls, and refuse the whole conversation because of one malformed call
     (https://github.com/vllm-project/vllm/issues/43995, https://github.com/OpenHands/software-agent-sdk/issues/2887).
     """
+    # Providers refuse the whole history if one function name has other characters or more than 64.
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unnamed"
     arguments = call.arguments if call.arguments.strip() else "{}"
     try:

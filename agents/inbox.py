@@ -168,6 +168,8 @@ class Inbox:
 
     def offer(self, message: BaseMessage) -> Arrival:
         """Take in a delivered message."""
+        # Check memory before the wake rule: a resumed reaction's trigger need not wake the agent under today's
+        # ``react_to``.
         if message.seq in self._known:
             return Arrival.PENDING
         if message.seq in self._handled:
@@ -225,6 +227,7 @@ class Inbox:
 
     def pop_superseded(self) -> list[BaseMessage]:
         """Remove and return the superseded messages. They need no reaction."""
+        # Swap the list: the caller awaits between the messages, and further ones may be superseded meanwhile.
         passed, self.superseded = self.superseded, []
         for message in passed:
             self.note_handled(message.seq)
@@ -331,6 +334,8 @@ class Inbox:
 
     def _leave(self, message: BaseMessage) -> None:
         busy = self._working[message.thread_id]
+        # After `release` the seq must be unknown: the hub delivers the message again, and `offer` would call it
+        # pending.
         self._known.discard(message.seq)
         self.at_work -= 1
         busy.reactions -= 1
@@ -353,6 +358,8 @@ class Inbox:
         busy = self._working.get(thread_id)
         is_asked = (
             busy is not None
+            # Only if all of them wait. A reaction that works could write to the thread, and the two would not know of
+            # each other.
             and busy.paused == busy.reactions < MAX_IN_THREAD
             and any(is_question(message, self.agent_id) for message in busy.waiting)
         )
@@ -437,6 +444,7 @@ def parse_decision(text: str) -> Decision | None:
     match word.lower():
         case "/approve":
             chosen = rest.strip().lower()
+            # Anything else behind /approve counts once: a typing error must never grant a standing approval.
             return Decision(True, scope="thread" if chosen == "thread" else "always" if chosen == "always" else "once")
         case "/deny":
             return Decision(False, reason=rest.strip())

@@ -86,6 +86,7 @@ def drop_largest(data: dict[str, JsonValue], max_chars: int) -> list[str]:
     sizes = {name: len(json.dumps({name: value})) for name, value in data.items()}
     left = sum(sizes.values())
     dropped: list[str] = []
+    # The largest first, so that as few values as possible are lost.
     for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
         if left <= max_chars:
             break
@@ -139,6 +140,7 @@ class Journal:
     def descend(self, turn: int, call: int, run: int) -> Journal:
         """Return the journal of a run inside a call of this one, the first (0) or a further one."""
         path = path_of_call(self.path, turn, call, run)
+        # `replace` shares ``_closed``: closing the reaction's journal silences every run inside it too.
         return replace(self, path=path)
 
     def close(self) -> None:
@@ -188,6 +190,7 @@ class Journal:
         encoded = reply.to_json()
         max_bytes = self.max_body_bytes - _ENVELOPE_BYTES
         has_fields = reply.origin is not None and reply.origin.has_fields
+        # Only the server wants these fields back. Dropping the text instead would lose the model's work.
         if reply.origin is not None and has_fields and len(json.dumps([encoded, fingerprint])) > max_bytes:
             reply = replace(reply, origin=replace(reply.origin, message={}, calls=()))
             encoded = reply.to_json()
@@ -268,6 +271,7 @@ class Journal:
         key: int | str = call
         if wait.is_approval:
             is_first = wait.deciders is None and not wait.stage and not wait.votes
+            # Each change of the wait needs an id of its own: under the same id the hub would keep the older wait.
             changes = "" if is_first else f"-{wait.stage}-{len(wait.votes)}"
             key = f"{call}-approval{changes}"
         with suppress(IdConflict):  # recorded by another version: the hub still learns that the call waits
@@ -287,6 +291,7 @@ class Journal:
         if not reviewed.used:
             del body["used"]
         key: int | str = 0
+        # A turn has one answer but may send many messages, so the id of a message's review holds its place too.
         if message is not None:
             call, send = message
             key, body = f"{call}-{send}", {"call": call, "send": send, **body}
@@ -317,6 +322,7 @@ class Journal:
 
         records = await fetch_records(call, self.reaction, None)  # an older hub cannot filter by agent
         own = self._client.agent_id
+        # Another agent may have written under this reaction's id. Its records must not steer this one.
         return read_records([record for record in records if record.get("agent_id", own) == own])
 
     async def _record(self, kind: str, turn: int, call: int | str, body: Mapping[str, object]) -> bool:
@@ -381,6 +387,7 @@ def fit_prompt(prompt: KeptPrompt, max_bytes: int) -> KeptPrompt:
     max_chars = max((len(part.text) for part in prompt.parts), default=0)
     fitting = prompt
     while len(adapter.dump_json(fitting)) * 2 > max_bytes and max_chars > 64:  # non-ASCII text may grow in a frame
+        # Lower one limit for all texts, so that the longest ones shrink first and short messages stay whole.
         max_chars = max_chars * 3 // 4
         parts = (
             replace(part, text=cut(part.text, max_chars)) if len(part.text) > max_chars else part

@@ -108,6 +108,7 @@ class ModelCaller:
                 delay_s = self._find_retry_delay(request, error, attempt)
                 if delay_s is None:
                     raise
+                # Warn once. A provider that is down for minutes would otherwise fill the log with the same line.
                 if attempt == 1:
                     details = {"model": model.name, "reason": error.reason, "attempts": policy.model_attempts}
                     _logger.warning("model call is retried", extra={"reaction": self._run.id, **details})
@@ -123,6 +124,8 @@ class ModelCaller:
             wanted_s = error.retry_after_ms / 1000
             # Give up if the provider wants more time than a model call may take.
             return wanted_s if wanted_s <= policy.model_timeout_s else None
+        # Never longer than one call may take: beyond that, ending with a clear failure serves the waiting person
+        # better.
         delay_s: float = min(FIRST_DELAY_S * 2 ** min(attempt - 1, MAX_DOUBLINGS), policy.model_timeout_s)
         # Spread the retries: many agents may wait for the same provider.
         return delay_s * _spread(self._run.id, request.turn, attempt)
@@ -139,13 +142,16 @@ class ModelCaller:
             return await run_isolated(send, name=f"model-{model.name}", timeout_s=timeout_s)
         except CallTimedOut:
             text = f"The model {model.name} gave no reply within {timeout_s:g} s."
+            # As a `ModelError` the timeout counts as an attempt of the policy, like any other failure that may pass.
             raise ModelError(text, reason="timeout") from None
         except asyncio.CancelledError:
             if run.playback is None:  # a replay asks nobody
+                # A provider may bill an interrupted request, so count what is known of it, or an estimate.
                 used = _estimate_usage(request, "".join(stream.texts), stream.reported_usage)
                 run.interrupted_use.append(ModelUse(model.name, used))
             raise
         finally:
+            # The abandoned call may go on in the background. Its pieces would mix with those of the next attempt.
             stream.is_open = False
 
     def _emit_retry(self, turn: int, error: str, delay_s: float) -> None:
@@ -187,6 +193,7 @@ class ModelCaller:
         return reply
 
     async def _keep_note(self, turn: int, name: str, value: JsonValue, *, of: Collection[str] = ()) -> None:
+        # Record first: a value that hooks have seen must be the same in a resumed run.
         await pause_hook_timer(self._run.journal.record_note(turn, name, value, of))
         self._run.reaction.update_values({name: value})
 
@@ -214,6 +221,8 @@ class _ReplyStream:
         has_text = isinstance(delta.text, str) and isinstance(delta.reasoning, str)
         self.texts.append(delta.text + delta.reasoning if has_text else "")
         if self._is_recorded:
+            # After a break the model writes from the start again, so keeping the old text would show its beginning
+            # twice.
             before = "" if delta.broken_off else self._caller.streamed_text
             self._caller.streamed_text = before + (delta.text if has_text else "")
         is_usage_only = delta.usage is not None and not (delta.text or delta.reasoning)
@@ -248,6 +257,7 @@ def _check_reply(reply: ModelReply, name: str) -> ModelReply:
     if problem:
         raise ModelError(f"The model {name} gave a reply that cannot be used: {problem}.", reason="broken_reply")
     call_texts = [part for call in reply.tool_calls for part in (call.id, call.name, call.arguments)]
+    # A lone surrogate cannot be encoded as UTF-8: the record could not be sent, and the paid reply would be lost.
     text, model, *parts = replace_all_surrogates([reply.text or "", reply.model, *call_texts])
     calls = tuple(itertools.starmap(ToolCall, zip(parts[::3], parts[1::3], parts[2::3], strict=True)))
     origin = reply.origin

@@ -44,6 +44,7 @@ class Plan:
     def list_run(self, replay: Replayed | None) -> list[int]:
         """Return the indexes of the calls that ran, now or before a restart."""
         run = {planned.index for planned in self.planned}
+        # A begun call without a result did run perhaps, but nobody knows. It is answered as unknown and never counted.
         return sorted(run if replay is None else run | (replay.begun & replay.results.keys()))
 
 
@@ -60,6 +61,7 @@ class Planner:
         for index, call in enumerate(calls):
             call_id, salt = call.id, 0
             while not call_id or call_id in self._call_ids:
+                # Derived and not random: a resumed run must send the provider the same ids.
                 call_id, salt = derive_short_id(call.id, turn, index, salt), salt + 1
             self._call_ids.add(call_id)
             unique.append(replace(call, id=call_id))
@@ -156,6 +158,7 @@ def answer_calls(
         elif ending is not None:
             done = "Finished already." if ending.name == FINISH else f"{ending.name} came first."
             content = done if is_finish and ending.name == FINISH else f"Not done: {done}"
+        # The model wrote `finish` before it saw the failure. In the last turn it could do nothing about it any more.
         elif is_finish and not all_ok and not is_last:
             content = "Not finished: another call of this turn failed. See its answer, then finish again."
         else:

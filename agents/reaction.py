@@ -125,6 +125,7 @@ class Reaction:
         except StopIteration as done:
             step: Step = done.value
             return step
+        # Run the hook's cleanup now, not whenever the coroutine happens to be collected.
         coroutine.close()
         raise RuntimeError(f"A hook of {self.agent.id} waits for something: await proceed().")
 
@@ -132,6 +133,8 @@ class Reaction:
         """Ask the hooks for their initial state. Idempotent; the first step does it too."""
         if not self._has_values:
             self._has_values = True
+            # Values that are set already win: notes read back from the records must not be reset by a hook's initial
+            # state.
             self._values.update({**await self.agent.chain.start(), **self._values})
 
     async def proceed(self, outcome: Outcome) -> Step:
@@ -144,6 +147,7 @@ class Reaction:
                 step = await self._ask()
             case NewMessages(), LoopState.ASKING:
                 self.read_meanwhile += outcome.seqs
+                # Only ever turn this on: whoever waited at the start still waits, whatever arrives later.
                 self._answers |= outcome.answers
                 append_user_text(self.history, outcome.text)
                 step = await self._ask(again=True)
@@ -215,6 +219,8 @@ class Reaction:
             self._turn = TurnInProgress(
                 before.number + 1, forced_tool=before.next_tool, follows_withheld=before.is_withheld
             )
+            # Ask middleware for its tools once per turn, not per request: the model must not get other tools when it is
+            # asked again.
             if self.agent.chain.brings_tools:
                 self.control = replace(self.control, agent=self.agent.refresh(self.describe()))
         turn, agent, chain = self._turn, self.agent, self.agent.chain
@@ -235,6 +241,7 @@ class Reaction:
         specs = () if turn.is_last else agent.specs
         trailing = f"{facts}\n{self._explain_answering(specs)}".rstrip()
         step = CallModel(turn.number, agent, tuple(repair(self.history, trailing)), specs, state, turn.is_last)
+        # Providers refuse a request that forces a tool which the request does not offer, as in the last turn.
         if turn.forced_tool is not None and any(spec.name == turn.forced_tool for spec in specs):
             step = replace(step, tool_choice=NamedTool(turn.forced_tool))
         step = await chain.prepare(state, step)
@@ -284,6 +291,8 @@ class Reaction:
         state = self.describe()
         end = await chain.process_tool_calls(state, turn.reply)
         if end is not None:
+            # Answer every call although none runs: a reviewer may send the model back, and providers refuse an
+            # unanswered call.
             turn.plan = Plan((), dict.fromkeys(range(len(reply.tool_calls)), refuse("Not run: the work has ended.")))
             self._answer_calls({})
             return await self._end_by(end)
@@ -300,6 +309,8 @@ class Reaction:
         """Handle a reply without tool calls: the answer, or text that the model has to write again."""
         turn, text = self._turn, (reply.text or "").strip()
         turn.is_withheld = reply.is_withheld
+        # Ask a second time only: a filter that refuses the same history twice will refuse it again. ``goes_on``
+        # overrides this, because the records prove that the run continued.
         if turn.is_withheld and (turn.follows_withheld or turn.is_last) and not turn.goes_on:
             return self._fail(ModelFailed("the provider withheld the reply twice", "content_filter"))
         if text and self._is_text_lost:
@@ -316,6 +327,8 @@ class Reaction:
             feedback = loop_texts.explain_empty(turn.is_withheld, is_too_large, reply.is_cut)
         else:
             self.history.append(AssistantMessage(text))
+            # A cut text is half an answer, and a text after which the recorded run went on was no answer then, so it is
+            # none now.
             is_unsent = reply.is_cut or (turn.goes_on and not self._callers) or self.agent.policy.on_text == "nudge"
             match await self.agent.chain.on_no_tool_calls(self.describe(), "no_calls"):
                 case str(hook_text):
@@ -347,17 +360,22 @@ class Reaction:
             is_unknown(result) or (index in run and has_effect(result)) for index, result in answers.items()
         )
         self._idle_turns = self._idle_turns + 1 if is_idle else 0
+        # Decide on idleness before this line: hooks change the results below, and a resumed run must count the same
+        # turns.
         answers = turn.plan.refused | await self._count_calls(results)
         ending = self._answer_calls(answers)
         text = (turn.reply.text or "").strip()
         handoff = self.agent.find_handoff(ending.name) if ending is not None else None
         if ending is not None and handoff is not None:
             return await self._hand_over(handoff, ending)
+        # The first call by index wins, not the first to end: parallel calls end in another order in a resumed run.
         answer = next((it for _, it in sorted(answers.items()) if it.is_answer and ALTERED not in it.data), None)
         if answer is not None and not turn.goes_on:
             keeper = answer.data.get(KEEPER)
             self.keeper = keeper if isinstance(keeper, str) else self.keeper
             return await self._end("a tool gave the answer", answer.content, is_new=True)
+        # If the records have a next turn, the limits were higher then. Ending here would leave that turn's effects
+        # unexplained.
         is_over = turn.is_last and not turn.goes_on
         if ending is not None and self._is_text_lost and not self.has_spoken:
             append_user_text(self.history, loop_texts.NOT_KEPT)
@@ -414,6 +432,7 @@ class Reaction:
 
     async def _hand_over(self, handoff: Handoff, call: ToolCall) -> Step:
         caller, note = self.control, read_argument(call, "note").strip()
+        # Save a copy of the history: the new agent's turns must not appear in it when control returns.
         if handoff.returns == "to_caller":
             self._callers.append((caller, list(self.history)))
         else:
@@ -443,6 +462,7 @@ class Reaction:
         """End the agent's work with a text. ``is_new``: no tool can have sent this text to the thread already."""
         if self._callers:
             return await self._return_control(reason, text)
+        # Text beside `finish` usually repeats what a tool has just sent. Sending both would post the answer twice.
         is_said = self.has_spoken and self.state is LoopState.CALLING and not is_new
         return self._propose("finished", reason, text if self.sends_text() and not is_said else None)
 
@@ -476,6 +496,8 @@ class Reaction:
         self, status: Status, reason: str, answer: str | None, metadata: Mapping[str, JsonValue] = MappingProxyType({})
     ) -> Step:
         """End with an answer, once the reviewers have seen it."""
+        # Read before `_finish` changes the state, and keep the value: the limits of this moment decide, also when the
+        # review comes much later.
         can_correct = self.can_correct
         end = self._finish(status, reason, answer)
         end = replace(end, metadata=metadata) if metadata and answer is not None else end
@@ -489,6 +511,8 @@ class Reaction:
         proposed, self._turn.proposed = self._turn.proposed, None
         assert proposed is not None
         self.usage += reviewed.usage
+        # Without a turn left the correction cannot be used. The review then decides between the answer as it is and a
+        # block.
         if reviewed.correction is not None and proposed.can_correct:
             self._corrections += 1
             append_user_text(self.history, f"Your answer was not given. {reviewed.correction}")

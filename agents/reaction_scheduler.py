@@ -106,6 +106,8 @@ class ReactionScheduler:
     async def _route(self, delivery: Delivery) -> None:
         message = delivery.message
         request = find_request(message)
+        # Before the wake rule: a reply that a call waits for would otherwise start a second reaction in the same
+        # thread.
         if request is not None and await self._is_awaited_reply(message):
             await delivery.ack()  # the call can read it again in its thread
             return
@@ -147,6 +149,7 @@ class ReactionScheduler:
         """Queue the reactions that a process before this one left open, before any new message."""
         open_reactions = self._client.welcome.open_reactions
         ids = {opened.reaction for opened in open_reactions}
+        # In the order of their start, so that the inbox queues the reactions of a thread as they ran before.
         for opened in sorted(open_reactions, key=lambda it: it.seq):
             found = await read_open_reaction(self._client, opened)
             if found is None or found[1].finished is not None:  # an iteration before this one may have ended it
@@ -182,6 +185,7 @@ class ReactionScheduler:
         try:
             outcome = await self._attempt(running)
         finally:
+            # Also after a cancellation: `get_running` must not hand out a reaction whose task has ended.
             del self._running[message.seq]
             self.replies.forget(running.questions)
         if running.unsettled:  # the reaction ended while it was reading new messages
@@ -202,10 +206,12 @@ class ReactionScheduler:
         # A resumed reaction keeps its id, and with it all ids that derive from it: nothing is sent twice.
         reaction, recorded, questions = self._resumable.pop(message.seq, (None, None, ()))
         running = self._make_running(message, reaction or self._takeovers.find_next_id(message.seq))
+        # A resumed reaction that fails must be ended, not returned to the hub: its trigger counts as handled already.
         running.journal.is_started = recorded is not None
         self._takeovers.add_missed_messages(running)
         running.recorded, running.questions = recorded, questions
         running.delivery = self._deliveries.pop(message.seq, None)
+        # After a restart the hub repeats earlier stops. One may come while the reaction still waits in the inbox.
         running.stopped_by = self._stopped_early.pop(running.id, None)
         self._running[message.seq] = running
         return running
@@ -260,6 +266,8 @@ class ReactionScheduler:
                 _logger.warning("reaction stopped: %s", error, extra=place)
             else:
                 _logger.exception("reaction failed", extra=place)
+            # `react` may have cancelled its own run, as a timeout does, which closed the journal. Without an end on record the
+            # reaction would block its thread.
             running.journal.reopen()
             try:
                 is_told = agent.policy.on_text != "record" and running.is_awaited
@@ -299,6 +307,8 @@ class ReactionScheduler:
                     self.replies.relays.hear(event)
                 case Notice(kind="dead_letter", body={"seq": int(seq)}):
                     self.replies.look_after(seq)
+                # In another ledger the same seqs mean other messages. Going on would answer and acknowledge the wrong
+                # ones.
                 case Reconnected(welcome=welcome) if welcome.network.epoch != self._epoch:
                     raise LedgerReplaced
                 case Notice(kind="taken", thread_id=str(thread_id)):
@@ -315,6 +325,7 @@ class ReactionScheduler:
         """Cancel the reactions in a thread that a person takes over. They stay open."""
         for running in self._running.values():
             if thread_id in list_answer_threads(running.message):
+                # Set before the cancellation: the task reads this flag to tell a takeover from a stop.
                 running.is_taken_over = True
                 running.cancel()
         await self._takeovers.start(thread_id)

@@ -265,6 +265,7 @@ class Recorded:
                 if value.is_last:
                     self.last_turns.add(turn)
             case ModelFailed():
+                # Marked as recorded, so that the loop ends with it and does not shorten the prompt and ask again.
                 self.failures[turn] = replace(value, is_recorded=True)
             case _Asking():
                 self.askings[at] = value.messages
@@ -291,6 +292,7 @@ class Recorded:
                 self.stopped = value
             case _Note():
                 self.notes.setdefault(turn, {})[value.name] = value.value
+            # Before the general case: a message's review must not pass for the review of the turn's answer.
             case Reviewed() if place.send:
                 self.sent_reviews[(*at, place.send)] = value
             case Reviewed():

@@ -49,6 +49,8 @@ async def find_unanswerable(client: NetworkClient, questions: Mapping[str, int])
             raise
         except RoundelayError:
             continue  # an older hub, or a deleted message: nothing is known
+        # Agents derive the reaction's id from the question. Under another id some other program works on it, of which
+        # nothing is certain.
         own = reaction_id(agent_id, seq, client.welcome.network.epoch)
         for recipient in status["recipients"]:
             if recipient["agent_id"] == agent_id and (reason := _explain(recipient, own)):
@@ -64,6 +66,7 @@ def _explain(recipient: Mapping[str, Any], own: str) -> str:
         return "it failed to take the question, again and again, and does not get it any more."
     if recipient.get("reaction") != own or recipient.get("is_overtaken"):
         return ""  # after a takeover another reaction follows
+    # ``again``: the message got another reaction since, which may still answer.
     newest: Mapping[str, object] = recipient.get("again", recipient)
     ended = newest.get("reaction_status")
     if ended not in (None, "open"):
@@ -107,6 +110,7 @@ class Replies:
 
     def expect(self, question: int, *, is_approval: bool = False) -> None:
         """Take the reply to this message from now on. It starts no reaction."""
+        # Keep an existing future: a reply may have resolved it between sending the question and waiting for it.
         self._open.setdefault(question, asyncio.get_running_loop().create_future())
         if is_approval:
             self._approvals.add(question)
@@ -130,6 +134,8 @@ class Replies:
         question = find_request(message)
         reply = self._open.get(question) if question is not None else None
         if question is not None and reply is None:
+            # A fast recipient can answer before the sender has got the seq of its question. The wait then looks into
+            # the thread.
             _remember(self._early, question)
         if reply is None or reply.done():
             return False
@@ -149,6 +155,7 @@ class Replies:
         """Wait for the reply to each question, ``left_s`` seconds at most, even if the clock jumps. ``look_first``:
         replies may have come before. Return the replies, and the recipients that will not reply with the reason, both
         by recipient."""
+        # Use the loop's clock: the wall clock may be corrected while a call waits for days.
         ends_at = asyncio.get_running_loop().time() + left_s
         for question in wait.questions.values():
             self.expect(question, is_approval=wait.is_approval)
@@ -157,6 +164,7 @@ class Replies:
             # `_early`: the reply was delivered before `expect`, so it will not be delivered again.
             if look_first or not self._early.keys().isdisjoint(wait.questions.values()):
                 await self._look_up(wait)
+            # Pause after the look: if the reply is there already, another reaction need not start in this one's place.
             self._pause(reaction)
             try:
                 unanswerable = await self._await_all(replies, wait, ends_at)
@@ -167,6 +175,8 @@ class Replies:
         except asyncio.CancelledError:
             for question in wait.questions.values():
                 if not wait.is_approval:  # a person's further words are a message like any other
+                    # The reply still comes after a stop. Without this memory it would start a reaction that nobody
+                    # asked for.
                     _remember(self._dropped, question)
             raise
         finally:
@@ -192,6 +202,7 @@ class Replies:
             is_due, hint = hint.done() or loop.time() >= look_at, self._get_hint()
             late = {to: wait.questions[to] for to, reply in missing.items() if not reply.done()}
             if late and is_due and not wait.is_approval and loop.time() < ends_at:
+                # Look less and less often: a quick death is found soon, and a wait of days costs the hub little.
                 look_s = min(2 * look_s, MAX_LOOK_S)
                 reasons = await find_unanswerable(self._client, late)
                 if reasons:

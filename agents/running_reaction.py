@@ -146,18 +146,24 @@ class RunningReaction:
         """Drive the run in a separate task, which a person's stop can cancel alone."""
         if self.stopped_by is not None or (self.recorded is not None and self.recorded.stopped is not None):
             return await self._stop(driver)
+        # A separate task: a person's stop ends the run, and this task goes on to record and report the stop.
         run = driver.run(self.recorded, config_hash=config_hash, prompt_hash=prompt_hash)
         task = self.task = asyncio.create_task(run)
         try:
+            # `wait` and not `await task`: the latter would raise the run's cancellation here, where it looks like the
+            # runner's own.
             await asyncio.wait({task})
         except asyncio.CancelledError:
             # The runner ends. Close the journal first: user code may ignore its cancellation, but must not record
             # anything once another process may have resumed the reaction.
             self.journal.close()
             await abandon(task)
+            # With the connection lost, the run failed because of that loss. The link has reported it already.
             if task.done() and self.client.failure is None:
                 self._log_failure(task)
             raise
+        # Before the result is looked at: an answer that was ready at this moment must not appear while a person has the
+        # thread.
         if self.is_taken_over:
             self.journal.close()
             raise ThreadHeld(f"{self.message.thread_id} was taken over while this ran.")
@@ -171,6 +177,8 @@ class RunningReaction:
 
     async def _stop(self, driver: Driver) -> Finish:
         """End a stopped reaction. Record the streamed text before it is sent as a message."""
+        # A recorded stop wins: after a restart there is no streamed text any more, and a second record would lose the
+        # first one's.
         stopped = self.recorded.stopped if self.recorded is not None else None
         if stopped is None and (trace := driver.find_stopped(self.stopped_by or "a person")) is not None:
             stopped = await self.journal.record_stopped(trace)
@@ -325,6 +333,8 @@ class InboxMessages:
     async def settle(self, new: NewMessages) -> None:
         """Mark messages as read once they are recorded: they need no further reaction."""
         for seq in new.seqs:
+            # Remove only after the mark is stored. In the other order a cancellation between the two would lose the
+            # message.
             await self._mark_read(seq, self._running.message.thread_id, self._running.id)
             del self._running.unsettled[seq]
 
@@ -332,6 +342,7 @@ class InboxMessages:
         """Ask the hub which messages the reaction may read."""
         trigger, newest = self._running.message, waiting[-1].seq
         args = {"thread_id": trigger.thread_id, "trigger": trigger.seq, "visibility": self._visibility}
+        # Bound the page by what has left the inbox: a message that arrives during this request is still in the inbox.
         args |= {"until": newest, "limit": MAX_NEW_MESSAGES}
         page = await retry_later(partial(self._running.client.call, "network.history", args))
         return {message["seq"] for message in page["messages"]}
@@ -349,6 +360,7 @@ class InboxMessages:
 async def record_as_read(client: NetworkClient, seq: int, thread_id: str, reader: str) -> None:
     """Record that a message was read in the reaction ``reader``, as a separate finished reaction: the hub and a
     restarted agent then know that nothing is left to do."""
+    # The same id as the message's own reaction would have: if the hub delivers it again, ``started`` exists already.
     journal = open_journal(client, reaction_id(client.agent_id, seq, client.welcome.network.epoch))
     await journal.record_started(Started(trigger=seq, thread_id=thread_id, as_of=seq, manifest=[seq], config_hash=""))
     with suppress(IdConflict):  # an earlier process was killed here, and the message got a reaction after all
@@ -373,6 +385,7 @@ async def read_open_reaction(client: NetworkClient, opened: OpenReactionInfo) ->
 
 async def expect_replies(recorded: Recorded, replies: Replies) -> list[int]:
     """Expect the replies that a reaction waited for, before any is delivered. Return the seqs of the questions."""
+    # Every question of the reaction was sent after its trigger, so the search in a thread can end there.
     since = recorded.started.trigger if recorded.started is not None else 0
     questions = [seq for messages in recorded.open_askings() for seq in await replies.expect_sent(messages, since)]
     for wait in recorded.open_waits():
@@ -386,6 +399,7 @@ async def _find_trigger(client: NetworkClient, seq: int, recorded: Recorded) -> 
     if recorded.started is None:
         raise LookupError("the reaction has no record of its beginning")
     thread_id = recorded.started.thread_id
+    # ``before`` is exclusive, so ``seq + 1`` with a limit of 1 returns the trigger itself, if it still exists.
     history = await retry_later(partial(client.history, thread_id, before=seq + 1, limit=1))
     for message in history.messages:
         if message.seq == seq:
@@ -412,6 +426,8 @@ async def is_answer_of_earlier_run(client: NetworkClient, message: BaseMessage, 
         recorded = await open_journal(client, causes[0]["reaction"]).load()
     except (RequestError, InternalError, ValueError, TypeError, LookupError):
         return False  # cut by retention, or written by another program: a message like any other
+    # A person's late words to an ended reaction are a new request. A program's late reply is not: nobody reads it any
+    # more.
     return recorded.has_taken(message.seq) or (
         message.sender_kind != "human" and recorded.finished is not None and recorded.was_waiting_for(question)
     )

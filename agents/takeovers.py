@@ -69,6 +69,8 @@ class Takeovers:
         Return whether the agent has to react to the message again: no other reaction and no later message replaces it.
         """
         self._interrupted[message.seq] = reaction
+        # The successor's id derives from the interrupted one, so an open successor proves that the reaction was
+        # replaced already.
         if _derive_next_id(reaction) in open_ids or await self._has_later(message, read):
             await self.finish_interrupted(message.seq)
             return False
@@ -77,6 +79,7 @@ class Takeovers:
     async def _has_later(self, message: BaseMessage, read: Collection[int]) -> bool:
         """Return whether a later message of the thread wakes the agent and was not ``read`` together with this one. The
         hub delivers that message again, or the agent has reacted to it."""
+        # The answer to a broadcast stands in a thread of its own, so later messages of the broadcast replace nothing.
         if len(list_answer_threads(message)) > 1:
             return False
         page = await retry_later(partial(self._client.history, message.thread_id, limit=MAX_MISSED))
@@ -91,6 +94,7 @@ class Takeovers:
     def end(self, thread_id: str | None = None) -> None:
         """Release the messages of a thread at the end of its takeover; None: of all threads, since any takeover may
         have ended while the connection was lost."""
+        # Count every end: `suspend` compares the counter to notice one that happened during its request.
         self._ends += 1
         for name in [thread_id] if thread_id is not None else self._inbox.taken_over_threads:
             self._waiting |= {message.seq for message in self._inbox.end_takeover(name)}
@@ -165,6 +169,7 @@ class Takeovers:
             except RoundelayError as error:
                 details = {"seq": message.seq, "code": error.code}
                 _logger.warning("cannot find out whether a thread is taken over", extra=details)
+                # When in doubt keep waiting: an answer into a thread that a person controls cannot be taken back.
                 return message.thread_id
             if "held" in page:
                 return thread_id
@@ -186,6 +191,8 @@ class MessagesDuringTakeover:
             self._is_read = True
             messages = await self._find_messages()
             if messages:
+                # No seqs: these messages are context that nobody has to mark as read, and none of them asks for an
+                # answer.
                 return NewMessages(render_new_messages(messages, SAID_MEANWHILE), (), answers=False)
         return await self._following.take() if self._following is not None else None
 
@@ -202,6 +209,7 @@ class MessagesDuringTakeover:
         messages.sort(key=lambda message: message.seq)
         fitting: list[BaseMessage] = []
         left = self._running.journal.max_body_bytes // 2
+        # From the newest back: if not all fit into a record, the latest words matter most.
         for message in reversed([message for message in messages if message.seq not in self._inbox]):
             left -= len(json.dumps(render_new_messages([message], "")))
             if left < 0:

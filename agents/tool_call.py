@@ -100,6 +100,7 @@ class ToolCaller:
             )
         run.emit(ToolCallStart(run.id, turn, index, planned.tool.name, planned.call.arguments, path=run.path))
         started_at = asyncio.get_running_loop().time()
+        # A replay returns the recorded result here, so a real tool with real effects never runs.
         known = await run.playback.perform(run.id, run.path, turn, planned) if run.playback is not None else None
         result = known or self._bound_data(planned, await self._run_in_middleware(turn, planned, replies))
         return await self.record_result(turn, index, planned.call, result, replies, started_at)
@@ -139,6 +140,8 @@ class ToolCaller:
             if not isinstance(result, ToolResult):
                 raise TypeError(f"it gave a {type(result).__name__} for the result")
         except BaseException as error:  # middleware is user code
+            # A stop or the runner's end must get through. Recorded as a result, it would hide that the call was
+            # interrupted.
             if is_cancelled_by_caller(error):
                 raise
             place = {"tool": planned.tool.name, "reaction": run.id, "turn": turn}
@@ -244,12 +247,15 @@ class ToolRun:
             )
             ok = DISABLED not in self._data
             if ok and self._data.get(SAVE) is False and not run.reaction.agent.chain.reduces_results:
+                # Refuse rather than record: the author asked that this content is not saved, and no middleware here
+                # removes it.
                 ok, content = False, f"{READ_ONCE} (It was {tool.name}'s.)"
                 _logger.error("a result is to be read once: add context to the middleware", extra={"tool": tool.name})
         except CallTimedOut:
             content = (
                 f"{tool.name} took longer than {timeout_s:g} s and was stopped. Whether it took effect is unknown."
             )
+        # Expected errors: the model reads the code and can react, and the log needs no traceback.
         except RoundelayError as error:
             content = f"{error.code}: {error}"
         except Exception as error:  # user code: the result of its call
@@ -300,6 +306,8 @@ class ToolRun:
             self._data.update(data)
             return content
         finally:
+            # Also after an error: the tool may have sent a message before it failed, and the loop must know that it
+            # spoke.
             self._threads.update(dict.fromkeys(getattr(context.client, "threads", ())))
 
     def _make_context(self) -> ToolContext:
@@ -319,6 +327,7 @@ class ToolRun:
     async def _review_message(self, places: Iterator[int], text: str) -> tuple[str, Mapping[str, JsonValue]]:
         """Return a message to the requester as it may be sent, and its metadata. Raises `ToolError`, which the model
         reads, for a message that is not sent."""
+        # The place in the call identifies the message: a repeated attempt sends the same messages in the same order.
         place = next(places)
         earlier = self._reviews.get(place)
         reviewed = await self._reviewer.review_message(self._turn, self._planned.index, place, text, earlier)
@@ -332,6 +341,7 @@ class ToolRun:
     def _count_message(self, address: str) -> None:
         """Count a message before it is sent. Raises `ToolError` beyond the limit."""
         counts, limit = self._run.sent_counts, self._run.reaction.agent.policy.max_messages_per_recipient
+        # Count before sending, without an await between check and count: parallel calls share the limit.
         if counts.get(address, 0) >= limit:
             raise ToolError(
                 f"Not sent: {address.removeprefix('agent:')} has got {limit} messages in this work already, and gets no "
@@ -343,6 +353,7 @@ class ToolRun:
     def _show(self, kind: Literal["progress", "piece"], text: str) -> None:
         """Show progress, or a piece of the result, to people. May be called from the tool's own thread."""
         if threading.get_ident() != self._loop_thread:
+            # Events and counters belong to the event loop. Changed from a tool's thread they could be lost.
             self._loop.call_soon_threadsafe(self._show, kind, text)
             return
         if not self._is_open:
@@ -374,5 +385,6 @@ class ToolRun:
             self._inner_ends[number] = await inner.run(self._run.recorded.children.get(path))
             return self._inner_ends[number]
         finally:
+            # The placeholder was made before the run used anything, so read the counts again at the end.
             if self._inner_ends[number].status == "cancelled":
                 self._inner_ends[number] = inner.describe_interrupted()

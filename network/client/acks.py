@@ -60,16 +60,19 @@ class Acks:
     def begin_session(self, wire: Wire, cursor: int) -> None:
         """Start a session, which delivers everything above ``cursor`` that is not acknowledged."""
         self._wire = wire
+        # Handled seqs leave the order: the new session delivers them again if the hub had not counted them.
         self._order = deque(seq for seq in self._order if seq in self._open)
         self._single.clear()
         self._named.clear()
         self._covered.clear()
         self._session_top = cursor
+        # The hub's cursor may be ahead: another session of this participant may have acknowledged more.
         self.prefix = max(self.prefix, cursor)
         self._prefix_is_due = False
 
     def forget_open(self) -> None:
         """Forget open deliveries: their program has ended, and the next session delivers them again."""
+        # Without a wire a callback that is still scheduled sends nothing, least of all into the next session.
         self._wire, self._is_due = None, False
         self._order.clear()
         self._open.clear()
@@ -80,6 +83,8 @@ class Acks:
         self._session_top = max(self._session_top, seq)
         if seq in self._open:
             return False
+        # The acknowledgement was lost with the last session or with the hub. Send it again, without the program seeing
+        # the message.
         if seq in self._handled:
             self._acknowledge(seq)
             self._send_soon()
@@ -129,6 +134,7 @@ class Acks:
 
     def _send_soon(self) -> None:
         """Send one frame for everything that is handled within a loop tick."""
+        # One frame per tick: a program that handles a batch would otherwise send a frame for each message.
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self.send_due)
@@ -155,6 +161,7 @@ class Acks:
     def _acknowledge(self, seq: int) -> None:
         before = self.prefix
         self._advance()
+        # The prefix did not reach this seq, because an earlier delivery is still open.
         if self.prefix == before or seq > self.prefix:
             self._single.append(seq)
 
@@ -205,5 +212,6 @@ class Delivery:
     ) -> None:
         if error is None:
             await self.ack()
+        # A cancellation is no failure of the message, so it must not count towards a dead letter.
         elif isinstance(error, Exception):
             await self.nack(f"{type(error).__name__}: {error}")

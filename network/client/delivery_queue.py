@@ -35,6 +35,7 @@ class DeliveryQueue:
         if len(self._own) <= MAX_OWN_WAITING and self._own_chars <= MAX_OWN_CHARS:
             return []
         displaced: dict[Delivery, None] = {}
+        # Drop half at once: dropping one at a time would rebuild the queue below for every further message.
         while len(self._own) > MAX_OWN_WAITING // 2 or self._own_chars > MAX_OWN_CHARS // 2:
             oldest, oldest_size = self._own.popleft()
             self._own_chars -= oldest_size

@@ -58,6 +58,7 @@ async def handle_exactly_once(
     and what ends the client. Run one process at a time per agent and database."""
     async with aiosqlite.connect(database, isolation_level=None) as db:
         await db.execute("PRAGMA journal_mode = WAL")
+        # With NORMAL, a power cut could undo a commit after its message was acknowledged, and the effect would be lost.
         await db.execute("PRAGMA synchronous = FULL")
         await db.execute("PRAGMA fullfsync = ON")  # macOS alone: its fsync leaves data in the drive's cache
         await _prepare_tables(db)
@@ -67,6 +68,8 @@ async def handle_exactly_once(
                 f"The hub at {client.url} no longer has the history to which the cursor in {database} belongs. See "
                 "roundelay.network.client.exactly_once."
             )
+            # Stop instead of skipping: the messages between the cursor and what the hub still has may not have been
+            # handled.
             if client.welcome.resume == "limited" and cursor is not None and cursor.seq:
                 raise replaced
             epoch = client.welcome.network.epoch
@@ -81,6 +84,7 @@ async def handle_exactly_once(
                         await _handle(db, client, delivery, handler)
             finally:
                 dead_letters.cancel()
+                # The task may be inside a statement. Wait for it before the database is closed.
                 await asyncio.wait([dead_letters])
                 if not dead_letters.cancelled() and (failure := dead_letters.exception()) is not None:
                     log.error("dead letters are no longer recorded", exc_info=failure)
@@ -90,6 +94,7 @@ async def _prepare_tables(db: aiosqlite.Connection) -> None:
     for statement in _SCHEMA:
         await db.execute(statement)
     for table, column in _ADDED_COLUMNS:
+        # SQLite has no ADD COLUMN IF NOT EXISTS.
         columns = [row[1] for row in await db.execute_fetchall(f"PRAGMA table_info({table})")]
         if column not in columns:
             await db.execute(f"ALTER TABLE {table} ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
@@ -98,6 +103,7 @@ async def _prepare_tables(db: aiosqlite.Connection) -> None:
 async def _begin(db: aiosqlite.Connection, client: NetworkClient) -> None:
     """Record where the very first start was. Older messages may still come: another program may have failed on them."""
     welcome = client.welcome
+    # IGNORE keeps the first start: ``began`` must not move with each restart, or old messages would pass for handled.
     sql = "INSERT OR IGNORE INTO roundelay_cursor (agent_id, epoch, seq, began) VALUES (?, ?, ?, ?)"
     await db.execute(sql, (client.agent_id, welcome.network.epoch, welcome.cursor, welcome.head))
 
@@ -115,6 +121,7 @@ async def _read_cursor(db: aiosqlite.Connection, agent_id: str) -> Cursor | None
 
 async def _handle(db: aiosqlite.Connection, client: NetworkClient, delivery: Delivery, handler: Handler) -> None:
     message, agent_id = delivery.message, client.agent_id
+    # An own message, or a repeat of a handled one. Acknowledge it, so that the hub stops delivering it.
     if message.sender_id == agent_id or not await _is_open(db, agent_id, message.seq):
         await delivery.ack()
         return
@@ -137,6 +144,7 @@ async def _handle(db: aiosqlite.Connection, client: NetworkClient, delivery: Del
         )
         await _advance(db, client, message.seq)
         await db.execute("COMMIT")
+        # After the commit: if this nack is lost, the row makes the next start deliver the message again.
         await delivery.nack(f"{type(error).__name__}: {error}")
     except BaseException:  # cancelled: as if the handler had not started
         await db.execute("ROLLBACK")

@@ -243,6 +243,7 @@ class Link:
     async def _join(self, wire: Wire) -> None:
         """Send the hello and start the session. Raises the hub's refusal, or `Closed`."""
         last = None if self._drops_fence else self.welcome
+        # Drop the token for one attempt only: the welcome brings a new one, which the next join must present.
         self._drops_fence = False
         fence: int | UnsetType = last.fence if last is not None and last.fence is not None else UNSET
         hello = self._owner.make_hello(fence)
@@ -311,6 +312,7 @@ class Link:
                 await wire.drop()
                 if loop.time() - joined_at >= STEADY_S:
                     self._failures = 0
+                # Before reconnecting: a request that ended this session would end the next one too.
                 self._requests.count_loss(closed)
                 ending = self._find_ending(closed)
                 if ending is not None:
@@ -353,6 +355,7 @@ class Link:
             if name in frame:
                 self._requests.answer(prefix + frame[name], error)
                 return
+        # An error without an id answers a frame that nobody waits for, such as a signal or an acknowledgement.
         log.warning("the hub refused a frame: %s", error, extra={"code": frame["code"]})
 
     def _handle_stored(self, key: str, frame: dict[str, Any]) -> None:
@@ -371,6 +374,7 @@ class Link:
         return None
 
     def _end(self, error: RoundelayError) -> None:
+        # The first failure is the cause. What follows, such as a close, must not hide it.
         if self.failure is None:
             self.failure = error
             self._requests.end(error)
@@ -393,6 +397,7 @@ class Link:
                 reason = str(error)
             except RetryLater as later:
                 reason = str(later)
+                # A program that was connected should be back soon, so the hub's delay is capped at the longest backoff.
                 min_s = min(self._delay_named_by_hub_s(later), RECONNECT_BACKOFF.max_s)
             except Closed as closed:
                 reason = str(closed)
@@ -400,6 +405,7 @@ class Link:
                 if closed.code not in COME_BACK_CODES:
                     raise ConnectError(f"The hub ended the session: {closed}") from closed
             else:
+                # After the join, so that a program which reacts to this event can send requests.
                 assert self.welcome is not None
                 self._owner.take_event(Reconnected(self.welcome))
                 return wire

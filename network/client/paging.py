@@ -32,6 +32,7 @@ def _before(entries: str, field: str) -> _Paging:
 
 
 def _name_letter(page: Page, _: Mapping[str, Any]) -> dict[str, Any]:
+    # Dead letters are ordered by agent and seq, so the position needs both.
     last = page["dead_letters"][-1]
     return {"after": f"{last['agent_id']}/{last['seq']}"}
 

@@ -108,6 +108,8 @@ class RequestQueue:
                 f"The hub's answer to one of the unanswered calls is larger than {MAX_FRAME_BYTES} bytes. Ask for less "
                 "at a time."
             )
+            # Which call has the large answer is unknown. Repeating them would end every session, and sends have small
+            # answers.
             for key in [key for key in self._unanswered if key.startswith("c:")]:
                 self.answer(key, error)
         elif closed.code in BLAMING_CODES and self._unanswered:
@@ -147,6 +149,7 @@ class RequestQueue:
             self._send_request(key, request)
 
     def _send_request(self, key: str, request: _Request) -> None:
+        # A repeat in a new session is counted already. Counted twice, the room would shrink with each reconnect.
         self._unanswered_bytes += 0 if key in self._unanswered else len(request.frame)
         self._unanswered[key] = request
         try:
@@ -168,6 +171,7 @@ class RequestQueue:
 
     def _send_waiting(self) -> None:
         """Send what waited for room, then the calls that the hub takes now."""
+        # ``_is_ended``: `end` resolves one request after another, and each would otherwise let the next one be sent.
         while self._waiting and not self._is_ended and self._has_room(next(iter(self._waiting.values()))):
             key = next(iter(self._waiting))
             self._send_request(key, self._waiting.pop(key))
@@ -181,4 +185,5 @@ class RequestQueue:
 
     def _has_room(self, request: _Request) -> bool:
         size = self._unanswered_bytes + len(request.frame)
+        # A single request may exceed the bytes: with nothing else on its way it would otherwise wait forever.
         return not self._unanswered or (len(self._unanswered) < MAX_UNANSWERED and size <= MAX_UNANSWERED_BYTES)

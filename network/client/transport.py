@@ -105,6 +105,7 @@ class WebSocketTransport:
                 return wire
             except ConnectError as error:
                 untried = [url for url in self._list_next(error) if url not in tried]
+                # Bounded, since two nodes may each name another leader without end while an election runs.
                 if not untried or len(tried) >= len(self._urls) + MAX_REDIRECTS:
                     others = sorted(tried - {self.url})
                     self.url = self._list_next(None)[0]
@@ -128,6 +129,7 @@ class WebSocketTransport:
     def pass_over(self) -> None:
         """Switch to the next URL: the present one belongs to another network."""
         self._passed_over.add(self.url)
+        # The leader named before may still be right: it was named by a node of this network.
         self._leader = self._previous_leader
         self.url = self._list_next(None)[0]
 
@@ -184,6 +186,7 @@ class WebSocketTransport:
         except TimeoutError as error:
             raise ConnectError(step.value.format(url=url, seconds=f"{timeout_s:g}")) from error
         except ConnectionResetError as error:
+            # A reset during TCP or TLS comes from the network or a firewall. Only a hub that makes room resets later.
             if step is not _Step.UPGRADE:
                 raise ConnectError(explain_failure(url, error)) from error
             raise Crowded(explain_failure(url, error)) from error
@@ -252,6 +255,8 @@ class WebSocketWire:
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()
+                # Swap before the first await, so that frames queued meanwhile go into the next round and keep their
+                # order.
                 outgoing, self._outgoing = self._outgoing, []
                 for data in outgoing:
                     await self._connection.send(data, text=True)
@@ -270,10 +275,12 @@ class WebSocketWire:
                 # This end closed because of a large frame. The peer only repeats a code.
                 code, reason = error.sent.code, error.sent.reason
             self._closed = Closed(code, reason)
+            # Before the error is raised: the reader reconnects at once, and the new address must be known by then.
             self._on_close(self._closed)
             raise self._closed from error
 
     async def drop(self) -> None:
         self._closed = self._closed or Closed(1006, "")
         self._sender.cancel()
+        # Abort instead of closing: a close handshake waits for a peer that may be gone.
         self._connection.transport.abort()
