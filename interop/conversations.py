@@ -183,6 +183,7 @@ class FollowedQuestion:
         try:
             async with asyncio.timeout(wait_s):
                 while True:
+                    # Cleared before the state is read: news during the read then ends the wait below at once.
                     self._news.clear()
                     state = await self._read_state()
                     status, reaction = _read_newest(state)
@@ -209,6 +210,7 @@ class FollowedQuestion:
         if body.get("reaction") != self.reaction:
             return
         if signal.kind == "delta":
+            # No ledger read for a piece: text streams many times a second, and the answer comes as a message.
             self._streams.add(body)
             self._news.set()
         elif signal.kind == "thinking":  # the reaction begins or ends
@@ -236,6 +238,7 @@ class FollowedQuestion:
         async for page in self._client.pages("network.history", args):
             is_taken_over |= "held" in page
             messages = list(map(message_from_wire, page["messages"]))
+            # Pages go backwards in time, so each one belongs before those that were read already.
             newer = [message for message in messages if message.seq > known_up_to] + newer
             if not messages or messages[0].seq <= known_up_to:
                 break
@@ -300,6 +303,7 @@ class _StreamedText:
         elif streamed is None or not 0 <= at <= len(streamed) or not _overlaps(streamed[at:], piece.text):
             self._texts[piece.stream] = None
             return
+        # Only what is new: the beginning of the piece was shown already.
         new = piece.text[len(streamed) - at :]
         if not new or len(new) > self._room:
             return
@@ -391,11 +395,13 @@ class Conversations:
             for work in (self._listen_to_events(), self._listen_to_messages()):
                 task = asyncio.create_task(work, name="conversations")
                 self._listeners.add(task)
+                # The set keeps the task alive: the event loop holds tasks by weak references only.
                 task.add_done_callback(self._listeners.discard)
         # Watching belongs to a session at the hub. After a reconnect it has to be requested again.
         session = self.client.welcome.session_id
         if self._watching != session:
             await self.client.call("network.watch", {"signals": True})
+            # Set only after the hub has accepted: if the call fails, the next question asks again.
             self._watching = session
 
     async def _listen_to_events(self) -> None:
@@ -423,6 +429,7 @@ class Conversations:
         """Notify the questions of messages to the caller. The questions read them from their threads."""
         after = self.client.welcome.head
         while self.client.failure is None:
+            # Without questions no wait is held at the hub, which allows each session only so many reads.
             await self._has_questions.wait()
             try:
                 # Never cancelled: the hub would hold one of the session's reads for each wait that was given up.

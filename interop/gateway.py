@@ -75,6 +75,7 @@ def make_app(
 
     mcp_server = make_mcp_server(find_session)
     [mcp_route] = mcp_server.streamable_http_app(
+        # No sessions of MCP: the ledger has all state, so any gateway can answer the next request.
         stateless_http=True,
         json_response=True,
         host=host,
@@ -156,6 +157,7 @@ async def serve_gateway(
     Webhooks and A2A push notifications need ``webhooks_file``. Raises `ConnectError` if the address cannot be bound, and
     `ConfigError` if the file is invalid or in use."""
     try:
+        # Bind here and not in uvicorn, which would end the process with SystemExit if the port is taken.
         listening = _bind(host, port)
     except OSError as error:
         raise ConnectError(
@@ -181,6 +183,7 @@ async def serve_gateway(
             access_log=False,
             lifespan="on",
             server_header=False,
+            # No protocol here uses WebSockets, and the middleware checks HTTP requests only.
             ws="none",
             timeout_graceful_shutdown=STOP_S,
         )
@@ -192,6 +195,7 @@ async def serve_gateway(
             shown = f"[{host}]" if ":" in host else host
             yield f"http://{shown}:{listening.getsockname()[1]}"
         finally:
+            # Let uvicorn finish: cancelling the task would cut responses that are nearly sent.
             server.should_exit = True
             await serving
 
@@ -202,6 +206,7 @@ def _bind(host: str, port: int) -> socket.socket:
     )[0]
     sock = socket.socket(family, kind, protocol)
     try:
+        # A restarted gateway gets its port back while old connections are still in TIME_WAIT.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen()  # connections wait from now on until they are served

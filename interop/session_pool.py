@@ -66,6 +66,7 @@ def read_authorization(header: str | None) -> Credentials:
     elif scheme.lower() != "bearer":
         raise NotAuthenticated(f"A call needs a participant's token. {HOW}")
     agent_id, colon, token = value.strip().partition(":")
+    # Check the form here, so that malformed tokens cost the hub no connection.
     if not (is_id(agent_id) and colon and token and token.isascii() and token.isprintable()):
         raise NotAuthenticated(f"The token must be ID:TOKEN, with the participant's id before it. {HOW}")
     return Credentials(agent_id, token)
@@ -130,6 +131,7 @@ class SessionPool:
         `ConnectError`), or `Overloaded`.
         """
         session = self._sessions.get(credentials.key)
+        # A session whose connection ended for good stays in the pool until now, and is replaced.
         if session is None or session.client.failure is not None:
             session = await self._open(credentials)
         if session.calls >= MAX_CALLS and not is_cleanup:
@@ -148,6 +150,7 @@ class SessionPool:
     async def _open(self, credentials: Credentials) -> _PooledSession:
         """Open a session. It takes a place in the pool only after the hub has accepted the token. Raises the refusal."""
         key = credentials.key
+        # Refuse before connecting: wrong tokens must not be able to fill the hub's pending connections.
         if self._proving >= MAX_PROVING:
             raise Overloaded("Too many new callers at once. Try again.", 1000)
         self._proving += 1

@@ -151,6 +151,7 @@ def _is_taken(
     output: HookOutput, notes: SessionNotes, call: HookCall, host: Host, began_at: float, is_new_context: bool
 ) -> bool | None:
     """Return whether the host has used an output, or None if that does not show yet."""
+    # Only what the transcript has gained since: an older copy of a mark proves nothing.
     transcript = _read_from(call.transcript, output.offset)
     if transcript is not None and output.mark.encode() in transcript:
         return True  # even if its hook was killed: Claude Code uses the output of killed hooks
@@ -195,6 +196,7 @@ class _Deadline:
         self._output = threading.Lock()
         """Held by the thread that prints. Never released: the process ends after printing."""
         self._timer = threading.Timer(max(timeout_s - age_s, 0.0), self._give_up)
+        # A daemon: the watchdog itself must not keep a finished process alive.
         self._timer.daemon = True
         self._timer.start()
 
@@ -243,6 +245,7 @@ def run_hook(host: Host, url: str | None = None) -> NoReturn:
         try:
             event = json.loads(sys.stdin.buffer.read() or b"{}")
             call = host.read(event) if isinstance(event, dict) else None
+            # Hosts run hooks of parallel tools at once. Without the lock two of them would show the same message.
             path = session.enter_context(_lock_session(host, call)) if call is not None else None
             if call is not None and path is not None:
                 project = find_project(host, find_folder(host, event.get("cwd")))
@@ -276,6 +279,7 @@ def _make_plan(host: Host, project: Path, call: HookCall, path: Path, url: str |
     notes = _load(path, process)
     is_start = call.moment == "start" and call.source != "compact"
     is_new_context = is_start or (notes.pid, notes.started) != process
+    # Before the node is asked: what the host has taken is acknowledged in the same call.
     resolve_outputs(notes, call, host, began_at=deadline.began_at, is_new_context=is_new_context)
     notes.shown = [*([] if is_new_context else notes.shown), *sorted(call.shown)][-MAX_SHOWN:]
     if is_start:
@@ -288,11 +292,13 @@ def _make_plan(host: Host, project: Path, call: HookCall, path: Path, url: str |
     hub = find_hub(agent_id, url)
     try:
         messages, network = asyncio.run(_ask_node(host, project, agent_id, hub, notes, deadline.left_s))
+        # Only a hub that answered is remembered: a wrong address must not be the one that is tried next time.
         remember_hub(agent_id, hub)
         if call.moment != "stop" or notes.stops < MAX_STOPS:
             text, seqs = compose_text(agent_id, network, messages, is_start=call.moment == "start")
     except (RoundelayError, TimeoutError, OSError) as error:
         problem = f"Roundelay: {describe_problem(error, agent_id, hub)}"
+    # Show a failure once: a node that is away would otherwise write a line after every tool.
     notice = problem if host.shows_notices and problem != notes.problem else ""
     notes.problem = problem
     output = None
@@ -359,6 +365,7 @@ async def _ask_node(
             if done := [seq for seq in seqs if seq in notes.taken]:
                 await client.call("network.acknowledge", {"seqs": done})
             new += [message_from_wire(message) for message in page["messages"] if message["seq"] not in in_context]
+            # Read at least as far as the last taken seq, or it would stay unacknowledged and come again.
             if len(new) >= ENOUGH and page["next"] >= max(notes.taken, default=0):
                 break
         notes.taken = []
@@ -381,10 +388,12 @@ def compose_text(
         return f"{who}. {count} come for you.{more} {OTHERS_WORDS} Answer with the tool reply where one asks for it."
 
     lines, seqs = list[str](), list[int]()
+    # Reserve the longest head: how many messages fit is known only at the end.
     room = MAX_OUTPUT_CHARS - measure(make_head(len(messages), True)) - len(_MARK.format("0" * 16))
     for message in messages:
         line = format_message(message, MAX_TEXT_CHARS, hint="; history shows them")
         room -= measure(line) + 1
+        # The first message is shown in any case. One that never fits would block all messages behind it.
         if seqs and room < 0:
             break
         lines.append(line)
@@ -407,6 +416,7 @@ def list_shown_seqs(process: HostProcess, *, with_shown: bool = False) -> set[in
 @contextmanager
 def _lock_session(host: Host, call: HookCall) -> Iterator[Path | None]:
     """Lock a session for one hook, and yield the path of its notes. None: another hook runs and shows the messages."""
+    # Hash the session id: the host chooses it, and it may contain characters that no file name has.
     name = hashlib.sha256(f"{host.name}/{call.session}".encode()).hexdigest()[:32]
     folder = home() / "bridge" / "sessions"
     make_folder(folder)

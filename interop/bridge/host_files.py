@@ -50,6 +50,7 @@ class JsonFile:
     def add(self, before: str | None) -> str:
         root = self._read(before, "add") if before is not None and before.strip() else dict(self.frame)
         old = json.dumps(root)
+        # Old hooks first: with another command a new version would otherwise run beside the old one.
         self._drop(root, keeps=self.items)
         for path, value in self.members.items():
             place = self._reach(root, path[:-1], {})
@@ -58,6 +59,7 @@ class JsonFile:
             listed = self._reach(root, path, [])
             if item not in listed:
                 listed.append(item)
+        # Unchanged content stays byte for byte: installing twice must not reformat a file of the project.
         return before if before is not None and json.dumps(root) == old else _write_json(root, before)
 
     def take_out(self, text: str) -> str | None:
@@ -72,6 +74,7 @@ class JsonFile:
             _prune(root, path, removes=False)
         if json.dumps(root) == old:
             return text
+        # A file that only the bridge needed is removed as a whole.
         return None if not root or root == dict(self.frame) else _write_json(root, text)
 
     def _read(self, text: str, purpose: Literal["add", "take out"]) -> dict[str, Any]:
@@ -148,6 +151,7 @@ class TomlFile:
         gap = "" if not rest or rest.endswith(end * 2) else end if rest.endswith("\n") else end * 2
         text = f"{rest}{gap}{block}"
         try:
+            # Parse the rest too: if the file was broken before, the error must not look like a fault of the new table.
             tomllib.loads(rest)
             tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -203,6 +207,7 @@ class OwnFile:
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # JSON allows a key twice, and Python keeps the last. Writing that back would silently drop the first.
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("an object has a key twice")
@@ -264,6 +269,7 @@ def _write_json(root: object, before: str | None) -> str:
     indent = re.search(r'^[\[{]\r?\n([ \t]+)"', before or "")
     text = json.dumps(root, indent=indent[1] if indent else 2, ensure_ascii=False) + "\n"
     if before is not None:
+        # Keep the end of the file as it was, so that a diff shows the entries of the bridge alone.
         text = text if before.endswith("\n") or not before else text.rstrip("\n")
         text = text.replace("\n", "\r\n") if "\r\n" in before else text
     return text

@@ -77,6 +77,7 @@ class Host:
             return None
         shown: frozenset[int] = frozenset()
         if NAME in str(event_data.get("tool_name") or ""):
+            # Search the result as text: each host wraps it differently, and the message tags are the same everywhere.
             result = json.dumps(event_data.get("tool_response") or event_data.get("tool_output"))
             shown = frozenset(int(seq) for seq in re.findall(r'<message seq=\\*"(\d+)\\*" from=', result))
         return HookCall(
@@ -160,6 +161,7 @@ def _codex_files(commands: Commands) -> list[HostFile]:
 
 
 def _gemini_files(commands: Commands) -> list[HostFile]:
+    # Gemini CLI counts in milliseconds.
     hooks = _hook_lists(commands, "gemini", _GEMINI_EVENTS, name=NAME, timeout=TIMEOUT_S * 1000)
     return [JsonFile(".gemini/settings.json", {("mcpServers", NAME): _mcp(commands, "gemini")}, hooks)]
 

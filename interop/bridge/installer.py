@@ -89,6 +89,7 @@ def find_command() -> list[str]:
     """Return the command by which hosts start this program: its name if that finds it, otherwise its path."""
     beside = Path(sys.executable).with_name("roundelay")
     command = shutil.which("roundelay")
+    # The bare name only if it starts this installation: another one on the path may have another version.
     if command is not None and beside.exists() and Path(command).resolve() == beside.resolve():
         return ["roundelay"]
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "roundelay"]
@@ -106,6 +107,7 @@ def plan_install(
     if wakes:
         environment[WAKE] = "1"
     if chosen := os.environ.get("ROUNDELAY_HOME"):
+        # Written as an absolute path: a host starts its hooks in a folder of its own choice.
         environment["ROUNDELAY_HOME"] = str(Path(chosen).resolve())
     changes = []
     for file in host.make_files(Commands(words, environment)):
@@ -135,6 +137,7 @@ def install(host: Host, project: Path, changes: list[FileChange]) -> None:
         for folder in reversed(Path(change.path).parents):
             if not (project / folder).exists() and str(folder) not in folders:
                 folders.append(str(folder))
+    # Before the first file is changed: without the record, `remove` could not restore a half-finished installation.
     write_private(_find_record(host, project), _Record(show_path(project), host.name, files, tuple(folders)))
     for change in changes:
         _apply(project, change)
@@ -168,6 +171,7 @@ def remove(host: Host, project: Path, changes: list[FileChange]) -> None:
     record = _load(host, project)
     for change in changes:
         _apply(project, change)
+    # Innermost first. A folder in which somebody has put a file stays.
     for folder in reversed(record.folders if record is not None else ()):
         with suppress(OSError):
             (project / folder).rmdir()
@@ -205,6 +209,7 @@ def _keep_before(host: Host, change: FileChange, stored: _InstalledFile | None) 
         [file] = [file for file in host.make_files(Commands(["roundelay"], {})) if file.path == change.path]
         text = _decode(before, change.path)
         rest = file.take_out(text)
+        # The stored original must not contain entries of an earlier installation, or `remove` would bring them back.
         before = before if rest == text else None if rest is None else rest.encode()
     return None if before is None else base64.b64encode(before).decode("ascii")
 
@@ -227,6 +232,7 @@ def _write(path: Path, content: bytes) -> None:
     exceeds. A new file gets the mode of the user's new files."""
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target: only inside one file system is the rename atomic.
     draft = target.with_name(f"{target.name}.{os.getpid()}.part")
     mode = target.stat().st_mode & 0o777 if target.exists() else None
     try:

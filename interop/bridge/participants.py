@@ -62,6 +62,7 @@ def find_host_process() -> HostProcess:
     """Return the host that started this process, perhaps through a shell. Raises `ConnectError` if it has ended: the
     process that adopts orphans is no host."""
     pid, process = os.getppid(), read_process(os.getppid())
+    # Stop below process 1: after the host has ended, the search would otherwise end at init and take it for the host.
     while process is not None and process.parent > 1 and process.name.lstrip("-") in _WRAPPERS:
         pid, process = process.parent, read_process(process.parent)
     # Checked after the search: while the output has a reader, the host that was found is the right one.
@@ -103,6 +104,7 @@ def claim_name(host: Host, project: Path, process: HostProcess) -> str:
             if (holder.pid, holder.started) == process:
                 return name
         free = [name for name, holder in own if not holder.is_running]
+        # The shortest free name is the project's oldest, which others know and whose messages wait.
         name = min(free, key=lambda name: (len(name), name)) if free else _make_name(host, project, names)
         names[name] = NameHolder(host.name, place, *process, url=names[name].url if name in names else "")
         write_private(home() / "bridge" / "names.json", names)
@@ -164,6 +166,7 @@ def show_path(path: Path) -> str:
 def write_private(path: Path, value: Any) -> None:
     """Write a value as JSON to a private file, atomically."""
     make_folder(path.parent)
+    # The process id in the name: two processes must not write into one draft.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | CLOSE_ON_EXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -185,6 +188,7 @@ def _locked(path: Path) -> Iterator[None]:
     make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
+        # Closing the descriptor releases the lock, also when the process is killed. So no stale lock can remain.
         lock_descriptor(descriptor, wait=True)
         yield
     finally:

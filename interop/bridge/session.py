@@ -75,6 +75,7 @@ class BridgeSession:
         self._early_connect: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        # In the background: a host waits for its MCP servers at the start, and the node may be slow.
         self._early_connect = asyncio.create_task(self._connect_early(), name="bridge-connect")
         return self
 

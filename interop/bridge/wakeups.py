@@ -82,6 +82,7 @@ async def serve_waking(server: MCPServer[Any], session: BridgeSession) -> None:
 async def keep_waking(session: BridgeSession, wake: Wake) -> None:
     """Wake the host for messages that its hooks do not show, until cancelled. Earlier messages are shown at its start."""
     clock = asyncio.get_running_loop().time
+    # Filled with times of at least an hour ago, so that ``woken[0] + 3600`` limits the rate from the first wake on.
     woken: deque[float] = deque([-3600.0] * MAX_AN_HOUR, maxlen=MAX_AN_HOUR)
     position: tuple[str, int] | None = None
     """The history (epoch) and the seq up to which messages have caused a wake."""
@@ -90,6 +91,7 @@ async def keep_waking(session: BridgeSession, wake: Wake) -> None:
             async with session.lend(None) as client:
                 epoch = client.welcome.network.epoch
                 if position is None or position[0] != epoch:
+                    # Begin at the end of the history: the host's hooks show earlier messages at its start.
                     position = epoch, client.welcome.head
                 args = {"after": position[1], "limit": 100, "wait_ms": WAIT_MS, "peek": True}
                 page = await client.call("network.receive", args)
@@ -97,6 +99,8 @@ async def keep_waking(session: BridgeSession, wake: Wake) -> None:
                 first = page["messages"][0]["seq"]
                 await asyncio.sleep(max(GRACE_S, woken[-1] + GAP_S - clock(), woken[0] + 3600 - clock()))
                 while waiting := await session.count_unseen(first):
+                    # Count again before each try: hooks of a busy host may have shown the messages, and a wake would be
+                    # empty.
                     if await _wake_once(wake, waiting, woken) is not False:
                         break
                     await asyncio.sleep(BUSY_S)
@@ -113,6 +117,7 @@ async def _wake_once(wake: Wake, waiting: int, woken: deque[float]) -> bool | No
     try:
         is_woken = await wake(_say(waiting))
     except TimeoutError:
+        # The turn may have started without a reply. Another wake would cost a second turn for the same messages.
         is_woken = True
     if is_woken:
         woken.append(asyncio.get_running_loop().time())
@@ -170,6 +175,7 @@ async def _ask_codex(socket: ClientConnection, number: int, method: str, params:
     await socket.send(json.dumps({"id": number, "method": method, "params": params}))
     while True:
         reply = json.loads(await socket.recv())
+        # The server also sends notifications and requests, whose ids may be equal to ours.
         if reply.get("id") == number and "method" not in reply:
             if "error" in reply:
                 raise OSError(f"Codex's app server refused {method}: {reply['error'].get('message')}")

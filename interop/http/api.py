@@ -166,6 +166,7 @@ async def _send(call: HttpCall) -> tuple[int, Any]:
     body, key = call.arguments, call.names.get("idempotency-key")
     if key is not None and not _MESSAGE_ID.fullmatch(key):
         raise InvalidFrame("The header Idempotency-Key must be 1 to 128 visible ASCII characters.")
+    # Two ids would make two messages of one request, depending on which one a retry repeats.
     if key is not None and body.message_id not in (None, key):
         raise InvalidFrame("message_id and the header Idempotency-Key name different ids. Send only one of them.")
     options = body.model_dump(exclude={"to", "content", "message_id"}, exclude_none=True)
@@ -299,6 +300,8 @@ async def _answer(pool: SessionPool, rows: Mapping[str, Endpoint[Any]], request:
                 place["idempotency-key"] = request.headers["idempotency-key"]
             async with pool.session(credentials) as client:
                 work = endpoint.perform(HttpCall(client, credentials, arguments, place))
+                # Only a GET is cancelled with its client: a send that has begun is finished, so that its retry finds
+                # the message.
                 status, value = await (run_while_connected(request.receive, work) if endpoint.method == "GET" else work)
     except ClientDisconnect:
         return Response(status_code=400)  # nobody reads the response
@@ -321,6 +324,7 @@ async def _read_body_or_query(endpoint: Endpoint[Any], request: Request) -> Base
         if len(set(names)) != len(names):
             raise InvalidFrame("The query has a parameter twice.")
         return shape.model_validate(dict(request.query_params))
+    # Strict for JSON, which has types of its own. A query has only text, so it is converted above.
     return shape.model_validate(await read_json(request), strict=True)
 
 

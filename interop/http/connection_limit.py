@@ -42,6 +42,7 @@ class RefusalLog:
         self._due: asyncio.TimerHandle | None = None
 
     def count(self, reason: str) -> None:
+        # Log the first at once, and sum up the rest: a flood of refusals must not become a flood of lines.
         self._counts[reason] += 1
         if self._due is None:
             self._write()
@@ -116,9 +117,11 @@ class LimitedConnection(H11Protocol):
             super().data_received(data)
         finally:
             token_accepted.reset(reset)
+        # IDLE with bytes left over means that a part of a head has arrived, and the rest is still missing.
         is_partial = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
         if not is_partial:
             self._cancel_timeout()
+        # Never renew a running timer: a client that sends a byte at a time would otherwise never be late.
         elif self._due is None:
             self._due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
 

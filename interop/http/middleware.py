@@ -50,6 +50,7 @@ class UnambiguousRequestsOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        # A proxy may take the first header and this server the last: the proxy's checks would apply to another request.
         if (name := _find_ambiguity(headers)) is not None:
             response = make_error_response(InvalidFrame(f"The request states its {name} more than once."))
             response.headers["connection"] = "close"  # the end of this request may be ambiguous too
@@ -74,6 +75,7 @@ def _is_cross_site(headers: Headers, names: PublicNames) -> bool:
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
     if origin is not None and origin.partition("://")[2] != headers.get("host") and not names.is_own_page(origin):
         return True
+    # "none" is a person who typed the address, and the default for programs, which do not send this header.
     return site not in ("none", "same-origin")
 
 
@@ -131,6 +133,7 @@ class CancelOnDisconnect:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            # Read the body first: only then does ``receive`` report that the client has disconnected.
             body = await read_body(Request(scope, receive))
         except ClientDisconnect:
             return

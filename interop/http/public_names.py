@@ -66,6 +66,7 @@ class PublicNames:
         if self._url is not None:
             return self._url
         prefix = request.headers.get("x-forwarded-prefix", "")
+        # Anybody can send this header, so only a plain path enters the document.
         prefix = prefix.rstrip("/") if _PREFIX.fullmatch(prefix) else ""
         return f"{request.url.scheme}://{request.url.netloc}{prefix}"
 

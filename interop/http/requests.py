@@ -135,6 +135,7 @@ async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
     finally:
         working.cancel()
         gone.cancel()
+        # Wait for both: work that still runs would use a session which its caller is about to give back.
         await asyncio.wait({working, gone})
 
 
