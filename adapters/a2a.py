@@ -196,6 +196,7 @@ class A2AAgent(AdaptedAgent):
                 if progress.task_id:
                     events = self._resume(client, progress.task_id)
                 else:
+                    # Make it once: it takes the waiting task of the context, which a second call would not find again.
                     request = request or await self._make_request(client, turn)
                     events = client.send_message(request)
                 async with aclosing(_read(events)) as updates:

@@ -61,7 +61,9 @@ class LangGraphAgent(AdaptedAgent):
         if isinstance(messages, str):
             return messages
         state: dict[str, Any] = {}
+        # Each checkpoint is stored before the next step: with less, a kill could lose a tool's effect and repeat it.
         options: dict[str, Any] = {"durability": "sync"} if remembers else {}
+        # None continues at the checkpoint. Any input would start the graph from its beginning.
         graph_input = {"messages": messages} if messages is not None else None
         async for mode, value in self.graph.astream(graph_input, config, stream_mode=["messages", "values"], **options):
             if mode == "values":
@@ -78,7 +80,9 @@ class LangGraphAgent(AdaptedAgent):
         snapshot = await self.graph.aget_state(config)
         messages: Sequence[BaseMessage] = snapshot.values.get("messages", [])
         if any(message.id == _make_id(turn.message) for message in messages):
+            # The graph knows this message: an earlier process ran it, to its end or to a checkpoint.
             return None if snapshot.next else _read_answer(messages)
+        # Providers refuse a history in which a call has no result, as a killed run leaves it.
         answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
         calls = [call["id"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
         return [

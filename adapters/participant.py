@@ -144,6 +144,7 @@ class IncomingTurn:
     def news(self) -> Sequence[BaseMessage]:
         """Messages of others in the thread since the agent's last one, for a framework with a memory of its own. The
         same when the work is repeated. Format them with `mark`."""
+        # From the agent's last message and not from a stored position: after a kill, the same messages are new again.
         own_indexes = [index for index, message in enumerate(self.conversation) if message.sender_id == self.agent_id]
         return self.conversation[own_indexes[-1] + 1 if own_indexes else 0 :]
 
@@ -151,6 +152,7 @@ class IncomingTurn:
 
     def stream(self, text: str) -> None:
         """Show a piece of the answer while it is written."""
+        # Frameworks stream the text before and after a tool call without a separator.
         if text and self._starts_paragraph:
             text, self._starts_paragraph = f"\n\n{text}", False
         self._emit_delta(ModelDelta(text))
@@ -259,6 +261,7 @@ class _FrameworkModel:
         return ModelReply(cut(text, turn.max_chars), (), *details)
 
     def _open_turn(self, request: ModelRequest, on_delta: OnDelta | None) -> IncomingTurn:
+        # The model protocol has no message, so fetch it from the reaction that asks.
         running = self._agent.find_reaction(request.reaction)
         assert running.reaction is not None, "the loop that asks this model has begun"
         threads: dict[str, list[BaseMessage]] = {}

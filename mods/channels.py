@@ -164,6 +164,7 @@ class Channels(Mod):
             for name, channel in state.ascending("channel", after):
                 if not (is_found(state, origin, channel) and _reads(reading, name)):
                     continue
+                # Without rights in the network, everybody may see a channel that is not closed.
                 required = listeners if channel.access == "closed" or state.rights is not None else ()
                 if not all(
                     is_found_by(state, agent_id, channel) and has_right_to_read(state, agent_id, name)

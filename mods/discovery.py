@@ -70,6 +70,7 @@ class Discovery(Mod):
 
     def _get_index(self, participant: Participant) -> _Index:
         index = self._indexes.get(participant.agent_id)
+        # Identity is enough: a changed card is a new object, and comparing bytes would cost as much as parsing.
         if index is None or index.source is not participant.card:
             index = self._indexes[participant.agent_id] = _read_card(participant)
         return index

@@ -140,6 +140,7 @@ def _add_request(change: Change, key: str, entry: list[str]) -> None:
     expired = [
         request for request in requests if request.until <= change.stamp or (request.key, request.entry) == (key, entry)
     ]
+    # Expired requests are removed with the next one: nothing calls a mod at a given time.
     requests = _remove_requests(change, requests, expired)
     if sum(request.by == entry[0] for request in requests) >= MAX_ASKED_BY_ONE or len(requests) >= MAX_ASKED:
         raise InvalidArguments(
@@ -156,6 +157,7 @@ def _remove_requests(change: Change, requests: list[_Request], removed: list[_Re
         return requests
     for key in dict.fromkeys(request.key for request in removed):
         entries = [request.entry for request in removed if request.key == key]
+        # None deletes the entry: an empty list for each message ever asked about would stay forever.
         change.put(key, [item for item in change.get(key) or [] if item not in entries] or None)
     remaining = [request for request in requests if request not in removed]
     change.put("asked", remaining or None)

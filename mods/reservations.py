@@ -82,6 +82,7 @@ class Reservations(Mod):
             for reservation in held
             if not (reservation["agent_id"] == caller and reservation["path"] in wanted)
         ]
+        # Keep who was named to the holder: extending a reservation must not repeat the notices.
         notified = {
             reservation["path"]: reservation["told"] for reservation in held if reservation["agent_id"] == caller
         }
@@ -154,6 +155,7 @@ def _may_meet(one: str, other: str) -> bool:
 def _normalize(path: str) -> str:
     """Return a path in a comparable form, relative to the project's root. Raises `InvalidArguments` for a path outside
     of the project."""
+    # The same name has several Unicode forms, and file systems differ in the one that they return.
     text = unicodedata.normalize("NFC", path.strip()).replace("\\", "/")
     if re.match("/|~|[A-Za-z]:/", text):
         raise InvalidArguments(

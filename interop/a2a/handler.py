@@ -113,6 +113,7 @@ def _translate_errors() -> Iterator[None]:
     """Raise errors of the network as errors of A2A."""
     try:
         yield
+    # A task that is missing and one that the caller may not read have the same answer: ids must not be probed.
     except (UnknownRecipient, UnknownMessage) as error:
         raise TaskNotFoundError(str(error)) from error
     except (GiveUp, ConnectError, RetryLater) as error:
@@ -149,6 +150,7 @@ class LedgerHandler(RequestHandler):
             raise InvalidParamsError("pageToken must be the nextPageToken of an earlier response")
         async with self._open(context) as tasks:
             listed = await tasks.find(params.context_id or None)
+            # Judge every task only if a filter needs its state: each one costs several reads at the hub.
             if params.status or params.HasField("status_timestamp_after"):
                 after_ms = params.status_timestamp_after.ToMilliseconds()
                 judged = [await tasks.judge(gathered) for gathered in listed]
@@ -185,6 +187,8 @@ class LedgerHandler(RequestHandler):
                         raise TaskNotCancelableError(
                             "Its agent has not started yet; cancel the task when the agent works on it"
                         )
+                    # Wait for the end, so that the response shows the cancelled task. A cancelled reaction still has to
+                    # record it.
                     await _wait_for_end(question)
             self._notify(task.root.thread_id)
             return (await _read(tasks, params.id)).make_task()

@@ -127,6 +127,7 @@ class TaskPushes:
     async def __aenter__(self) -> Self:
         """Raises `ConfigError` if the file is invalid, or if another gateway uses it."""
         stored = self._file.open()
+        # The key is stored: receivers verify posts with the public key that they have cached, also after a restart.
         self._key = _read_key(stored.key) if stored.key else ec.generate_private_key(ec.SECP256R1())
         self._pushes = {push.key: push for push in stored.pushes}
         if not stored.key:
@@ -166,6 +167,7 @@ class TaskPushes:
         if config.id and not _PUSH_ID.fullmatch(config.id):
             raise InvalidArguments("id must be 1 to 128 visible ASCII characters. Or leave it out.")
         target = WebhookUrl.read(config.url, self._allowed_hosts)
+        # Resolve now as well as at each post: a wrong address is reported to the caller who can correct it.
         await target.find_addresses()
         push = Push(
             config.id or secrets.token_hex(16), task.id, task.agent_id, task.caller, credentials.token, config.url,
@@ -182,6 +184,7 @@ class TaskPushes:
 
     async def remove(self, push: Push) -> None:
         """Remove a registration. Raises `NotStored`, after which nothing has changed."""
+        # Stored before the task is cancelled: after a kill in between, the removed registration does not come back.
         self._save_all({key: known for key, known in self._pushes.items() if key != push.key})
         await self._tasks.cancel(push.key)
 
@@ -248,6 +251,7 @@ class TaskPushes:
                     return
                 if delay_s is None:
                     failures = 0
+                    # Acknowledge after the receiver's 2xx only: until then the caller has not got these answers.
                     answers = [message.seq for message in task.messages if message.sender_id == task.agent_id]
                     if answers:
                         await tasks.client.call("network.acknowledge", {"seqs": answers})
@@ -300,6 +304,7 @@ class TaskPushes:
 
     def _update(self, push: Push, **changes: Any) -> None:
         """Change a registration, in memory and in the file. Do nothing if it is so already, or was replaced."""
+        # A replaced registration may still have a post on its way. Its outcome must not change the new one.
         if self._pushes.get(push.key) is not push:
             return
         if all(getattr(push, name) == value for name, value in changes.items()):
@@ -351,6 +356,7 @@ class _Signer:
         push, at = self._push, int(now.astimezone(UTC).timestamp())
         claims = {
             "iss": "roundelay",
+            # The address is signed: a receiver cannot pass a post on as if it had been meant for another one.
             "aud": push.url,
             "sub": push.task_id,
             "iat": at,

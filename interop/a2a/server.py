@@ -131,6 +131,7 @@ class _AgentServer:
             elif event.get("more_body"):  # an event of a stream
                 event["body"] = escape_line_ends(event["body"])
             await send(event)
+            # Only a complete response acknowledges messages: a client that left before has not read them.
             is_sent = event["type"] == "http.response.body" and not event.get("more_body")
 
         await serve_while_connected(self._app, scope, receive, send_event, body)

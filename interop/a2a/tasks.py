@@ -61,6 +61,7 @@ _ENDS: dict[EndStatus, State] = {
 
 def make_task_id(client: NetworkClient, agent_id: str, seq: int) -> str:
     """Return the id of the task that starts with this message of the caller to this agent."""
+    # The digest covers caller and agent: the seq alone could be guessed, and would open tasks of others.
     parts = "\x1f".join(("a2a-task", client.welcome.network.epoch, client.agent_id, agent_id, str(seq)))
     return f"{seq}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
@@ -119,11 +120,13 @@ class TaskRecord:
 
     @property
     def state(self) -> State:
+        # The caller's record comes first: no reaction ran that could have recorded the cancellation.
         if self.is_called_off:
             return CANCELED
         ended = _ENDS[self.ended.status] if self.ended is not None else None
         if self.open_question is not None and is_request(self.open_question):
             return ended if ended is not None else AUTH_REQUIRED
+        # The agent's reaction ends with its question. For A2A the task goes on: it waits for the caller.
         if self.open_question is not None and ended in (None, COMPLETED):
             return INPUT_REQUIRED
         return ended if ended is not None else WORKING if self.is_begun else SUBMITTED
@@ -284,6 +287,7 @@ class TaskLedger:
             if self._is_own(message):
                 root = read_task_mark(message)
                 if root is None:
+                    # A message of another protocol has no mark. As a reply it belongs to the task that it answers.
                     root = root_of.get(message.reply_to or 0, message.seq)
                 elif root not in tasks:
                     continue  # its task starts before the messages that were read

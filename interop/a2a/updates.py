@@ -35,6 +35,7 @@ class TaskUpdates:
     def add_piece(self, piece: TextPiece) -> Iterator[Event]:
         """Yield updates for streamed text: a piece of the next artifact. A new stream replaces that artifact."""
         if self._state == SUBMITTED:
+            # The first piece proves that the agent works, and comes before the ledger shows it.
             self._state = WORKING
             status = self._task.make_status()
             status.state = WORKING
@@ -54,6 +55,7 @@ class TaskUpdates:
                 yield self._make_answer(number, message)
         questions = [message for message in task.messages if message.seq not in self.seqs and task.is_question(message)]
         self.seqs |= {message.seq for message in task.messages}
+        # A second question leaves the state as it was. Without an event the client would never see it.
         if task.state != self._state or (questions and task.state in INTERRUPTED):
             self._state = task.state
             yield TaskStatusUpdateEvent(

@@ -56,6 +56,7 @@ async def find_question(
     page = await client.call("network.approvals", {"after": request.seq - 1, "limit": 1})
     waiting = next((approval for approval in page["approvals"] if approval["seq"] == request.seq), None)
     approval = (request.metadata or {}).get("approval")
+    # A word such as /approve would be a decision at the hub, so it needs the person even below another message.
     if waiting is None and not isinstance(approval, dict) and not text.strip().lower().startswith(_WORDS):
         return None
     if waiting is None:
@@ -76,6 +77,7 @@ def decision_id(client: NetworkClient, request: int) -> str:
 
 def _describe(client: NetworkClient, request: AnyMessage, approval: Mapping[str, Any]) -> str:
     names = ("tool", "arguments", "reason")
+    # Make invisible characters visible: the person must decide on the text that the tool will get.
     stated = {name: visible(approval[name]) for name in names if isinstance(approval.get(name), str)}
     call = f"may I call {stated.get('tool', 'a tool')} with {stated.get('arguments', 'what stands in my message')}?"
     why = [f"Why: {stated['reason']}"] if stated.get("reason") else []
@@ -91,6 +93,7 @@ def _describe(client: NetworkClient, request: AnyMessage, approval: Mapping[str,
 
 def _require_host_that_asks(context: Context[Any, Any], seq: int) -> None:
     declared = context.client_capabilities.elicitation if context.client_capabilities is not None else None
+    # A host that declares neither form nor url follows an earlier revision, in which forms were all there was.
     can_show = declared is not None and (declared.form is not None or declared.url is None)
     is_modern = (context.protocol_version or "") >= _ASKS_IN_ANSWERS
     if can_show and (is_modern or context.session.can_send_request):

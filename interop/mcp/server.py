@@ -86,6 +86,7 @@ class PlainServer(MCPServer[Any]):
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
             match error.__cause__:
+                # The SDK wraps errors in "Error executing tool", which tells a model nothing.
                 case ToolError() as cause:
                     raise cause from error
                 case ValidationError() as invalid:
@@ -178,6 +179,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
                 raise ToolError(f"The person was asked and has decided nothing ({decided.action}); nothing was sent.")
             if decided.data is not None:
                 said = decided.data.write()
+                # Never the model's text: it could state a decision that the person did not make.
                 stored = await client.reply(message, said, message_id=decision_id(client, seq))
                 return f"The person has decided: {plain(said)}. It is stored as #{stored.seq}; your text was not sent."
             stored = await client.reply(message, text, message_id=message_id)
@@ -314,6 +316,7 @@ async def _wait_for_answer(client: NetworkClient, question: int, agent_id: str, 
     def is_answer(message: AnyMessage) -> bool:
         return message.sender_id == agent_id and message.reply_to == question
 
+    # `follow` only looks, so that messages of others stay undelivered until `check` shows them.
     async for message in client.follow(after=question, timeout_s=wait_s):
         if is_answer(message):
             # An agent may answer in several messages: show those that are there by now.
@@ -328,6 +331,7 @@ async def _wait_for_answer(client: NetworkClient, question: int, agent_id: str, 
 
 async def _describe_wait(client: NetworkClient, agent_id: str) -> str:
     """Return a sentence on when a participant will read a message, if it does not read now."""
+    # ``after`` is exclusive: without its last character the id sorts before the participant itself.
     agents = (await client.call("network.list_agents", {"after": agent_id[:-1], "limit": 100}))["agents"]
     reader = next((agent for agent in agents if agent["agent_id"] == agent_id), None)
     if reader is None:

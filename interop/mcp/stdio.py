@@ -77,6 +77,7 @@ class QuickAnswers:
             return self._initialize(message, params) if self.opening is None and _is_handshake(params) else None
         recorded = self._recording
         if _is_modern_request(params):
+            # A host that mixes both kinds of protocol is for the SDK to judge.
             if self.opening is not None and not self.is_modern:
                 return None
             result: dict[str, Any] | None = recorded["modern"].get(method)
@@ -156,12 +157,14 @@ class HostPipe:
         import asyncio
 
         self._loop, self._lines = asyncio.get_running_loop(), asyncio.Queue(MAX_WAITING)
+        # The thread waits for this event before it hands over a line: earlier there is no loop to take it.
         self._attached.set()
         line = await self._lines.get()
         if line is None:
             return
         from mcp.server.stdio import stdio_server
 
+        # Before the SDK's server starts: a stray print would otherwise break a line of the protocol.
         self._divert()
         replies = _Replies(self._output, self._answers.opening)
         # The SDK's annotations ask for files of anyio; it uses no more of them than these two have.
@@ -181,6 +184,8 @@ class HostPipe:
                     if answer is not None:
                         _write(self._output, f"{answer}\n".encode() if answer else b"")
                         continue
+                    # From here on every line goes to the SDK, or its answers and the recorded ones could overtake each
+                    # other.
                     is_handed_over = True
                 self._put(line)
         self._put(None)
@@ -192,12 +197,14 @@ class HostPipe:
         assert self._loop is not None
         assert self._lines is not None
         with suppress(RuntimeError):  # the loop has ended, and this process with it
+            # Wait for the result: a full queue then stops this thread, and the host's pipe fills instead of the memory.
             asyncio.run_coroutine_threadsafe(self._lines.put(line), self._loop).result()
 
     async def _replay(self, first: bytes, replies: _Replies) -> AsyncIterator[str]:
         """Lines for the SDK: the handshake that was answered already, then the host's."""
         if self._answers.opening is not None:
             yield json.dumps(self._answers.opening[1])
+            # The SDK must have taken the opening before it gets the next line.
             await replies.is_open.wait()
             if self._answers.initialized is not None:
                 yield json.dumps(self._answers.initialized)
@@ -235,6 +242,7 @@ class _Replies:
             if message.get("id") == self._opening[0] and "method" not in message:
                 self.is_open.set()
                 return
+        # In a thread: a host that does not read would otherwise block the event loop.
         await asyncio.to_thread(_write, self._descriptor, text.encode())
 
     async def flush(self) -> None:
@@ -243,6 +251,7 @@ class _Replies:
 
 def _write(descriptor: int, data: bytes) -> None:
     while data:
+        # A pipe may take a part of the data only.
         data = data[os.write(descriptor, data) :]
 
 

@@ -281,6 +281,7 @@ def make_response(
             "created_at": about.created_at,
             "completed_at": ended_at if status == "completed" else None,
             "error": ResponseError(code="server_error", message=reason) if status == "failed" else None,
+            # The shape allows two reasons only, and a limit of the agent is nearer to this one.
             "incomplete_details": IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
             "instructions": None,
             "max_output_tokens": None,

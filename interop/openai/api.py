@@ -316,6 +316,7 @@ class _OpenAIApi:
             client = conversations.client
             agent_id = await find_model(client, agent_request.model)
             message_id = key or ordered_id()
+            # OpenAI's clients repeat a request without any key, and number the attempts in this header.
             is_retry = key is None and request.headers.get("x-stainless-retry-count", "0") != "0"
 
             def is_awaited(seq: int) -> bool:
@@ -359,6 +360,7 @@ class _OpenAIApi:
             created_at = sent.sent_at // 1000 if sent is not None else int(time.time())
             about = Answering(question.stored.seq, agent_request.model, created_at, agent_request.echo)
             waiting = (client.agent_id, question.stored.seq)
+            # Counted before the stack can be left: a retry of the same request must see that somebody waits.
             self._awaited[waiting] += 1
             exchange = Exchange(credentials, client, question, about, stack.pop_all())
             exchange.stack.callback(self._leave, exchange, waiting, keeps_on=key is not None)
@@ -379,6 +381,7 @@ class _OpenAIApi:
 
     async def _cancel_later(self, exchange: Exchange, waiting: tuple[str, int]) -> None:
         await asyncio.sleep(STOP_AFTER_S)
+        # The client has come back under the same request, and waits for this reaction.
         if self._awaited[waiting]:
             return
         del self._awaited[waiting]

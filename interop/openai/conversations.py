@@ -101,6 +101,7 @@ async def create_conversation(client: NetworkClient, body: object, message_id: s
     fields = _read_body(body, {"items", "metadata"})
     metadata = _read_metadata(fields.get("metadata"))
     items = _read_added(fields.get("items"), may_be_empty=True)
+    # Derived from the request's key: a repeat after a lost response creates no second conversation.
     name = f"conv_{hashlib.sha256(f'{client.agent_id}/{message_id}'.encode()).hexdigest()[:32]}"
     await _note(client, name, items, {"metadata": metadata}, message_id)
     return await show_conversation(client, name)
@@ -242,6 +243,7 @@ async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem
                 continue
             question = next((seq for seq in (message.reply_to, message.cause) if seq in answers), None)
             number = answers[question] if question is not None else 0
+            # The same id as the item has in its response: clients compare the two.
             item_id = f"msg_{question}_{number}" if question is not None else f"msg_{message.seq}"
             if question is not None:
                 answers[question] += 1

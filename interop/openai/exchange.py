@@ -78,6 +78,7 @@ class Exchange:
                 done, _ = await asyncio.wait({coming}, timeout=KEEPALIVE_S)
                 if not done:
                     if loop.time() > until:
+                        # The agent goes on: its answer stays in the ledger, where a later request finds it.
                         self.keeps_on = True
                         raise ApiProblem(
                             504,
@@ -102,6 +103,7 @@ class Exchange:
                 coming = asyncio.ensure_future(anext(events, None))
         finally:
             coming.cancel()
+            # Wait for the end of the read: the iterator cannot be closed while it runs.
             await asyncio.wait({coming})
 
     async def follow(self, request: Request) -> None:

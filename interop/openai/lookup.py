@@ -70,6 +70,7 @@ async def find_place(
             is_retry
             and read_own(message).get("request") == request.digest
             and now - message.sent_at < RETRIES_WITHIN_MS
+            # Equal requests may be sent at once on purpose. One that is still awaited is no lost one.
             and not is_awaited(message.seq)
         )
 

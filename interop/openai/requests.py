@@ -261,10 +261,12 @@ def read_response(body: object) -> AgentRequest:
 
 def conversation_id(name: str) -> str:
     """Return the id of a conversation with this name."""
+    # Clients choose any text as a name. The digest makes it an id, and the same name always finds the same thread.
     return name if is_id(name) else f"x-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def digest_of(said: Sequence[SaidItem]) -> str:
+    # Strip texts: white space at their ends changes nothing, and the history must still be recognized.
     items = [[item.role, item.text.strip(), list(item.images), list(item.files)] for item in said]
     return hashlib.sha256(json.dumps(items, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -279,6 +281,7 @@ def compose(
     parts = []
     if instructions := _instructions(request.new if has_instructions else request.said):
         parts.append(f"Instructions of my client, a part of this message:\n{_quote(instructions)}")
+    # Send only what the agent lacks: a repeated history would cost tokens, and read as if it had been said twice.
     missing = request.earlier if is_new or not request.has_history else () if has_answer else request.earlier[-1:]
     history = [item for item in missing if item.role != "system" and item.text]
     if history:
@@ -301,9 +304,11 @@ def _read(shape: type[BodyT], body: object) -> BodyT:
     if not isinstance(body, dict):
         raise ApiProblem(400, "The body must be a JSON object.")
     for name, value in body.items():
+        # Clients send null for what is not set, so null is never an unsupported value.
         if name in shape.model_fields or name in IGNORED or value is None:
             continue
         harmless, sentence = REFUSED.get(name, ((), "There is no parameter {} here."))
+        # Refuse instead of ignoring: the answer would look right, and lack what the client relies on.
         if value not in harmless:
             code = "unsupported_parameter" if name in REFUSED else "unknown_parameter"
             raise ApiProblem(400, sentence.format(repr(name)), code=code, param=name)

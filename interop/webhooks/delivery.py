@@ -161,6 +161,7 @@ class Webhooks:
     async def remove(self, agent_id: str) -> None:
         """Remove a webhook. Raises `UnknownMessage`, or `NotStored`, after which nothing has changed."""
         self.find(agent_id)
+        # Stored first: a webhook whose owner was told that it is gone must not return after a restart.
         self._save_all({name: webhook for name, webhook in self._webhooks.items() if name != agent_id})
         await self._tasks.cancel(agent_id)
 
@@ -248,6 +249,7 @@ class Webhooks:
                 self._update(webhook, why=f"#{seq}: {posted.reason}", failing_since=None, dead_in_row=dead)
                 if dead >= MAX_DEAD_IN_ROW:
                     self._update(webhook, state="paused", why=f"{dead} messages in a row were refused; {posted.reason}")
+                # A dead letter no longer blocks the queue. Operators can find it and deliver it again.
                 return None if failed["is_dead"] else self._pace.backoff.delay_s(failed["attempts"])
             case PostAnswer.GONE:
                 self._update(webhook, state="gone", why=posted.reason)
@@ -277,12 +279,14 @@ class Webhooks:
             _logger.log(level, "a webhook is %s: %s", webhook.state, webhook.why, extra=details)
 
     def _save_all(self, webhooks: dict[str, Registration]) -> None:
+        # Save before the change in memory: if the disk refuses, nothing has changed anywhere.
         self._file.save(list(webhooks.values()))
         self._webhooks = webhooks
 
 
 def make_event(agent_id: str, network: str, message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the id and the body of a message's post. Every attempt and every gateway makes the same id."""
+    # Not the seq: after the ledger was restored from a backup, another message may have it.
     identity = "\0".join((network, agent_id, message["sender_id"], message["message_id"]))
     value = {
         "type": "message",

@@ -158,6 +158,7 @@ class WebhookUrl:
             if self.is_allowed:
                 raise InvalidArguments(f"The host {self.host} cannot be found.") from error
             addresses = []
+        # All addresses, not any: the connection may go to each of them, and an attacker chooses the list.
         if not self.is_allowed and not (addresses and all(map(is_public, addresses))):
             raise InvalidArguments(
                 f"{self.host} is unknown, or has an address that is not public. An operator may allow it in webhook_hosts."
@@ -194,6 +195,7 @@ async def _look_up(host: str, port: int) -> list[str]:
 
 def is_public(address: str) -> bool:
     """Return whether an address is on the public internet: not on this machine, a local network, or inside a tunnel."""
+    # Without the zone of a link-local address (``fe80::1%eth0``): the address alone decides.
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         return ip in _GLOBAL_UNICAST and not any(ip in network for network in _SPECIAL_V6)
@@ -208,6 +210,7 @@ class WebhookPoster:
         self._sign = sign
         self._http = httpx2.AsyncClient(
             verify=_trust.context,
+            # Without the environment's proxy: it would resolve the name again, and call an address that nobody checked.
             trust_env=False,
             follow_redirects=False,
             timeout=httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
@@ -251,6 +254,7 @@ class WebhookPoster:
         return await self._post_to(addresses[-1], headers, body)
 
     async def _post_to(self, address: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
+        # Connect to the checked address itself. With the name, the client would resolve it again.
         url = httpx2.URL(self._target.url).copy_with(host=address.partition("%")[0], port=self._target.port)
         extensions = {"sni_hostname": self._target.host}  # the name that the certificate must have
         request = self._http.build_request("POST", url, headers=headers, content=body, extensions=extensions)
