@@ -110,13 +110,16 @@ class BatchWriter:
         """Commit what is pending, batch by batch, until the hub drains and nothing is left."""
         while True:
             await self._pending.has_work.wait()
+            # Clear before taking the batch: an entry that is added while the batch commits sets the event again.
             self._pending.has_work.clear()
             # Before the next batch: a commit to a ledger that is known to fail would only fail too.
             if self._reported_error is not None:
                 await self._recover(self._reported_error)
             batch = self._intake.take_batch()
             if batch:
+                # A commit that hangs raises nothing. `HubStatus.is_ready` detects it by this time.
                 self._status.commit_started_s = self._now_s()
+                # Recovery takes the lock itself, so it runs outside of the ``async with``.
                 try:
                     async with self.lock:
                         await self._commit_or_refuse(batch)
@@ -130,6 +133,8 @@ class BatchWriter:
                 self._pending.has_work.set()
                 # A ledger in memory never waits. Without this, no session would be read between two batches.
                 await asyncio.sleep(0)
+            # Only once nothing is pending: `Hub.close` adds a last entry, which must be stored before the ledger is
+            # closed.
             elif self._status.draining.is_set():
                 return
 
@@ -147,6 +152,8 @@ class BatchWriter:
         await self._commit(Batch(entries))
 
     async def _commit(self, batch: Batch) -> None:
+        # At most three rounds: a wrong guess ends guessing, and an unstorable outcome starts checking. Both happen
+        # once.
         while not batch.is_stored:
             await self._look_up(batch)
             await self._apply(batch)
@@ -156,6 +163,8 @@ class BatchWriter:
     async def _look_up(self, batch: Batch) -> None:
         """Step 5. Skip the lookup where only repeats are asked for: they are rare, and the ledger's unique key finds
         them (docs/decisions/guessed-lookups.md)."""
+        # Guess only where nothing but keys is asked for. Missing heads or cold values would change outcomes, and no
+        # unique key would reveal that.
         batch.facts = Facts() if batch.is_guessed else await self._ledger.lookup(batch.lookup)
 
     async def _apply(self, batch: Batch) -> None:
@@ -164,17 +173,22 @@ class BatchWriter:
         self._apply_entries(batch)
         known: dict[tuple[str, str], StoredKey] = {}
         looked_up: set[tuple[str, str]] = set()
+        # Applying again may refuse other entries, whose keys were not looked up yet. Each round adds keys, so the loop
+        # ends.
         while batch.is_guessed and (doubted := batch.lookup.keys - batch.facts.stored.keys() - looked_up):
             looked_up |= doubted
             repeats = (await self._ledger.lookup(LookupRequest(doubted, set(), set()))).stored
             if repeats:
                 known |= repeats
+                # A copy: `_apply_entries` adds the batch's own rows to the facts, and the next round must not take them
+                # for stored.
                 batch.facts = Facts(stored=dict(known))
                 self._apply_entries(batch)
 
     def _apply_entries(self, batch: Batch) -> None:
         """Apply the entries in order to a new draft, in which each one sees the outcomes of those before it."""
         facts = batch.facts
+        # A new draft each time. The committed state stays unchanged until the ledger has stored the batch.
         draft = batch.draft = self._draft()
         batch.outcomes = []
         for entry in batch.entries:
@@ -202,6 +216,7 @@ class BatchWriter:
 
     async def _append(self, batch: Batch) -> None:
         """Step 7. If the ledger refuses the batch as it stands, record in the batch how to decide it again."""
+        # One append for the whole batch, so that one fsync pays for all of its entries.
         rows = batch.rows = [row for _, outcome in batch.outcomes for row in outcome.rows]
         writes = list(batch.draft.durable_writes.values())
         started_s = time.perf_counter()
@@ -211,6 +226,7 @@ class BatchWriter:
                 batch.is_appending = True
                 await self._ledger.append(rows, writes)
         except KeyTaken:  # the guess was wrong: an entry repeats what is stored
+            # After a real lookup no key can be taken. If one is, the ledger and the state disagree: recover.
             if not batch.is_guessed:
                 raise
             batch.is_guessed = batch.is_appending = False
@@ -245,10 +261,12 @@ class BatchWriter:
             quote = self._new_id()
             log.exception("a batch failed before anything was stored", extra={"quote": quote, "entries": len(entries)})
             outcome = refuse_after_defect(entries[0], quote)
+        # One by one: the entry that does not fit, or has the defect, must not take the others with it.
         if len(entries) > 1:
             for entry in entries:
                 await self._commit_or_refuse([entry])
             return
+        # With an empty draft: nothing was stored, and only the refusal goes out.
         self._publisher.publish(self._draft(), [(entries[0], outcome)])
 
     async def _has_stored_nothing(self, batch: Batch) -> bool:
@@ -256,6 +274,7 @@ class BatchWriter:
         leaves no trace to look for."""
         if batch.is_stored:
             return False
+        # The ledger was never asked, so the state in memory still equals the stored one.
         if not batch.is_appending:
             return True
         return bool(batch.rows) and not await self._ledger.rows(self._registry.state.head, 1)
@@ -263,6 +282,7 @@ class BatchWriter:
     async def _recover(self, cause: Exception) -> None:
         """Answer nobody, close every session, reopen the ledger and start from its contents."""
         status = self._status
+        # Refuse new sessions first: clients that reconnect must not join before the state is loaded again.
         status.is_open = False
         status.opened.clear()
         status.commit_started_s = None
@@ -275,9 +295,12 @@ class BatchWriter:
         self._registry.end_all(
             format_lost_leadership(cause.leader) if isinstance(cause, LeadershipLost) else LEDGER_FAILED
         )
+        # Clients repeat what is dropped here, because nobody was answered.
         self._intake.drop_pending()
+        # Timers, mailboxes and recent rows may rest on a batch that was never stored.
         self._registry.reset()
         failures = 0
+        # Retry without end: the storage may return, and a hub that gave up would need an operator. Draining stops it.
         while not status.is_open and not status.draining.is_set():
             try:
                 async with self.lock:  # a trim must not continue with a plan from before
@@ -301,6 +324,7 @@ class BatchWriter:
             draining.cancel()
             if not loading.done():
                 loading.cancel()
+                # Wait for the cancelled task: it must not go on using the ledger that `Hub.close` is about to close.
                 await asyncio.wait((loading,))
         if not loading.cancelled():
             loading.result()
@@ -312,6 +336,7 @@ class BatchWriter:
         stamp = registry.meta.stamp
         registry.participants.state = State(head=registry.meta.head, stamp=stamp, rights=self._rights)
         self._clock_watch.check(stamp)  # the newest row's time: a clock far ahead of it may be wrong
+        # New rows must not be older than stored ones, even if the clock was set back between two starts.
         self._clock.not_before(stamp)
         for start in range(0, len(writes), MAX_TABLE_WRITES):
             registry.state.apply_writes(writes[start : start + MAX_TABLE_WRITES])

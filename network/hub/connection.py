@@ -89,6 +89,7 @@ class HubConnection(ServerConnection):
             max_size=limits.max_frame_bytes,
             logger=logging.getLogger("websockets.server"),
         )
+        # No keepalive of the library: it would end a slow reader, whose pongs stand behind a long queue (`keepalive`).
         super().__init__(protocol, server, ping_interval=None, close_timeout=CLOSE_TIMEOUT_S)
         self.peer = Peer()
         self.source = source_of(address)
@@ -143,6 +144,7 @@ class HubConnection(ServerConnection):
 
     def admit(self) -> None:
         self._handshakes.remove(self)
+        # Only now: an unknown peer must not make the hub buffer a whole large frame.
         self._splitter.max_bytes = self._limits.max_frame_bytes
 
     def pause_reading(self, reason: str = "hub") -> None:
@@ -168,6 +170,7 @@ class HubConnection(ServerConnection):
         splitter, protocol = self._splitter, self.protocol
         splitter.feed(data)
         frames_left = TURN_FRAMES
+        # Handling a frame may pause or end the connection, so both are checked again before each frame.
         while not self._holds and protocol.state is _OPEN and (frame := splitter.next_frame()) is not None:
             frames_left -= 1
             if isinstance(frame, bytes):
@@ -237,6 +240,7 @@ class HubConnection(ServerConnection):
     def _receive_fragment(self, frame: Frame) -> None:
         message = self._message
         message.add(frame.data, is_start=frame.opcode is not Opcode.CONT, is_text=frame.opcode is Opcode.TEXT)
+        # The splitter checks each frame alone. Without this sum, fragments could make a message of any size.
         if message.size > self._splitter.max_bytes:
             self._refuse_size()
         elif frame.fin:
@@ -291,6 +295,7 @@ class HubConnection(ServerConnection):
         self.transport.set_write_buffer_limits(high=1 if is_tls else 0)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            # Each tick is one joined write already, so Nagle's algorithm would only add a delay.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
@@ -302,6 +307,7 @@ class HubConnection(ServerConnection):
         self._session = self.hub.connect(self)
         if self.hub.is_draining:  # the read replica ended during the handshake
             self.end(4503, "This node follows no longer, or stops; reconnect.")
+        # A newcomer evicts the connection whose last step is oldest. This one has just taken a step.
         self._handshakes.record_progress(self)
         self._timers.start("ping", self._limits.ping_interval_ms / 1000, self._ping)
         self.resume_reading("session")
@@ -314,6 +320,7 @@ class HubConnection(ServerConnection):
         if self._session is None:
             self.cut()
         elif self._session.state is SessionState.OPENING:
+            # Set before `end`: a hello that is read meanwhile must not open the session.
             self._session.state = SessionState.CLOSED
             self.end(4408, "hello was awaited for hello_timeout_ms; send it first.")
 
@@ -383,6 +390,7 @@ class HubConnection(ServerConnection):
         if PauseReason.OVERLOAD in session.pauses or PauseReason.RATE in session.pauses:
             self._stall_watch.reset()  # its acknowledgements are not read, which is not its fault
         waiting = _count_waiting(self.transport)
+        # Count what left the kernel, not what was written: the kernel's buffer takes bytes that nobody reads.
         taken, unacked = self._written - waiting, session.outbox.unacked
         match self._stall_watch.check(self.loop.time(), waiting=waiting, taken=taken, unacked=unacked):
             case ReaderProgress.MOVING:

@@ -108,6 +108,8 @@ class Outbox:
         self._queue.append(delivery)
         self.queued_bytes += len(delivery[1])
         self.position = delivery[0]
+        # A message larger than the bound is still queued alone. Otherwise the session would fall behind at it again and
+        # again.
         if self.queued_bytes <= self._max_bytes or len(self._queue) == 1:
             return True
         # Keep redeliveries up to `_done`: the pages to come start above it and do not bring them.
@@ -124,6 +126,7 @@ class Outbox:
             return
         if not self.is_behind:
             self.position = seq
+            # Nothing is queued that an overflow could drop, so `_done` moves on and the own seq need not be kept.
             if not self._queue:
                 self._done = seq
                 return
@@ -155,6 +158,8 @@ class Outbox:
         queue, unacked, redeliveries = self._queue, self._unacked, self._redeliveries
         while queue and size < max_bytes:
             seq, frame, needs_ack = queue[0]
+            # The window counts only what the client has to acknowledge. Messages of its own participant pass a full
+            # window.
             if needs_ack:
                 if len(unacked) >= self._max_unacked:
                     break
@@ -163,6 +168,8 @@ class Outbox:
             size += len(frame)
             frames.append(frame)
             if redeliveries and seq in redeliveries:
+                # Remember the seq at the hand-over, not at the push: acks that were sent in between cannot mean this
+                # redelivery.
                 redeliveries[seq] = max(self.delivered, newest)
             if seq > newest:
                 newest = seq
@@ -182,6 +189,7 @@ class Outbox:
         """Return whether the outbox is behind and has room for another page."""
         if self.is_silent or not self.is_behind or self.is_paging:
             return False
+        # A page with a full window would only fill memory: read it when the client has acknowledged something.
         return not self._queue and len(self._unacked) < self._max_unacked
 
     def is_unacked(self, seq: int) -> bool:
@@ -221,6 +229,7 @@ class Outbox:
         elif seq >= self.delivered:  # nearly always: nothing above it was handed over
             unacked.clear()
             return
+        # Apart from redeliveries the window is in ascending order, so the first larger seq ends the search.
         for acked in list(itertools.takewhile(lambda other: other <= seq, unacked)):
             if acked not in self._redeliveries:
                 del unacked[acked]
@@ -282,6 +291,7 @@ class Mailbox:
         self.awaiting_retry.add(seq)
         if seq in self.handled_failures:  # otherwise its new attempts would be deleted with the old ones
             self.handled_failures.remove(seq)
+        # The cursor never moves back, because sessions have been told of it. `open` takes the message out from below.
         if seq <= self.ack_cursor:
             self.open.add(seq)
         self.above.discard(seq)
@@ -316,6 +326,8 @@ class Mailbox:
             if seq > self.ack_cursor:
                 self._raise_ack_cursor(seq)
             return
+        # A client acknowledges "up to" without knowing that a message below waits for its retry. Do not lose that
+        # retry.
         exempt = {failed for failed in self.failed if failed <= seq and not outbox.covers(seq, failed)}
         for failed in [failed for failed in self.failed if failed <= seq and failed not in exempt]:
             self.mark_handled(failed)
@@ -335,6 +347,7 @@ class Mailbox:
 
     def drop_before(self, first_seq: int) -> None:
         """Forget open messages that retention dropped."""
+        # A retry that waits keeps its seq: its timer reads the row, finds it missing, and marks it handled.
         still_open = {seq for seq in self.open if seq >= first_seq or seq in self.awaiting_retry}
         if still_open != self.open:
             self.open = still_open
@@ -356,6 +369,7 @@ class Mailbox:
         failed."""
         if not self.above or top <= self.ack_cursor:
             return
+        # Failed messages are not handled even if this session did not get them: another attempt is still to come.
         candidates = self.failed.union(given)
         self.open |= {seq for seq in candidates if self.ack_cursor < seq <= top and seq not in self.above}
         self.ack_cursor = top
@@ -370,6 +384,7 @@ class Mailbox:
         """
         above = self.above.union(seq for seq in self.awaiting_retry if seq > self.ack_cursor)
         snapshot = AckCursor(self.ack_cursor, tuple(sorted(above)), tuple(sorted(self.open - self.awaiting_retry)))
+        # Share equal snapshots: thousands of sessions of one participant would otherwise hold 32 KiB each.
         if snapshot != self._last_join_snapshot:
             self._last_join_snapshot = snapshot
         return self._last_join_snapshot
@@ -377,6 +392,7 @@ class Mailbox:
     def snapshot(self) -> AckCursor:
         """Return what the ledger stores. Afterwards the mailbox counts as unchanged."""
         self._changed.pop(self.agent_id, None)
+        # The caller has turned them into table writes. Keeping them would delete the attempts of a later revival.
         self.handled_failures = []
         return self.to_ack_cursor()
 

@@ -183,6 +183,7 @@ class Hub:
         log.critical(
             "a task of the hub failed; the node has to end", extra={"task": task.get_name()}, exc_info=task.exception()
         )
+        # The state of the hub is unknown from here on. Accept and answer nothing more.
         self.status.is_open = False
         self._intake.is_closed = True
         self.registry.end_all(STOPPING)
@@ -196,6 +197,7 @@ class Hub:
         """
         if self.is_draining:
             return
+        # First of all: new connections are refused, and a recovery that waits for the ledger gives up.
         self.status.draining.set()
         live = [session for session in self.registry.sessions.values() if session.state is LIVE]
         self.registry.notice(live, "draining", None, {"reason": why})
@@ -205,6 +207,7 @@ class Hub:
         if self._writer_task is not None:
             await asyncio.wait([self._writer_task])  # its error has been logged by `_on_task_end`
         await self._maintenance.stop()
+        # With everything committed and the sessions still open: they are sent to the successor by their close reason.
         successor = await hand_over() if hand_over is not None else ""
         self.registry.end_all(format_lost_leadership(successor) if successor else why)
         await self.registry.close()
@@ -246,6 +249,7 @@ class Hub:
 
     def disconnect(self, session: Session) -> None:
         """Remove a session after its connection ended. Idempotent."""
+        # Read before `leave`, which closes the session.
         was_live = session.state is LIVE
         self.registry.leave(session)
         # Only a reactor that vanished counts as lost. A goodbye, or an end that the hub decided, sets `said_bye`.

@@ -114,6 +114,7 @@ class Intake:
         batch = self.pending.take_batch()
         if self._overloading and self.pending.bytes < self._max_pending_bytes:
             overloading, self._overloading = self._overloading, []
+            # Resuming may handle held frames at once and pause the session again, which appends to the new list.
             for session in overloading:
                 session.resume_reading(PauseReason.OVERLOAD)
         return batch
@@ -136,6 +137,8 @@ class Intake:
         if session.state is not LIVE:
             return
         send_rate = session.send_rate
+        # Read the clock only when the credit is used up. One reading per frame would cost as much as decoding the
+        # frame.
         if not send_rate.credit:
             send_rate.refill(self._clock())
         try:
@@ -148,11 +151,14 @@ class Intake:
                 self._accept_send(session, origin, frame, len(data))
             else:
                 self._accept(session, origin, frame, len(data))
+        # Checked after the frame was accepted, because refusals occupy memory too. One frame beyond the bound does no
+        # harm.
         if self.pending.bytes >= 2 * self._max_pending_bytes:
             self._pause_overloading(session)
 
     def _receive_first(self, session: Session, data: bytes) -> None:
         """Step 1. A session says ``hello`` once; frames that follow wait for the welcome. `apply` decides who it is."""
+        # The connection is paused, but frames of the same read still arrive. Keep them: they belong behind the welcome.
         if session.state is SessionState.JOINING:
             session.early_frames.append(data)
         if session.state is not SessionState.OPENING:
@@ -171,10 +177,12 @@ class Intake:
     def release(self, session: Session) -> None:
         """Handle what a session sent before its welcome, and read on."""
         agent_id = session.live_origin().agent_id
+        # All sessions of a participant share one rate. Otherwise each further connection would raise its limit.
         send_rate = self._send_rates.get(agent_id)
         if send_rate is None:
             send_rate = self._send_rates[agent_id] = SendRate(self._limits.sends_per_s)
         session.send_rate = send_rate
+        # A participant must not escape a pause by reconnecting.
         if send_rate.is_paused:
             session.pause_reading(PauseReason.RATE)
         # Handle these before reading on, so that frames keep their order.
@@ -189,6 +197,7 @@ class Intake:
             return
         if session.state is SessionState.LIVE:
             self._count_frame(session)
+            # Not written at once: earlier frames still wait for their batch, and answers keep the order of the frames.
             self.pending.add(RefusedFrame(session.live_origin(), error, {}))
             if self.pending.bytes >= 2 * self._max_pending_bytes:
                 self._pause_overloading(session)
@@ -216,6 +225,8 @@ class Intake:
                     self._count_frame(session)
                     raise InvalidFrame("hello is sent once, as the first frame; this session has joined already.")
                 case ByeFrame():
+                    # Set now, not at the commit: the connection may end before it, and the reactor must not count as
+                    # lost.
                     session.said_bye = True
                     self.pending.add(Leave(origin))
                 case SendFrame():
@@ -248,6 +259,7 @@ class Intake:
         send_rate.is_paused = True
         for session in self._registry.participants.sessions_of(agent_id):
             session.pause_reading(PauseReason.RATE)
+        # The pause is fixed. A client that ignores refusals costs at most `MAX_EXCESS_FRAMES` refusals per pause.
         self._loop.call_later(PAUSE_S, self._resume_participant, agent_id, send_rate)
 
     def _resume_participant(self, agent_id: str, send_rate: SendRate) -> None:
@@ -306,6 +318,8 @@ class Intake:
                 "of it."
             )
         self._check_load(origin)
+        # The digest covers reaction and kind too: a record id that is used for another record must be refused, and not
+        # answered as a repeat.
         digest = body_digest(frame.reaction.encode(), frame.kind.encode(), body)
         entry = Record(origin, frame, digest)
         if frame.kind == "started":
@@ -313,6 +327,7 @@ class Intake:
                 trigger, oldest = _parse_started(frame)
                 entry = Record(origin, frame, digest, trigger, oldest)
             except RoundelayError as error:
+                # Kept in the entry, as in `_accept_send`: a repeat of a stored record is answered as a repeat even so.
                 entry = Record(origin, frame, digest, refusal=error)
         elif frame.kind in CALL_KINDS:
             wait = parse_wait(body) if frame.kind == "waiting" else None
@@ -343,6 +358,7 @@ class Intake:
         except RoundelayError:
             self._count_frame(session)
             raise
+        # Reads do not count against the rate: the read budget and ``max_reads`` limit them.
         if operation.is_change:
             self._count_frame(session)
         self._check_load(origin)
@@ -355,6 +371,7 @@ class Intake:
             raise Overloaded(
                 f"max_reads ({self._limits.max_reads}) of this session are in progress; send the same again later.", 100
             )
+        # The first read is always accepted, however large its frame is. Otherwise it could never succeed.
         if reads.request_bytes and reads.request_bytes + size > max_bytes:
             raise Overloaded(
                 f"The reads in progress of this session hold session_queue_bytes ({max_bytes}); send the same again "
@@ -365,6 +382,7 @@ class Intake:
 
     def _accept_hello(self, session: Session, hello: HelloFrame) -> None:
         peer = session.connection.peer
+        # Counted now, and not only at the welcome: otherwise all hellos of one batch would pass the limit together.
         self._registry.joining += 1
         if self._registry.admitted > self._limits.max_connections and not peer.is_trusted:
             self._registry.end(session, 4503, "max_connections is reached; try again later.")
@@ -376,6 +394,7 @@ class Intake:
             )
             self._registry.refuse(session, 4400, error)
             return
+        # Read nothing more until the welcome: `early_frames` would grow without a bound.
         session.pause_reading(PauseReason.JOINING)
         token_hash = hash_token(hello.token) if hello.token is not UNSET else None
         new_hash = hash_token(hello.new_token) if hello.new_token is not UNSET else None
@@ -383,6 +402,7 @@ class Intake:
         if is_owner or peer.is_trusted or self._has_valid_token(hello.agent_id, token_hash, new_hash):
             # Known already: no newcomer may evict this connection while its hello waits for the batch.
             session.connection.admit()
+        # `apply` has no access to sessions, so the entry carries what it must know about them.
         has_reactor = self._registry.has_reactor(hello.agent_id)
         self.pending.add(Join(session.session_id, hello, token_hash, peer, is_owner, has_reactor, new_hash))
 
@@ -403,12 +423,16 @@ class Intake:
             )
         if mailbox.is_handled(frame.seq) and not outbox.is_unacked(frame.seq):
             self._count_frame(session)  # nothing new: only such acks count, so that reading fast costs no rate
+        # An acknowledgement changes only memory, and `Maintenance` stores it later. A crash repeats deliveries and
+        # loses none.
         if frame.only:
             outbox.release(frame.seq)
             mailbox.mark_handled(frame.seq)
         else:
             mailbox.mark_handled_up_to(frame.seq, outbox)  # before the outbox forgets what was redelivered
             outbox.release_up_to(frame.seq)
+        # A session that named its own cursor may have skipped open messages, so its deliveries prove nothing about
+        # them.
         if session.starts_at_ack_cursor:
             mailbox.compact(outbox)
         if outbox.has_work() or outbox.is_behind:
@@ -423,15 +447,19 @@ class Intake:
                 f"nack {frame.seq} names no delivery of this session that is open; nack what was delivered and not "
                 "acked."
             )
+        # Each failed message has a timer and a stored attempt. Without this limit a client could make one of every
+        # message.
         if len(mailbox.failed) >= self._limits.max_put_off and frame.seq not in mailbox.failed:
             raise RateLimited(
                 f"{len(mailbox.failed)} failed messages of {origin.agent_id} are not handled yet, the maximum "
                 f"(max_put_off); {frame.seq} stays with this session: ack it, or nack it again later."
             )
+        # Free the window now, not at the commit: a window full of nacked messages would stop deliveries until then.
         outbox.release(frame.seq)
         self._registry.schedule_flush(session)
         if mailbox.is_handled(frame.seq):  # another session has acknowledged it
             return
+        # Before the commit: an ack of a later message that arrives meanwhile must not cover this one.
         mailbox.schedule_retry(frame.seq)
         retry_after_ms = min(frame.retry_after_ms, MAX_RETRY_AFTER_MS) if frame.retry_after_ms is not UNSET else None
         self.pending.add(Nack(origin, frame.seq, frame.reason[: self._limits.max_reason_chars], retry_after_ms))
@@ -460,5 +488,6 @@ def _parse_started(frame: RecordFrame) -> tuple[int, int]:
     if not 0 < trigger < SEQ_LIMIT:  # SQLite cannot store a larger number
         raise UnknownMessage(f"There is no message {text}; body.trigger of a started record is the seq of one.")
     manifest = body.get("manifest")
+    # Wrong items of a manifest are no error: it only decides which messages retention keeps for the reaction.
     seqs = [seq for seq in manifest if type(seq) is int and 0 < seq < SEQ_LIMIT] if isinstance(manifest, list) else []
     return trigger, min([trigger, *seqs])

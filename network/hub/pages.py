@@ -112,8 +112,10 @@ class Pages:
                     return
                 # The head before the page is read: what is published while it is read is in `recent`.
                 until = self._participants.state.head
+                # Computed for each page: memberships may change between two pages.
                 spans = inbox_spans(self._participants.state, participant)
                 max_bytes = min(PAGE_BYTES, self._limits.session_queue_bytes)
+                # No lock is held while a page is read: commits go on, and `_go_live` adds what they published.
                 async with self._turns:
                     page = await self._ledger.inbox(
                         spans, agent_id, outbox.position, until, PAGE_ROWS, max_bytes=max_bytes
@@ -121,12 +123,15 @@ class Pages:
                 self.pages_read += 1
                 if self._read_errors.is_failing:
                     self._read_errors.record_success(agent_id)
+                # The session may have ended during the read. Its outbox must not be filled any more.
                 if session.state is not SessionState.LIVE:
                     return
                 if self._push_page(session, page.rows):
                     return
                 if page.has_more:
                     continue
+                # Rows up to `until` that are not in the page are not for this session. Without this the next page would
+                # start below.
                 outbox.position = max(outbox.position, until)
                 self._go_live(session)
         except LedgerError as error:
@@ -136,6 +141,7 @@ class Pages:
                 self._output.end(session, 4503, reason)
         finally:
             outbox.is_paging = False
+            # Another page may be wanted, or the queue may have emptied, while `is_paging` blocked it.
             self._output.schedule_flush(session)
 
     def _push_page(self, session: Session, rows: Iterable[Row]) -> bool:
@@ -151,6 +157,7 @@ class Pages:
             if frame is None:
                 outbox.position = row.seq
                 continue
+            # `position` stays below this row, so the next page brings it again.
             if outbox.queued_bytes and outbox.queued_bytes + len(frame) > self._limits.session_queue_bytes:
                 return True
             self._output.deliveries += 1
@@ -192,6 +199,7 @@ class Pages:
                 if row.seq in mailbox.awaiting_retry:
                     session.outbox.skipped.add(row.seq)  # its timer delivers it, to this session too
                     return None
+        # A page may bring a message that failed before. Its number of attempts must be that of a redelivery.
         attempt = self._participants.find_attempt(agent_id, row.seq) if row.seq in mailbox.failed else None
         return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
 

@@ -52,6 +52,7 @@ class LiveParticipants:
         """Move the committed state on to a draft."""
         head = self.state.head
         self.state.merge(draft)
+        # Members who left stay in this index: they may still read what was sent before, and `is_recipient` decides.
         for key in draft.tables.get("member", ()):  # members who came or left, as CHANNEL/ID
             channel, _, agent_id = key.partition("/")
             live = self.live.get(agent_id)
@@ -105,6 +106,7 @@ class LiveParticipants:
         """Remove a session of a participant."""
         live.sessions.remove(session)
         mailbox = live.mailbox
+        # Outlives the session: receipts ("delivered") must not go back when a client disconnects.
         mailbox.delivered = max(mailbox.delivered, session.outbox.delivered)
         if live.sessions:
             return
@@ -138,6 +140,7 @@ class LiveParticipants:
         mailbox = Mailbox(self.state.ack_cursor(agent_id), agent_id, self._changed)
         open_triggers = self.open_triggers(agent_id)
         for seq, attempt in self.state.attempts(agent_id).items():
+            # The agent still works on it. Its reaction is resumed, so another delivery would start a second one.
             if seq in open_triggers:
                 continue
             if attempt.is_revived or not mailbox.is_handled(seq):
@@ -186,6 +189,7 @@ class LiveParticipants:
                 if mailbox.is_dirty:
                     continue
                 if not mailbox.awaiting_retry and mailbox.delivered <= mailbox.ack_cursor:
+                    # Forgetting it now would load the older cursor from the state, and deliver handled messages again.
                     if mailbox.to_ack_cursor() != self.state.ack_cursor(agent_id):
                         continue  # its commit is on the way
                     del self.live[agent_id]

@@ -85,6 +85,7 @@ class Publisher:
         """Merge a batch into the committed state, then hand out each entry's messages and effects in order."""
         registry, sessions, messages = self._registry, self._registry.sessions, list[Row]()
         inbox_changes = find_inbox_changes(registry.state, draft)  # before the merge: it compares the two
+        # Before any delivery: `is_recipient` must see the members and participants of this batch.
         registry.participants.merge(draft)
         if inbox_changes is not None:
             registry.notify_inbox(inbox_changes.list_people(registry.state), operators=inbox_changes.operators)
@@ -125,6 +126,7 @@ class Publisher:
         frame = FIRST_DELIVERY % row.data
         if kind == "direct":  # nearly every message: to one participant, and to the sender's other sessions
             _, name = parse_address(row.target)
+            # Kept in memory only (`uncaused_answers`): a restart begins to count again.
             state.recent_messages.delivered[name] = seq
             if head.sender_kind == "human":
                 record_person(self._rules.limits, state, head)
@@ -148,6 +150,7 @@ class Publisher:
             targets = [live[name] for name in dict.fromkeys(parties(head)) if name in live]
         others = [session for it in targets if it.agent_id != row.actor for session in it.sessions]
         registry.push(others, (seq, frame, True), sender_session)
+        # The sender's other sessions get the message too, but it is not their work: they acknowledge nothing.
         own = [session for it in targets if it.agent_id == row.actor for session in it.sessions]
         registry.push(own, (seq, frame, False), sender_session)
 
@@ -245,6 +248,8 @@ class Publisher:
         # to learn that.
         if origin.fencing_token is not None:
             self._supersede(participant.agent_id)
+        # The connection may have ended while its hello was in the batch. Then its registration stays, and no session
+        # starts.
         session = registry.sessions.get(origin.session_id)
         if session is None or session.state is not SessionState.JOINING:
             return
@@ -273,11 +278,14 @@ class Publisher:
             mods=self._mod_infos,
             limits=self._list_limits(participant.agent_id),
         )
+        # The welcome is the session's first frame. From `join` on, notices and deliveries may follow.
         registry.write(session, encode(frame))
         at_ack_cursor = hello.resume is UNSET
         registry.join(session, origin, participant, cursor, at_ack_cursor=at_ack_cursor, is_silent=not hello.deliver)
+        # These came while no runner was connected. The new one has just learned of its open reactions from the welcome.
         for request in effect.cancel_requests:
             self._request_cancel(request)
+        # Last: early frames are handled as those of a live session, behind its welcome and its cancel requests.
         self._intake.release(session)
 
     def _describe_leader(self) -> Follows | UnsetType:
@@ -301,9 +309,11 @@ class Publisher:
         resume, meta = effect.hello.resume, self._registry.meta
         if resume is UNSET:
             start = self._registry.participants.find_delivery_start(effect.participant, meta.first_seq)
+            # Retention dropped messages that this participant had not handled. Say so once, and start at what is left.
             if start < meta.first_seq - 1:
                 return meta.first_seq - 1, "limited", meta.first_seq
             return start, "new" if effect.is_new else "full", None
+        # A cursor holds only within its own history. In another one the same number names another message.
         if resume.epoch == meta.epoch and meta.first_seq - 1 <= resume.cursor <= self._registry.state.head:
             return resume.cursor, "full", None
         return meta.first_seq - 1, "limited", meta.first_seq
@@ -311,6 +321,8 @@ class Publisher:
     def _supersede(self, agent_id: str) -> None:
         for session in self._registry.participants.sessions_of(agent_id):
             if session.is_reactor:
+                # Written before the close frame: the old runner must stop its work, not reconnect and take the agent
+                # back.
                 self._registry.notice([session], "superseded", None, {"agent_id": agent_id})
                 self._registry.end(session, 4409, "A newer reactor has taken over.")
 

@@ -72,6 +72,7 @@ class Redelivery:
         if live.mailbox.is_handled(seq) and not self._is_revived(agent_id, seq):
             return  # another session acknowledged it while the refusal was on its way
         live.mailbox.schedule_retry(seq)
+        # One timer per message: a nack and a reconnect may both schedule the same attempt.
         timer = self._timers.pop((agent_id, seq), None)
         if timer is not None:
             timer.cancel()
@@ -88,6 +89,7 @@ class Redelivery:
 
     async def _redeliver(self, agent_id: str, seq: int, attempt: int, timer: asyncio.TimerHandle) -> None:
         try:
+            # Read the row when it is due, not when it failed: waiting messages would otherwise fill memory.
             row = (await self._ledger.messages([seq])).get(seq)
         except LedgerError as error:
             self._read_errors.record(error, f"{agent_id}/{seq}")
@@ -96,6 +98,7 @@ class Redelivery:
             return
         if self._read_errors.is_failing:
             self._read_errors.record_success(f"{agent_id}/{seq}")
+        # Scheduled again, or cancelled by a recovery, while the row was read. The newer timer delivers it.
         if self._timers.get((agent_id, seq)) is not timer:
             return
         del self._timers[agent_id, seq]
@@ -109,6 +112,7 @@ class Redelivery:
         if row.head is not None and not is_recipient(self._participants.state, agent_id, row.head):
             live.mailbox.mark_handled(seq)  # its reader lost the right since: pages leave it out too
             return
+        # Nobody is connected. `resume` schedules a stored attempt again when a session joins.
         if not live.sessions:
             # Without a stored attempt the refusal did not count: the message comes as if it had never been delivered.
             if self._participants.find_attempt(agent_id, seq) is None:
@@ -121,6 +125,7 @@ class Redelivery:
         # A session that left the message out of a page relies on this timer, so each of those gets it.
         skipped_by = [session for session in candidates if seq in session.outbox.skipped]
         chosen = skipped_by or [max(candidates, key=lambda session: session.live_origin().fencing_token or 0)]
+        # It stays in `failed` until it is handled, so that an ack of a later message does not cover it.
         live.mailbox.awaiting_retry.discard(seq)
         for session in chosen:
             session.outbox.skipped.discard(seq)

@@ -64,6 +64,7 @@ class ReplicaPublisher(Publisher):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        # The leader runs them once. Every replica would otherwise repeat their IO.
         self._after_hooks = ()
 
     def _welcome(self, effect: AcceptSession) -> None:
@@ -104,6 +105,7 @@ class ReplicaHub(Hub):
 
     async def apply_followed(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         """Move on to what the leader has stored, and deliver it. The index holds it already."""
+        # The lock keeps this apart from the replica's own batches (joins), whose drafts would miss these writes.
         async with self.lock:
             state = self.state
             draft = state.draft(max(self._clock(), state.stamp))
@@ -116,6 +118,8 @@ class ReplicaHub(Hub):
                     self._end_cut_sessions(write.value)
                 elif write.table == "token" and write.value is not None and write.value.revoked:
                     self._end_token_sessions(write.key, write.value.agent_id)
+            # An entry without origin stands for the leader's commit: no session is its sender, so all of them get the
+            # messages.
             self._publisher.publish(draft, [(BindCredentials(), outcome)])
 
     async def drop_before(self, first_seq: int) -> None:
@@ -182,6 +186,7 @@ class ReplicaReaders:
         await self._stop(LEADS_NOW)
 
     async def _stop(self, reason: str) -> None:
+        # Clear first: `close` waits, and no further session may start here meanwhile.
         hub, self.hub = self.hub, None
         if hub is not None:
             await hub.close(reason)

@@ -57,6 +57,7 @@ class SendRate:
 
     def refill(self, now: int) -> None:
         """Grant the credit of another step if the rate allows it at ``now`` (ms). Call it when the credit is used up."""
+        # The generic cell rate algorithm (`core.limits`): one number instead of a list of the last arrivals.
         due = max(self._arrival, now)
         ahead_ms = due - now - 1000.0
         if ahead_ms > 0:
@@ -171,6 +172,7 @@ class Session:
         self.undelivered_since = 0
         """Time (ms) at which retention first saw ``undelivered_seq``."""
         self.pauses: set[PauseReason] = set()
+        # Never used before the welcome, when `Intake.release` replaces it. A value spares every frame a check for None.
         self.send_rate = SendRate(1)
         """Replaced by the participant's at the welcome."""
 

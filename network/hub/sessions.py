@@ -104,6 +104,7 @@ class SessionRegistry:
     ) -> None:
         """Make a welcomed session live. Its first page brings it up to date, unless it is silent."""
         live = self.participants.activate(participant)
+        # Before the session is added, so that only the participant's first session announces its presence.
         if not live.sessions:
             self.subscriptions.announce_presence(participant, "online")
         session.origin = origin
@@ -131,9 +132,11 @@ class SessionRegistry:
         self._dirty.pop(session, None)
         self._operators.pop(session, None)
         self.subscriptions.remove(session)
+        # Read before the state changes below: a session that ends while its hello waits is counted as joining.
         self.joining -= session.state is SessionState.JOINING
         session.state = SessionState.CLOSED
         for arrival in session.arrivals:
+            # Cancelled, not woken: the read would compute an answer that nobody receives.
             arrival.cancel()
         session.arrivals.clear()
         if session.reads is not None:
@@ -148,6 +151,7 @@ class SessionRegistry:
         self.joined -= 1
         log.info("left", extra={**_log_fields(session, live.agent_id), "code": code})
         if session.is_reactor and (reactor_end := self._reactor_ends.pop(live.agent_id, None)) is not None:
+            # 1000 is a goodbye. Any other end may be a lost connection, after which the runner comes back.
             reactor_end.set_result(code == 1000)
         if live.sessions:
             # A redelivery goes to one session alone. If that session ended, nobody else would get it.
@@ -182,6 +186,8 @@ class SessionRegistry:
 
     def end(self, session: Session, code: int, reason: str) -> None:
         """Write what is queued, then close the connection with this code."""
+        # Answers of committed entries must leave before the close frame. The client would repeat those entries
+        # otherwise.
         self.flush_session(session)
         session.connection.end(code, reason)
         session.said_bye = True  # the hub ended it: its reactor is not lost
@@ -240,10 +246,12 @@ class SessionRegistry:
             if needs_ack and session.arrivals:
                 session.wake_arrivals()
             if session.session_id == sender_session:
+                # The sender has the message already. Its position must move on, or a page would bring it back.
                 outbox.skip_own(seq)
             elif not outbox.is_behind:
                 self.deliveries += 1
                 if not outbox.push(delivery):
+                    # Only at the overflow itself: from now on `is_behind` passes the session over.
                     self.write(session, encode(NoticeFrame(kind="behind", body={"from_seq": outbox.position})))
                 if session not in dirty:
                     self.schedule_flush(session)
@@ -301,10 +309,12 @@ class SessionRegistry:
         self._dirty[session] = None
         if not self._flush_is_due:
             self._flush_is_due = True
+            # At the end of the tick: all frames of a batch for one session then leave in one write.
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_is_due = False
+        # Swap first: flushing may end sessions, and may mark others as dirty for the next tick.
         dirty, self._dirty = self._dirty, {}
         for session in dirty:
             self.flush_session(session)
@@ -337,10 +347,12 @@ class SessionRegistry:
         elif session.pauses and not connection.is_paused:
             session.resume_reading(PauseReason.ANSWERS)
         if outbox.is_behind and outbox.wants_page() and not connection.is_paused:
+            # Only while the connection takes bytes: a page for a blocked reader would wait in memory.
             self.pages.start(session)
 
     def _write_next_result(self, session: Session, reads: SessionReads) -> bool:
         """Free the budget of the result that the connection has taken, and write the next one. False without any."""
+        # The connection takes bytes again, so the result that was written last has left the process.
         written, reads.written = reads.written, 0
         if written:
             self.read_budget.drop_result(reads, written)

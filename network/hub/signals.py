@@ -67,6 +67,7 @@ class Signals:
         if due is None:
             self._registry.counts["signals_dropped"] += 1
             return
+        # Before the checks below: refused signals use up the rate too.
         send_rate.next_signal_at = due
         if frame.to is UNSET:
             reads = self._registry.open_reads(session)
@@ -114,6 +115,7 @@ class Signals:
         finally:
             if reads is not None:
                 reads.in_progress -= 1
+        # Take the state only now: members may have left while the ledger was read.
         state, head = self._registry.state, heads[0]
         is_private = head.kind in ("direct", "mod")
         near = parties(head) if is_private else self._registry.subscriptions.list_signal_readers(head.to)
