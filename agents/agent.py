@@ -84,8 +84,11 @@ class Agent(AgentView):
         if not self.chain.brings_tools:
             return self
         tools = self._collect_tools(state)
+        # Compare identities: equal-looking functions may be different tools, and middleware returns the same objects
+        # while nothing changes.
         if [*map(id, tools.values())] == [*map(id, self._tools.values())]:
             return self
+        # A copy: a turn that is still running must keep the tools that its model was offered.
         fresh = copy(self)
         fresh._set_tools(tools)
         return fresh
@@ -137,6 +140,7 @@ class Handoff:
 
     def take_over(self, caller: str, history: Sequence[ChatMessage], note: str) -> list[ChatMessage]:
         """Return the history with which the agent continues; ``caller`` had it before."""
+        # The system message and the prompt always stay. The filter selects turns only.
         kept = [*history[:2], *filter_history(history[2:], self.history)]
         append_user_text(kept, f"{caller} handed this conversation over to you{f': {note}' if note else '.'}")
         return kept
@@ -204,6 +208,7 @@ def _describe(value: object) -> str:
 def list_agents(start: Agent) -> list[Agent]:
     """Return ``start`` and the agents that it can reach by handoffs."""
     seen: list[Agent] = [start]
+    # The list grows while it is read, so handoffs in a circle end once each agent is in it.
     for agent in seen:
         targets = (handoff.agent for handoff in agent.all_handoffs)
         seen += [target for target in targets if all(target is not known for known in seen)]
@@ -237,6 +242,7 @@ def _limit(agent: Agent, turns: int | None, calls: int | None) -> Agent:
     policy = agent.policy
     lowered: AgentPolicy = replace(
         policy,
+        # Not below what middleware needs, or a stranger's message could switch a reviewer off.
         max_turns=max(
             min(policy.max_turns, turns or policy.max_turns), *(layer.min_turns for layer in agent.middleware), 1
         ),
@@ -248,6 +254,7 @@ def _limit(agent: Agent, turns: int | None, calls: int | None) -> Agent:
 
 def _read_limit(limits: Mapping[str, object], name: str) -> int | None:
     match limits.get(name):
+        # JSON's true is an int in Python.
         case int(value) if value >= 1 and value is not True:
             return min(value, MAX_COUNT)
         case _:

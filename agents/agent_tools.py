@@ -59,6 +59,8 @@ def agent_tool(
         return await _read_answer(context, end.answer or end.reason, end.metadata)
 
     about = description or agent.description or f"Give a task to {agent.id}, who works on it and answers."
+    # Idempotent, because the inner run resumes from its records. Without a limit of its own, because its model calls
+    # have theirs.
     return tool(name=name or tool_name(agent.id), description=about, idempotent=True, timeout_s=math.inf)(run)
 
 
@@ -167,6 +169,7 @@ def template_instruction(source: str) -> Instruction:
     environment = BoundedEnvironment(undefined=StrictUndefined)
     try:
         template = environment.from_string(source)
+        # Render once now: an unknown name would otherwise fail at the first message.
         template.render(_name_facts(TurnState("a", 1, 2)))
     except TemplateError as error:
         raise ConfigError(f"the instruction's template is wrong: {error}") from error

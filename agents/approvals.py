@@ -238,6 +238,7 @@ async def find_standing(
 
 async def keep_standing(client: RecordClient, standing: Standing) -> None:
     """Record a standing approval, or its withdrawal, once each."""
+    # The withdrawal has an id of its own: under the first one's, the hub would refuse it as a conflict.
     key = digest("standing", standing.seq, standing.is_withdrawn)
     record = partial(client.record, _place(client), "standing", standing.model_dump(), record_id=key)
     await retry_later(record)
@@ -251,6 +252,7 @@ async def _load_standing(client: RecordClient) -> list[Standing]:
             standing = Standing.model_validate(record["body"])
         except ValidationError:
             continue  # another program's
+        # A later record of the same decision replaces the earlier one. This is how a withdrawal takes effect.
         by_seq[standing.seq] = standing
     return list(by_seq.values())
 
@@ -284,6 +286,7 @@ async def _answer_late(client: NetworkClient, decision: AnyMessage) -> None:
     if said is None or request is None:
         return
     approval, has_ended = request
+    # The decision that counted, delivered again: there is nothing to say.
     if approval is not None and decision.seq in {approval.seq, *(vote.seq for vote in approval.votes)}:
         return
     seq = find_request(decision)

@@ -89,6 +89,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
+            # Wrapped in the parsed template: no option of jinja's sandbox sees a round of a loop.
             loop.iter = _through(_COUNT, loop.iter)
         for joined in list(tree.find_all(nodes.Concat)):
             joined.nodes = [_through(_MEASURE, node) for node in joined.nodes]
@@ -195,6 +196,7 @@ def _check_size(size: int) -> None:
 def _check_operands(operator: str, left: Any, right: Any) -> None:
     match operator, left, right:
         case "**", int(), int():
+            # Estimated from the operands: computing the power first would take the time that the limit should save.
             if left.bit_length() * max(right, 0) > MAX_BITS:
                 raise TemplateTooLarge(f"its power has more than {MAX_BITS:,} bits")
         case "*", int(), int():
@@ -225,6 +227,7 @@ def _check_format(form: str, values: Iterable[Any]) -> None:
         if ("*" in form or "{" in form) and any(_is_wide(part) for part in parts):
             raise TemplateTooLarge(f"it fills up a text to more than {MAX_WIDTH:,} characters")
     places = form.count("%") + form.count("{") + 1
+    # A format may use one value at every place, so the values share the room.
     _measure(values, MAX_CHARS // places)
 
 
@@ -252,6 +255,7 @@ def _check_method(owner: str, name: str, args: list[Any]) -> None:
 
 def _check_replaced(text: str, old: Any, new: Any) -> None:
     if isinstance(old, str) and isinstance(new, str):
+        # An empty text is found before and after every character.
         places = text.count(old) if old else len(text) + 1
         _check_size(len(text) + places * len(new))
 

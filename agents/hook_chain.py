@@ -238,6 +238,7 @@ class HookChain:
                 raise TypeError(
                     f"a reviewer gave a {type(result).__name__} and must give the answer, as text or as Answer(...)"
                 )
+            # Names of checks are collected from all reviewers. `update` alone would keep those of the last one only.
             metadata.update({name: value for name, value in result.metadata.items() if name != PASSED_CHECKS})
             if isinstance(names := result.metadata.get(PASSED_CHECKS), list):
                 passed.extend(map(str, names))
@@ -254,6 +255,7 @@ class HookChain:
                 notes += [note, *result.notes]
             else:
                 answer = read_answer(result)
+        # All corrections at once: one at a time, each would cost a turn, and the limit would be reached sooner.
         if corrections and can_correct:
             return Reviewed(answer, "\n".join(correction.instruction for correction in corrections), notes=tuple(notes))
         if failed := [correction.name for correction in corrections if correction.name]:
@@ -270,6 +272,7 @@ class HookChain:
 
 def _collect_hooks(layers: Sequence[Middleware], name: str) -> tuple[Any, ...]:
     default = getattr(Middleware, name)
+    # Compare on the class: an instance attribute of the same name would not be called by the loop's rules.
     hooks = tuple(getattr(layer, name) for layer in layers if getattr(type(layer), name) is not default)
     for hook in hooks:
         check_hook(name, hook)

@@ -171,6 +171,7 @@ async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s
     # A separate task can be abandoned. Awaited directly, code that ignores its cancellation would hold the caller.
     task = asyncio.create_task(_catch(work), name=name)
     try:
+        # `wait` does not cancel the task and raises none of its errors, so each outcome can be told apart below.
         await asyncio.wait({task}, timeout=None if math.isinf(timeout_s) else timeout_s)
     except asyncio.CancelledError:
         await abandon(task)
@@ -204,6 +205,7 @@ def is_cancelled_by_caller(error: BaseException) -> bool:
     """Return whether an error ends this task because somebody cancelled it, rather than because of the code in it."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
+        # Code that raises CancelledError by itself leaves this count at zero. Only `Task.cancel` increases it.
         return task is None or task.cancelling() > 0
     return isinstance(error, KeyboardInterrupt)
 
@@ -282,6 +284,7 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
     loop = asyncio.get_running_loop()
     await _slots.acquire(loop)
     outcome: asyncio.Future[object] = loop.create_future()
+    # The tool reads the same context variables as if it ran here, such as the metadata of its messages.
     context = contextvars.copy_context()
 
     def set_outcome(result: object, failure: BaseException | None) -> None:

@@ -219,6 +219,7 @@ class ActivityReporter:
             at = self._lengths.get(stream, 0)
             self._lengths[stream] = at + len(text)
         last = self._pieces[-1] if self._pieces else None
+        # Join adjoining pieces of one stream: a model's tokens would otherwise fill a signal with overhead.
         if last is not None and last.stream == stream and last.at + len(last.text) == at and stream[2] != "progress":
             last.text += text
             self._size += len(text)
@@ -267,6 +268,7 @@ def _shorten(pieces: list[_Piece]) -> list[_Piece]:
         if room <= 0:
             break
         if len(piece.text) > room:
+            # The beginning is cut, so the piece starts later. With the old position screens would place it wrongly.
             piece.at += len(piece.text) - room
             piece.text = piece.text[-room:]
         room -= max(len(piece.text), PIECE_CHARS)
@@ -370,6 +372,7 @@ class RemoteActivity:
         self._wants_signals = True
         session = self._client.welcome.session_id
         if self._watching != session:
+            # Set before the await, so that parallel calls ask once. It is reset below if the hub refuses.
             self._watching = session
             try:
                 await self._client.call("network.watch", {"signals": True})

@@ -133,6 +133,7 @@ async def _send_text_message(
     text: Annotated[str, Field(description="What to say")],
 ) -> str:
     """Send a direct text message to one agent or person. It is private between the two of you."""
+    # Models write ids as the conversation shows addresses and mentions.
     agent_id = target_agent_id.strip().removeprefix("agent:").removeprefix("@")
     trigger = context.trigger
     # A message to the sender of a direct trigger is the answer to it: ``reply_to`` ends the sender's wait.
@@ -197,6 +198,7 @@ async def put_question(
             if agent_id == context.agent_id:
                 problems[agent_id] = "was not asked: that is you."
                 continue
+            # Both would wait for each other until the timeout.
             if agent_id in read_waiting(context.trigger):
                 problems[agent_id] = "was not asked: it waits for your answer itself; give that instead."
                 continue
@@ -207,6 +209,7 @@ async def put_question(
             except RequestError as error:
                 problems[agent_id] = f"was not asked: {error.code}: {error}"
                 continue
+            # Before the next send: the first agent may answer while the others are still being asked.
             context.waiter.expect(stored.seq)
             questions[agent_id] = stored
         replies = await context.waiter.wait(questions, timeout_s, is_watched=is_seen)

@@ -118,9 +118,11 @@ def checked(
         @checks(check)
         @wraps(init)
         def hold(owner: OwnerT, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            # Bind first: a wrong name or a missing argument raises Python's own TypeError, as for any constructor.
             given = signature.bind(owner, *args, **kwargs).arguments
             (_, *named), form = given.items(), form_of(hold)
             told: dict[str, Any] = {**dict.fromkeys(several, ()), **dict(named)}
+            # Values that only a program can give, such as functions, pass by the form unchecked.
             code = {name: told.pop(name) for name in [*told] if name not in form.model_fields}
             options = {**code, **read_form(bind_values(form, type(owner).__name__, told))}
             init(owner, *[it for name in several for it in options.pop(name)], **options)

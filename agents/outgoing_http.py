@@ -38,6 +38,7 @@ def check_environment() -> None:
         variable, url = _read(name)
         if not url:
             continue
+        # Before any error can quote the address: its password must not reach a log.
         remember_url(url)
         if url != url.strip():
             raise ConfigError(f"{variable} has white space around the address of its proxy: remove it.")
@@ -141,6 +142,7 @@ def _is_exempt(host: str, url: str) -> bool:
                 pass
             continue
         name = name.removeprefix("*").removeprefix(".") if name.startswith("*.") else name
+        # A bare name covers its subdomains too, as in `httpx2`.
         if name and (host == name or host.endswith(name if name.startswith(".") else f".{name}")):
             return True
     return False

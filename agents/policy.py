@@ -60,6 +60,7 @@ class GrowingWindow:
         """Return how many of this number of messages are shown. Depends on the number alone."""
         if total <= self.most:
             return total
+        # A function of the number alone: a resumed reaction, and every machine, cuts at the same messages.
         return self.least + (total - self.least) % (self.most - self.least + 1)
 
 

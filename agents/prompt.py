@@ -77,6 +77,7 @@ class ConversationPrompt:
         self.path = Path(path) if path is not None else None
         self.source = self._read()
         self._template = self._compile()
+        # Render a sample: a template with a wrong name or attribute is refused when it is loaded.
         self.render({"direct:a~b": MessageThread(thread_id="direct:a~b", messages=[_SAMPLE])}, "direct:a~b", _SAMPLE)
 
     @property
@@ -244,6 +245,7 @@ def select_threads(
             shown = others[-count:]
             omitted = thread.omitted + len(others) - count
             kept.append(MessageThread(thread_id=thread.thread_id, messages=shown, omitted=omitted))
+    # The incoming thread sorts last, so that the cut below never drops it.
     kept.sort(key=lambda thread: (thread.thread_id == trigger.thread_id, thread.messages[-1].seq))
     ordered = sorted(kept[-max_threads:], key=lambda thread: thread.messages[0].seq)
     return {thread.thread_id: thread for thread in ordered}

@@ -226,6 +226,7 @@ class AgentRunner(ABC):
                     await self._serve_ledger(client, group)
                 return
             except BaseExceptionGroup as failures:
+                # A stop may coincide with a failure. The failure must be raised: it explains why the agent is gone.
                 errors = failures.split(_RunnerStopped)[1]
                 if errors is None:
                     return
@@ -243,6 +244,7 @@ class AgentRunner(ABC):
         epoch = client.welcome.network.epoch
         scheduler = self._scheduler = ReactionScheduler(self, client, self._activity, group)
         self.check_network(client)
+        # Before anything that may wait, so that a stop also ends an agent that hangs at its channels.
         group.create_task(self._end_when_stopped())
         group.create_task(self._activity.send(client))
         await self.join_channels(client)
@@ -258,6 +260,7 @@ class AgentRunner(ABC):
             if delivery.is_stale:
                 continue  # it waited in the client while the ledger was replaced: its seq means another message now
             if client.welcome.network.epoch != epoch:
+                # This delivery belongs to the new ledger already, and the hub will not send it again in this session.
                 self._first_delivery = delivery
                 raise LedgerReplaced
             await scheduler.handle_delivery(delivery)
@@ -296,6 +299,7 @@ class _Readiness:
 
     async def wait(self) -> None:
         """Wait until the agent is ready. Raises the error that ended the run before that."""
+        # Shielded: a caller that gives up must not cancel the future for the others.
         await asyncio.shield(self._get_future())
 
     def reach(self) -> None:

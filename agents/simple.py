@@ -113,6 +113,7 @@ class SimpleAgentRunner(AgentRunner):
 
         An operation with the name of one of its own tools is left out.
         """
+        # Build it once per welcome: schemas of a hub's operations are large, and mods change only with a new session.
         if self._equipped is None or self._equipped[0] is not client.welcome:
             common = choose_tools(communication_tools(), self.network_tools)
             offered = choose_tools(mod_tools(client.welcome.mods), self.network_tools)
@@ -166,6 +167,7 @@ class SimpleAgentRunner(AgentRunner):
             threads = keep_recorded(threads, incoming_message, manifest)
             prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
+        # From the whole thread, not from what middleware left of it: the keeper's message may be filtered out.
         keeper = self._find_keeper(agent, message_threads.get(incoming_thread_id))
         message = incoming_message
         setup = ReactionSetup(
@@ -203,6 +205,7 @@ class SimpleAgentRunner(AgentRunner):
 
     async def close(self) -> None:
         """Close the middleware, and the model if the runner owns it. Every one is closed, whatever another one raises."""
+        # By identity: agents may share middleware, which must be closed once.
         layers = {id(layer): layer for agent in list_agents(self.agent) for layer in agent.middleware}
         async with AsyncExitStack() as held:
             if self._owns_model and (close := getattr(self.model, "close", None)) is not None:

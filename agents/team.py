@@ -374,10 +374,12 @@ def build_runner(
     """
     folder = str(spec.path.resolve().parent)
     if folder not in sys.path:
+        # At the end of the path: a file beside the agent must not hide an installed package of the same name.
         sys.path.append(folder)
     template = spec.path.parent / spec.template if spec.template is not None else None
     if template is not None:
         try:
+            # Check the template here, where an error can name its line in the agent's file.
             ConversationPrompt(template)
         except (ConfigError, OSError, ValueError) as error:
             raise spec.find_node("template").error(f"agent {spec.id}: {error}") from error
@@ -456,6 +458,7 @@ def _make_adapted(spec: AgentSpec, options: RunnerOptions) -> SimpleAgentRunner:
         raise ConfigError(f"the adapter {spec.adapter!r} fails ({type(error).__name__}: {error})") from error
     if not isinstance(made, SimpleAgentRunner):
         raise ConfigError(f"the adapter {spec.adapter!r} gives a {type(made).__name__}, no agent of roundelay.adapters")
+    # Under another id the agent would join as somebody else, with a token that is not its own.
     if made.agent_id != spec.id:
         raise ConfigError(
             f"the adapter {spec.adapter!r} gives the agent {made.agent_id}: pass on the id it is called with"

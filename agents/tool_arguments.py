@@ -29,6 +29,8 @@ def read_signature(function: Callable[..., object], name: str, context_type: typ
     """Return a model of the function's parameters, and the names of the parameters of the context type. Raises
     `ToolError`."""
     try:
+        # Resolves annotations that are text (`from __future__ import annotations`), which the signature leaves as they
+        # are.
         hints = typing.get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)
     except (NameError, TypeError, ValueError) as error:
@@ -50,6 +52,7 @@ def read_signature(function: Callable[..., object], name: str, context_type: typ
     config = ConfigDict(extra="forbid", alias_generator=lambda field: field.removeprefix(_FIELD_PREFIX))
     try:
         model: type[BaseModel] = create_model(name, __config__=config, **fields)  # type: ignore[call-overload]
+        # Some types have a validator and no schema. Find out now, not when a model is asked.
         model.model_json_schema()
     except PydanticUserError as error:
         raise ToolError(

@@ -117,6 +117,7 @@ class ToolClient:
 
         Raises `Forbidden` for an operation that would report other conversations.
         """
+        # The agent may see more than the person who asked. Its answer must not carry that across conversations.
         if op in _UNFILTERED:
             raise Forbidden(
                 f"{op} tells of other conversations; inside of a reaction use network.history or network.why."
@@ -142,6 +143,7 @@ class ToolClient:
         Raises `RoundelayError` for a message that this reaction may not read: results of other conversations are not
         for this one.
         """
+        # The hub refuses a message that this reaction may not read, before any record is fetched.
         await self.call("network.why", {"seq": seq})
         client = self._client
         reaction = reaction_id(client.agent_id, seq, client.welcome.network.epoch)
@@ -157,6 +159,7 @@ class ToolClient:
     def _may_reach_asker(self, to: str) -> bool:
         """Return whether the requesters may read a message to this address: all but direct messages to somebody else."""
         kind, _, name = to.partition(":")
+        # Channels and broadcasts count: the requester may read them.
         return kind not in ("agent", "mod") or name in self.askers
 
     async def _have_reviewed(

@@ -223,6 +223,7 @@ class Tool:
             )
         raw = dict(value.data) if value.summary is None else {**value.data, "summary": value.summary}
         try:
+            # Through JSON and back: the record must hold what this run sees, or a resumed run would see other data.
             data = _DATA.validate_json(to_json(raw, inf_nan_mode="strings", fallback=to_plain))
         except (PydanticSerializationError, ValueError, RecursionError) as error:
             raise ToolError(f"The tool {self.name} returned data that does not go into JSON: {error}") from error
@@ -297,6 +298,7 @@ def tool(
         raise ToolError("A tool is either once or idempotent.")
     if timeout_s is not None and not timeout_s > 0:
         raise ToolError(f"The time of a tool, timeout_s, is {timeout_s} and must be more than 0.")
+    # A text is a sequence of its letters: 'mia' would name the people m, i and a.
     if isinstance(approvers, str) or isinstance(escalate_to, str):
         raise ToolError("approvers and escalate_to of a tool are lists: write approvers=['mia'].")
     try:
@@ -379,6 +381,7 @@ async def _run_function(
         result = function(**arguments)
     else:
         result = await run_in_thread(lambda: _collect_items(function(**arguments)), name)
+    # A plain function may return a coroutine, as a partial or a decorated async function does.
     return await result if inspect.isawaitable(result) else result
 
 

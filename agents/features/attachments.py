@@ -128,6 +128,7 @@ class Attachments(Middleware):
         omitted: list[tuple[str, str]] = []
         room = self._max_bytes
         for attachment in attachments:
+            # Kinds that nobody configured are skipped silently: the conversation names them as text already.
             if not any(fnmatchcase(attachment.media_type, kind) for kind in self._takes):
                 continue
             is_image = attachment.media_type.startswith("image/")
@@ -203,6 +204,7 @@ def _pick(fields: Mapping[str, object], *keys: str) -> str:
 def _decode(attachment: Attachment) -> bytes | None:
     """Return the bytes; None if the data is not base64 or does not match its type."""
     try:
+        # Mail and some tools break base64 into lines, which strict decoding refuses.
         content = base64.b64decode("".join(attachment.data.split()), validate=True)
     except ValueError:
         return None

@@ -135,6 +135,7 @@ class DataPolicy(Middleware):
             case "review":
                 return self._store_review(body)
             case "finished":
+                # The model wrote the reason of a finished reaction. Any other reason is the loop's own text.
                 reason = body["reason"] if self._keeps_text or body["status"] != "finished" else NOT_KEPT
                 return {**body, "reason": self._redact(reason)}
             case "model_failed":
@@ -172,6 +173,7 @@ class DataPolicy(Middleware):
         stored = {**body, "reply": {**reply, "text": kept, "tool_calls": calls}}
         if isinstance(reply.get("origin"), Mapping):
             stored["reply"]["origin"] = self._store_origin(reply["origin"])
+        # Tells a resumed run what it must not trust: a redacted argument would otherwise be used as the real one.
         changed: dict[str, object] = {"text": True} if kept != text else {}
         changed |= {"calls": altered} if altered else {}
         return {**stored, ALTERED: changed} if changed else stored
@@ -223,6 +225,7 @@ class DataPolicy(Middleware):
             case bool() | None:
                 return value
             case int() | float():
+                # Numbers too: a card or phone number may be a JSON number.
                 redacted = self._redact(str(value))
                 return value if redacted == str(value) else redacted
             case Mapping():
@@ -239,6 +242,7 @@ class DataPolicy(Middleware):
         except (ValueError, RecursionError):
             return str(self._redact(written))
         redacted = self._redact(arguments)
+        # Redact the parsed values: in the raw text a match could span quotes, and leave invalid JSON.
         return written if redacted == arguments else json.dumps(redacted)
 
 
@@ -263,6 +267,7 @@ def _as_redaction(redaction: Redaction) -> Callable[[str], str]:
         check_plain("What redacts for DataPolicy", redaction)
         return redaction
     pattern = BoundedPattern.of(redaction) if isinstance(redaction, re.Pattern) else compile_pattern(redaction)
+    # Such a pattern would put a mark between all characters.
     if pattern.search(""):
         raise ValueError(f"the pattern {pattern.source!r} matches the empty text. Replace * by +")
 

@@ -69,6 +69,7 @@ class FewShot(Middleware):
         name = (step.model or step.agent.model).name
         if not any(fnmatchcase(name, pattern) for pattern in self._models):
             return step
+        # An example that calls an unknown tool would teach the model to invent it.
         available = {tool.name for tool in step.agent.all_tools}
         examples = [message for tools, messages in self._examples if tools <= available for message in messages]
         # Another hook may have removed the system message.

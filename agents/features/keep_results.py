@@ -57,7 +57,9 @@ class KeepResults(Middleware):
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         values = around.state.values
+        # Once, in the first turn: later turns and a resumed run read the note, so that all prompts agree.
         if KEPT not in values and not around.path and around.state.own_turn == 1:
+            # A replay shows what the recorded run showed. Today's records may have more.
             results = around.replayed(KEPT)
             if results is None:
                 results = await self._find(around)
@@ -83,6 +85,7 @@ class KeepResults(Middleware):
         try:
             for seq in sorted(earlier, reverse=True)[:LOOKED_AT]:
                 results = _read_results(await retry_later(partial(client.read_own_reaction, seq)), seq)
+                # Only reactions that called tools count.
                 left -= bool(results)
                 for result in reversed(results):
                     if room <= 0:

@@ -108,6 +108,7 @@ class LongResults(Middleware):
             return self._read(around, call.arguments)
         result = await proceed(call)
         whole, max_chars = result.whole or result.content, self._find_max_chars(around)
+        # An answer goes to a person, who has no tool to read the rest.
         if len(whole) <= max_chars or result.is_answer:
             return result
         call_id = f"{around.state.turn}.{call.index}"
@@ -160,6 +161,7 @@ class LongResults(Middleware):
             rest = f"[end of the result: {len(whole)} characters]"
         piece = whole[offset:end]
         numbers = find_citations(piece)
+        # Only sources that this part cites: their numbers are assigned when they are shown.
         cited: list[JsonValue] = [
             source for source in kept.cited if isinstance(source, dict) and source.get("n") in numbers
         ]

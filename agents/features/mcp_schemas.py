@@ -99,6 +99,7 @@ def read_offer(offered: Iterable[types.Tool]) -> tuple[list[OfferedTool], dict[s
 
 def write_line(text: str, max_chars: int) -> str:
     """Return an untrusted text as one escaped line."""
+    # Cut before escaping as well, so that a huge text costs no time.
     return shorten(escape_text(text[: 2 * max_chars]), max_chars)
 
 
@@ -172,6 +173,7 @@ def _merge_alternatives(schema: JsonSchema, root: JsonSchema, cache: dict[str, J
     reference = merged.pop("$ref", None)
     if isinstance(reference, str) and isinstance(target := _find(root, reference), dict):
         if reference not in cache:
+            # Set before the recursion, which ends a schema that refers to itself.
             cache[reference] = {}
             cache[reference] = _merge_alternatives(target, root, cache)
         parts.append(cache[reference])
@@ -367,6 +369,7 @@ class SchemaCheck:
             *command, stdin=pipe, stdout=pipe, stderr=devnull, start_new_session=True
         )
         assert process.stdout is not None
+        # Its first line says that the slow imports are done, so `CHECK_S` bounds checks alone.
         async with asyncio.timeout(START_S):
             await process.stdout.readline()
         return process

@@ -257,6 +257,7 @@ def find_numbers(state: TurnState) -> Numbers:
         for message in state.conversation:
             for reference in _read_sources(message):
                 numbers.find(reference, reference.n)
+            # The incoming message comes last, so this is its thread. Numbers of other threads mean other sources.
             if message.thread_id == state.conversation[-1].thread_id:
                 numbers.reserve(find_citations(message.text))
     return numbers
@@ -356,6 +357,7 @@ def merge_sources(answers: Sequence[tuple[str, JsonValue]]) -> tuple[list[str], 
 def fit_sources(sources: list[JsonValue]) -> list[JsonValue]:
     """Fit sources into a record: shorten their texts, drop the texts, or drop the last sources."""
     fitting = sources
+    # Texts first: a source without its text can still be cited, a dropped one cannot.
     for share in (4000, 1000, 0):
         if len(json.dumps(fitting)) <= MAX_SOURCES_CHARS:
             return fitting

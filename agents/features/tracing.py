@@ -47,6 +47,7 @@ class Tracing(Middleware):
 
     async def around_reaction(self, around: Around, proceed: RunReaction) -> Finish:
         trigger, agent = around.context.trigger, around.agent
+        # An agent inside a call continues the span of its caller, which is current already.
         parent = _PROPAGATOR.extract(_read_carrier(trigger.metadata)) if not around.path else None
         facts = {
             "gen_ai.operation.name": "invoke_agent",

@@ -180,6 +180,7 @@ def _write(message: _Arranged, rules: EndpointRules, endpoint: str, ids: dict[st
         case AssistantMessage():
             return _write_assistant(message, rules, endpoint, ids)
         case _Result(ToolMessage(call_id, content), notes):
+            # A result must not be able to imitate a note, which the model takes for the agent's own words.
             result = _NOTE_TAG.sub("&lt;", content) if content.strip() else NO_OUTPUT
             if notes:
                 note_text = "\n\n".join(notes)
@@ -202,6 +203,7 @@ def _write_assistant(
         if origin is not None and is_own:
             is_all = rules.reasoning in ("returned", "required")
             fields |= {name: value for name, value in origin.message.items() if is_all or is_sealed(name, value)}
+            # A hook may have changed the calls. Signatures belong to single calls, and a server refuses a wrong one.
             if len(origin.calls) == len(message.tool_calls):
                 fields["tool_calls"] = [
                     _add_fields(call, of) for call, of in zip(fields["tool_calls"], origin.calls, strict=True)

@@ -107,6 +107,7 @@ class Draft:
         index = choice.get("index")
         if self._choice is None:
             self._choice = index
+        # A server that was asked for one choice may send several. Mixed together they would be no text at all.
         elif index is not None and index != self._choice:
             return ModelDelta()
         self._add_usage(choice)  # Kimi puts the usage here: https://github.com/earendil-works/pi/issues/2017
@@ -128,6 +129,7 @@ class Draft:
         text, reasoning = self._tags.close()
         self.text.write(text)
         self.reasoning.write(reasoning)
+        # Only at the end: until then the closing tag may still come, and the text before it was shown as text.
         self._extract_unopened_reasoning()
         return [ModelDelta(text, reasoning)] if text or reasoning else []
 
@@ -203,6 +205,7 @@ class Draft:
         if call.index is None:
             call.index = _read_index(part)
         call.id = call.id or as_text(part.get("id"))
+        # Some servers repeat the name in every piece.
         if name and name != call.name:
             call.name += name
         # Some servers repeat the whole call at the end.

@@ -80,6 +80,7 @@ class EventReader:
             self._name = ""
             return []
         if self._name == "error":
+            # An error need not be JSON. Its words are reported as they are.
             return [self._finish_event(text)]
         self._finish_event(None)
         return [json.loads(text)]

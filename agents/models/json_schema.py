@@ -150,6 +150,7 @@ def _render(messages: Iterable[ChatMessage]) -> Iterable[PlainMessage]:
             case UserMessage():
                 yield message
             case AssistantMessage(content, calls):
+                # Plain text has no call ids, so the name says which call a result answers.
                 names.update((call.id, call.name) for call in calls)
                 texts = [*([content] if content else []), *(_render_call(call) for call in calls)]
                 yield AssistantMessage("\n".join(texts))

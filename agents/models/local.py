@@ -76,6 +76,7 @@ class LocalServer:
         params.sampling.temp = 0.0
         params.hostnames = ["127.0.0.1"]
         params.port = 0
+        # Loopback is open to every program and every user of the machine.
         params.api_keys = [self.api_key]
         params.verbosity = -1
         try:

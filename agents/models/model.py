@@ -232,6 +232,7 @@ def join_origins(replies: Sequence[ModelReply]) -> ReplyOrigin | None:
     """Return the origin of a reply that is merged from several; None if they came from different endpoints."""
     origins = [reply.origin for reply in replies]
     first = origins[0] if origins else None
+    # Signed fields of two endpoints cannot be merged: neither server accepts the other's.
     if first is None or any(origin is None or origin.endpoint != first.endpoint for origin in origins):
         return None
     message: dict[str, JsonValue] = {}

@@ -137,6 +137,7 @@ class OpenAIModel:
 
     def named(self, name: str) -> OpenAIModel:
         """Return a model with another name on the same server, with the same key, settings and connections."""
+        # Shares the connections, which are held by event loop.
         other = copy(self)
         other.name = name
         # Another model has rules and an endpoint of its own, so it never gets the reasoning of this one.
@@ -269,6 +270,7 @@ class OpenAIModel:
             body["stream"] = True
             if self.rules.stream_usage:
                 body["stream_options"] = {"include_usage": True}
+        # Last, so that an author's setting wins over what was derived.
         body |= self.settings
         if "tools" not in body:
             body.pop("parallel_tool_calls", None)  # servers refuse this setting without tools
@@ -492,6 +494,7 @@ async def _read_stream(stream: _Events, draft: Draft, on_delta: OnDelta | None) 
             break
         before = draft.usage
         pieces = list(draft.add_chunk(event))
+        # A count before the end is the only one that an interrupted request leaves.
         if draft.usage != before and not draft.finish_reason:
             pieces.append(ModelDelta(usage=draft.usage))
         _show(pieces, on_delta)

@@ -204,6 +204,7 @@ def _is_output_limit(words: str, param: str) -> bool:
 def _classify(status: int, kinds: set[str], words: str, delay: int | None, is_output: bool) -> ModelFailure:
     if status == 400 and _WRONG_KEY.search(words):
         return "unauthorized"
+    # Before the status: Groq refuses a prompt that is too long with the code of a rate limit.
     if kinds & _CONTEXT_CODES or status == 413 or "request too large for" in words:
         return "context_too_long"
     if kinds & _FILTER_CODES:

@@ -341,6 +341,7 @@ class RuleSet(Strict):
         view = read_prompt(request)
         actions = list(self._apply(request, view))
         if request.tools and request.tool_choice != "none":
+            # Finish instead of an empty reply, which the loop would ask for again.
             return actions or [finish("no rule fits this message" if view.turn == 1 else "done")]
         # The closing turn has no tools: keep only the rule's text.
         return [action for action in actions if isinstance(action, Say)] or [Say("I have nothing to add.")]

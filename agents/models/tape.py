@@ -84,6 +84,7 @@ def fingerprint_request(model: Model, request: ModelRequest) -> dict[str, Any]:
         fingerprint["tool_choice"] = hashes.choice
     if hashes.attached:
         fingerprint["attached"] = [digest[:SHORT_CHARS] for digest in hashes.attached]
+    # Details only in the first turn: later turns repeat the same tools and prompt, and each record would grow by them.
     if not any(isinstance(message, AssistantMessage) for message in request.messages):
         fingerprint["tools"] = ",".join(f"{name}={value[:SHORT_CHARS]}" for name, value in hashes.tools.items())
         fingerprint["lines"] = " ".join(
@@ -328,6 +329,7 @@ def _list_attached(messages: Sequence[ChatMessage]) -> list[str]:
 
 
 def _digest_tool(tool: ToolSpec) -> str:
+    # Schemas are large and the same in every turn, so each is hashed once.
     cached = _tools.get(id(tool.parameters))
     if cached is not None and cached[0] is tool.parameters and cached[1] == (tool.name, tool.description):
         return cached[2]

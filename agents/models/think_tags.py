@@ -30,6 +30,7 @@ class ThinkTags:
             return piece, ""
         self._held += piece
         if not self._tag:
+            # Only at the beginning: later tags may be part of an answer about such tags.
             opening = _OPEN_TAG.match(self._held)
             if opening is None:
                 is_open = _MAYBE_OPEN.fullmatch(self._held) is not None
