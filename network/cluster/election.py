@@ -53,11 +53,13 @@ class Election:
                 if failure is not None:
                     await asyncio.sleep(settings.RETRY_S)
                     await self._reopen(failure)
+                    # The index may have been closed and opened again. Take the cursor from the file, never from memory.
                     failure, has_cursor = None, False
                 if not has_cursor:
                     await self._follower.applier.restore_cursor()
                     has_cursor, self._incomplete_since = True, None
                     await self._durability.run()  # readers of the status see the result before the claim
+                # The first record names the epoch, so it must come before any claim.
                 if await self._log.shared.end() == 0:
                     await self._begin_log()  # two nodes may try: the engine accepts one, and the other one follows
                     continue
@@ -98,9 +100,12 @@ class Election:
                 "the log and its servers more."
             )
         token = self._new_id()
+        # Behind the last record that was read: if any node has written since, the engine refuses, and this node follows
+        # on.
         await log.append("claim", token, Claim(log.node_name).write())
         # heartbeats of this term come back to this node, also after it: it must not follow them
         self._follower.own_token = token
+        # One of the two clocks is wrong, and nobody knows which. Dropping rows cannot be undone, so drop none.
         keeps_old_rows = self._follower.leader_check.clock_offset_ms != 0
         return Leader(log, self._durability, token, keeps_old_rows=keeps_old_rows)
 
@@ -112,6 +117,7 @@ class Election:
         """
         if isinstance(error, LogIncomplete):
             now = asyncio.get_running_loop().time()
+            # Measured over several attempts: each attempt starts anew, and a single one proves nothing.
             self._incomplete_since = now if self._incomplete_since is None else self._incomplete_since
             if now - self._incomplete_since > settings.INCOMPLETE_LOG_GRACE_S:
                 raise UnusableLog(str(error)) from error
@@ -122,6 +128,7 @@ class Election:
 
     async def _reopen(self, failure: LedgerError) -> None:
         """Open the log again, and the index if that failed. A full log stays open, so that readers are served."""
+        # A full log answers reads. Closing it would end the read replica, and room comes only by other nodes' trims.
         if isinstance(failure, LogFull):
             await self._follower.serve_reads()
             return

@@ -85,15 +85,18 @@ class RecordApplier:
             len(self._pending.rows) + len(self._pending.writes) >= settings.APPLY_ROWS
             or self._pending_bytes >= settings.APPLY_BYTES
         )
+        # The cursor names the last whole commit. A kill while parts of the next one are read loses none of them.
         if is_whole and (is_enough or not stored.has_more):
             await self.flush(self._log.cursor_write())
 
     async def flush(self, cursor: TableWrite) -> None:
         """Store what was read, and the cursor, in one transaction."""
+        # Taken before the await: what is read meanwhile belongs to the next transaction.
         pending, self._pending, self._pending_bytes = self._pending, Commit([], []), 0
         # several commits may have written the same key; the index stores each key once per transaction
         writes = _last_of_each(pending.writes)
         await self._log.apply(pending.rows, writes, cursor)
+        # After the index has stored it, because the replica reads rows from the index.
         if pending.rows or writes:
             await self._replica.apply(pending.rows, writes)
 
@@ -123,6 +126,7 @@ class ReplicaFeed:
         # the time before the poll: the log had no record beyond the polled end then, but it may have one now
         self.as_of_ms = self.polled_at_ms
         now = asyncio.get_running_loop().time()
+        # A replica that fails at the start would otherwise load the whole state again at every turn.
         if not self._replica.is_serving and now - self._tried_at >= settings.REPLICA_RETRY_S:
             self._tried_at = now
             await self._replica.start(
@@ -238,11 +242,13 @@ class Follower:
     async def follow_until_leaderless(self) -> None:
         """Apply the log up to its end. Return when nobody leads, or the leader was silent for too long."""
         loop = asyncio.get_running_loop()
+        # A new clock for each run: the time in which this node led is no silence of another leader.
         self._silence = SilenceClock(loop.time())
         self._polled_at, presence_at = -settings.POLL_END_S, -settings.PRESENCE_S
         self._end, self._is_led, self._is_led_reported = 0, False, False
         is_at_end = False
         self.leader_check.restart()
+        # One read and one broadcast are always under way. `asyncio.wait` leaves them running, so no record is lost.
         async with self.log.follow(self.log.reader.end) as records:
             next_record = asyncio.ensure_future(anext(records))
             next_broadcast = asyncio.ensure_future(self.log.shared.next_broadcast())
@@ -266,6 +272,7 @@ class Follower:
                     await self.serve_reads()
                     if is_at_end:
                         self._report_leader()
+                    # A leader that stops waits for a successor only if it has heard a follower.
                     if loop.time() - presence_at >= settings.PRESENCE_S:
                         presence_at = loop.time()
                         await self.log.broadcast_heartbeat()
@@ -344,6 +351,7 @@ class Follower:
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks until they have ended: a client library may ignore a cancellation."""
+    # Wait for their end: a task that still reads would use the log after it was closed.
     while running := [task for task in tasks if not task.done()]:
         for task in running:
             task.cancel()
@@ -363,8 +371,10 @@ async def catch_up(indexed: IndexedLog, replica: ReadReplica) -> LogReader:
             async with indexed.follow(indexed.reader.end) as records:
                 async for stored in records:
                     await applier.apply(stored)
+                    # Stop at the end as it was at the beginning. A log that is being written would never end.
                     if stored.position >= end:
                         break
+        # Store what is left even without a whole commit: the cursor passes a commit whose writer has stopped.
         await applier.flush(indexed.cursor_write())
         await indexed.check_beginning()
         return indexed.reader

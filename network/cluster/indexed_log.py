@@ -104,6 +104,7 @@ class IndexedLog:
         """Continue where the index is. Raises `LedgerError` for an index of another log."""
         cursor: IndexPosition | None = await self.index.lookup_cold("followed", "log")
         if cursor is None:
+            # Following would mix two histories under the same seqs.
             if await self.index.rows(0, 1):
                 raise UnusableLog(
                     f"{self.index.path} has a history of its own, which the log {self.name} does not hold. Name a new "
@@ -111,6 +112,7 @@ class IndexedLog:
                 )
             self.reader = await find_beginning(self.shared)
             return
+        # May pass: a server that was deposed reports an older end for a moment. The election waits before it gives up.
         if await self.shared.end() < cursor.position:
             raise LogIncomplete(
                 f"{self.index.path} was made from a log of at least {cursor.position} records, and {self.name} has "
@@ -130,6 +132,7 @@ class IndexedLog:
             raise UnusableLog(
                 f"{self.index.path} was made from another log than {self.name}: name a new file with --db, or that log."
             )
+        # Everything that the reader knew at this record. Reading the log from its start again would take hours.
         reader = LogReader(cursor.position, cursor.digest, self.index.head or None)
         reader.epoch, reader.name = cursor.epoch, cursor.name
         reader.snapshot, reader.snapshot_head = cursor.base, cursor.base_head
@@ -250,6 +253,7 @@ class IndexedLog:
     async def find_claim(self, timeout_s: float, *, is_expected: bool) -> str:
         """Return the name of the node that has claimed the log since this one read it. Empty if no claim is found in
         time. With ``is_expected`` wait for a future claim, else read up to the present end."""
+        # A reader of its own: the shared one must stay where the index is.
         reader = LogReader(self.reader.end, self.reader.end_digest)
         with suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(timeout_s), self.follow(reader.end) as records:

@@ -195,6 +195,7 @@ class JetStreamLog:
         return client
 
     async def close(self) -> None:
+        # Forget it before the wait, so that nobody uses a client that is closing.
         client, self._nats = self._nats, None
         if client is not None:
             await _close_client(client)
@@ -208,6 +209,7 @@ class JetStreamLog:
 
     async def first(self) -> int:
         state = (await self._get_info()).state
+        # Purging from the front deletes nothing in between. A gap means that somebody removed single records.
         if state.num_deleted:
             raise UnusableLog(
                 f"The shared log {self.name} lacks {state.num_deleted} records between its first and its last: records are "
@@ -228,6 +230,8 @@ class JetStreamLog:
         # the fence: the server refuses a record that does not follow the last one this node has read
         headers = {"Nats-Expected-Last-Sequence": str(after), "Nats-Msg-Id": f"{after + 1}-{digest(data)}"}
         loop = asyncio.get_running_loop()
+        # Repeat under the same id and the same expected sequence: the server stores the record once, however often it
+        # comes.
         deadline = loop.time() + PATIENCE_S
         while True:
             try:
@@ -237,9 +241,12 @@ class JetStreamLog:
                 return (await _await_cancellable(answer)).seq
             except APIError as error:
                 if error.err_code in WRONG_LAST_SEQUENCE:
+                    # The answer was lost, or the server no longer remembers the id. Compare the record itself before
+                    # giving up the lead.
                     if await self._is_stored(data, after + 1):  # an earlier attempt has arrived
                         return after + 1
                     raise LeadershipLost(f"Somebody else has written to the shared log {self.name}.") from error
+                # Errors that do not pass are raised at once: waiting would only hold up the commit.
                 if not _may_pass(error) or loop.time() > deadline:
                     raise self._failed(error) from error
             except FAILURES as error:
@@ -313,6 +320,7 @@ class JetStreamLog:
         cluster = info.cluster
         names = [cluster.leader or ""] if cluster is not None else []
         peers = (cluster.replicas if cluster is not None else None) or []
+        # Every server that may acknowledge must be safe. One that syncs late can lose what a majority has acknowledged.
         names += [
             peer.name or "" for peer in peers if not _is_away(peer)
         ]  # a replica that is away acknowledges nothing

@@ -52,6 +52,7 @@ class Leader:
     # --- the term
 
     def start_heartbeats(self) -> None:
+        # A task of its own: a long commit must not keep followers without a sign of life.
         self._heartbeats = asyncio.create_task(self._send_heartbeats(), name="ledger-leads")
 
     async def _send_heartbeats(self) -> None:
@@ -63,6 +64,7 @@ class Leader:
         """Give up leadership. Return whether the log has the release. Otherwise the followers wait until heartbeats are missing."""
         heartbeats, self._heartbeats = self._heartbeats, None
         if heartbeats is not None:
+            # Stop them first: a heartbeat after the release would make followers wait for a leader that is gone.
             heartbeats.cancel()
             await asyncio.gather(heartbeats, return_exceptions=True)
         # from here on no commit is appended: followers would ignore a record behind the release
@@ -76,6 +78,7 @@ class Leader:
 
     async def hand_over(self) -> str:
         """Give up leadership. Return the name of the successor, if another node follows and claims the log in time."""
+        # Without a follower nobody will claim the log, and clients would wait for nothing.
         if self.token and await self.release() and await self._has_follower():
             return await self.log.find_claim(settings.SUCCESSOR_TIMEOUT_S, is_expected=True)
         return ""
@@ -94,6 +97,7 @@ class Leader:
         """Stop leading. Return the error with the new leader, where the log names it."""
         # first of all: a commit that waits for the lock must not be appended under the old token
         self.token = ""
+        # The claim that deposed this node is already in the log, so read no further than its present end.
         leader = await self.log.find_claim(settings.FIND_LEADER_TIMEOUT_S, is_expected=False)
         error.leader = leader if leader != self.log.node_name else ""
         if error.leader:
@@ -109,6 +113,7 @@ class Leader:
         """
         if self._failure is not None:
             raise self._failure
+        # First, because it needs no engine: a deleted file must be reported even while the log is away.
         await self.log.index.verify()
         # Before the lock is looked at: under load a commit holds it at nearly every check, and the disks would never be
         # checked.
@@ -122,6 +127,7 @@ class Leader:
         try:
             end = await self.log.fetch_end()
         except LogUnavailable:
+            # A short silence proves nothing: the engine's servers may be electing. Appends find out by themselves.
             if self.log.contact.silent_s < settings.UNREACHABLE_S:
                 return
             raise
@@ -164,6 +170,8 @@ class Leader:
         # The cursor names the last record before it exists: the engine accepts it at this position or not at all.
         cursor = self.log.cursor_write_at(self.log.reader.end + len(records), digest(records[-1]), self.token)
         loop = asyncio.get_running_loop()
+        # Two futures carry the hand-over between the threads: `is_written` when the index has all rows, `logged` when
+        # the log has all records. The loop never blocks, and the index's thread waits in its open transaction.
         is_written: asyncio.Future[None] = loop.create_future()
         logged: concurrent.futures.Future[None] = concurrent.futures.Future()
 
@@ -172,6 +180,7 @@ class Leader:
                 is_written.set_result(None)
 
         def wait_for_log() -> None:  # on the index's thread
+            # The only call that is safe from another thread.
             loop.call_soon_threadsafe(note_written)
             logged.result()
 
@@ -234,6 +243,7 @@ class Leader:
             return Trimmed(dropped=0, first_seq=index.first_seq, is_pinned=is_pinned)
         async with self.exclusive():
             await self.log.append_trim(step, self.token)
+            # Behind its record: a node that is killed here reads the record again, and drops the rest.
             dropped = await self.log.drop(step)
         if is_small:
             self._trimmed_at = now

@@ -135,6 +135,7 @@ async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress
     """
     await shared.open(create=False)
     try:
+        # The leader may drop records while they are read. Start again from the new beginning, but not forever.
         for attempts_left in range(COMPARE_ATTEMPTS - 1, -1, -1):
             with open_database(db) as database:
                 try:
@@ -149,6 +150,7 @@ async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress
 
 async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress: Progress) -> CopyResult:
     values = {(table, key): value for table, key, value in database.values()}
+    # The cursor is the index's own and not in the log, so it is no difference.
     stored_cursor = values.pop(CURSOR, None)
     cursor = msgspec.json.decode(stored_cursor, type=IndexPosition) if stored_cursor is not None else None
     end = await shared.end()
@@ -314,13 +316,16 @@ async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progres
         await shared.open()
         dropped = TrimStep(first, first_record, is_last=True, stamp=meta.stamp)
         filler = _LogFiller(shared, ledger)
+        # A complete log is only compared: filling it again would add nothing.
         if await filler.start(meta.epoch, meta.name):
             await filler.add_rows(meta.head, dropped, progress)
             await filler.add_values([write async for write in _list_values(ledger, loaded)])
+            # Last of all: until this record nobody leads, so no node serves half of a history.
             await filler.append(Header(kind="filled", writer=filler.token, previous=filler.reader.end_digest))
     finally:
         await shared.close()
         await ledger.close()
+    # Compare everything before the copy counts as done.
     return await compare(shared, db, progress)
 
 
@@ -375,6 +380,7 @@ class _LogFiller:
                 f"The log {self._shared.name} holds another network ({self.reader.name}). Name a new stream."
             )
         if self.reader.is_filling:
+            # A new claim for each attempt. Readers drop a commit that an interrupted attempt left incomplete.
             await self.append(Header(kind="claim", writer=self.token, previous=self.reader.end_digest))
         return self.reader.is_filling
 

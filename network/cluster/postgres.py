@@ -160,6 +160,7 @@ class PostgresLog:
                 self._address.dsn,
                 min_size=0,  # otherwise the pool itself would fail while a server is away
                 max_size=CONNECTIONS,
+                # 0 keeps idle connections: opening another one would delay a commit.
                 max_inactive_connection_lifetime=0,
                 reset=_skip_reset,
                 **self._connect_options(),
@@ -215,6 +216,7 @@ class PostgresLog:
             if not create:
                 raise missing_log(self.name)
             async with connection.transaction():  # nodes that start together create it once
+                # CREATE TABLE IF NOT EXISTS alone may fail when two sessions run it at the same moment.
                 await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", table)
                 await connection.execute(self._sql(MAKE))
                 await connection.execute(self._sql(MAKE_FIRST), random_id().encode())
@@ -237,6 +239,7 @@ class PostgresLog:
     async def end(self) -> int:
         async with self._query() as connection:
             row = await connection.fetchrow(self._sql(END))
+        # A table that was dropped and made again has the same name but another history.
         if row is None or row["id"] != self._id:
             raise UnusableLog(f"The table of {self.name} was created anew, or has lost its first row: restore it.")
         return int(row["max"])
@@ -281,6 +284,7 @@ class PostgresLog:
 
     async def follow(self, after: int) -> AsyncIterator[LogRecord]:
         while True:
+            # Clear before reading: a hint that comes during the read must lead to another one.
             self._hinted.clear()
             async with self._query() as connection:
                 page = await connection.fetch(self._sql(READ), after, PAGE, PAGE_BYTES, timeout=PAGE_S)
@@ -296,6 +300,7 @@ class PostgresLog:
                     )
                 yield LogRecord(position, data, has_more=left > 0)
                 after = position
+            # Wait only at the end of the log. A follower that is behind reads on at once.
             if not page:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FOLLOW_S):
@@ -364,6 +369,7 @@ class PostgresLog:
             self._is_hint_due = False
             with suppress(LedgerError):
                 await self.broadcast("")
+            # Hints that come meanwhile are joined into one.
             await asyncio.sleep(HINT_S)
 
     async def _listen(self) -> None:
@@ -384,6 +390,7 @@ class PostgresLog:
                     async with asyncio.timeout(LISTENING_S):
                         await self._is_disconnected.wait()
                 try:
+                    # A connection that was cut without a FIN reports nothing. The probe finds it.
                     await self._listener.execute("SELECT 1")
                 except FAILURES:
                     self._stop_listening()
@@ -411,10 +418,12 @@ class PostgresLog:
             yield connection
             is_answered = True
         except (asyncpg.PostgresError, LedgerError) as error:
+            # An error of the statement is an answer: the connection is as good as before.
             is_answered = not isinstance(error, PASSING)
             raise
         finally:
             if not is_answered:
+                # Not a close: it would wait for a server that does not answer.
                 connection.terminate()
             with suppress(asyncpg.InterfaceError):  # the log was closed meanwhile
                 await pool.release(connection)

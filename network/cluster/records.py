@@ -103,6 +103,7 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True):
     def read(cls, text: str) -> Heartbeat:
         """Read a broadcast. An unreadable one gives an empty heartbeat."""
         try:
+            # Anybody who may publish can send a broadcast, so its size is checked before it is decoded.
             heartbeat = msgspec.json.decode(text, type=cls) if len(text) <= MAX_HEARTBEAT_CHARS else cls()
         except _UNREADABLE:
             return cls()
@@ -203,6 +204,7 @@ def write_records(
             f"The server of the shared log takes messages of at most {max_bytes} bytes, which is too small. Raise "
             "max_payload."
         )
+    # Reserve a fixed size: the length of the header depends on the digest and the number of parts.
     room = max_bytes - HEADER_ROOM
     parts = [body[start : start + room] for start in range(0, len(body), room)] or [b""]
     records: list[bytes] = []
@@ -266,15 +268,18 @@ class LogReader:
         """
         header, body = self._check_order(stored)
         self._end = stored.position, digest(stored.data)
+        # The fence for readers: a deposed leader's record may still be in the log, and counts for nothing.
         is_by_leader = header.writer == self.leader_token
         # chunks of a snapshot repeat what older records say: only a reader that lacks those records needs them
         is_applied = header.kind == "commit" or (header.kind == "values" and self.is_filling)
         if is_applied and is_by_leader:
             self._parts.append(body)
+            # `position` stays before the commit, so that a node that is killed here reads all of its parts again.
             if header.left:
                 return None
             self.position, self.digest = self._end
             whole = b"".join(self._parts)
+            # Cleared after joining: the next commit begins with its own first part.
             self._parts.clear()
             return whole
         self._change_state(header, body, stored.position, is_by_leader=is_by_leader)
@@ -326,6 +331,7 @@ class LogReader:
             self.open_snapshot, self.open_snapshot_head = position, header.head
         elif header.kind == "based" and is_by_leader:
             begun = self.open_snapshot, self.open_snapshot_head
+            # Checked against what this reader saw. A forged end could make nodes drop records that are still needed.
             if self.open_snapshot is not None and (header.base, header.head) != begun:
                 raise UnusableLog(
                     f"The record {position} of the shared log ends a snapshot at {header.base} that its writer has not "

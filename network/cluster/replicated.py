@@ -148,8 +148,11 @@ class ReplicatedLedger(IndexReads):
     async def close(self) -> None:
         """Give up leadership, and close log and index."""
         if self._leader is not None:
+            # Before the log is closed: the release tells followers at once, and spares them the wait for missing
+            # heartbeats.
             await self._leader.release()
         self._follower.behind = None  # until it looks again it follows nobody
+        # Nobody is followed any more. A replica that went on serving would show an index that nobody updates.
         await self._follower.feed.stop()
         await self._log.shared.close()
         await self._log.index.close()
@@ -170,6 +173,7 @@ class ReplicatedLedger(IndexReads):
 
     async def forget_dropped(self) -> None:
         """As `Ledger.forget_dropped`. Also shorten the log, where nothing in its oldest records is needed any more."""
+        # The index first: it must not depend on the engine, which may be away.
         await self._log.index.forget_dropped()
         if self._leader is not None and self._leader.token:
             await shorten_log(self._leader)

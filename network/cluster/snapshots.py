@@ -28,6 +28,7 @@ async def shorten_log(leader: Leader) -> None:
     indexed = leader.log
     first, (free, total) = await indexed.shared.first(), await indexed.shared.room()
     records = indexed.reader.end - first
+    # A complete snapshot is there. Use it before another one is written.
     if indexed.reader.snapshot > first:
         await drop_before_snapshot(indexed, first, leader)
         return
@@ -45,6 +46,7 @@ async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader |
     """
     reader = indexed.reader
     snapshot, head = reader.snapshot, reader.snapshot_head
+    # Rows are not part of a snapshot. As long as one is kept, a new node has to read it from the older records.
     if snapshot <= first or await indexed.index.holds_up_to(head):
         return
     if await indexed.first_kept() <= head:
@@ -64,6 +66,7 @@ async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader |
     while not is_done:
         async with lock:  # one step at a time, so that commits come between
             try:
+                # Dropping is idempotent and leaves the snapshot itself, so a kill between two steps does no harm.
                 is_done = await indexed.shared.drop(snapshot)
             except LedgerError as error:
                 log.warning("old records stay in the shared log: %s", error)
@@ -83,6 +86,8 @@ async def _write_snapshot(leader: Leader) -> None:
     for table in (*LOADED_TABLES, *sorted(COLD_TABLES - VOLATILE_TABLES - {"followed"})):
         await _write_table(leader, cast(Table, table))
     async with leader.exclusive():
+        # Last: without this record the chunks are none, and a reader that begins there knows that the snapshot is
+        # incomplete.
         await indexed.append("based", leader.token, base=position, head=head)
         # Store the cursor now: a drop must not remove the record at which the index stands.
         await indexed.index.append([], [indexed.cursor_write()])

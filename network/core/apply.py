@@ -92,6 +92,7 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
 
 def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
     """Return what the next entry causes. Changes none of its arguments."""
+    # Decide first, then refuse what would store something: the client gets the same refusals as from the leader.
     outcome = _apply(rules, state, facts, entry)
     if rules.follows is None or not outcome.stores:
         return outcome
@@ -109,6 +110,7 @@ def describe_follower(follows: Follows) -> str:
 
 def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
     try:
+        # Within the ``try``, so that the refusal is answered and counted like any other.
         if rules.is_read_only and isinstance(entry, Send | Record | Operate):
             if rules.follows is not None:
                 raise Forbidden(describe_follower(rules.follows()))
@@ -160,5 +162,6 @@ def _run_hooks(rules: Rules, state: State, facts: Facts, entry: Send, sent: Outc
     change.add_row(row, sent.writes)
     # Hooks run on the message's own draft, so a hook that raises refuses the message as well.
     change.run_apply_hooks([row])
+    # After the hooks: the sender pays for what its message made the mods store.
     change.count_stored()
     return change.outcome(*sent.effects)

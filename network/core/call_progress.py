@@ -132,11 +132,14 @@ def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: 
     elif kind == "tool_result":
         calls = {place: waits for place, waits in calls.items() if place != call and not _is_inside(place, call)}
     elif kind in CALL_KINDS:
+        # The empty place never waits, so a reaction with too many calls counts as working until it ends.
         if call not in calls and len(calls) >= MAX_CALLS:
             calls = {**calls, "": False}
         else:
             calls = {**calls, call: kind == "waiting"}
     awaits = opened.awaits if awaited is None else {**opened.awaits, call: awaited}
+    # A wait ends with its call, or when the call continues. Otherwise the inbox would list a decision that nobody
+    # needs.
     awaits = {place: awaits[place] for place, waits in calls.items() if waits and place in awaits}
     if life == opened.life and calls == opened.calls and awaits == opened.awaits:
         return opened

@@ -92,6 +92,7 @@ class ChangeSet:
         self.effects: list[Effect] = []
         # messages written by this change, so that later steps can name them as a cause or parent
         self._heads: dict[int, MessageHead] = {}
+        # A chain, not a copy: facts of a batch may hold thousands of heads.
         self.facts = Facts(facts.stored, ChainMap(self._heads, facts.heads), facts.cold, facts.damaged)
         self.payer = origin.agent_id
         """Participant whose quota pays for the stored bytes (`limits.count_stored`)."""
@@ -115,6 +116,7 @@ class ChangeSet:
         self._rows.append(row)
         if row.head is not None:
             self._heads[row.seq] = row.head
+        # Rows of one change get consecutive seqs, so each next row asks the draft for its seq.
         self.state.head = row.seq
         self.add_writes(writes)
 
@@ -214,6 +216,7 @@ class ChangeSet:
         self.add_writes(
             count_stored(quotas, self.payer, bucket, rates, self.stamp, size, messages, is_bounded=is_bounded)
         )
+        # Reset, so that a second call counts only what was added since.
         self._unpaid_bytes = self._unpaid_messages = 0
         if self._deferred_refusal is not None:
             raise self._deferred_refusal
@@ -405,6 +408,7 @@ def refuse_entry(rules: Rules, state: State, entry: AnsweredEntry, error: Rounde
     if not isinstance(error, RetryLater):
         try:
             writes = [count_entry(rules.limits, state, origin.agent_id)]
+        # Beyond the rate every answer is the same: clients must slow down before the reason matters.
         except RateLimited as limited:
             error = limited
     return Outcome(writes=writes, effects=(SessionReply(origin.session_id, error_bytes(error, entry.keys)),))

@@ -81,9 +81,11 @@ def charge_budget(
         _check_share(budget, head, spender, most)
     parties, others = budget.parties, budget.others
     if spender in parties:
+        # Copy the dicts: the budget is a frozen value, which the committed state may share.
         parties = {**parties, spender: parties[spender] + 1}
         for name in addressed:
             if name not in parties and len(parties) < MAX_SPENDERS:
+                # The count moves along. Starting from 0 would give the participant a second share.
                 parties[name] = others.get(name, 0)
                 others = {other_id: count for other_id, count in others.items() if other_id != name}
     else:

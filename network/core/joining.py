@@ -83,6 +83,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     if entry.hello.kind is UNSET:
         entry = msgspec.structs.replace(entry, hello=_find_kind(state, entry))
     hello = entry.hello
+    # Prove the identity before anything about the participant is revealed, the newest fencing token included.
     identity = identify(state, entry, rules.mods, rules.registration)
     participant = state.participant(hello.agent_id)
     newest = participant.fence if participant is not None else 0
@@ -93,10 +94,12 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     # A token above the newest one belongs to a ledger that was lost or replaced.
     if shown is not None and shown > newest:
         raise Forbidden(f"The fence {shown} was never given out. The newest is {newest}. Join without a fence.")
+    # Given out here, in the log's order. So two nodes or batches can never give out the same token.
     fence = newest + 1 if is_reactor else None
     rights = state.rights
     administers = rights is not None and rights.decide("administer", hello.agent_id, hello.joins_as).allowed
     is_operator = identity.is_operator or administers
+    # The session remembers its token, so that revoking the token ends the session.
     token = "" if entry.is_owner or entry.peer.is_trusted else entry.new_hash or entry.token_hash or ""
     origin = Origin(entry.session_id, hello.agent_id, hello.joins_as, is_operator, fence, state.head, token)
     change = ChangeSet(rules, state, facts, origin)
@@ -112,6 +115,8 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     if fence is not None:
         instance = hello.instance if hello.instance is not UNSET else ""
         is_same = bool(instance) and instance == participant.instance  # the same process as before the reconnect
+        # Another process has taken the place of the lost one. Only now is it certain that the old one will not
+        # continue.
         if participant.is_lost and not is_same:
             count_lost_reactions(change, participant)
             counted = change.state.participant(hello.agent_id)  # a new dead letter changes the agent's fault
@@ -157,6 +162,7 @@ def _find_kind(state: State, entry: Join) -> HelloFrame:
 def bind_credentials(state: State, entry: BindCredentials) -> tuple[TableWrite, ...]:
     """Return the writes for credentials that the node itself binds. Expired logins are removed."""
     tokens = (TableWrite("token", key, Token(agent_id, "agent", state.stamp)) for agent_id, key in entry.tokens.items())
+    # Expired logins are removed when new ones are made: no timer does it.
     expired = (TableWrite("login", key, None) for key in find_expired_logins(state)) if entry.logins else ()
     return (*tokens, *expired, *(TableWrite("login", key, login) for key, login in entry.logins.items()))
 
@@ -288,6 +294,7 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
     login: Login | None = state.get("login", join.token_hash)
     is_open = login is not None and not login.used_by and state.stamp < login.expires_at
     token: Token | None = state.get("token", new_hash)
+    # The login was used by this very token: its welcome was lost, or the page was loaded again.
     if token is not None and not is_open:
         return _use_token(hello.agent_id, hello.joins_as, token)
     if token is not None:
@@ -322,6 +329,7 @@ def _why_unfit(peer: Peer, registration: Registration) -> str | None:
 def describe_look_alike(state: State, agent_id: str) -> str | None:
     """Return which known id this one looks like, as a clause; None if there is none. Removed ids and ids with revoked
     tokens count."""
+    # Sorted, so that every replay and every node gives the same sentence.
     other = next((known for known in sorted(state.look_alikes(agent_id)) if known != agent_id), None)
     return f"looks like {other}, which is known here" if other is not None else None
 

@@ -34,6 +34,7 @@ def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: floa
     """
     if most <= 0:
         return 0.0
+    # An idle sender saves up one window at most: time before ``now`` gives no further credit.
     due = arrival if arrival > now else now
     if due - now > window_ms:
         raise rate_limited_error(most, what, int(due - now - window_ms) + 1, window_ms)
@@ -142,10 +143,12 @@ def count_stored(
     use that to skip the call for most messages.
     """
     allowed, day = quotas.of(agent_id), stamp // DAY_MS
+    # A new UTC day starts at 0. No timer resets the counters.
     stored_bytes, stored_messages = (bucket.bytes, bucket.messages) if bucket.day == day else (0, 0)
     bytes_now, messages_now = stored_bytes + size, stored_messages + messages
     if (bytes_now > allowed.bytes_per_day or messages_now > allowed.messages_per_day) and is_bounded:
         raise _refuse(agent_id, allowed, stamp, (stored_bytes, size, stored_messages))
+    # Never beyond the quota: the message that would exceed it must reach this function.
     next_bytes = min((bytes_now // allowed.step_bytes + 1) * allowed.step_bytes, allowed.bytes_per_day + 1)
     next_messages = min(
         (messages_now // allowed.step_messages + 1) * allowed.step_messages, allowed.messages_per_day + 1

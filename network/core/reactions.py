@@ -54,6 +54,7 @@ the seqs that were read meanwhile."""
 def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
     """Return what a record causes. Raises the `RoundelayError` that refuses it."""
     stored = facts.stored.get((entry.origin.agent_id, "r:" + entry.frame.record_id))
+    # Repeats first, as for messages: a runner that resumes writes its journal again, under the same ids.
     if stored is not None:
         return _repeat(rules, state, facts, entry, stored)
     try:
@@ -80,10 +81,12 @@ def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
     row = change.write_row(
         "record", key="r:" + frame.record_id, stream=frame.reaction, label=frame.kind, digest=entry.digest, data=body
     )
+    # The state before this record: ``started`` below must not find the reaction that it opens.
     opened: OpenReaction | None = state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
     try:
         change.count_stored()
     except BudgetExhausted as error:
+        # Only the end is let through. A runner that could not end its reaction would repeat the record forever.
         if frame.kind != "finished" or opened is None or len(body) > MAX_END_BYTES:
             raise
         change.count_stored(is_bounded=False)
@@ -112,6 +115,7 @@ def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
         if frame.kind in PROGRESS_KINDS:
             reset_failures(change, opened)
     elif opened is not None:
+        # Remove the reaction before the hooks run, so that they see it ended.
         change.set_value("reaction", f"{opened.agent_id}/{opened.reaction}", None)
         finished = _read_finished(body) or FinishedBody()
         record_finished(change, opened.agent_id, opened.trigger, opened.reaction, finished)
@@ -130,6 +134,7 @@ def _notify_refused_start(state: State, facts: Facts, entry: Record, refused: Ou
         return refused
     key = f"{agent_id}/told"  # not an id, so no participant has this bucket
     bucket: Bucket = state.get("bucket", key) or Bucket()
+    # A refused start costs no quota, so a broken agent could send one notice per message to every reader.
     due_at = next_arrival_or_none(bucket.sends, state.stamp, REFUSAL_NOTICES_PER_MINUTE, MINUTE_MS)
     if due_at is None:
         return refused
@@ -154,6 +159,7 @@ def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, stored: Sto
         reply = Outcome(effects=(_stored_reply(entry, stored.seq, duplicate=True),))
     else:
         reply = refuse_entry(rules, state, entry, error)
+    # A repeated result or reply reports nothing new. A repeated start says that another process works on it now.
     if entry.frame.kind not in REPEATED_KINDS:
         return reply
     try:
@@ -189,6 +195,7 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     check_may_start(state, head)
     most = change.rules.limits.max_reactions_per_message
     key = f"{agent_id}/{reaction}"
+    # A reaction that is open already continues. Counting it again would refuse a runner that resumes.
     if state.get("reaction", key) is None and len(state.reactions_to(agent_id, trigger)) >= most:
         raise Forbidden(
             f"{agent_id} has {most} open reactions to message {trigger}, the maximum (max_reactions_per_message). "
@@ -204,6 +211,7 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     earlier: TriggeredReactions | None = change.lookup_cold("triggered", key)
     started = TriggeredReactions(reaction, row.seq) if earlier is None else earlier.with_started(reaction, row.seq)
     change.set_value("triggered", key, started)
+    # The reaction is stored, so the delivery has done its work. From here on the reaction is resumed, not redelivered.
     change.effects.append(MarkHandled(agent_id, trigger))
 
 

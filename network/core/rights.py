@@ -65,6 +65,7 @@ class Rights:
             for verb in VERBS
             if isinstance(getattr(role, verb), tuple)
         }
+        # Cached: every message asks, and the page of rights never changes while the node runs.
         self.roles_of = lru_cache(CACHE_SIZE)(self._roles_of)
         """Roles of a participant, by id and kind, in the order of the page."""
         self.decide = lru_cache(CACHE_SIZE)(self._decide)

@@ -73,10 +73,12 @@ def apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcome
     """Return what a ``send`` causes. Raises the `RoundelayError` that refuses it."""
     origin, frame = entry.origin, entry.frame
     stored = facts.stored.get(entry.key)
+    # A repeat is answered before every other check. The message was accepted once, even if it would be refused now.
     if stored is not None:
         if stored.is_damaged or not is_same_send(stored, frame):
             raise repeat_error("message", frame.message_id, stored.seq, is_damaged=stored.is_damaged)
         return Outcome(effects=(_stored_reply(origin, frame, stored, duplicate=True),))
+    # Only for a new message: a mod that has become stricter must not turn a repeat into an error.
     if entry.refusal is not None:
         raise entry.refusal
     check_session(state, origin)
@@ -103,6 +105,7 @@ def is_same_send(stored: StoredKey, frame: SendFrame) -> bool:
         == (frame.text_representation, frame.reply_to, frame.cause, frame.requires_response)
         and stored.digest == excluded_digest(frame)
         and (frame.conversation is UNSET or frame.conversation == conversation_of(message.thread_id))
+        # Without a conversation and a parent the message starts in the plain thread, so a stored one elsewhere differs.
         and (frame.conversation is not UNSET or frame.reply_to is not UNSET or not conversation_of(message.thread_id))
     )
 
@@ -171,6 +174,7 @@ def write_message(
     limits, stamp, sender = rules.limits, state.stamp, origin.agent_id
     address_kind, name = parse_address(frame.to)
     bucket = state.bucket(sender)
+    # Before the named messages are looked up: a sender beyond its rate learns nothing about them.
     sends, roots = next_rates(limits, bucket, stamp, is_root=frame.cause is UNSET and origin.kind == "agent")
     writes: list[TableWrite] = []
     parent = find_readable(state, facts, sender, frame.reply_to, "reply_to") if frame.reply_to is not UNSET else None
@@ -181,7 +185,9 @@ def write_message(
     if origin.kind == "agent" and state.takeovers:
         for thread_id in {destination.thread_id, parent.thread_id} if parent is not None else (destination.thread_id,):
             check_may_answer(state, origin, thread_id, None if cause is None else cause.seq)
+    # `head` belongs to the draft, so it counts the rows of earlier entries of this batch.
     seq = state.head + 1
+    # Taken from the stored cause, never from the frame: a client could otherwise leave its conversation's budget.
     root, hops = (seq, 0) if cause is None else (cause.root, cause.hops + 1)
     head = MessageHead(
         seq=seq,
@@ -197,6 +203,7 @@ def write_message(
         excluded=destination.excluded,
     )
     if cause is not None:
+        # These become parties of the conversation, and may use more of its budget (`conversation_budgets`).
         addressed = (*_named(state, frame), *((name,) if address_kind == "agent" else ()))
         writes.append(charge_message(limits, state, facts, head, cause, sender, addressed))
         # No person reads this thread, so keep the audience of the cause. Otherwise text for one person would become
@@ -401,6 +408,7 @@ def _find_destination(
     if is_private:
         return destination
     start = thread_start(parent.thread_id)
+    # A reply keeps the exclusions of its thread. Otherwise a reply would show an excluded participant what was said.
     excluded = tuple(dict.fromkeys((*parent.excluded, *destination.excluded)))
     return _Destination(destination.kind, reply_thread(parent.seq if start is None else start), excluded)
 

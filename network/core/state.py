@@ -92,6 +92,7 @@ class State:
         values = self.tables[table]
         if key in values:
             return values[key]
+        # None in a level means deleted, so only a missing key asks the parent.
         return absent if self._parent is None else self._parent.get(table, key, absent)
 
     def items(self, table: Table) -> Iterator[tuple[str, Any]]:
@@ -111,6 +112,7 @@ class State:
         keys = self._ascending.get(table)
         if keys is None:
             keys = self._ascending[table] = sorted(values)
+        # By index, not from an iterator over a copy: a page starts in the middle of a long list.
         for index in range(bisect_right(keys, after), len(keys)):
             yield keys[index], values[keys[index]]
 
@@ -181,6 +183,7 @@ class State:
         if bucket is not None:
             return bucket
         stored: DayStored | None = self.get("stored", agent_id)
+        # Without the stored sum a restart would give everybody a fresh quota.
         return Bucket(0.0, 0.0, stored.day, stored.bytes, stored.messages) if stored is not None else _IDLE
 
     def ack_cursor(self, agent_id: str) -> AckCursor:
@@ -280,6 +283,7 @@ class State:
         for write in writes:
             name, value = write.table, write.value
             if name not in VOLATILE_TABLES:
+                # Before the value is written: the indexes need the old value to leave their old groups.
                 self._update_indexes(write)
             # The bottom level deletes. A draft keeps None, which hides the value of its parent.
             if value is None and self._parent is None:
@@ -300,6 +304,7 @@ class State:
         self.apply_writes(write for write in draft.durable_writes.values() if write.table not in COLD_TABLES)
         for name in VOLATILE_TABLES:
             self.tables[name].update(draft.tables[name])
+        # After the writes. Nothing runs between them (no await), so readers never see a head without its values.
         self.head = draft.head
         self.stamp = draft.stamp
 
@@ -312,6 +317,7 @@ class State:
             keys, is_there = self._ascending[name], key in self.tables[name]
             if value is None and is_there:
                 del keys[bisect_left(keys, key)]
+            # A changed value keeps its key, and the list holds keys only.
             elif value is not None and not is_there:
                 insort(keys, key)
         if self._parent is not None:
@@ -338,6 +344,7 @@ class State:
         entries = _groups_of(table, key, value) if value is not None else ()
         if before is not None:
             for group, name in _groups_of(table, key, before):
+                # Left groups only: a value that stays in a group is overwritten below, not removed and added.
                 if (group, name) not in entries:
                     self._set(group, name, None)
         for group, name in entries:
@@ -376,10 +383,13 @@ class State:
             values = level._groups.get(group)
             if values is not None:
                 levels.append(values)
+                # Nothing changed above the committed state: return its dict itself, since a copy per query would cost
+                # too much.
                 if level._parent is None and len(levels) == 1:
                     return values
             level = level._parent
         merged: dict[Any, Any] = {}
+        # From the oldest level to the newest, so that newer values replace older ones.
         for values in reversed(levels):
             merged.update(values)
         return {key: value for key, value in merged.items() if value is not None}
@@ -433,6 +443,7 @@ class _Order:
 
     def add(self, entry: tuple[int, str]) -> None:
         """Add a pair that is not in the order."""
+        # Registrations arrive in ascending order, so this nearly always appends.
         insort(self.added, entry)
 
     def remove(self, entry: tuple[int, str]) -> None:

@@ -60,6 +60,7 @@ def record_message(limits: Limits, state: State, head: MessageHead) -> None:
 
 def record_person(limits: Limits, state: State, head: MessageHead, place: str | None = None) -> None:
     """Record that a person wrote to agents at ``place`` (default: the message's address)."""
+    # Otherwise two programs that join as people would reset each other's counts, and loop without end.
     bucket: Bucket | None = state.get("bucket", head.sender_id)
     if bucket is None or not sends_like_program(limits, bucket, state.stamp):
         state.recent_messages.from_people[place or head.to] = (head.seq, head.sender_id)

@@ -44,6 +44,7 @@ def parties(head: MessageHead) -> tuple[str, ...]:
 
 def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
     """Return whether a participant may read a message. Operators are not covered here."""
+    # Senders keep their own messages, even after they left the channel. A mod is no participant and reads nothing.
     if agent_id == head.sender_id and head.kind != "mod":
         return True
     match head.kind:
@@ -51,6 +52,7 @@ def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
             return _hears_broadcast(state.present(agent_id), head)
         case "channel":
             name = name_of(head.to)
+            # Rights come first and narrow everything else: membership gives no more than the page of rights allows.
             if state.rights is not None and not has_right_to_read(state, agent_id, name):
                 return False
             member = state.member(name, agent_id)
@@ -309,6 +311,7 @@ class PromptFilter:
         return not self._audience <= parties and any(map(self._state.is_person, parties))
 
     def _is_for_audience(self, head: MessageHead, label: MessageHead) -> bool:
+        # A broadcast may have thousands of readers, and this runs for every message of a prompt.
         newest = self._came_last(label) if len(self._audience) > FEW else None
         if newest is not None:
             return self._reaches(label, newest)
@@ -319,6 +322,7 @@ class PromptFilter:
     def _is_shared(self, label: MessageHead) -> bool:
         """For a trigger without people: return whether no person reads the message either, and all participants of the
         trigger's thread are in its thread too."""
+        # One result per label: thousands of messages share few labels.
         if label.seq not in self._shared:
             state, at_seq = self._state, self._trigger.seq
             self._shared[label.seq] = _programs_alone(state, label) is not None and all(

@@ -89,6 +89,7 @@ class FrameSplitter:
         """Return the payload of the next text message, or the next bytes for the parser. If it returns None, `state` says
         why."""
         data, at = self._data, self.offset
+        # One unpack reads both fields for nearly all frames. Seven bytes are the shortest masked header with its mask.
         head, length = _first_four(data, at) if len(data) - at > 7 else (0, 0)
         if head == 0x81FE:
             start = at + 8
@@ -108,6 +109,7 @@ class FrameSplitter:
         """Do the work of `next_frame` for anything but a whole text message of less than 64 KiB."""
         data, at, size = self._data, self.offset, len(self._data)
         if self._owed:
+            # The rest of a frame whose beginning the parser has. It goes there too, or the parser would lose its place.
             end = self._owed
         else:
             start, length = read_header(data, at)
@@ -121,6 +123,7 @@ class FrameSplitter:
             if data[at] == 0x81 and data[at + 1] & 0x80 and end <= size and self._is_bypassed:
                 self.offset, self.state = end, BETWEEN if end == size else WAITING
                 return apply_mask(data[start:end], data[start - 4 : start])
+            # Control frames may come between the fragments of a message, and must not end it.
             if not data[at] & 0x08:  # no control frame
                 self._is_fragmented = not data[at] & 0x80
         self.offset = min(end, size)
@@ -203,6 +206,8 @@ class FrameJoiner:
             parts.append(_text_header(len(payload)))
             parts.append(payload)
         joined = parts if len(payloads) == 1 and len(payloads[0]) > LARGE_BYTES else [b"".join(parts)]
+        # Only the newest: a broadcast writes the same list to many sessions in a row, and holding more would cost
+        # memory.
         self._newest = (payloads, joined)
         return joined
 

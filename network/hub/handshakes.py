@@ -46,6 +46,7 @@ class HandshakeLimiter:
             return
         connections[connection] = None
         self._taken += 1
+        # Add first, then evict: the newcomer counts in its source, so a source at the limit loses one of its own.
         if self._taken > self._places:
             self.evict_one()
 
@@ -54,6 +55,7 @@ class HandshakeLimiter:
         connections = self._by_source.get(connection.source, {})
         if connection in connections:
             del connections[connection]
+            # A dict keeps insertion order, so adding it again moves it to the end.
             connections[connection] = None
 
     def move(self, connection: PendingConnection, source: str) -> None:
@@ -80,6 +82,7 @@ class HandshakeLimiter:
         oldest = next(iter(most_crowded))
         self.remove(oldest)
         self.evicted += 1
+        # Removed and counted before: `evict` may close the connection at once, which calls `remove` again.
         oldest.evict()
         return True
 
@@ -103,6 +106,7 @@ _FORWARDING_HEADERS = (
 def describe_peer(connection: ServerConnection, *, behind_proxy: bool) -> Peer:
     """Return what is known of a peer. Behind a proxy no connection is local, whatever its address."""
     headers: Headers = connection.request.headers if connection.request is not None else Headers()
+    # Check both ends: a peer is near only if the whole connection stays on the loopback.
     is_near = all(is_loopback(_host_of(address)) for address in (connection.local_address, connection.remote_address))
     is_local = is_near and not behind_proxy and not _is_forwarded(headers) and _names_loopback(headers)
     return Peer(is_local=is_local, is_page="Origin" in headers)
@@ -132,6 +136,7 @@ def _is_forwarded(headers: Headers) -> bool:
 def _names_loopback(headers: Headers) -> bool:
     """Return whether the request names this machine as only this machine itself would."""
     hosts = headers.get_all("Host")
+    # Several Host headers are a trick: proxies and servers may each choose another one.
     if len(hosts) != 1:
         return False
     name = urlsplit(f"//{hosts[0]}").hostname or ""
@@ -161,6 +166,7 @@ def _source_of_host(host: str) -> str:
         return host
     if isinstance(address, ipaddress.IPv4Address):
         return host
+    # The same peer may come as IPv4 or as mapped IPv6, depending on the socket. It must not get two shares.
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, 64), strict=False))

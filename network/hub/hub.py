@@ -208,6 +208,7 @@ class Hub:
             await asyncio.wait([self._writer_task])  # its error has been logged by `_on_task_end`
         await self._maintenance.stop()
         # With everything committed and the sessions still open: they are sent to the successor by their close reason.
+        # With everything committed and the sessions still open: their close reason sends them to the successor.
         successor = await hand_over() if hand_over is not None else ""
         self.registry.end_all(format_lost_leadership(successor) if successor else why)
         await self.registry.close()

@@ -182,6 +182,7 @@ class LiveHubView:
     async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None:
         """Wait until the caller may have a message above ``after``, or until the timeout. Raises `CancelledError` if
         the session has ended."""
+        # Checked without an await before the future is added: a message in between would be missed.
         if self._registry.recent.may_have_new(origin.agent_id, after):
             return
         session = self._registry.sessions.get(origin.session_id)
@@ -195,6 +196,7 @@ class LiveHubView:
         except TimeoutError:
             return
         finally:
+            # On a timeout the session would otherwise keep one future per poll.
             session.arrivals.pop(arrival, None)
 
     def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None:

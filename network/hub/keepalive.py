@@ -42,6 +42,7 @@ class StallWatch:
 
     def check(self, now_s: float, *, waiting: int, taken: int, unacked: int) -> ReaderProgress:
         """Judge by the bytes that wait, the bytes taken so far, and the number of unacknowledged deliveries."""
+        # Nothing waits, so nothing can be stalled. The next write starts the watch again.
         if not waiting:
             self._last = None
             return ReaderProgress.IDLE
@@ -65,6 +66,7 @@ class Timers:
         return name in self._timers
 
     def start(self, name: str, delay_s: float, act: Callable[[], object]) -> None:
+        # A timer that was replaced must not fire as well.
         self.cancel(name)
         self._timers[name] = self._loop.call_later(delay_s, act)
 

@@ -71,6 +71,7 @@ class LocalConnection:
             frame = await self._frames.get()
             if isinstance(frame, Closed):
                 raise frame
+            # Resume at half of the limit: resuming at each frame would flush the session for one frame at a time.
             if self.is_paused and self._frames.qsize() < QUEUE_FRAMES // 2:
                 self.is_paused = False
                 self._hub.resume(self._session)
@@ -93,6 +94,7 @@ class LocalConnection:
     def end(self, code: int, reason: str) -> None:
         if self._closed is None:
             self._closed = Closed(code, reason)
+            # Behind the frames that were written: the client reads them first, as over a socket.
             self._frames.put_nowait(self._closed)
 
     def admit(self) -> None:
@@ -103,6 +105,7 @@ class LocalConnection:
 
     def resume_reading(self) -> None:
         held, self._held = self._held or [], None
+        # Handling a frame may pause reading again. Then the rest stays held, in order.
         for at, data in enumerate(held):
             if self._held is not None:  # paused again
                 self._held = held[at:]

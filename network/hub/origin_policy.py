@@ -51,6 +51,8 @@ class OriginPolicy:
     def find_wrong_host(self, headers: Headers, local_address: Any) -> str | None:
         """Return why the page is not served under the name in the request, or None if it is."""
         hosts = headers.get_all("Host")
+        # DNS rebinding: the attacker's name points here, so the browser takes this node for the attacker's site. The
+        # name in Host gives it away.
         if len(hosts) != 1 or (asked := read_web_host(hosts[0])) is None:
             return "A page is asked for by one name: the request needs one header Host."
         if self._is_ours(asked, local_address):
@@ -72,7 +74,10 @@ class OriginPolicy:
         if len(origins) != 1 or found is None or origin is None or asked is None:
             return "A page may connect to the node that shows it, and this one says of itself no such place (Origin)."
         scheme = found[1]
+        # A proxy may end TLS, so this node cannot know whether the page was loaded by https.
         is_encrypted = scheme == "https" if self._behind_proxy else is_encrypted
+        # The scheme counts too: a page of http://host, which anybody on the network can forge, is not that of
+        # https://host.
         if scheme != ("https" if is_encrypted else "http") or origin.at_port(scheme) != asked.at_port(scheme):
             return (
                 f"A page of {origins[0][:_SHOWN]} may not connect to {hosts[0][:_SHOWN]}: the page that this node "

@@ -114,6 +114,7 @@ class ReadBudget:
         ended."""
         if reads not in reads.participant.sessions:  # the session went while its read waited for something else
             raise asyncio.CancelledError
+        # A read that fits must still wait behind others. Otherwise newcomers could pass a waiting one forever.
         if not self._holds and not reads.waiting and not self._hub.ready and self._fits(reads):
             self._start(reads)
             return
@@ -144,6 +145,7 @@ class ReadBudget:
     def close_session(self, reads: SessionReads) -> None:
         """Remove a session with its waiting reads and its results. Reads in progress end by themselves."""
         for turn in reads.waiting:
+            # The waiting tasks see `CancelledError` and release nothing, because they hold nothing yet.
             turn.cancel()
         self.waiting -= len(reads.waiting)
         reads.waiting.clear()
@@ -160,6 +162,8 @@ class ReadBudget:
 
     def _free(self, reads: SessionReads, size: int) -> None:
         reads.add(-size)
+        # The participant's budget outlives its sessions while a read of theirs is in progress: its bytes are still in
+        # use.
         if not reads.participant.used and not reads.participant.sessions:
             self._participants.pop(reads.participant.agent_id, None)
         if reads.waiting or reads.participant.ready:
@@ -192,16 +196,20 @@ class ReadBudget:
             if not reads.waiting or not reads.fits(size):
                 del participant.ready[reads]
                 continue
+            # Checked only now: readers at their own bound must leave the queue even while nobody may start.
             if self._holds:
                 return
             if not hub.fits(size):
                 if self._timer is None:
+                    # The hub is full for everybody. Results that are being written get this long to leave.
                     self._timer = asyncio.get_running_loop().call_later(FULL_S, self._evict_largest)
                 return
+            # Both leave the front of their queues, and `_enqueue` puts them at the end: that makes the turns.
             del participant.ready[reads], hub.ready[participant]
             turn = reads.waiting.pop(0)
             self.waiting -= 1
             self._enqueue(reads)
+            # The task that waited may have been cancelled meanwhile.
             if not turn.done():
                 # Wake this read before `_start` schedules the end of the hold: if the read makes a large result at
                 # once, that holds up the next one.
@@ -226,6 +234,7 @@ class ReadBudget:
         if not self._hub.ready or self._hub.fits(self._read_bytes):
             return
         unread = {it: sum(reads.unread for reads in it.sessions) for it in self._participants.values()}
+        # By participant first: a participant with many sessions must not be spared because each of them holds little.
         participant = max(unread, key=lambda it: unread[it])
         if unread[participant]:
             max(participant.sessions, key=lambda reads: reads.unread).end()

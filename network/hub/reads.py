@@ -51,6 +51,8 @@ class ReadService:
             await slot.acquire()
             data = await self._answer(session.live_origin(), operation, call_id, args, slot)
             if session.state is LIVE:
+                # Before `finally` frees the read: from here on the result counts in the budget, so there is no gap
+                # between the two.
                 self._registry.write_result(session, data)
         finally:
             reads.in_progress -= 1

@@ -45,8 +45,10 @@ class RepeatedErrorLog:
         now_s, reason = self._now_s(), str(error) or type(error).__name__
         if not self._failing:
             self._began_s, self._failures = now_s, 0
+            # A new outage logs each reason again, even within a minute of the last one.
             self._logged.clear()
         self.is_failing = True
+        # Removed first, so that the dict stays sorted by the time of the last failure.
         self._failing.pop(subject, None)
         self._failing[subject] = now_s
         self._failures += 1
@@ -72,6 +74,7 @@ class RepeatedErrorLog:
             return
         now_s = self._now_s()
         self._failing.pop(subject, None)
+        # Without this, a participant that failed and never came back would keep the outage open forever.
         while self._failing and now_s - next(iter(self._failing.values())) > REPEAT_AFTER_S:
             del self._failing[next(iter(self._failing))]
         if not self._failing:

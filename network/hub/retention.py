@@ -45,6 +45,8 @@ class ClockWatch:
     def check(self, known: int = 0) -> None:
         """Compare the clock with the last check. The first check compares it with ``known``, a time in the past."""
         now, seconds = self._clock(), self._seconds()
+        # At the start the newest stored row is the last known time: a clock may have been wrong already when the hub
+        # started.
         last_time, last_seconds = self._last or (known or now, seconds)
         self._last = now, seconds
         leap_ms = now - last_time - int((seconds - last_seconds) * 1000)
@@ -76,11 +78,13 @@ def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
             yield reaction.oldest
             break
     for live in registry.participants.online():
+        # A redelivery reads its row when it is due, so that row must still exist.
         yield from live.mailbox.awaiting_retry
     for session in registry.sessions.values():
         if session.origin is None:
             continue
         undelivered = session.outbox.first_undelivered()
+        # Progress restarts the patience: only a session that stays at one message counts as stalled.
         if undelivered != session.undelivered_seq:
             session.undelivered_seq, session.undelivered_since = undelivered, now
         if undelivered is not None:
@@ -127,8 +131,10 @@ async def enforce_retention(
             trimmed = await ledger.trim(plan)
             registry.meta = msgspec.structs.replace(registry.meta, first_seq=trimmed.first_seq)
         total += trimmed.dropped
+        # One transaction drops a limited number of rows. The lock is free in between, so commits go on.
         if trimmed.dropped:
             continue
+        # Ending stalled sessions unpins rows, so the loop tries once more.
         if not trimmed.is_pinned or not _end_stalled(registry, plan.pinned, retain.patience_minutes * MINUTE_MS, now):
             await ledger.forget_dropped()  # outside of the lock: no commit waits for it
             return total
@@ -148,6 +154,7 @@ async def run_retention(
     was_suspect, is_expiry_due = False, False
     for number in itertools.count():
         clock_watch.check()
+        # Logged once per leap, and only where it changes what is dropped.
         if clock_watch.is_suspect and not was_suspect and retain != regardless_of_age:
             log.warning(
                 "the clock is %.1f days ahead of the newest stored row. If it is wrong, correct it: for an hour nothing "
@@ -161,6 +168,7 @@ async def run_retention(
                 dropped = await enforce_retention(effective, registry, ledger, clock, commit_lock)
                 if dropped:
                     log.info("old rows were dropped", extra={"rows": dropped, "first_seq": registry.meta.first_seq})
+            # Kept until it succeeds: an expiry that falls into an hour of doubt, or fails, is done later.
             is_expiry_due = is_expiry_due or number % ROUNDS_BETWEEN_EXPIRIES == 0
             if is_expiry_due and not was_suspect:
                 await ledger.expire_calls(clock() - RESULT_TTL_MS)

@@ -90,6 +90,7 @@ class WebSocketServer:
         self._tls = tls
         for listening in self._sockets:
             listening.listen(BACKLOG)
+        # Listen on all addresses before accepting on any: if one is taken, nobody has been accepted yet.
         for listening in self._sockets:
             self._start_accepting(listening)
 
@@ -126,6 +127,7 @@ class WebSocketServer:
         for number in range(self._accepted_at_once):
             try:
                 accepted, address = listening.accept()
+            # Nobody waits, or the peer has given up meanwhile. Neither is a failure.
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -142,6 +144,7 @@ class WebSocketServer:
                 limits=self._limits,
                 behind_proxy=self._behind_proxy,
             )
+            # Before the TLS handshake, so that connections in it count against the limit and can be evicted.
             connection.start_handshake()
             task = asyncio.get_running_loop().create_task(self._run(connection, accepted))
             self._tasks.add(task)
@@ -151,11 +154,13 @@ class WebSocketServer:
         """Evict a pending connection for its file, or wait until a connection ends."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._warned_at >= WARN_AGAIN_S:
+            # Once a minute: this happens at each attempt to connect while the files are used up.
             self._warned_at = loop.time()
             log.warning(
                 "no further connection can be accepted. New ones wait until one ends; raise the limit of open files",
                 extra={"error": error.strerror},
             )
+        # Stop listening for a while. The socket stays readable, so the loop would call `_accept` without end.
         if not self._handshakes.evict_one():
             loop.remove_reader(listening)
             loop.call_later(ACCEPT_PAUSE_S, self._start_accepting, listening)
@@ -174,6 +179,7 @@ class WebSocketServer:
             )
         except OSError as error:  # the TLS handshake failed, or the connection was cut
             log.debug("a connection failed before its request", extra={"error": str(error)})
+            # `connection_made` was not called, so `connection_lost` is not called either.
             connection.close_session()
             accepted.close()
             return
@@ -198,6 +204,7 @@ class WebSocketServer:
         connection.read_address(request.headers)
         path = request.path.partition("?")[0]
         if path == "/" and (self._site is None or asks_for_session(request.headers)):
+            # The origin first: a hostile page must not learn from the answers whether the hub is ready or full.
             return self._check_origin(connection, request) or self._check_session(connection, request)
         if self._site is not None and (path == "/" or path.startswith("/web/")):
             return self._check_origin(connection, request) or self._serve_file(connection, request, self._site, path)
@@ -254,6 +261,7 @@ class WebSocketServer:
         if file is None:
             sentence = "There is no such file here; open the page again, at /."
             return _refuse_browser(connection, HTTPStatus.NOT_FOUND, sentence)
+        # The body is set below: `respond` takes text only, and files are bytes.
         response = connection.respond(HTTPStatus.OK, "")
         for name, value in (*file.headers, ("Content-Length", str(len(file.body)))):
             _set_header(response, name, value)
@@ -274,6 +282,7 @@ class WebSocketServer:
             response = connection.respond(HTTPStatus.UPGRADE_REQUIRED, "")
             response.headers["Upgrade"] = "websocket"
             return response
+        # `Intake` checks again at the hello. This check spares the handshake where it would fail anyway.
         if hub.registry.admitted >= self._limits.max_connections:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections is reached; try again later.\n")
         if hub is self._hub and not self._is_ready:
@@ -334,8 +343,10 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
             sock = socket.socket(family, kind, protocol)
             sockets.append(sock)
             sock.setblocking(False)
+            # A node that restarts must get its port back while connections of the old process are in TIME_WAIT.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
+                # Each family has its own socket. Without this the IPv6 socket would take the IPv4 port too.
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind(address)
     except OSError:

@@ -64,6 +64,7 @@ def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> Client
             InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."),
             _shown_keys(data) if is_brief else _valid_keys(_fields(data)),
         )
+    # The decoder accepts such numbers, but Python and other clients refuse to read them. One message would break them.
     if len(data) > MAX_NUMBER_CHARS and _has_long_number(data):
         raise FrameError(
             InvalidFrame(f"The frame holds a number of more than {MAX_NUMBER_CHARS} characters; send it as a string."),
@@ -121,6 +122,7 @@ def _check_send(frame: SendFrame, data: bytes) -> None:
             raise _refuse("conversation goes with the address of a participant only", data)
         if not is_id(frame.conversation):
             raise _refuse("conversation must be lower case letters, digits, '.', '_', '-', at most 64", data)
+    # Most messages have none of these. One test skips the checks below.
     if frame.metadata is UNSET and frame.requires_response is UNSET and frame.exclude_agent_ids is UNSET:
         return
     if frame.requires_response is False:
@@ -172,6 +174,8 @@ def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
     """Read a frame that did not decode once more, so that the last of duplicated fields counts, or explain the error."""
     if isinstance(error, msgspec.ValidationError):
         try:
+            # msgspec refuses a duplicated field of a struct, but JSON parsers agree that the last one counts. Decode it
+            # so.
             frame = _decoder.decode(encode(_FIELDS.decode(data)))
         except msgspec.DecodeError:
             pass
@@ -205,6 +209,7 @@ def _readable_fields(data: bytes) -> Iterator[tuple[str, Raw]]:
     """
     depth = 0
     name, expects = None, "{"
+    # The ids may come before or after the error. A scan of tokens finds them without decoding the rest.
     for match in itertools.islice(_TOKENS.finditer(data), MAX_TOKENS):
         token = match[0]
         if token[:1] in (b"{", b"["):
@@ -283,8 +288,10 @@ def _is_deeper(data: bytes, max_depth: int) -> bool:
     Anybody may send any frame, so the check must not cost more than decoding. It processes whole bytes objects.
     """
     steps = _outside_strings(data).translate(_STEPS, _NO_BRACKETS)
+    # Replacing whole pairs works at the speed of C. A loop over characters would cost more than decoding the frame.
     while max_depth > 0:  # remove the innermost pairs: everything nests one level less
         outer = steps.replace(b"\x01\xff", b"")
+        # Too few pairs were removed to go on like this: a frame may be built so that each pass removes one pair.
         if len(outer) * 8 > len(steps) * 7:
             break
         steps, max_depth = outer, max_depth - 1
@@ -322,6 +329,7 @@ def _outside_strings(data: bytes) -> bytes:
     """Return the bytes between the strings of a frame, as far as it is JSON."""
     if _QUOTE not in data:
         return data
+    # Remove escaped backslashes first. Otherwise a quote behind two of them would look escaped.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if _BACKSLASH in data else data
     return b" ".join(plain.split(b'"')[::2])
 

@@ -43,6 +43,7 @@ class Subscriptions:
         """Report that a participant came or went."""
         frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=participant.card))
         for session in self._presence:
+            # A slow session gets no presence: it is stale when it arrives, and would delay answers.
             if not session.connection.is_paused:
                 self._output.write(session, frame)
 
