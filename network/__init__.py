@@ -1,8 +1,8 @@
-"""The network: messages, ledger, hub, transports and client. Imports nothing of the other folders."""
+"""The network: messages, ledger, hub, transports and client. Imports nothing from the other top-level folders."""
 
 from __future__ import annotations
 
-if __name__ == "network":  # a clone's folder, found in the current directory
+if __name__ == "network":  # imported from the current directory of a clone
     raise ImportError(
         "Import this package as roundelay.network (from roundelay.network import ...). Under the name network it "
         "would be a second copy with classes of its own."

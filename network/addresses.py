@@ -1,11 +1,12 @@
-"""Addresses (destinations of messages) and thread ids. Only this module builds and parses them. No IO, no state.
+"""Addresses (destinations of messages) and thread ids. All addresses and thread ids are built and parsed in this
+module. No IO, no state.
 
     address      agent:ID     broadcast    channel:NAME    mod:ID
     thread id    direct:ID~ID (sorted)    broadcast    channel:NAME    mod:MOD~ID    thread:SEQ
                  direct:ID~ID:CONVERSATION
 
-A reply to a broadcast or in a channel starts a thread, named by the ``seq`` of the message that it answers. Two
-participants may name several conversations; each has its own thread.
+A reply to a broadcast or to a channel message starts a thread. The ``seq`` of the answered message names this thread.
+Two participants may name several conversations; each conversation has its own thread.
 """
 
 from __future__ import annotations
@@ -51,24 +52,24 @@ def parse_address(to: str) -> tuple[str, str]:
 
 
 def name_of(address: str) -> str:
-    """Return the id or name in an address; empty for ``broadcast``."""
+    """Return the id or name in an address. Empty for ``broadcast``."""
     return address.partition(":")[2]
 
 
 def complete_address(written: str) -> str:
-    """Return the address for what somebody typed: an address, or just the id of a participant."""
+    """Return the address for a user's input, which is an address or the id of a participant."""
     return written if ":" in written or written == BROADCAST else agent_address(written)
 
 
 def short_address(to: str) -> str:
-    """Return an address as people read it: a participant by id only."""
+    """Return an address in the form that people read: participants are shown by id only."""
     return to.removeprefix("agent:")
 
 
 @lru_cache(maxsize=4096)
 def direct_thread(one: str, other: str, conversation: str = "") -> str:
-    """Return the thread of two participants: their sorted ids (one id twice for a note to oneself), and the name of
-    the conversation, if any."""
+    """Return the id of the direct thread of two participants: their sorted ids, and the name of the conversation, if
+    any. A note to oneself has the same id twice."""
     pair = f"direct:{one}~{other}" if one <= other else f"direct:{other}~{one}"
     return f"{pair}:{conversation}" if conversation else pair
 
@@ -83,13 +84,13 @@ def reply_thread(seq: int) -> str:
 
 
 def memory_of(thread_id: str) -> str:
-    """Return the id under which agents store their memories of a thread, in place of a reaction's id. It is a hash,
-    because a thread id may be too long."""
+    """Return the id under which agents store their memories of a thread. Memories have this id where turn records have
+    a reaction's id. The id is a hash, because a thread id may be too long."""
     return f"memory-{hashlib.sha256(thread_id.encode()).hexdigest()[:32]}"
 
 
 def thread_start(thread_id: str) -> int | None:
-    """Return the seq of the message that began a reply thread; None for other threads."""
+    """Return the seq of the message that began a reply thread, or None for other threads."""
     if not thread_id.startswith("thread:"):
         return None
     digits = thread_id[7:]
@@ -98,14 +99,15 @@ def thread_start(thread_id: str) -> int | None:
 
 
 def answer_threads(kind: str, thread_id: str, seq: int) -> tuple[str, ...]:
-    """Return the threads in which a message may be answered: its own, then the thread of its replies, if it has one."""
+    """Return the threads in which a message may be answered: the message's thread, then its reply thread, if it has
+    one."""
     begins = kind in ("broadcast", "channel") and thread_start(thread_id) is None
     return (thread_id, reply_thread(seq)) if begins else (thread_id,)
 
 
 def thread_parties(thread_id: str) -> tuple[str, str]:
-    """Return the two ids of a direct thread, or the mod and the participant of a mod's thread. Meaningless for other
-    ids."""
+    """Return the two ids of a direct thread, or the mod and the participant of a mod's thread. Do not call it for other
+    thread ids."""
     one, _, other = name_of(thread_id).partition("~")
     if conversation := conversation_of(thread_id):
         other = other.removesuffix(f":{conversation}")
@@ -113,7 +115,8 @@ def thread_parties(thread_id: str) -> tuple[str, str]:
 
 
 def conversation_of(thread_id: str) -> str:
-    """Return the conversation in the id of a direct thread; empty if there is none, and for other threads."""
+    """Return the conversation named in the id of a direct thread. Empty without a conversation, and for other
+    threads."""
     kind, _, rest = thread_id.partition(":")
     conversation = rest.partition(":")[2]
     return conversation if kind == "direct" and is_id(conversation) else ""

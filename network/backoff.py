@@ -1,6 +1,6 @@
 """Delays between the attempts of a retry loop.
 
-Pure: each loop counts its failures, sleeps and adds jitter by itself, and passes the count in here.
+Pure: each retry loop counts its failures, sleeps and adds jitter itself. It passes the number of failures to `Backoff`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Backoff:
     factor: float = 2.0
 
     def delay_s(self, failures: int) -> float:
-        """Return the delay in seconds after ``failures`` failures in a row, which is at least 1."""
+        """Return the delay in seconds after ``failures`` failures in a row (at least 1)."""
         try:
             return min(self.first_s * self.factor ** (failures - 1), self.max_s)
-        except OverflowError:  # a loop that has failed for days: the power no longer fits into a float
+        except OverflowError:  # after days of failures the power no longer fits into a float
             return self.max_s

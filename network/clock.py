@@ -1,6 +1,6 @@
-"""Sources of time and identifiers. Only this module of the network reads them.
+"""Sources of time and identifiers. No other module of the network reads the system's clock or random numbers.
 
-The core takes both as arguments, so that replay and simulation can supply their own.
+The core takes time and ids as arguments, so that replay and simulation can supply their own.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], int]
-"""Returns the time in milliseconds since the Unix epoch. May go back (`SteadyClock` does not)."""
+"""Returns the time in milliseconds since the Unix epoch. The time may go back, except with `SteadyClock`."""
 
 NewId = Callable[[], str]
-"""Returns a new identifier of 1 to 128 visible ASCII characters that is unlikely to repeat."""
+"""Returns a new identifier of 1 to 128 visible ASCII characters. Identifiers are unlikely to repeat."""
 
 
 def system_clock() -> int:
@@ -32,14 +32,14 @@ def random_number() -> int:
 
 
 def ordered_id() -> str:
-    """Return 32 hex digits: the time in ms, then 80 random bits. Ids sort by creation time, like UUID version 7 (RFC
-    9562, 5.7)."""
+    """Return 32 hex digits: the time in ms, then 80 random bits. These ids sort by creation time, like UUID version 7
+    (RFC 9562, 5.7)."""
     return f"{system_clock():012x}{secrets.token_hex(10)}"
 
 
 class SteadyClock:
-    """A `Clock` that follows another one and never goes back. When the other clock jumps back, it runs at half speed
-    until that has caught up. Standing still would stop every rate and every retry."""
+    """A `Clock` that follows another clock and never goes back. When the other clock jumps back, this clock runs at
+    half speed until the other one has caught up. Standing still would stop every rate limit and every retry."""
 
     def __init__(self, source: Clock) -> None:
         self._source = source
@@ -53,7 +53,7 @@ class SteadyClock:
         return int(self._time)
 
     def not_before(self, time: int) -> None:
-        """Continue from this time, if it is later: it was used before."""
+        """Continue from ``time`` if it is later than the clock: the hub has already used this time."""
         self()  # read first: time that has already passed must not be added to the new time
         self._time = max(self._time, time)
 

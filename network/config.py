@@ -1,10 +1,10 @@
-"""Configuration of a node: its fields with defaults and limits, and the sources of a value.
+"""Configuration of a node: its fields with defaults and limits, and the source of each value.
 
-Read before anything starts. A command-line flag overrides the environment (`ROUNDELAY_*`), the environment overrides
-the node's file, and the file overrides the default; `resolve_config` records the source. The environment is an
-argument, and only the named file is opened. Every field has a reader: `host`, `port`, `tls_cert`, `tls_key`, `interop`
-and `agents` the command line, `behind_proxy` and `web_hosts` the server, `web` and `web_reload` the app, the rest the
-hub.
+The configuration is read before anything starts. A command-line flag overrides the environment (`ROUNDELAY_*`), the
+environment overrides the node's file, and the file overrides the default. `resolve_config` records the source of each
+value. The environment is an argument, and only the named file is opened. Every field has a reader. The command line
+reads `host`, `port`, `tls_cert`, `tls_key`, `interop` and `agents`. The server reads `behind_proxy` and `web_hosts`,
+the app reads `web` and `web_reload`, and the hub reads the rest.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Served = Literal["a2a", "http", "mcp", "openai", "webhooks"]
 _Bytes = Annotated[int, Field(ge=1024, le=1024 * 1024 * 1024)]
 _Milliseconds = Annotated[int, Field(ge=1, le=24 * 60 * 60 * 1000)]
 _Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
-MAX_NUMBER = (1 << 53) - 1  # the largest that every JSON reader takes as it is
+MAX_NUMBER = (1 << 53) - 1  # the largest integer that every JSON reader keeps exact
 
 
 def _read_allowance(value: object) -> int | Literal["unlimited"]:
@@ -72,11 +72,11 @@ _Allowance = Annotated[int | Literal["unlimited"] | None, PlainValidator(_read_a
 
 
 class Limits(Settings):
-    """Limits of one hub: every bound that a client can meet. ``welcome`` announces them; docs/operations.md explains
-    each."""
+    """Limits of one hub: all limits that a client can exceed. The ``welcome`` frame announces them, and
+    docs/operations.md explains each limit."""
 
     max_frame_bytes: _Bytes = 256 * 1024
-    max_depth: Annotated[int, Field(ge=1, le=256)] = 64  # JSON readers of many languages give up soon beyond
+    max_depth: Annotated[int, Field(ge=1, le=256)] = 64  # beyond this depth, JSON readers of many languages fail
     max_record_bytes: _Bytes = 256 * 1024
     max_unacked: _Count = 256
     hello_timeout_ms: _Milliseconds = 10_000
@@ -94,7 +94,8 @@ class Limits(Settings):
     max_unauthenticated: _Count = 1_000
     max_pending_bytes: _Bytes = 64 * 1024 * 1024
     max_reads: _Count = 64
-    max_result_bytes: _Bytes = 4 * 1024 * 1024  # with one message more well below what clients take as a frame
+    # a result with one more message stays well below the maximum frame of clients
+    max_result_bytes: _Bytes = 4 * 1024 * 1024
     session_result_bytes: _Bytes = 16 * 1024 * 1024
     participant_result_bytes: _Bytes = 64 * 1024 * 1024
     hub_result_bytes: _Bytes = 192 * 1024 * 1024
@@ -107,12 +108,13 @@ class Limits(Settings):
     max_put_off: _Count = 10_000
     max_marks: _Count = 2_000
     max_questions: _Count = 1_000
-    takeover_ms: Annotated[int, Field(ge=0, le=30 * 24 * 60 * 60 * 1000)] = 60 * 60 * 1000  # 0: until it is given back
-    registrations_per_minute: _Count = 12_000  # a crowd of 10,000 may come at once
+    # 0: until the person ends it
+    takeover_ms: Annotated[int, Field(ge=0, le=30 * 24 * 60 * 60 * 1000)] = 60 * 60 * 1000
+    registrations_per_minute: _Count = 12_000  # 10,000 agents may register at once
 
 
 class Quota(Settings):
-    """Limits of one participant in place of those in `Limits`; None keeps the general limit."""
+    """Limits of one participant, which replace those in `Limits`. None keeps the general limit."""
 
     bytes_per_day: _Allowance = None
     messages_per_day: _Allowance = None
@@ -141,42 +143,43 @@ _Addressee = Annotated[str, AfterValidator(_check_addressee)]
 
 
 class Role(Settings):
-    """Permissions of one role. A participant may do only what one of its roles allows (`rights`). A ``*`` in a pattern
-    matches anything."""
+    """Permissions of one role. A participant may only do what at least one of its roles allows (`rights`). A ``*`` in a
+    pattern matches any text."""
 
     ids: tuple[_Pattern, ...] = ()
     kinds: tuple[Literal["agent", "human", "service"], ...] = ()
     send: tuple[_Addressee, ...] = ()  # to participants, to all with a role, to mods
     broadcast: bool = False
-    create: tuple[_Pattern, ...] = ()  # channels, as the next three
+    create: tuple[_Pattern, ...] = ()  # channels; the next three fields list channels too
     join: tuple[_Pattern, ...] = ()
     read: tuple[_Pattern, ...] = ()
     write: tuple[_Pattern, ...] = ()
-    take: tuple[_Pattern, ...] = ()  # over: channels, and broadcast
+    take: tuple[_Pattern, ...] = ()  # threads to take over: channels, and broadcast
     call: tuple[_Pattern, ...] = ()  # operations
     administer: bool = False
 
 
 class Retain(Settings):
-    """Retention of the ledger. Without a value here nothing is dropped (docs/operations.md)."""
+    """Retention of the ledger. Without any value in this section nothing is deleted (docs/operations.md)."""
 
     days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # messages
     record_days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # turn records
-    bytes: Annotated[int, Field(ge=1024, le=1 << 50)] | None = None  # of the database, whatever its rows are
-    # How long a connected session that takes nothing holds what it has yet to be given; read only when something is
-    # to go.
+    # maximum size of the database, whatever rows it contains
+    bytes: Annotated[int, Field(ge=1024, le=1 << 50)] | None = None
+    # How long a connected session that reads nothing keeps its undelivered messages from deletion. Only read when
+    # messages are about to be deleted.
     patience_minutes: Annotated[int, Field(ge=1, le=60 * 24 * 365)] = 30
 
 
 class WebHost(NamedTuple):
-    """A host name or address by which browsers reach a node, in lower case, without a final dot. ``port`` is None if
-    none is given."""
+    """A host name or address by which browsers reach a node, in lower case and without a final dot. ``port`` is None if
+    the text names no port."""
 
     name: str
     port: int | None
 
     def at_port(self, scheme: str) -> WebHost:
-        """Return the same host with the default port of ``http`` or ``https`` if it has none."""
+        """Return the host with a port. Without a port it gets the default port of ``http`` or ``https``."""
         return self if self.port is not None else WebHost(self.name, {"http": 80, "https": 443}[scheme])
 
 
@@ -184,8 +187,8 @@ _WEB_HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_-][a-z0-9._-]{0,252}
 
 
 def read_web_host(text: str) -> WebHost | None:
-    """Parse the host of a ``Host`` header or a URL (``hub.example.org:8443``, ``[::1]``). Returns None for anything
-    else."""
+    """Parse the host of a ``Host`` header or a URL (``hub.example.org:8443``, ``[::1]``). Returns None if the text is
+    not a host."""
     match = _WEB_HOST.fullmatch(text.lower())
     if match is None or int(match[3] or 0) > 65535:
         return None
@@ -212,7 +215,7 @@ _URL_PATH = re.compile(r"(?:/[A-Za-z0-9._~%-]+)*/?", re.ASCII)
 
 
 def check_public_url(text: str) -> str:
-    """Return an address by which others reach a server, without a slash at its end. Raises `ValueError`."""
+    """Return a server's public address without a slash at the end. Raises `ValueError`."""
     try:
         parts = urlsplit(text)
         is_url = parts.scheme in ("http", "https") and read_web_host(parts.netloc) is not None
@@ -231,7 +234,8 @@ PublicUrl = Annotated[str, AfterValidator(check_public_url)]
 
 def _check_log_url(text: object) -> str:
     if not isinstance(text, str):
-        raise ValueError("must be the address of a log, as one text")  # what it is instead may hold a password
+        # do not show the value: it may contain a password
+        raise ValueError("must be the address of a log, as one text")
     text = text.strip()
     try:
         read_log_url(text)
@@ -244,36 +248,39 @@ _LogUrl = Annotated[str, BeforeValidator(_check_log_url)]
 
 
 class Interop(Settings):
-    """The gateway that a node runs for programs of other protocols (docs/interop.md). `interop:` in a file without
-    `serve` serves all of them."""
+    """The gateway that a node runs for programs of other protocols (docs/interop.md). Without `serve`, `interop:` in a
+    file serves all protocols."""
 
     serve: tuple[Served, ...] = ()
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8701  # 0: any free one
-    public_url: PublicUrl | None = None  # where others reach it, behind a proxy; its path included
-    webhook_hosts: tuple[_WebHostName, ...] = ()  # that may be called although they are not public, and without TLS
+    port: Annotated[int, Field(ge=0, le=65535)] = 8701  # 0: any free port
+    # address for clients elsewhere, if the gateway is behind a proxy; includes the path
+    public_url: PublicUrl | None = None
+    # hosts that may be called although they are not public, and without TLS
+    webhook_hosts: tuple[_WebHostName, ...] = ()
 
 
 class NodeConfig(Settings):
-    """Configuration of one node: where it listens, what it stores and allows, and the agents that it starts."""
+    """Configuration of one node: its address, what the node stores and allows, and the agents that it starts."""
 
     name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")] = "roundelay"
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8700  # 0: any free one
+    port: Annotated[int, Field(ge=0, le=65535)] = 8700  # 0: any free port
     db: Path = Path("roundelay.db")
     durability: Durability = "full"
-    # The shared log of several nodes. `db` is this node's index of it then. The URL may contain a password.
+    # The shared log of several nodes. With a shared log, `db` is only this node's index of the log. The URL may contain
+    # a password.
     log: Annotated[_LogUrl | None, Field(repr=False)] = None
     tls_cert: Path | None = None  # PEM files, both or neither
     tls_key: Path | None = None
-    registration: Registration = "local"  # from where an agent may bind an id by first use
-    behind_proxy: bool = False  # nothing is local then, and addresses are those that the proxy names
-    web: bool = True  # whether browsers are shown the page
+    registration: Registration = "local"  # from where an agent may register a new id
+    behind_proxy: bool = False  # no connection counts as local, and the proxy names the clients' addresses
+    web: bool = True  # whether the node serves the web page
     web_hosts: tuple[
         _WebHostName, ...
-    ] = ()  # names by which browsers reach the node, beside those that it knows itself
-    public_url: PublicUrl | None = None  # by which browsers elsewhere reach the page: of login links
-    web_reload: bool = False  # read the page's files again at each opening, for those who edit them
+    ] = ()  # names by which browsers reach the node, in addition to the names that the node knows itself
+    public_url: PublicUrl | None = None  # address of the page for browsers elsewhere, used in login links
+    web_reload: bool = False  # read the page's files again at each request, for developers of the page
     visibility: Visibility = "people"
     mods: tuple[str, ...] = ("channels", "discovery")
     limits: Limits = Limits()
@@ -281,24 +288,26 @@ class NodeConfig(Settings):
     interop: Interop = Interop()
     quotas: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")], Quota] = Field(default_factory=dict)
     rights: Annotated[dict[_RoleName, Role], Field(min_length=1)] | None = None
-    # As read: what an agent may say is for the package `roundelay.agents` to know. A text is the path of an agent file.
+    # Unvalidated: only the package `roundelay.agents` knows an agent's fields. A text is the path of an agent file.
     agents: tuple[InstanceOf[YamlNode], ...] = Field(default=(), exclude=True, repr=False)
     _rights_node: YamlNode | None = PrivateAttr(default=None)
     _folder: Path | None = PrivateAttr(default=None)
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the file that this was read from, or None. Mods are imported from there."""
+        """Folder of the configuration file, or None without a file. Mods are imported from this folder."""
         return self._folder
 
     @property
     def rights_node(self) -> YamlNode | None:
-        """Position of `rights` in the file, or None. Operations and mods are checked only after they are loaded."""
+        """Position of `rights` in the file, or None. The operations and mods named in `rights` are checked later, when
+        mods are loaded."""
         return self._rights_node
 
 
 def list_web_hosts(config: NodeConfig) -> list[str]:
-    """Return the names by which browsers reach the page: those of the file, and that of the public address."""
+    """Return the names by which browsers reach the page: those in the configuration, and the host of the public
+    address."""
     public = [] if config.public_url is None else [urlsplit(config.public_url).netloc]
     return [*config.web_hosts, *public]
 
@@ -306,13 +315,13 @@ def list_web_hosts(config: NodeConfig) -> list[str]:
 def resolve_config(
     file: Path | None, env: Mapping[str, str], flags: Mapping[str, object]
 ) -> tuple[NodeConfig, dict[str, str]]:
-    """Combine flags, environment, file and defaults, in this order of priority. Returns the result and the source of
-    each field.
+    """Combine flags, environment, file and defaults, in this order of priority. Return the configuration and the source
+    of each field.
 
-    Fields of `limits`, `retain` and `interop` are named with a dot (``limits.max_hops``), in ``flags`` and in the
-    sources. A participant's quota has two dots (``quotas.ann.bytes_per_day``) and can only be set in the file. A flag
-    of None and an empty variable count as not given. A relative path in a file is relative to that file. Raises
-    `ConfigError` for the first wrong value.
+    A dot names the fields of `limits`, `retain` and `interop` (``limits.max_hops``), in ``flags`` and in the sources. A
+    participant's quota has two dots (``quotas.ann.bytes_per_day``) and can only be set in the file. A flag of None and
+    an empty variable count as not given. A relative path in a file is relative to that file. Raises `ConfigError` for
+    the first wrong value.
     """
     values: dict[str, object] = {}
     origins = dict.fromkeys((*_FIELDS, "agents"), "default")
@@ -342,7 +351,8 @@ def resolve_config(
             origins[field] = f"flag {flag}"
     config = NodeConfig.model_validate(_nest(values), strict=False)
     record_bytes, record_origin = config.limits.max_record_bytes, origins["limits.max_record_bytes"]
-    # Check only a limit that was set: a smaller frame makes the default record limit unused, not wrong.
+    # Check only a limit that the user has set. If only the frame limit was lowered, the default record limit is merely
+    # never reached, not wrong.
     if record_origin != "default" and record_bytes > config.limits.max_frame_bytes:
         raise ConfigError(
             f"max_record_bytes ({record_bytes}, {record_origin}) is more than max_frame_bytes "
@@ -355,7 +365,8 @@ def resolve_config(
 
 
 def flat_values(config: NodeConfig) -> dict[str, JsonValue]:
-    """Return every value as it may be shown, without passwords, under the names of the sources. Agents are left out."""
+    """Return every value that may be shown, without passwords, under the field names of `resolve_config`. Agents are
+    left out."""
     values = _flatten(config)
     if config.log is not None:
         values["log"] = hide_password(config.log)
@@ -379,7 +390,7 @@ def _flatten(config: NodeConfig) -> dict[str, JsonValue]:
 
 
 def env_name(field: str) -> str:
-    """Return the variable that sets a field: ``limits.max_hops`` is ROUNDELAY_LIMITS_MAX_HOPS."""
+    """Return the environment variable of a field: ROUNDELAY_LIMITS_MAX_HOPS for ``limits.max_hops``."""
     return f"ROUNDELAY_{field.replace('.', '_').upper()}"
 
 
@@ -388,7 +399,7 @@ _LISTS = ("mods", "web_hosts", "interop.serve", "interop.webhook_hosts")
 _PATHS = ("db", "tls_cert", "tls_key")
 _FIELDS = tuple(flat_values(NodeConfig()))
 _VARIABLES = {env_name(field): field for field in _FIELDS}
-# Variables of the command line and the client. They configure no node.
+# Variables of the command line and the client. They do not configure a node.
 _OTHER_VARIABLES = {
     f"ROUNDELAY_{name}" for name in ("HOME", "URL", "TOKEN", "OWNER_TOKEN", "AS", "DEBUG", "CONNECT_TIMEOUT_S")
 }
@@ -404,7 +415,7 @@ def _take_agents(root: YamlNode) -> tuple[YamlNode, ...]:
 
 
 def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
-    """Yield the fields that the file sets. Each is already checked, so that errors name its line."""
+    """Yield the fields that the file sets. Each value is already checked, so that errors name its line."""
     if root.value is None:  # an empty file
         return
     settings = root
@@ -413,7 +424,7 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
         for group in (*_GROUPS, "quotas"):
             if group in kept and kept[group].value is None:
                 del kept[group]  # `limits:` with its lines commented out
-        if "rights" in kept and kept["rights"].value is None:  # an empty page must not silently allow everything
+        if "rights" in kept and kept["rights"].value is None:  # an empty section must not silently allow everything
             raise kept["rights"].error(
                 '"rights" has no role; write one, or leave "rights" out, and everybody may do as without it'
             )
@@ -424,7 +435,7 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
             )
         settings = YamlNode(kept, root.path, root.line)
     bind(NodeConfig, settings)
-    assert isinstance(settings.value, dict)  # else bind has refused it
+    assert isinstance(settings.value, dict)  # guaranteed, because `bind` refuses other values
     for key, node in settings.value.items():
         if key in _GROUPS and isinstance(node.value, dict):
             yield from ((f"{key}.{name}", member) for name, member in node.value.items())
@@ -439,8 +450,8 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
 def _env_values(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the fields that the environment sets.
 
-    Other programs may use ROUNDELAY_ variables too, for an API key for example. So an unknown one is an error only if
-    it names a limit or looks like a misspelled field.
+    Other programs may use ROUNDELAY_ variables too, for example for an API key. So an unknown variable is only an error
+    if it names a limit or looks like a misspelled field.
     """
     for variable, text in env.items():
         if not variable.startswith("ROUNDELAY_") or variable in _OTHER_VARIABLES or not text:
@@ -457,11 +468,12 @@ def _env_values(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _check(field: str, value: object, label: str) -> JsonValue:
-    """Validate one value alone, so that the error can name its flag or variable."""
+    """Validate a single value, so that the error can name its flag or variable."""
     if field not in _FIELDS:
-        raise ValueError(f"no such field: {field}")  # a mistake in the command line's own code
+        raise ValueError(f"no such field: {field}")  # a bug in the command line
     try:
-        checked = NodeConfig.model_validate(_nest({field: value}), strict=False)  # "8700" is a number here
+        # a variable's "8700" counts as a number
+        checked = NodeConfig.model_validate(_nest({field: value}), strict=False)
     except ValidationError as error:
         raise ConfigError(f"{label} {describe_problem(error.errors()[0])}") from error
     return _flatten(checked)[field]
@@ -471,7 +483,7 @@ def _nest(flat: Mapping[str, object]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for field, value in flat.items():
         *groups, name = field.split(".")
-        if groups[:1] == ["quotas"]:  # an id may hold dots, a limit's name does not
+        if groups[:1] == ["quotas"]:  # a participant's id may contain dots, a limit's name does not
             groups = ["quotas", ".".join(groups[1:])]
         inside = nested
         for group in groups:

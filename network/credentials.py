@@ -1,9 +1,10 @@
-"""Secrets that this process knows: read clean, and kept out of everything that is shown.
+"""Secrets that this process knows: `read_secret` cleans them, and `hide_secrets` removes them from every text that is
+shown.
 
-`read_secret` reads each secret that becomes an HTTP header. It removes the white space that a file, a shell or a copy
-puts around the secret, and refuses what no header can carry. HTTP libraries quote header values in
-their errors, servers repeat keys in theirs, and both reach logs, records and screens. So every text that other code
-wrote passes through `hide_secrets` first. This module does no IO and never writes a secret into an error.
+Secrets that become HTTP headers are read by `read_secret`. It removes the white space that a file, a shell or a copied
+text puts around the secret. It refuses characters that no header can carry. HTTP libraries quote header values in their
+errors, and servers repeat keys in their errors. Such errors reach logs, records and screens. So every text that other
+code wrote passes through `hide_secrets` first. This module does no IO and never writes a secret into an error.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ __all__ = [
 HIDDEN = "[hidden]"
 
 MIN_SECRET_CHARS = 6
-"""Shorter texts are not searched for: they would be found inside of ordinary words."""
+"""Minimum length of a secret that is searched for. Shorter texts also occur inside ordinary words."""
 
 MAX_NAME_CHARS = 40
-"""Longest name of a variable that an error shows."""
+"""Maximum length of a variable's name that an error shows."""
 
 _INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060"
-"""Characters that editors and web pages put around copied text, beside white space."""
+"""Invisible characters that editors and web pages put around copied text, in addition to white space."""
 
 _PUBLIC_PARAMETERS = {"api-version", "version"}
-"""Parameters of addresses whose values are ordinary words, such as ``preview``."""
+"""URL parameters whose values are ordinary words, such as ``preview``, and not secret."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONSTANT = re.compile(r"[A-Z_][A-Z0-9_]*|[a-z_][a-z_]*[0-9]{0,3}")
 
-_known: dict[str, None] = {}  # each form in which a secret may be written; of one process, so it only grows
+_known: dict[str, None] = {}  # each form in which a secret may be written; it only grows, within one process
 
 
 def clean_secret(value: str) -> str:
-    """Return a secret without the white space, line breaks and invisible characters around it."""
+    """Return a secret without white space, line breaks and invisible characters at both ends."""
     before = None
     while value != before:
         before, value = value, value.strip().strip(_INVISIBLE)
@@ -58,10 +59,10 @@ def clean_secret(value: str) -> str:
 
 
 def read_secret(value: str, source: str) -> str:
-    """Return a secret in the form of a header value, and remember it for `hide_secrets`.
+    """Return a secret that is valid as a header value, and remember it for `hide_secrets`.
 
-    ``source`` names where it comes from (``the variable OPENAI_API_KEY``). Raises `ConfigError` with the source and
-    what is wrong, never with the secret.
+    ``source`` says where the secret comes from (``the variable OPENAI_API_KEY``). Raises `ConfigError` with the source
+    and the problem, but never with the secret.
     """
     secret = clean_secret(value)
     remember_secret(secret)
@@ -76,7 +77,8 @@ def read_secret(value: str, source: str) -> str:
 
 
 def remember_secret(secret: str) -> None:
-    """Have `hide_secrets` take this secret out of texts, in each form in which code and servers write it."""
+    """Register a secret, so that `hide_secrets` removes it from texts, in each form in which code and servers write
+    it."""
     for text in {secret, *secret.splitlines()}:
         forms = (text, quote(text, safe=""), quote(text), json.dumps(text)[1:-1], repr(text)[1:-1])
         for form in (*forms, repr(text.encode("utf-8", "surrogatepass"))[2:-1]):
@@ -85,12 +87,11 @@ def remember_secret(secret: str) -> None:
 
 
 def remember_url(url: str) -> None:
-    """Do the same for what an address holds: its password, its user where that is alone, and the values of its
-    query."""
+    """Register the secrets in a URL: the password, a user without a password, and the values of the query."""
     try:
         parts = urlsplit(url.strip())
         user, password, query = parts.username, parts.password, parse_qsl(parts.query)
-    except ValueError:  # no address; `hide_url_secrets` cuts it where it is shown
+    except ValueError:  # not a URL; `hide_url_secrets` hides it where it is shown
         return
     values = [value for name, value in query if name.lower() not in _PUBLIC_PARAMETERS]
     for secret in filter(None, [password if password is not None else user, *values]):
@@ -102,7 +103,7 @@ def remember_url(url: str) -> None:
 
 
 def hide_secrets(text: str) -> str:
-    """Return a text with `HIDDEN` in place of every known secret, and of header values that a library quotes."""
+    """Return a text in which `HIDDEN` replaces every known secret, and header values that a library quotes."""
     for secret in sorted((it for it in _known if it in text), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     if "header" in text or "Header" in text:
@@ -111,7 +112,7 @@ def hide_secrets(text: str) -> str:
 
 
 def hide_url_secrets(url: str) -> str:
-    """Return an address as it may be shown: without user, password and query values."""
+    """Return a URL that is safe to show: without user, password and query values."""
     shown = re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*:)?//[^/?#]*@", r"\1//", url.strip())
     if "://" not in shown:
         shown = shown.rpartition("@")[2]
@@ -128,7 +129,8 @@ _BEARER = re.compile(r"(\b(?:Bearer|Basic)\s+)(?=[\w.~+/=:-]*\d)[\w.~+/=:-]{12,}
 
 
 def check_variable_name(name: str) -> str:
-    """Return the name of an environment variable. Raises `ValueError` without the text, which may be the secret."""
+    """Return the name of an environment variable. Raises `ValueError` without the text, because the text may be the
+    secret."""
     if not _VARIABLE.fullmatch(name):
         raise ValueError(
             "must be the name of an environment variable (letters, digits and _), not the secret itself: "
@@ -138,14 +140,15 @@ def check_variable_name(name: str) -> str:
 
 
 def check_secret_text(value: object) -> object:
-    """Return the text of a secret in a file. Raises `ValueError` without the value for what YAML reads as no text."""
+    """Return the text of a secret in a file. Raises `ValueError` if YAML reads the value as another type. The error
+    does not show the value."""
     if not isinstance(value, str):
         raise ValueError(f"must be text and is read as {type(value).__name__}: put it in quotes (it is not shown here)")
     return value
 
 
 def describe_variable(name: str) -> str:
-    """Return what an error calls a variable: by its name, unless that may be a secret in the place of one."""
+    """Return how an error names a variable. The name is hidden if it may be a secret, entered by mistake."""
     return (
         name if _CONSTANT.fullmatch(name) and len(name) <= MAX_NAME_CHARS else "(not shown: it may be the key itself)"
     )

@@ -1,8 +1,8 @@
-"""Files that survive a power cut: complete and synced under their names when a function returns. And explanations of
-file errors.
+"""Files that survive a power cut, and explanations of file errors. When a function returns, its file is complete and
+synced under its final name.
 
-A written and synced file is still lost in a power cut if the folder that names it was not synced. Everything here is
-synchronous.
+Syncing a file is not enough: without a sync of its folder, a power cut can still lose the file's name. Everything in
+this module is synchronous.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .platforms import CLOSE_ON_EXEC, sync_descriptor, sync_folder
 
 
 def save_new(path: Path, data: bytes) -> None:
-    """Save a new file that only its owner may read, and create missing folders. Raises `FileExistsError` if it exists,
-    or `OSError`.
+    """Save a new file that only its owner may read. Missing folders are created. Raises `FileExistsError` if the file
+    exists, or `OSError`.
 
-    The file is complete before it gets its name, so other processes see all of it or nothing.
+    The file is complete before it gets its name, so other processes see the whole file or no file.
     """
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -36,12 +36,12 @@ def save_new(path: Path, data: bytes) -> None:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[TextIO]:
-    """Open a file for writing as a whole. An existing file stays unchanged until everything is written, also if that
-    fails.
+    """Open a file to replace its whole content. An existing file stays unchanged until everything is written, even if
+    writing fails.
 
-    A truncated log would look complete. The new file is synced, because callers may delete what they exported to it.
-    Only its owner may read it, from its first byte on, whatever the permissions of the old file. Anything but a
-    regular file, such as a pipe, is written directly.
+    Without this, an error could leave a truncated log that looks complete. The new file is synced, because callers may
+    delete the data that they exported to the file. From the first byte on, only the owner may read the new file,
+    whatever the permissions of the old file. Anything but a regular file, such as a pipe, is written directly.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8", newline="\n") as file:
@@ -57,20 +57,20 @@ def replace_file(path: Path) -> Iterator[TextIO]:
         with suppress(OSError):
             draft.unlink()
         if isinstance(error, OSError) and error.filename == str(draft):
-            error.filename = str(path)  # report the caller's path, not the draft's
+            error.filename = str(path)  # report the caller's path, not the path of the draft
         raise
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opener for `open`: a new file is readable by its owner only, from its first byte on."""
+    """Opener for `open`: only the owner may read a new file, from its first byte on."""
     return os.open(path, flags | CLOSE_ON_EXEC, 0o600)
 
 
 def publish_file(draft: Path, path: Path, *, replaces: bool = False) -> None:
-    """Sync a written draft and give it its final name in the same folder: a new one, or that of an existing file with
-    ``replaces``.
+    """Sync a written draft and give it its final name in the same folder. With ``replaces``, the name may be that of an
+    existing file.
 
-    The draft keeps its own name unless it replaces. Raises `FileExistsError` or `OSError`.
+    Without ``replaces`` the draft also keeps its own name. Raises `FileExistsError` or `OSError`.
     """
     sync(draft)
     (os.replace if replaces else os.link)(draft, path)
@@ -78,7 +78,7 @@ def publish_file(draft: Path, path: Path, *, replaces: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents, for their owner only."""
+    """Create a folder and its missing parents. Only their owner may enter them."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(0o700, exist_ok=True)
@@ -86,7 +86,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, are on the disk."""
+    """Wait until the content of a file, or the list of names in a folder, is on the disk."""
     if path.is_dir():
         sync_folder(path)
         return
@@ -126,12 +126,12 @@ ERRNO_ALIASES = {errno.EAGAIN: errno.EBUSY, errno.ETXTBSY: errno.EBUSY, errno.EP
 
 
 def describe_os_error(error: OSError, path: Path, doing: FileAction = "write") -> str:
-    """Return what is wrong with a node's file and what to do, as the rest of a sentence."""
+    """Return the problem with a node's file and what to do, as the rest of a sentence."""
     return "; ".join(explain_errno(ERRNO_ALIASES.get(error.errno or 0, error.errno or 0), error, path, doing))
 
 
 def explain_errno(number: int, error: Exception, path: Path, doing: FileAction) -> tuple[str, str]:
-    """Return the problem and the remedy."""
+    """Return the problem and what to do about it."""
     if number == errno.ENOENT and doing == "read":
         return "there is no such file", "check its path"
     if number == errno.ENOENT:
@@ -145,7 +145,7 @@ def explain_errno(number: int, error: Exception, path: Path, doing: FileAction) 
 
 
 def _describe_rights(path: Path, doing: FileAction) -> str:
-    """Return which permission is missing, as far as this process can tell."""
+    """Return which permission is missing, if this process can find out."""
     with suppress(OSError):
         file = path.resolve()
         if file.exists() and not os.access(file, os.R_OK if doing == "read" else os.R_OK | os.W_OK):

@@ -1,7 +1,7 @@
-"""Renders untrusted texts for a model: one element per text, which no text inside it can close. Pure.
+"""Renders untrusted texts for a model. Each text becomes one element, which the text itself cannot close. Pure.
 
-Prompts, tools of agents and hosts of other protocols all show messages in this form, so a model learns one form, and one
-place removes what people cannot see.
+Prompts, tools of agents and hosts of other protocols all show messages in this form. So a model learns one form, and
+invisible characters are removed in one place.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from .safe_text import sanitize_text
 
 
 def render_element(tag: str, text: str, **attributes: object) -> str:
-    """Return ``text`` inside an element. Attributes that are None are left out."""
+    """Return ``text`` inside an element. Attributes with the value None are left out."""
     named = "".join(f' {name}="{escape_attribute(value)}"' for name, value in attributes.items() if value is not None)
     return f"<{tag}{named}>{escape_text(text)}</{tag}>"
 
 
 def escape_text(text: str) -> str:
-    """Return a text for a place between tags: escaped, without invisible characters.
+    """Escape a text between tags, and remove its invisible characters.
 
-    Quotes stay unchanged, which reads better and costs fewer tokens.
+    Quotes stay unchanged, because unescaped quotes are easier to read and cost fewer tokens.
     """
     return sanitize_text(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def escape_attribute(value: object) -> str:
-    """Return a value for a place between the quotes of an attribute."""
+    """Escape the value of an attribute, between its quotes."""
     return escape_text(str(value)).replace('"', "&#34;").replace("'", "&#39;")

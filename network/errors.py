@@ -17,7 +17,7 @@
     ├── LedgerError         the database is unusable; nothing was acknowledged
     └── ModError            a mod cannot be loaded
 
-The codes are those of the wire protocol (docs/protocol.md, "Refusals"); `error_from_wire` turns an ``error`` frame into
+The codes are those of the wire protocol (docs/protocol.md, "Refusals"). `error_from_wire` turns an ``error`` frame into
 its exception. This module does no IO."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import ClassVar
 
 
 class RoundelayError(Exception):
-    """Root of all errors. ``str()`` returns a sentence with the problem and the next step."""
+    """Root of all errors. ``str()`` returns the problem and the next step."""
 
     code: ClassVar[str] = "internal"
 
@@ -50,13 +50,13 @@ class InvalidFrame(RequestError):
 
 
 class NotAuthenticated(RequestError):
-    """The token is missing, belongs to another id, or may not be bound to a new id from here."""
+    """The token is missing, belongs to another id, or may not register a new id from this address."""
 
     code = "not_authenticated"
 
 
 class Forbidden(RequestError):
-    """This participant may not do that: because of its kind, the rights of a channel or the node, or its removal."""
+    """This participant may not do that, because of its kind, its removal, or the rights of a channel or the node."""
 
     code = "forbidden"
 
@@ -68,7 +68,7 @@ class UnsupportedProtocol(RequestError):
 
 
 class UnknownRecipient(RequestError):
-    """The participant, channel or mod does not exist, or is closed to the sender. Nothing was sent."""
+    """The participant, channel or mod does not exist, or does not accept messages from the sender. Nothing was sent."""
 
     code = "unknown_recipient"
 
@@ -86,25 +86,25 @@ class UnknownOperation(RequestError):
 
 
 class InvalidArguments(RequestError):
-    """An argument is missing, unknown, of a wrong type or out of range. The sentence names it."""
+    """An argument is missing, unknown, of a wrong type or out of range. The error text names the argument."""
 
     code = "invalid_arguments"
 
 
 class IdConflict(RequestError):
-    """The same participant has used this id for something else."""
+    """The same participant has already used this id for something else."""
 
     code = "id_conflict"
 
 
 class TooLarge(RequestError):
-    """A field has more bytes or characters than the hub accepts. The sentence names both numbers."""
+    """A field has more bytes or characters than the hub accepts. The error text names the size and the limit."""
 
     code = "too_large"
 
 
 class RetryLater(RoundelayError):
-    """The same call will be accepted later, not before ``retry_after_ms`` milliseconds."""
+    """The hub accepts the same call later: wait at least ``retry_after_ms`` milliseconds."""
 
     def __init__(self, message: str, retry_after_ms: int = 1000) -> None:
         super().__init__(message)
@@ -124,18 +124,18 @@ class Overloaded(RetryLater):
 
 
 class GiveUp(RoundelayError):
-    """No retry helps. A person has to decide."""
+    """Retrying does not help. A person has to decide."""
 
 
 class LoopStopped(GiveUp):
-    """The conversation reached its limit of messages or hops, or the agent its limit of answers without a cause. A
-    person or an operator can resume it."""
+    """A limit was reached: the conversation's limit of messages or hops, or the agent's limit of answers without a
+    cause. A person or an operator can resume the conversation."""
 
     code = "loop_stopped"
 
 
 class BudgetExhausted(GiveUp):
-    """A quota or budget is used up. ``retry_after_ms`` is the time until a daily quota is renewed, if it is one."""
+    """A quota or budget is used up. For a daily quota, ``retry_after_ms`` is the time until it is renewed."""
 
     code = "budget_exhausted"
 
@@ -145,22 +145,23 @@ class BudgetExhausted(GiveUp):
 
 
 class ThreadHeld(GiveUp):
-    """A person has taken over the thread, or did so while this work was running, so agents may not answer there. After
-    the notice ``given`` they may answer again, in work that they start then."""
+    """A person has taken over the thread, possibly while this work was running. Agents may not answer in it. After the
+    notice ``given`` agents may answer again, in work that starts after the notice."""
 
     code = "held"
 
 
 class Superseded(GiveUp):
-    """A newer reactor session of the same agent has taken over. This one must not react again. ``was_away``: it had no
-    connection at that time."""
+    """A newer reactor session of the same agent has taken over. The old session must not react again. ``was_away``: the
+    old session had no connection at that time."""
 
     code = "superseded"
     was_away = False
 
 
 class InternalError(GiveUp):
-    """The hub failed (the sentence has an id to quote), or answered with a code that this version does not know."""
+    """The hub failed, or answered with a code that this version does not know. After a failure the text contains an id
+    to quote."""
 
     code = "internal"
 
@@ -172,7 +173,7 @@ class ConnectError(RoundelayError):
 
 
 class ConfigError(RoundelayError):
-    """A configuration or agent file is wrong. The sentence begins with ``path:line``."""
+    """A configuration or agent file is wrong. The error text begins with ``path:line``."""
 
     code = "config"
 
@@ -183,7 +184,7 @@ class ConfigError(RoundelayError):
         self.path = path
         self.line = line
         self.to_paste = to_paste
-        """Lines for the user to paste into a file, shown unchanged below the sentence."""
+        """Lines that the user can paste into a file. They are shown unchanged below the error text."""
 
     def __str__(self) -> str:
         if self.path is None:
@@ -199,7 +200,7 @@ class LedgerError(RoundelayError):
 
 
 class ModError(RoundelayError):
-    """A mod cannot be loaded. The sentence names the mod and the reason. ``mod`` is the name under which it was
+    """A mod cannot be loaded. The error text names the mod and the reason. ``mod`` is the name under which the mod was
     requested."""
 
     code = "mod"
@@ -212,7 +213,7 @@ _BY_CODE: dict[str, type[RoundelayError]] = {
     for cls in group.__subclasses__()
     if cls is not Superseded
 }
-"""Errors that a hub sends. `Superseded` has no code here: the close code 4409 reports it."""
+"""Errors that a hub sends. `Superseded` has no code, because the close code 4409 reports it."""
 
 
 REFUSAL_CODES: frozenset[str] = frozenset(
@@ -222,7 +223,7 @@ REFUSAL_CODES: frozenset[str] = frozenset(
 
 
 def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) -> RoundelayError:
-    """Return the exception for an ``error`` frame. A code of a newer hub becomes `InternalError`."""
+    """Return the exception for an ``error`` frame. An unknown code, from a newer hub, becomes `InternalError`."""
     cls = _BY_CODE.get(code, InternalError)
     if issubclass(cls, RetryLater):
         return cls(message, retry_after_ms if retry_after_ms is not None else 1000)
@@ -232,7 +233,7 @@ def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) 
 
 
 class Closed(Exception):
-    """The connection is closed, with this code (1006: without a close frame)."""
+    """The connection is closed, with this close code. 1006 means that no close frame arrived."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"closed with {code}: {reason}")

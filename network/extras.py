@@ -1,7 +1,7 @@
-"""Optional parts of the package: `needs` names the missing extra, and the command that installs it.
+"""Optional parts of the package. `needs` reports a missing extra and the command that installs it.
 
-A module that depends on an extra imports it inside of ``with needs("NAME"):``. If a clone's ./dev script started this
-program, commands are named by that script, because the package is installed nowhere else.
+A module that depends on an extra imports the extra's packages inside ``with needs("NAME"):``. A clone's ./dev script
+may have started this program. Commands in errors then use that script, because the package is installed nowhere else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class MissingExtra(ConfigError, ImportError):  # type: ignore[misc]  # both have
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Import packages of an extra. Raise `MissingExtra` with the command to run where one of them is not installed."""
+    """Import packages of an extra. Raise `MissingExtra` with the install command if a package is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -30,24 +30,25 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def describe_missing(extra: str, package: str) -> str:
-    """Say which extra a package belongs to, and how it is added."""
+    """Return a sentence that names the extra of a missing package, and the command that installs it."""
     return f"This needs the extra {extra} ({package} is not installed). Run: {how_to_add(extra)}"
 
 
 def how_to_add(extra: str) -> str:
-    """Return the one command that adds an extra: ./dev of a clone that ./dev runs, else pip."""
+    """Return the command that installs an extra: with ./dev if a clone's script runs this program, else with pip."""
     script = find_dev_script(Path.cwd())
     return f"pip install 'roundelay[{extra}]'" if script is None else f"{script} add {extra}"
 
 
 def name_command(folder: Path) -> str:
-    """Return how this program is called from ``folder``: through the clone's ./dev script, or by its name."""
+    """Return the command that starts this program from ``folder``: the clone's ./dev script, or the program's name."""
     script = find_dev_script(folder)
     return "roundelay" if script is None else f"{script} roundelay"
 
 
 def find_dev_script(folder: Path) -> str | None:
-    """Return the path of the clone's ./dev script from ``folder``, or None where it did not start this program."""
+    """Return the path of the clone's ./dev script, relative to ``folder``. None if the script did not start this
+    program."""
     script = Path(__file__).resolve().parents[1] / "dev"
     if "ROUNDELAY_DEV" not in os.environ or not script.is_file():
         return None

@@ -1,7 +1,8 @@
-"""The wire's frames as msgspec structs, and their encoding: the only source of docs/asyncapi.json.
+"""The frames of the wire protocol as msgspec structs, and their encoding. docs/asyncapi.json is generated from this
+module.
 
-Every byte that leaves is encoded here; `shape` reads what arrives. ``content``, ``metadata``, ``args`` and ``body``
-stay raw JSON, because the hub carries them without reading them. No IO, no state.
+Every frame that is sent is encoded here. `shape` reads the frames that arrive. ``content``, ``metadata``, ``args`` and
+``body`` stay raw JSON, because the hub carries them without reading them. No IO, no state.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 PROTOCOL_VERSION = 1
 SUBPROTOCOL = "roundelay.v1"
 LEADER = "Roundelay-Leader"
-"""Header of a 503 by which a read replica names the leader, as HOST:PORT."""
+"""Header of a 503 response in which a read replica names the leader, as HOST:PORT."""
 _ADDRESS = r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
 _LEADER_AT_THE_END = re.compile(rf"{LEADER}: ({_ADDRESS})\Z")
 MAX_REASON_BYTES = 120
-"""A close frame has room for 123 bytes (RFC 6455, 5.5)."""
+"""Maximum length of a close reason. A close frame has room for 123 bytes (RFC 6455, 5.5)."""
 
 SEQ_LIMIT = 2**53
 Seq: TypeAlias = Annotated[int, Meta(ge=0, lt=SEQ_LIMIT)]
@@ -35,20 +36,20 @@ _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is HOST:PORT, and nothing else that a URL could contain."""
+    """Return whether a text is exactly HOST:PORT, without other parts of a URL."""
     return re.fullmatch(_ADDRESS, text) is not None
 
 
 def format_lost_leadership(leader: str) -> str:
-    """Return the reason of the 4503 with which a node that lost leadership ends a session. It names the new leader, if
-    known and short enough."""
+    """Return the close reason (code 4503) of a node that lost leadership. The reason names the new leader if the name
+    is known and short enough."""
     sentence = "Another node leads now."
     named = f"{sentence} {LEADER}: {leader}"
     return named if is_address(leader) and len(named) <= MAX_REASON_BYTES else sentence
 
 
 def parse_leader(reason: str) -> str:
-    """Return the leader that such a reason names; empty for other reasons."""
+    """Return the leader named in the reason of `format_lost_leadership`. Empty for other reasons."""
     match = _LEADER_AT_THE_END.search(reason)
     return match[1] if match else ""
 
@@ -78,7 +79,8 @@ class HelloFrame(Struct, tag_field="type", tag="hello", forbid_unknown_fields=Tr
 
     @property
     def joins_as(self) -> Kind:
-        """Kind of the participant, from the frame or from its token. Raises `ValueError` while that is unknown."""
+        """Return the participant's kind, from the frame or from its token. Raises `ValueError` if neither has set a
+        kind."""
         if self.kind is UNSET:
             raise ValueError("a hello without a kind has to be given that of its token first")
         return self.kind
@@ -152,7 +154,7 @@ class OpenReactionInfo(Struct, frozen=True, omit_defaults=True):
     trigger: int
     seq: int
     overtaken: bool = False
-    """Whether a person took over the trigger's thread after the reaction started."""
+    """Whether a person took over the trigger's thread after the reaction had started."""
 
 
 class OperationInfo(Struct, frozen=True):
@@ -168,11 +170,12 @@ class ModInfo(Struct, frozen=True):
 
 
 READ_ONLY_QUERY = "read_only=1"
-"""Query of a hub's address: a session that only reads is enough, and a read replica grants it."""
+"""Query of a hub's address that asks for a read-only session. A read replica accepts such sessions."""
 
 
 class Follows(Struct, frozen=True):
-    """State of a read replica. ``leader`` is the leading node's name, or empty; ``as_of`` is that of a ``result``."""
+    """State of a read replica. ``leader`` is the leader's name, or empty. ``as_of`` has the meaning of ``as_of`` in a
+    ``result`` frame."""
 
     leader: str
     as_of: int
@@ -208,7 +211,7 @@ class StoredFrame(Struct, tag_field="type", tag="stored", frozen=True, kw_only=T
 
 
 class WireMessage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The ``message`` of a ``deliver`` frame, as stored. It is encoded once, whatever the number of recipients."""
+    """The ``message`` of a ``deliver`` frame, as stored. The message is encoded once for all its recipients."""
 
     seq: int
     message_id: str
@@ -237,7 +240,7 @@ class ResultFrame(Struct, tag_field="type", tag="result", frozen=True, kw_only=T
     call_id: str
     value: Raw
     as_of: int | UnsetType = UNSET
-    """From a read replica: the result includes everything that the network had stored at this time (ms)."""
+    """Set by a read replica: the result includes everything that the network had stored at this time (ms)."""
 
 
 class ErrorFrame(Struct, tag_field="type", tag="error", frozen=True, kw_only=True):
@@ -289,10 +292,10 @@ HUB_FRAMES: tuple[type[Struct], ...] = get_args(HubFrame)
 
 
 def to_plain(value: object) -> object:
-    """Return a library's value as the plain type that JSON has: its ``str``, ``int`` or ``float``, or a ``dict`` or
-    ``list`` of what it holds. Raise `TypeError` for anything else.
+    """Convert a library's value to a plain JSON type: ``str``, ``int``, ``float``, or a ``dict`` or ``list`` of its
+    items. Raise `TypeError` for other values.
 
-    Libraries hand out subclasses (LangChain's `TextAccessor` is a ``str``), which msgspec refuses."""
+    Libraries return subclasses, which msgspec refuses. For example, LangChain's `TextAccessor` is a ``str``."""
     if isinstance(value, str):
         return str.__str__(value)  # not str(value): a subclass may override __str__
     if isinstance(value, int):
@@ -305,7 +308,7 @@ def to_plain(value: object) -> object:
         return dict(value)
     if isinstance(value, Sequence | Set):
         return list(value)
-    if isinstance(value, Integral):  # of numpy, for example
+    if isinstance(value, Integral):  # for example a number of numpy
         return int(value)
     if isinstance(value, Real):
         return float(value)
@@ -315,32 +318,32 @@ def to_plain(value: object) -> object:
 
 
 def plain_text(text: str) -> str:
-    """Return a text as a plain ``str``: a subclass, such as an enum of ids, may format itself as something else."""
+    """Return a text as a plain ``str``. A subclass, such as an enum of ids, may format itself differently."""
     return str.__str__(text) if isinstance(text, str) else text
 
 
 _encoder = msgspec.json.Encoder(enc_hook=to_plain)
 encode = _encoder.encode
-"""Encode a frame, or any JSON value, to UTF-8 bytes. Values of libraries are converted by `to_plain`."""
+"""Encode a frame, or any JSON value, to UTF-8 bytes. `to_plain` converts the values of libraries."""
 
 
 FIRST_DELIVERY = b'{"type":"deliver","attempt":1,"message":%b}'
-"""The ``deliver`` frame of an encoded `WireMessage`, built without decoding it."""
+"""Template of a first ``deliver`` frame. The encoded `WireMessage` is inserted without being decoded."""
 
 
 def deliver_bytes(message: bytes, attempt: int) -> bytes:
-    """Return the ``deliver`` frame of an encoded `WireMessage`, for one attempt."""
+    """Return the ``deliver`` frame of an encoded `WireMessage` for one delivery attempt."""
     return b'{"type":"deliver","attempt":%d,"message":%b}' % (attempt, message)
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text may be the id of an agent, a person, a channel or a mod."""
+    """Return whether a text is a valid id of an agent, a person, a channel or a mod."""
     return _ID.match(text) is not None
 
 
 def decode_json(data: bytes | str) -> Any:
-    """Decode JSON that a hub accepted. Integers that are too large become floats. Raises `ValueError` for anything
-    else."""
+    """Decode JSON that a hub has accepted. Integers that are too large become floats. Raises `ValueError` for invalid
+    JSON."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:

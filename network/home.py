@@ -1,7 +1,8 @@
-"""Files of this machine's user: tokens, and notes about nodes that run here.
+"""Files of this machine's user: tokens, and notes about the nodes that run on this machine.
 
-They are in ``$ROUNDELAY_HOME``, else ``~/.roundelay``: ``tokens/HOST_PORT/AGENT_ID`` and ``nodes/PORT.json``, mode
-0600 in folders of mode 0700. The files are small, and are read and written synchronously at start-up only.
+The files are in ``$ROUNDELAY_HOME``, or else in ``~/.roundelay``: ``tokens/HOST_PORT/AGENT_ID`` and
+``nodes/PORT.json``. They have mode 0600, in folders of mode 0700. The files are small. They are read and written
+synchronously, and only at start-up.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ from .platforms import boot_id, is_process_alive, read_process
 DEFAULT_PORT = 8700
 DEFAULT_URL = f"ws://127.0.0.1:{DEFAULT_PORT}/"
 CONNECT_TIMEOUT_S = 20.0
-"""Twice the time that a hub gives a connection until its hello, so that a slow hub has answered by then."""
+"""Default time limit of a connection attempt. It is twice the time in which a hub waits for a hello, so that a slow hub
+can still answer."""
 
 
 class RunningNode(Struct, frozen=True):
-    """A note that a node runs here. The node may have died since."""
+    """Note about a node that runs on this machine. The node may have died since it wrote the note."""
 
     url: str
     owner_file: str
     pid: int
     certificate: str = ""
-    """PEM certificate of a node with TLS. Clients on this machine trust exactly this one."""
+    """PEM certificate of a node with TLS. Clients on this machine trust exactly this certificate."""
     gateway: str = ""
-    """Address of its gateway, if it runs one."""
+    """Address of the node's gateway, if the node runs one."""
     started: str = ""
-    """Start of its process (`find_process_start`), to recognize a later process with the same pid."""
+    """Start of the node's process (`find_process_start`), which tells it from a later process with the same pid."""
 
     def is_alive(self) -> bool:
         if self.started and find_process_start(self.pid) != self.started:
@@ -51,15 +53,15 @@ class RunningNode(Struct, frozen=True):
 
 
 def find_process_start(pid: int) -> str:
-    """Return the boot and the start time of a process. A later process with the same pid has another one. Empty if the
-    system does not say, or no such process runs."""
+    """Return the boot and the start time of a process. A later process with the same pid has a different value. Empty
+    if the system does not provide these times, or no such process runs."""
     process = read_process(pid)
     return f"{boot_id()}/{process.started}" if process is not None else ""
 
 
 def expand_url(url: str) -> str:
-    """Return the addresses of one network's nodes, separated by commas. ``roundelay://A,B:8701/`` is short for
-    ``ws://A:8700/,ws://B:8701/``; ``roundelays://`` means ``wss://``. Other texts are returned unchanged."""
+    """Expand the short form of the addresses of one network's nodes, separated by commas. ``roundelay://A,B:8701/`` is
+    short for ``ws://A:8700/,ws://B:8701/``; ``roundelays://`` means ``wss://``. Other texts are returned unchanged."""
     match = re.fullmatch(r"roundelay(s?)://([^/?#\s]+)/?", url)
     if match is None:
         return url
@@ -68,7 +70,7 @@ def expand_url(url: str) -> str:
 
 
 def read_urls(text: str) -> str:
-    """Return the addresses of one network's nodes, separated by commas, after checking each. Raises `ConfigError`."""
+    """Check and return the addresses of one network's nodes, separated by commas. Raises `ConfigError`."""
     expanded = expand_url(text)
     if "," in expanded:
         return ",".join(read_urls(url) for url in expanded.split(","))
@@ -87,13 +89,14 @@ def read_urls(text: str) -> str:
 
 
 def home() -> Path:
-    """Return the folder, which may not exist yet. Raises `ConfigError` for a user without a home."""
+    """Return the folder of these files, which may not exist yet. Raises `ConfigError` for a user without a home
+    folder."""
     chosen = os.environ.get("ROUNDELAY_HOME")
     return Path(chosen) if chosen else find_user_folder() / ".roundelay"
 
 
 def find_user_folder() -> Path:
-    """Return the user's home folder. Raises `ConfigError` for a user id without one, as in containers."""
+    """Return the user's home folder. Raises `ConfigError` for a user id without a home, as in containers."""
     try:
         return Path.home()
     except RuntimeError as error:
@@ -104,7 +107,7 @@ def find_user_folder() -> Path:
 
 
 def _list_home(pattern: str) -> list[Path]:
-    """Return the matching files of the folder; none for a user without a home."""
+    """Return the files in the home folder that match a pattern. Empty for a user without a home folder."""
     try:
         return sorted(home().glob(pattern))
     except ConfigError:
@@ -117,10 +120,10 @@ def agent_token(url: str, agent_id: str, make: Callable[[], str] = make_token) -
 
 
 class AgentToken:
-    """The token of an agent in one network. ``urls`` are the addresses that the client was given, separated by commas.
+    """The token of an agent in one network. ``urls`` are the addresses of the network's nodes, separated by commas.
 
-    The token is the same at all of them, and at a node to which one of them redirects, because a token accepted by one
-    node is known to all.
+    The agent has the same token at all these addresses, and at a node to which one of them redirects. A token that one
+    node has accepted is known to all nodes.
     """
 
     def __init__(self, urls: str, agent_id: str) -> None:
@@ -129,11 +132,11 @@ class AgentToken:
         self._path = Path()
         self._token = ""
         self._is_untried = False
-        """Whether it was made for the hub to which it is presented, and that hub has not answered yet."""
+        """Whether the token was made for the hub to which it is presented, and that hub has not answered yet."""
 
     def present(self, url: str) -> str:
-        """Return the token to present to the hub at this URL: the saved token of the first address that has one, or of
-        this hub; else a new token, saved for this hub. Raises `ConfigError`."""
+        """Return the token to present to the hub at this URL. It is the saved token of the first address that has one,
+        or of this hub. Otherwise a new token is made and saved for this hub. Raises `ConfigError`."""
         self._is_untried = False
         if not self._token:
             paths = [token_path(address, self._agent_id) for address in (*self._urls, url)]
@@ -143,16 +146,16 @@ class AgentToken:
         return self._token
 
     def save(self, url: str) -> None:
-        """Save the token for the hub at this URL, which has accepted it, and for those addresses that have none.
-        Raises `ConfigError`."""
+        """Save the token for the hub at this URL, which has accepted the token. Also save it for the addresses that
+        have no token. Raises `ConfigError`."""
         self._is_untried = False
         for path in (token_path(address, self._agent_id) for address in (*self._urls, url)):
             if not path.exists():
                 _read_or_make(path, lambda: self._token)
 
     def discard(self) -> str:
-        """Handle a refusal by the hub to which the token was presented. A token made for that hub is deleted, so that
-        it does not hide one that is found later. Returns a sentence about the token's file."""
+        """Handle a refusal by the hub to which the token was presented. Delete a token that was made for this hub, so
+        that the file does not hide a token that is found later. Returns a sentence about the token's file."""
         if not self._is_untried:
             return f"The token that was shown is the one in {self._path}."
         self._is_untried, self._token = False, ""
@@ -162,8 +165,8 @@ class AgentToken:
 
 
 def derive_agent_token(owner: str, agent_id: str) -> str:
-    """Return an agent's token at every node of one owner, derived from the owner's token. The derivation cannot be
-    reversed."""
+    """Return an agent's token at every node of one owner. It is derived from the owner's token, and the owner's token
+    cannot be computed from it."""
     digest = hmac.new(owner.encode(), f"roundelay agent {agent_id}".encode(), "sha256").digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
@@ -178,7 +181,7 @@ def token_path(url: str, agent_id: str) -> Path:
 
 
 def saved_tokens(agent_id: str) -> list[str]:
-    """Return all tokens of an id that this user has, one for each hub. Unreadable ones are left out."""
+    """Return all saved tokens of an id, one for each hub. Unreadable files are left out."""
     tokens = []
     for path in _list_home(f"tokens/*/{agent_id}"):  # an id contains no wildcards
         with suppress(ConfigError):
@@ -187,12 +190,13 @@ def saved_tokens(agent_id: str) -> list[str]:
 
 
 def owner_token(database: Path) -> str:
-    """Return the owner's token of a node with this database: from ``FILE.owner``, or a new one. Raises `ConfigError`."""
+    """Return the owner's token of a node with this database. The token is in ``FILE.owner``, which is created if it is
+    missing. Raises `ConfigError`."""
     return _read_or_make(Path(f"{database}.owner"), make_token)
 
 
 def read_token(path: Path) -> str:
-    """Read a token file. Raises `ConfigError` with the next step."""
+    """Read a token file. Raises `ConfigError`, which says what to do."""
     try:
         token = path.read_text(encoding="ascii").strip()
     except OSError as error:
@@ -205,8 +209,8 @@ def read_token(path: Path) -> str:
 
 
 def _read_or_make(path: Path, make: Callable[[], str]) -> str:
-    """Return the token in a file. A new one is synced before anybody can see it: a hub that has bound it accepts no
-    other."""
+    """Return the token in a file. If there is none, save a new token. It is synced before the hub can see it, because a
+    hub accepts no other token for this id afterwards."""
     if path.exists():
         with suppress(OSError):  # the writer may have been killed before it synced the name
             sync(path.parent)
@@ -222,7 +226,7 @@ def _read_or_make(path: Path, make: Callable[[], str]) -> str:
 
 
 def announce_node(url: str, owner_file: Path, *, certificate: str = "", gateway: str = "") -> Path:
-    """Write the note that a node runs here. The caller deletes it when the node stops."""
+    """Write the note that a node runs on this machine. The caller deletes the note when the node stops."""
     port = urlsplit(url).port
     path = home() / "nodes" / f"{port}.json"
     make_folder(path.parent)
@@ -237,8 +241,8 @@ def announce_node(url: str, owner_file: Path, *, certificate: str = "", gateway:
 
 
 def running_nodes() -> list[RunningNode]:
-    """Return the nodes of this user on this machine, newest first, without dead ones. Notes of older releases come
-    last: their pid may belong to another process by now."""
+    """Return this user's running nodes on this machine, newest first. Notes of older releases come last, because their
+    pid may belong to another process by now."""
     alive: list[tuple[bool, float, RunningNode]] = []
     for path in _list_home("nodes/*.json"):
         try:
@@ -252,9 +256,9 @@ def running_nodes() -> list[RunningNode]:
 
 
 def find_url() -> str:
-    """Return the default hub: ``$ROUNDELAY_URL``, the node that runs here, or the default address.
+    """Return the default hub: ``$ROUNDELAY_URL``, the node that runs on this machine, or the default address.
 
-    Among several nodes prefer the one whose database is in the current folder, then the newest.
+    Among several nodes, prefer the node whose database is in the current folder, then the newest node.
     """
     chosen = os.environ.get("ROUNDELAY_URL")
     if chosen:
@@ -265,7 +269,7 @@ def find_url() -> str:
 
 
 def find_connect_timeout_s() -> float:
-    """Return the default time a client waits for a hub's welcome: ``$ROUNDELAY_CONNECT_TIMEOUT_S``, or a constant.
+    """Return the default time that a client waits for the ``welcome``: ``$ROUNDELAY_CONNECT_TIMEOUT_S``, or a constant.
 
     Raises `ConfigError`.
     """
@@ -285,15 +289,15 @@ def find_connect_timeout_s() -> float:
 
 
 def find_token(url: str, kind: str) -> str | None:
-    """Return the default token of a participant: ``$ROUNDELAY_TOKEN``, or the owner's. None for an agent without the
-    former: it uses an `AgentToken`."""
+    """Return the default token of a participant: ``$ROUNDELAY_TOKEN``, or the owner's token. None for an agent if the
+    variable is not set: agents then use an `AgentToken`."""
     named = read_secret(os.environ.get("ROUNDELAY_TOKEN", ""), "the variable ROUNDELAY_TOKEN")
     return named or (None if kind == "agent" else find_owner_token(url))
 
 
 def find_owner_token(url: str) -> str | None:
-    """Return the owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the first node with one of these URLs
-    that runs here, or None."""
+    """Return the owner's token for a hub, or None. It is ``$ROUNDELAY_OWNER_TOKEN``, or the token of the first running
+    node on this machine with one of these URLs."""
     chosen = read_secret(os.environ.get("ROUNDELAY_OWNER_TOKEN", ""), "the variable ROUNDELAY_OWNER_TOKEN")
     if chosen:
         return chosen
@@ -304,7 +308,8 @@ def find_owner_token(url: str) -> str | None:
 
 
 def node_at(url: str) -> RunningNode | None:
-    """Return the node of this machine with this URL, by its own host name or by loopback, or None."""
+    """Return the node on this machine with this URL, or None. The URL may use this machine's host name or a loopback
+    address."""
     wanted = urlsplit(url)
     for node in running_nodes():
         parts = urlsplit(node.url)
@@ -316,7 +321,7 @@ def node_at(url: str) -> RunningNode | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address means this machine only."""
+    """Return whether a host name or address is a loopback name of this machine."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:

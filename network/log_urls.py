@@ -1,4 +1,4 @@
-"""Parsing of a shared log's address: `read_log_url`. Errors are found before anything connects, and never repeat a
+"""Parsing of a shared log's address: `read_log_url`. Errors are raised before anything connects. They never repeat a
 password. No IO."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .errors import ConfigError
 
 NATS, POSTGRES = ("nats", "tls"), ("postgres", "postgresql")
 MAX_BYTES = 10 * 1024**3
-"""Size limit of a new log whose address does not give one."""
+"""Maximum size of a new log if its address does not set one."""
 TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
 _TLS_OPTIONS = ("sslmode", *TLS_FILES)
 _OPTIONS = ("replicas", "max_bytes", "monitor", "network", *_TLS_OPTIONS)
@@ -30,17 +30,17 @@ class NatsAddress(NamedTuple):
     """Parts of ``nats://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/STREAM?replicas=3&max_bytes=...&monitor=8222``."""
 
     servers: tuple[str, ...]
-    """Addresses without a user."""
+    """Server addresses without a user."""
     user: str
     password: str | None
-    """None if the user is a token."""
+    """None if the user part is a token."""
     is_encrypted: bool
     """Whether TLS is required. With `nats://` the server decides."""
     stream: str
     replicas: int
     max_bytes: int
     monitors: tuple[tuple[str, int], ...]
-    """Host and monitoring port of each server; empty if none is given."""
+    """Host and monitoring port of each server. Empty if the address names no monitoring port."""
     shown: str
 
 
@@ -52,7 +52,7 @@ class PostgresAddress(NamedTuple):
     table: str
     max_bytes: int
     tls: dict[str, str]
-    """The given options among `sslmode` and `TLS_FILES`."""
+    """Options of the address that are among `sslmode` and `TLS_FILES`."""
     shown: str
 
 
@@ -61,7 +61,7 @@ class _Parts(NamedTuple):
 
     scheme: str
     user: str
-    """Includes the password, and is percent-encoded."""
+    """The user part of the address, including the password. Percent-encoded."""
     hosts: tuple[str, ...]
     place: str
     options: dict[str, str]
@@ -74,8 +74,8 @@ def read_log_url(url: str) -> NatsAddress | PostgresAddress:
 
 
 def hide_password(url: str) -> str:
-    """Return an address as it may be shown, valid or not: without everything before its last @, and without the values
-    of unknown options."""
+    """Return an address that is safe to show, even if it is invalid. Everything before its last @ and the values of
+    unknown options are removed."""
     without_user = re.sub(r"^([a-z]+://)?.*@", r"\1", url, flags=re.DOTALL)
     return re.sub(rf"([?&](?!(?:{'|'.join(_OPTIONS)})=)[^=&]*=).*", r"\1...", without_user, flags=re.DOTALL)
 
@@ -88,10 +88,11 @@ def _split(url: str) -> _Parts:
         raise _wrong_form()
     try:
         query = parse_qs(match["query"], strict_parsing=True, keep_blank_values=True) if match["query"] else {}
-    except ValueError:  # the error would quote the field
+    except ValueError:  # the original error would quote the field, which may be secret
         raise ConfigError("Options of a shared log's address must be NAME=VALUE after the ?, separated by &.") from None
     if any("@" in value for name in query.keys() - _OPTIONS for value in query[name]):
-        raise _wrong_form()  # an unescaped ? in a password: do not repeat the rest of it as an option's name
+        # perhaps an unescaped ? in a password: do not show the rest of the password as an option's name
+        raise _wrong_form()
     if repeated := [name for name, values in query.items() if len(values) > 1]:
         raise ConfigError(f"The shared log's address has the option {repeated[0]} twice.")
     options = {name: value for name, (value,) in query.items()}
@@ -109,7 +110,7 @@ def _wrong_form() -> ConfigError:
 def _is_host(host: str) -> bool:
     try:
         return urlsplit(f"//{host}").port != 0
-    except ValueError:  # an invalid IPv6 address, an invalid port, or letters that normalize to others
+    except ValueError:  # an invalid IPv6 address, an invalid port, or letters that Unicode normalization changes
         return False
 
 

@@ -1,8 +1,8 @@
-"""Messages and threads as users see them, and the text form of a message's content.
+"""Messages and threads as users see them, and the conversion of a message's content to text.
 
-The messages are pydantic models at the client's edge. The hub carries messages as bytes (see `frames`) and never
-builds these. Content such as ``{"text": ..., "files": [...], "images": [...], ...}`` is how this package's senders add
-files to a text. Any other content is data, written as lines instead of JSON. No IO, no clock.
+The messages are pydantic models that the client builds. The hub carries messages as bytes (see `frames`) and never
+builds these models. This package's senders add files to a text with content like ``{"text": ..., "files": [...],
+"images": [...], ...}``. Any other content is data, which is shown as lines instead of JSON. No IO, no clock.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .addresses import name_of
 from .units import format_file_size
 
 MAX_DEPTH = 6
-"""Data below this depth is shown as JSON."""
+"""Nesting depth below which data is shown as JSON."""
 
 MAX_SIZE = 10**15
-"""Maximum file size in bytes that is shown: a sender may write any number."""
+"""Maximum file size in bytes that is shown. Senders may write any number."""
 
 _NAMES, _TYPES, _SIZES, _PLACES = (
     ("name", "filename", "title"),
@@ -49,8 +49,8 @@ def write_content(content: object) -> str:
 
 
 def _write_file(word: str, file: object) -> str:
-    """Return one line for a file, followed by its text if that is known: ``[file notes.txt, text/plain, 1.2 kB,
-    https://...]``."""
+    """Return one line for a file: ``[file notes.txt, text/plain, 1.2 kB, https://...]``. The file's text follows if it
+    is known."""
     if isinstance(file, str):
         file = {"url": file}
     if not isinstance(file, dict):
@@ -76,7 +76,7 @@ def _write_size(size: object) -> str:
 
 
 def _write_lines(value: object, depth: int) -> Iterator[str]:
-    """Yield data as lines: ``name: value``, ``- item``, indented by two spaces per level."""
+    """Yield data as lines, ``name: value`` or ``- item``, with two spaces of indentation per level."""
     pad = "  " * depth
     if isinstance(value, dict) and value and depth < MAX_DEPTH:
         for name, inner in value.items():
@@ -110,10 +110,10 @@ def _write_value(value: object) -> str:
 
 
 class BaseMessage(BaseModel):
-    """One message of the ledger; fields as in the ``deliver`` frame of docs/protocol.md.
+    """One message of the ledger. The fields are those of the ``deliver`` frame in docs/protocol.md.
 
-    ``seq`` orders it in its network, ``sent_at`` is in milliseconds since the Unix epoch, stamped by the hub.
-    ``content`` is any JSON value; the senders of this package put plain text there as a string."""
+    ``seq`` is the message's position in the network's log. ``sent_at`` is the hub's time in milliseconds since the Unix
+    epoch. ``content`` is any JSON value; for plain text, the senders of this package use a string."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -136,13 +136,13 @@ class BaseMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """The message as text: ``text_representation``, else the content with files and data as lines
+        """The message as text: ``text_representation``, or else the content, with files and data as lines
         (`write_content`)."""
         return self.text_representation or write_content(self.content)
 
     @property
     def said(self) -> str:
-        """The words alone, without files and data. Commands and decisions are parsed from these."""
+        """The text without files and data. Commands and decisions are parsed from this text."""
         if self.text_representation is None and isinstance(self.content, dict):
             words = self.content.get("text")
             return words if isinstance(words, str) else ""
@@ -150,19 +150,19 @@ class BaseMessage(BaseModel):
 
 
 class DirectMessage(BaseMessage):
-    """From one participant to another. Its thread is ``direct:A~B``, with sorted ids."""
+    """Message from one participant to another. Its thread is ``direct:A~B``, with sorted ids."""
 
     kind: Literal["direct"] = "direct"
 
 
 class BroadcastMessage(BaseMessage):
-    """To everyone registered at its ``seq``."""
+    """Message to everyone registered at its ``seq``."""
 
     kind: Literal["broadcast"] = "broadcast"
 
 
 class ChannelMessage(BaseMessage):
-    """To the members of a channel at its ``seq``."""
+    """Message to the members of a channel at its ``seq``."""
 
     kind: Literal["channel"] = "channel"
 
@@ -173,7 +173,7 @@ class ChannelMessage(BaseMessage):
 
 
 class ModMessage(BaseMessage):
-    """Between one participant and a mod; its thread is ``mod:ID~PARTICIPANT``."""
+    """Message between one participant and a mod. Its thread is ``mod:ID~PARTICIPANT``."""
 
     kind: Literal["mod"] = "mod"
 
@@ -184,14 +184,14 @@ _ADAPTER: TypeAdapter[DirectMessage | BroadcastMessage | ChannelMessage | ModMes
 
 
 def message_from_wire(value: Mapping[str, Any]) -> DirectMessage | BroadcastMessage | ChannelMessage | ModMessage:
-    """Return the message of a frame's ``message`` object. Raises `pydantic.ValidationError` for another shape."""
+    """Return the message of a frame's ``message`` object. Raises `pydantic.ValidationError` for invalid objects."""
     return _ADAPTER.validate_python(value)
 
 
 class MessageThread(BaseModel):
     """The messages of one thread that its reader may see, oldest first.
 
-    ``omitted`` counts earlier messages that this window leaves out, where known.
+    ``omitted`` is the number of earlier messages that are left out, if known.
     """
 
     model_config = ConfigDict(frozen=True)

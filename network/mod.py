@@ -1,4 +1,4 @@
-"""The public path of the plugin seam, for authors of mods; the seam itself is `core.mod`."""
+"""The public import path of the plugin interface, for authors of mods. `core.mod` defines the interface."""
 
 from .core.mod import AfterContext, Change, Incoming, Mod, Operation, add_mod_folder, load_mods, operation
 from .operations.reading import Reading

@@ -1,8 +1,8 @@
 """Everything that differs between Linux, macOS and Windows, with a fallback for each.
 
-The rest of the product calls these functions and knows no operating system. A test refuses `fcntl`, `/proc` and
-similar names anywhere else. docs/operations.md ("Operating systems") says what each fallback costs and what is tested
-where. Nothing here keeps state. Only `sync_descriptor` and `lock_descriptor` wait.
+The rest of the product calls these functions and contains no code for a specific operating system. A test refuses
+`fcntl`, `/proc` and similar names in other modules. docs/operations.md ("Operating systems") says what each fallback
+costs and where it is tested. Nothing here keeps state. Only `sync_descriptor` and `lock_descriptor` wait.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ else:
     import termios
 
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
-"""Flags for `os.open`: children do not inherit the descriptor, and Windows translates no line ends."""
+"""Flags for `os.open`: child processes do not inherit the descriptor, and Windows does not translate line ends."""
 
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-"""Flag for `os.open`: refuse a symbolic link. Windows lets only administrators make one."""
+"""Flag for `os.open`: refuse a symbolic link. On Windows only administrators can create symbolic links."""
 
 _FLOCK = "hhqqi4x"
 """C's ``struct flock`` on 64-bit Linux: type, whence, start, length, pid."""
@@ -47,8 +47,8 @@ _FLOCK = "hhqqi4x"
 def sync_descriptor(descriptor: int) -> None:
     """Wait until a file's content is on the disk. Raises `OSError`.
 
-    On macOS `fsync` hands the data to the drive, which may keep it in its cache through a power cut; F_FULLFSYNC waits
-    for the drive (fsync(2) of macOS). File systems that lack it get `fsync`.
+    On macOS `fsync` only hands the data to the drive, which may still lose it from its cache in a power cut.
+    F_FULLFSYNC waits for the drive (fsync(2) of macOS). File systems without F_FULLFSYNC get `fsync`.
     """
     if sys.platform == "darwin":
         with suppress(OSError):
@@ -58,9 +58,9 @@ def sync_descriptor(descriptor: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk. Raises `OSError`.
+    """Wait until the list of names in a folder is on the disk. Raises `OSError`.
 
-    Windows cannot open a folder for that; NTFS writes names to its own journal.
+    Windows cannot open a folder for syncing. NTFS writes names to its own journal.
     """
     if sys.platform == "win32":
         return
@@ -75,10 +75,11 @@ def sync_folder(path: Path) -> None:
 
 
 def lock_descriptor(descriptor: int, *, wait: bool = False) -> None:
-    """Lock a file for this process until the descriptor is closed. Raises `BlockingIOError` if another process has it
-    and ``wait`` is not set, `OSError` if the file system has no locks.
+    """Lock a file for this process until the descriptor is closed. Without ``wait``, raises `BlockingIOError` if
+    another process has locked the file. Raises `OSError` if the file system has no locks.
 
-    Windows locks one byte behind every possible end of the file, so that others can still read the content.
+    On Windows the lock is on one byte beyond any possible end of the file, so that other processes can still read the
+    content.
     """
     if sys.platform == "win32":
         os.lseek(descriptor, 0x7FFFFFFF, os.SEEK_SET)
@@ -98,20 +99,21 @@ def lock_descriptor(descriptor: int, *, wait: bool = False) -> None:
 
 
 def try_record_lock(descriptor: int) -> None:
-    """Take the kind of lock that SQLite takes. Raises `OSError` if the file system has none."""
+    """Take the kind of lock that SQLite uses. Raises `OSError` if the file system does not support it."""
     if sys.platform != "win32":
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def has_open_file_locks() -> bool:
-    """Whether a descriptor can ask for, and take, locks that belong to it and not to the process (Linux alone)."""
+    """Return whether the system supports locks that belong to a descriptor instead of a process (Linux only)."""
     if sys.platform == "linux":
         return hasattr(fcntl, "F_OFD_GETLK")
     return False
 
 
 def share_range(descriptor: int, first: int, size: int) -> None:
-    """Take a shared lock on a range of bytes that belongs to the descriptor; nothing where there is no such lock."""
+    """Take a shared lock on a range of bytes. The lock belongs to the descriptor. Does nothing on systems without such
+    locks."""
     if sys.platform == "linux" and has_open_file_locks():
         shared = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, first, size, 0)
         with suppress(OSError):
@@ -119,26 +121,27 @@ def share_range(descriptor: int, first: int, size: int) -> None:
 
 
 def is_range_locked(descriptor: int, first: int, size: int) -> bool:
-    """Whether this process, or another one, holds a lock on a range of bytes. True where the system does not say."""
+    """Return whether this process or another one has locked a range of bytes. True if the system cannot say."""
     if sys.platform == "linux" and has_open_file_locks():
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, first, size, 0)
         try:
             answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
-        except OSError:  # SQLite asks the file system for more, and reports what is wrong
+        except OSError:  # SQLite needs more from the file system, and will report the problem
             return True
         return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
     return True
 
 
 def is_read_only(path: Path) -> bool:
-    """Whether the file system of a path is mounted read-only. False on Windows, which does not say."""
+    """Return whether the file system of a path is mounted read-only. False on Windows, which cannot say."""
     if sys.platform == "win32":
         return False
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def set_mode(descriptor: int, mode: int) -> None:
-    """Set the permissions of an open file. Windows has other rights, which a new file takes from its folder."""
+    """Set the permissions of an open file. Does nothing on Windows, where a new file inherits the rights of its
+    folder."""
     if sys.platform != "win32":
         os.fchmod(descriptor, mode)
 
@@ -147,16 +150,17 @@ def set_mode(descriptor: int, mode: int) -> None:
 
 
 class ProcessFacts(NamedTuple):
-    """Facts from the system about a running process."""
+    """Information from the system about a running process."""
 
     name: str
     parent: int
     started: str
-    """When the process began, in the system's own words: only for comparison on the same machine and boot."""
+    """Start of the process, in the system's own format. Only for comparisons on the same machine and boot."""
 
 
 def read_process(pid: int) -> ProcessFacts | None:
-    """Read what the system says about a process. None if there is none, if it has ended, or on Windows."""
+    """Return the system's information about a process. None if the process does not exist or has ended, and on
+    Windows."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -169,7 +173,7 @@ def read_process(pid: int) -> ProcessFacts | None:
 def _ask_ps(pid: int) -> ProcessFacts | None:
     if sys.platform == "win32":
         return None
-    import subprocess  # here, as below: it takes longer to load than the rest of this module
+    import subprocess  # imported here and below, because loading it takes longer than the rest of this module
 
     command = ["ps", "-o", "ppid=,lstart=,comm=", "-p", str(pid)]
     try:
@@ -180,7 +184,8 @@ def _ask_ps(pid: int) -> ProcessFacts | None:
 
 
 def is_process_alive(pid: int) -> bool:
-    """Whether a process of this machine runs. On Windows a signal of 0 would end it, so its exit code is read there."""
+    """Return whether a process of this machine runs. On Windows this reads the exit code, because signal 0 would end
+    the process."""
     if sys.platform == "win32":
         handle = ctypes.windll.kernel32.OpenProcess(0x1000, False, pid)  # PROCESS_QUERY_LIMITED_INFORMATION
         if not handle:
@@ -199,24 +204,25 @@ def is_process_alive(pid: int) -> bool:
 
 
 def kill_process(pid: int) -> None:
-    """End a process at once: by SIGKILL, on Windows by TerminateProcess. Raises `ProcessLookupError` when it has ended."""
+    """End a process at once, by SIGKILL or, on Windows, TerminateProcess. Raises `ProcessLookupError` if the process
+    has already ended."""
     os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 def find_process_age_s() -> float:
-    """Return the time since this process was started, in seconds. Without /proc: the CPU time it has used, which is
-    less."""
+    """Return the time since this process started, in seconds. Without /proc, return the CPU time of the process, which
+    is less."""
     if sys.platform == "linux":
         with suppress(OSError, ValueError):
-            # The system cuts the start to whole ticks. Assume the next tick: a hook that starts right after another
-            # one has printed must not seem to have run beside it.
+            # The system rounds the start time down to whole ticks, so assume the next tick. Otherwise a hook that
+            # starts right after another hook has printed would seem to run at the same time.
             ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]) + 1
             return max(seconds_since_boot() - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
     return time.process_time()
 
 
 def is_reader_gone(descriptor: int) -> bool:
-    """Whether nobody can read a pipe any more. False on Windows: there only a write finds out."""
+    """Return whether the reading end of a pipe is closed. False on Windows, where only a write can find out."""
     if sys.platform == "win32":
         return False
     poll = select.poll()
@@ -225,15 +231,15 @@ def is_reader_gone(descriptor: int) -> bool:
 
 
 def seconds_since_boot() -> float:
-    """Return a time in seconds that never jumps. It continues while the machine sleeps on Linux and Windows, not on
-    macOS."""
+    """Return a time in seconds that never jumps. It includes the time that the machine sleeps on Linux and Windows, but
+    not on macOS."""
     if sys.platform == "win32":
         return time.monotonic()
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def boot_id() -> str:
-    """Return what names this start of the machine's kernel. Empty where the system does not say."""
+    """Return an id of the current boot of this machine. Empty if the system has none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     if sys.platform == "darwin":
@@ -246,21 +252,21 @@ def boot_id() -> str:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one, as far as the system allows: each connection is one. Return
-    the limit."""
+    """Raise the soft limit of open files to the hard limit, if the system allows it: each connection needs a file.
+    Return the new limit."""
     if sys.platform != "win32":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
-            with suppress(OSError, ValueError):  # macOS calls it unlimited and takes less
+            with suppress(OSError, ValueError):  # macOS reports "unlimited" but accepts less
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
                 soft = hard
         return soft if soft != resource.RLIM_INFINITY else sys.maxsize
-    return sys.maxsize  # sockets are no files there
+    return sys.maxsize  # on Windows, sockets are not files
 
 
 def has_desktop() -> bool:
-    """Whether a browser's window opened by this process would be in front of the person: not over SSH, and on Linux
-    only with a display."""
+    """Return whether a browser window opened by this process would appear on the user's screen. False over SSH, and on
+    Linux without a display."""
     if "SSH_CONNECTION" in os.environ:
         return False
     return sys.platform in ("win32", "darwin") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
@@ -270,8 +276,8 @@ def has_desktop() -> bool:
 
 
 def list_stop_signals() -> list[signal.Signals]:
-    """Return the signals that ask a process to stop. SIGHUP is left out under `nohup`, which ignores it, and does not
-    exist on Windows; SIGBREAK exists only there."""
+    """Return the signals that ask a process to stop. SIGHUP is left out under `nohup`, which ignores the signal, and on
+    Windows. SIGBREAK exists only on Windows."""
     names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")
     signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
     return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
@@ -279,12 +285,12 @@ def list_stop_signals() -> list[signal.Signals]:
 
 @contextmanager
 def handle_signals(numbers: Sequence[signal.Signals], handler: Callable[[], object]) -> Iterator[Callable[[], None]]:
-    """Call ``handler`` in the running event loop at each of the signals. Yields a function that takes this back, so
-    that the next signal has its default effect.
+    """Call ``handler`` in the running event loop for each of the signals. Yields a function that removes the handlers,
+    so that the next signal has its default effect.
 
-    Loops on Windows have no signal handlers; there Python's own wakes the loop.
+    Event loops on Windows have no signal handlers. On Windows, a handler of the `signal` module wakes the loop.
     """
-    import asyncio  # here: the worker that checks schemas needs none
+    import asyncio  # imported here, because the worker that checks schemas does not need it
 
     loop = asyncio.get_running_loop()
     before: dict[signal.Signals, object] = {}
@@ -308,7 +314,7 @@ def handle_signals(numbers: Sequence[signal.Signals], handler: Callable[[], obje
 
 
 def find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's factory if it is installed (never on Windows), or None: then use Python's own loop."""
+    """Return uvloop's factory if uvloop is installed (never on Windows). None means Python's own event loop."""
     try:
         import uvloop
     except ImportError:
@@ -320,8 +326,8 @@ def find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def count_unsent(sock: socket.socket) -> int:
-    """Return the bytes in a socket's send queue. 0 if the system does not say; then only pings detect a connection
-    that takes nothing."""
+    """Return the number of bytes in a socket's send queue. 0 if the system cannot say: then only pings detect a peer
+    that reads nothing."""
     if sys.platform != "win32" and hasattr(termios, "TIOCOUTQ"):
         with suppress(OSError, AttributeError, ValueError):  # closed
             (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))

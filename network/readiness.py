@@ -1,6 +1,7 @@
-"""The answer of ``/readyz`` as JSON: whether a node accepts sessions, and if not, why.
+"""The answer of ``/readyz`` as JSON: whether a node accepts sessions, and if not, the reason.
 
-`hub.server` writes it, commands and probes read it. The same path answers one line of text to everybody else.
+`hub.server` writes this answer for commands and probes that ask for JSON. Other clients get one line of text at the
+same path.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from msgspec import Struct
 
 
 class SharedLogReadiness(Struct):
-    """The log that a node shares with other nodes, as the node knows it."""
+    """State of the shared log, from the view of this node."""
 
     leads: bool
     leader: str
-    """Address of the node that leads, if another one does and is known."""
+    """Address of the leader, if another node leads and its address is known."""
     behind: int | None
-    """Number of records that the node has to follow, or None before it has looked."""
+    """Number of records that the node still has to read, or None before its first check."""
     log: str
     durability: str
     waits: str
@@ -25,7 +26,7 @@ class SharedLogReadiness(Struct):
 
 
 class Readiness(Struct, omit_defaults=True):
-    """Whether a node accepts sessions. ``detail`` is the answer as text."""
+    """Whether a node accepts sessions. ``detail`` is the text answer."""
 
     ready: bool
     state: Literal["ready", "recovering", "stalled", "starting", "following", "waiting"]

@@ -1,10 +1,10 @@
-"""Sanitizing text: one table of invisible characters for prompts, for hosts of other protocols and for terminals.
+"""Sanitizing text: one table of invisible characters for prompts, hosts of other protocols and terminals.
 
-Invisible are Unicode's `Default_Ignorable_Code_Point` (DerivedCoreProperties), controls, noncharacters, lone surrogates
-and interlinear annotation. Attackers used each of them to show a model text that people do not see.
+Invisible characters are Unicode's `Default_Ignorable_Code_Point` (DerivedCoreProperties), controls, noncharacters, lone
+surrogates and interlinear annotation. Attackers have used each kind to show a model text that people do not see.
 
-Some of these characters are part of ordinary writing. They stay where they join their neighbors: zero-width joiners
-between letters of scripts that join (Persian, Hindi) and between emoji (families), and one variation selector after a
+Some of these characters are part of ordinary writing. They stay if they join their neighbors. Zero-width joiners stay
+between letters of scripts that join (Persian, Hindi) and between emoji (families). One variation selector stays after a
 character that can vary. No IO.
 
 https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point, https://www.unicode.org/reports/tr36/
@@ -51,14 +51,14 @@ _ORDINARY = re.compile(f"[^{_CONTROLS}{_INVISIBLE}\u2028\u2029]*")
 
 
 def sanitize_text(text: str) -> str:
-    """Remove control and format characters that a reader does not see. Every kind of line end becomes a newline."""
+    """Remove invisible control and format characters. Every kind of line end becomes a newline."""
     if _ORDINARY.fullmatch(text):
         return text
     return _REMOVED.sub(lambda match: match[1] or "", _LINE_ENDS.sub("\n", text))
 
 
 def escape_invisible(text: str, escape: Callable[[str], str]) -> str:
-    """Replace each character that `sanitize_text` would change by ``escape`` of it."""
+    """Replace each character that `sanitize_text` would remove or change by ``escape(character)``."""
     if _ORDINARY.fullmatch(text):
         return text
     return _ESCAPED.sub(lambda match: match[1] or escape(match[0]), text)

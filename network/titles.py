@@ -1,7 +1,9 @@
-"""Titles of threads: one rule for the page, the terminals and lists. The hub computes them for `network.list_threads`.
+"""Titles of threads: one rule for the web page, the terminals and lists. The hub computes titles for
+`network.list_threads`.
 
 A title says where a thread is, and what it is about: ``desk · Can you refund order 17?``. A person's own name for the
-thread takes the place of the words, never of the agent's name. Pure; the page has a twin in web/page/core/text.js.
+thread replaces the first words, but never the agent's name. Pure. web/page/core/text.js implements the same rule in
+JavaScript.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from __future__ import annotations
 from .addresses import BROADCAST, conversation_of, thread_parties
 
 MAX_WORDS_CHARS = 60
-"""Maximum length of the first words in a title."""
+"""Maximum length of the first words in a title, in characters."""
 
 
 def name_place(thread_id: str, me: str) -> str:
-    """Name the place of a thread for its reader: the other participants, ``#dev``, ``Everybody``."""
+    """Return the name of a thread's place for a reader: the other participants, ``#dev``, or ``Everybody``."""
     kind, _, name = thread_id.partition(":")
     match kind:
         case "direct":
@@ -29,7 +31,7 @@ def name_place(thread_id: str, me: str) -> str:
 
 
 def write_title(place_name: str, words: str, own: str = "") -> str:
-    """Put a title together: the place, and a person's ``own`` name for it or else the first ``words``."""
+    """Return the title: the place, followed by the person's ``own`` name for the thread or else the first ``words``."""
     about = own or shorten(words)
     if not about:
         return place_name
@@ -39,7 +41,7 @@ def write_title(place_name: str, words: str, own: str = "") -> str:
 
 
 def shorten(text: str) -> str:
-    """Give the first words of a text as one line."""
+    """Return the first words of a text on one line."""
     line = " ".join(text[: 4 * MAX_WORDS_CHARS].split())
     if len(line) <= MAX_WORDS_CHARS:
         return line
@@ -48,8 +50,8 @@ def shorten(text: str) -> str:
 
 
 def is_about_something(thread_id: str, *, has_agent: bool) -> bool:
-    """Return whether the first words of a thread belong into its title: for replies, named conversations, and direct
-    threads with an agent. Channels, and direct threads of two people, have many subjects."""
+    """Return whether the title of a thread includes its first words. True for replies, named conversations, and direct
+    threads with an agent. Channels and direct threads of two people have many subjects."""
     return thread_id.startswith("thread:") or (
         thread_id.startswith("direct:") and (has_agent or bool(conversation_of(thread_id)))
     )

@@ -1,8 +1,8 @@
-"""TLS at both ends: the context of a node from its PEM files, and the certificates that a client trusts.
+"""TLS on both sides: the context of a node from its PEM files, and the certificates that a client trusts.
 
-A client trusts a node on this machine by the exact certificate in its note (`home`), whatever its issuer and name. So
-commands and agents here reach the node by loopback. The certificate of any other hub must be trusted by the system, or
-be in the file that SSL_CERT_FILE names.
+A client trusts a node on this machine if its certificate equals the one in the node's note (`home`). The issuer and the
+name do not matter, so commands and agents on this machine can connect by loopback. For any other hub, the system must
+trust the certificate, or the file that SSL_CERT_FILE names must contain it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WRONG_NAME = (62, 64)
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return a node's context. Raises `ConfigError` with the wrong file."""
+    """Return the TLS context of a node. Raises `ConfigError`, which names the wrong file."""
     read_certificate(certificate)
     text = _read(key, "private key")
     if "PRIVATE KEY-----" not in text:
@@ -49,21 +49,21 @@ def read_certificate(path: Path) -> str:
 
 
 def client_context(url: str) -> ssl.SSLContext | None:
-    """Return the trust settings for the hub at ``url``; None without encryption (``ws://``)."""
+    """Return the TLS context for the hub at ``url``, or None without encryption (``ws://``)."""
     if urlsplit(url).scheme != "wss":
         return None
     node = node_at(url)
     if node is None or not node.certificate:
         return ssl.create_default_context()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # trust exactly this certificate, and no other one of the same issuer
+    context.check_hostname = False  # trust exactly this certificate, and no other certificate of the same issuer
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=node.certificate)
     return context
 
 
 def explain_failure(url: str, error: OSError) -> str:
-    """Return the sentence for a connection that could not be opened."""
+    """Return the error text for a connection that could not be opened."""
     match error:
         case ssl.SSLCertVerificationError(verify_code=code) if code in _WRONG_NAME:
             return (

@@ -1,4 +1,4 @@
-"""Units of time and size, and how people read them. Pure."""
+"""Text forms of durations and sizes. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_elapsed(elapsed_ms: int, *, min_count: int = 1) -> str:
-    """Return an elapsed time as a rounded-down number of one unit: ``3 h``. A unit is used from ``min_count`` of it on."""
+    """Return an elapsed time in one unit, rounded down: ``3 h``. Use the largest unit with a count of at least
+    ``min_count``."""
     elapsed_ms = max(elapsed_ms, 0)
     for _, unit, size_ms in _UNITS_MS:
         if elapsed_ms >= min_count * size_ms:

@@ -1,4 +1,4 @@
-"""The public path of the names of what an agent may see; the rules are `core.visibility`."""
+"""The public import path of the visibility types. `core.visibility` defines the rules for what an agent may see."""
 
 from .core.visibility import VISIBILITIES, Visibility
 

@@ -1,10 +1,11 @@
-"""YAML files that users write: trees whose nodes know their line, bound strictly to pydantic models.
+"""YAML files that users write: parsed to trees whose nodes know their line, and bound strictly to pydantic models.
 
-Node and agent files pass through here before anything starts. `load_yaml` returns a tree. `bind` turns it into a
-model, or says with file and line which key or value is wrong and what was probably meant. Values from a program follow
-the same rules and get the same sentences: `bind_values`, and `Settings` for models that a program builds itself.
+Node and agent files are read by this module before anything starts. `load_yaml` returns a tree. `bind` turns the tree
+into a model. Its errors name the file, the line, the wrong key or value, and what was probably meant. Values from a
+program follow the same rules and get the same error texts: `bind_values`, and `Settings` for models that a program
+builds itself.
 
-Only the given file is opened, and tags never create Python objects. PyYAML is loaded with the first file.
+Only the given file is opened, and tags never create Python objects. PyYAML is imported when the first file is read.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ __all__ = ["Settings", "YamlNode", "bind", "bind_values", "describe_problem", "l
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 MAX_FILE_BYTES = 1024 * 1024
-MAX_NODES = 50_000  # counted after aliases are expanded, which is what bounds a bomb of them
+MAX_NODES = 50_000  # counted after aliases are expanded, which limits an alias bomb ("billion laughs")
 MAX_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value of a YAML file with its line: the line of its key, or of its ``-`` in a list. The first line is 1."""
+    """A value of a YAML file with its line number, from 1: the line of its key, or of its ``-`` in a list."""
 
     value: bool | int | float | str | list[YamlNode] | dict[str, YamlNode] | None
     path: Path
     line: int
 
     def plain(self) -> JsonValue:
-        """Return the value without positions, as JSON would hold it."""
+        """Return the value without positions, as plain JSON."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -64,10 +65,10 @@ class YamlNode:
 
 
 def bind(cls: type[ModelT], node: YamlNode) -> ModelT:
-    """Build a model from a mapping. Raises `ConfigError` at the first line that does not fit.
+    """Build a model from a mapping. Raises `ConfigError` for the first line with an error.
 
-    Types are strict (``"1"`` is not a number) and unknown keys are refused at every depth, whatever the model's own
-    settings say.
+    Types are strict (``"1"`` is not a number). Unknown keys are refused at every depth, whatever the model's own
+    settings allow.
     """
     if not isinstance(node.value, dict):
         raise node.error(f"must be a mapping (`key: value` lines), not {show_value(node.plain())}")
@@ -83,9 +84,9 @@ def bind(cls: type[ModelT], node: YamlNode) -> ModelT:
 
 
 def bind_values(cls: type[ModelT], whose: str, given: Mapping[str, object]) -> ModelT:
-    """Build a model from a program's values, with the rules and sentences of `bind`.
+    """Build a model from a program's values, with the rules and error texts of `bind`.
 
-    Models and dataclasses are accepted as mappings. Raises `ConfigError`, which names ``whose`` options they are
+    Models and dataclasses are accepted as mappings. Raises `ConfigError`, which names ``whose`` options are wrong
     instead of a line.
     """
     node = _tree_of(given)
@@ -96,15 +97,15 @@ def bind_values(cls: type[ModelT], whose: str, given: Mapping[str, object]) -> M
 
 
 def _validate(cls: type[ModelT], node: YamlNode) -> ModelT:
-    # By way of JSON, because only there strict mode still takes what a file can hold for a path, a tuple or an enum.
+    # Convert to JSON first: in strict mode, only JSON input may give text for a path, or a list for a tuple.
     return cls.model_validate_json(json.dumps(node.plain()), strict=True, extra="forbid")
 
 
 class Settings(BaseModel):
-    """Base of frozen models that refuse a program's values like a file's: with the same sentence, as a `ConfigError`.
-    Fields that no file has are excluded from its output (``exclude``)."""
+    """Base of frozen models that check a program's values like a file's values. Errors are a `ConfigError` with the
+    same text. Fields that cannot be set in a file are excluded from the output (``exclude``)."""
 
-    # A value may contain a password, and a traceback would show it.
+    # Hide the input: a value may contain a password, and a traceback would show it.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     if not TYPE_CHECKING:  # type checkers see an ordinary model
@@ -115,7 +116,7 @@ class Settings(BaseModel):
             bind_values(whose, whose.__name__, in_files)
             super().__init__(**given)
 
-        # Files do not pass through here: `bind` names their line.
+        # Values from files take another path: `bind` names their line.
         __init__.__pydantic_base_init__ = True
 
 
@@ -124,17 +125,18 @@ def _is_in_code(cls: type[BaseModel], name: str) -> bool:
 
 
 def _list_problems(cls: type[BaseModel], node: YamlNode, error: ValidationError) -> list[tuple[YamlNode, str]]:
-    """Return the positions and sentences of everything that does not fit, the most helpful first."""
+    """Return the position and error text of each problem, the most helpful first."""
     errors = error.errors(include_url=False)
-    # pydantic also calls a list with wrong items too short
+    # pydantic also reports a list with wrong items as too short
     wrong = [it for it in errors if it["type"] != "too_short" or not any(_is_inside(other, it) for other in errors)]
     problems = [_place_problem(cls, node, details) for details in wrong]
-    # A misspelled key is unknown and the right one is missing. The first sentence is more helpful ("did you mean").
+    # A misspelled key causes two errors: it is unknown, and the right key is missing. Show the first error, which asks
+    # "did you mean".
     return sorted(problems, key=lambda problem: (" is missing" in problem[1], problem[0].line))
 
 
 def _tree_of(given: object) -> YamlNode:
-    """Return the tree of a value that comes from a program."""
+    """Return the tree of a program's value."""
 
     def convert(value: Any) -> YamlNode:
         if isinstance(value, dict):
@@ -147,7 +149,7 @@ def _tree_of(given: object) -> YamlNode:
 
 
 def describe_problem(details: ErrorDetails) -> str:
-    """Return what a value must be, as the rest of a sentence: ``must be a whole number, not "abc"``."""
+    """Return the allowed values for a field, as the rest of a sentence: ``must be a whole number, not "abc"``."""
     shown = show_value(details["input"])
     kind = details["type"]
     if kind in _MUST_BE:
@@ -186,12 +188,12 @@ _MUST_BE = {
 
 
 def _is_inside(details: ErrorDetails, outer: ErrorDetails) -> bool:
-    """Return whether an error is inside of what another error is about."""
+    """Return whether the position of an error is inside the position of another error."""
     return len(details["loc"]) > len(outer["loc"]) and details["loc"][: len(outer["loc"])] == outer["loc"]
 
 
 def _place_problem(cls: type[BaseModel], root: YamlNode, details: ErrorDetails) -> tuple[YamlNode, str]:
-    """Return the position of a validation error and the sentence for it."""
+    """Return the position and the text of a validation error."""
     place, trail = _follow(root, details["loc"])
     if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         unknown = str(details["loc"][-1])
@@ -202,8 +204,8 @@ def _place_problem(cls: type[BaseModel], root: YamlNode, details: ErrorDetails) 
 
 
 def _follow(node: YamlNode, loc: Sequence[int | str]) -> tuple[YamlNode, list[str]]:
-    """Return the deepest node along ``loc`` and the keys to it. Parts that are not keys, such as a union's tag, are
-    skipped."""
+    """Return the deepest node along ``loc``, and the keys on the path to it. Parts that are not keys, such as a union's
+    tag, are skipped."""
     trail: list[str] = []
     for part in loc:
         if isinstance(node.value, dict) and part in node.value:
@@ -211,7 +213,7 @@ def _follow(node: YamlNode, loc: Sequence[int | str]) -> tuple[YamlNode, list[st
             trail.append(str(part))
         elif isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
             node = node.value[part]
-            trail.append(str(part + 1))  # people count a list's items from 1
+            trail.append(str(part + 1))  # people count the items of a list from 1
     return node, trail
 
 
@@ -232,14 +234,14 @@ def _key_types(model: type[Any]) -> dict[str, Any]:
 
 
 def _models_in(annotation: Any) -> Iterable[type[Any]]:
-    """Return every model or dataclass that an annotation mentions: `X | None`, `list[X]`, `Annotated[X, ...]`."""
+    """Return every model or dataclass in an annotation, such as `X | None`, `list[X]` or `Annotated[X, ...]`."""
     if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         return [annotation]
     return [model for inner in get_args(annotation) for model in _models_in(inner)]
 
 
 def _suggest(unknown: str, models: Sequence[type[Any]]) -> str:
-    """Return what an unknown key may mean: a key one level deeper, or one with a similar name."""
+    """Return a suggestion for an unknown key: a key one level deeper, or a key with a similar name."""
     types = {key: annotation for model in models for key, annotation in _key_types(model).items()}
     outer = [
         key for key, annotation in types.items() if any(unknown in _key_types(it) for it in _models_in(annotation))
@@ -253,7 +255,7 @@ def _suggest(unknown: str, models: Sequence[type[Any]]) -> str:
 
 
 def show_value(value: object) -> str:
-    """Return a value as a sentence quotes it."""
+    """Return a value as error texts quote it."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return truncate(text, 60)
 
@@ -262,7 +264,7 @@ def show_value(value: object) -> str:
 
 
 def _read_bounded(path: Path) -> bytes:
-    """Return the content of a file, up to one byte more than the limit: a device may be endless."""
+    """Return the content of a file. Read at most one byte more than the limit, because a device may be endless."""
     with path.open("rb") as file:
         return file.read(MAX_FILE_BYTES + 1)
 
@@ -271,16 +273,16 @@ _AS_LOADED: dict[Path, bytes] = {}
 
 
 def override_file(path: Path, data: bytes) -> None:
-    """Let `load_yaml` read this data in place of a file that has changed since a node loaded it."""
+    """Let `load_yaml` return this data for a file, even if the file has changed since a node loaded it."""
     _AS_LOADED[path] = data
 
 
 def load_yaml(path: Path) -> YamlNode:
-    """Read one YAML document; an empty file gives a node whose value is None.
+    """Read one YAML document. An empty file gives a node whose value is None.
 
-    Scalars are those of YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#103-core-schema), so ``no`` and ``12:30``
-    are text. Anchors work. Duplicate keys, ``<<`` merges, tags that name types and what is larger, deeper or more than
-    the bounds of this module are a `ConfigError`.
+    Scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), so ``no`` and ``12:30``
+    are text. Anchors work. Raises `ConfigError` for duplicate keys, ``<<`` merges, tags that name types, and files
+    beyond the size, depth or node limits of this module.
     """
     import yaml
 
@@ -298,9 +300,9 @@ def load_yaml(path: Path) -> YamlNode:
         raise ConfigError("is not UTF-8 text; save it in that encoding", path=path, line=line) from error
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(path, error) from None  # the original error quotes the line, which may contain a password
-    except yaml.YAMLError as error:  # a character that YAML forbids; it has a position, but no line
+    except yaml.YAMLError as error:  # a character that YAML forbids: the error has a position, but no line
         raise ConfigError(f"is not valid YAML: {error}".replace("\n", " "), path=path) from error
-    except RecursionError as error:  # PyYAML composes recursively; nothing else is half done here
+    except RecursionError as error:  # PyYAML composes recursively; nothing else is affected
         raise ConfigError(f"is nested deeper than {MAX_DEPTH} levels", path=path) from error
     if root is None:
         return YamlNode(None, path, 1)
@@ -315,12 +317,12 @@ _SCALARS = (
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
     ("merge", r"<<", ["<"]),
 )
-"""Tag, pattern, and possible first characters."""
+"""Tag, pattern, and possible first characters of each scalar type."""
 
 
 @cache
 def _core_loader() -> type[yaml.SafeLoader]:
-    """PyYAML's parser with the scalars of YAML 1.2; YAML 1.1 would read ``no`` as false and ``12:30`` as 750."""
+    """Return PyYAML's parser with the scalars of YAML 1.2. YAML 1.1 would read ``no`` as false and ``12:30`` as 750."""
     import yaml
 
     class CoreLoader(yaml.SafeLoader):
@@ -333,7 +335,7 @@ def _core_loader() -> type[yaml.SafeLoader]:
 
 
 class _Conversion:
-    """Conversion of one file's PyYAML nodes, with a count that limits the expansion of aliases."""
+    """Conversion of one file's PyYAML nodes. A counter limits the expansion of aliases."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -384,7 +386,7 @@ class _Conversion:
                     return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
                 case "float" if math.isfinite(number := float(text)):
                     return number
-                case "str" | "merge":  # a `<<` that is no key is text
+                case "str" | "merge":  # a `<<` that is not a key is text
                     return text
         except ValueError as error:
             raise self._error(node, f"{show_value(text)} is no number that can be read") from error
