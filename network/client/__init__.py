@@ -1,4 +1,5 @@
-"""The client: one participant's connection to a hub, for programs. Imports the contract alone, nothing of the hub."""
+"""The client: one participant's connection to a hub, for programs. Imports only the protocol's modules, and nothing of
+the hub."""
 
 from .acks import Delivery
 from .client import NetworkClient

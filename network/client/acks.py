@@ -1,6 +1,7 @@
-"""Deliveries of a client: `Acks` keeps which ones it has handled and acknowledges them, `Delivery` is one of them.
+"""Deliveries of a client. `Acks` records which deliveries the program has handled, and acknowledges them. `Delivery` is
+one delivery.
 
-`client` reports what arrives and what its program handles; `Acks` writes the frames to the present connection."""
+`client` reports what arrives and what its program has handled. `Acks` writes the frames to the current connection."""
 
 from __future__ import annotations
 
@@ -24,24 +25,25 @@ from .values import AnyMessage
 #               ^ late (`_late`): at or below the prefix, and acknowledged alone (`_named`). While it is open the prefix
 #                 must not be sent, because it would cover 6. What the prefix passed (`_covered`) is acknowledged alone
 #
-# prefix: every delivery up to here is handled, or was refused and is late when it comes again. It never goes back. A
-# prefix above what this session has delivered (`_session_top`) means nothing to the hub, so it is sent later.
+# prefix: every delivery up to here is handled, or was refused and counts as late when it comes again. The prefix never
+# goes back. A prefix above this session's newest delivery (`_session_top`) means nothing to the hub, so it is sent
+# later.
 
 MAX_REMEMBERED = 65_536
-"""Number of handled seqs that are remembered, to recognize deliveries that a new session repeats.
+"""Number of handled seqs to remember, to recognize deliveries that a new session repeats.
 
-A killed hub may have lost about the last second of acknowledgements, or more if it is killed again soon."""
+A killed hub may have lost about the last second of acknowledgements, or more if it is soon killed again."""
 MAX_REASON_CHARS = 2000
-"""Maximum length of a reason that the hub stores. A longer one could make a frame that the hub refuses."""
+"""Maximum length of a reason in a nack, in characters. The hub might refuse a frame with a longer reason."""
 
 
 class Acks:
-    """The deliveries of one client from one history, across its sessions."""
+    """The deliveries of one client across its sessions, as long as the hub keeps the same history."""
 
     def __init__(self) -> None:
         self.prefix = 0
         self.is_stale = False
-        """Whether the hub has a different history now, so that these seqs mean other messages."""
+        """Whether the hub now has a different history, in which these seqs mean other messages."""
         self._wire: Wire | None = None
         self._is_due = False
         self._order: deque[int] = deque()
@@ -49,18 +51,18 @@ class Acks:
         self._handled: dict[int, None] = {}
         self._single: list[int] = []
         self._late: set[int] = set()
-        """Open deliveries at or below the prefix: repeated attempts, and restored dead letters."""
+        """Open deliveries at or below the prefix: repeated deliveries and restored dead letters."""
         self._named: set[int] = set()
-        """Late deliveries that were handled since the last frame."""
+        """Late deliveries that were handled since the last ack frame."""
         self._covered: list[int] = []
         """Handled seqs that the prefix has passed since it was last acknowledged."""
         self._prefix_is_due = False
         self._session_top = 0
 
     def begin_session(self, wire: Wire, cursor: int) -> None:
-        """Start a session, which delivers everything above ``cursor`` that is not acknowledged."""
+        """Start a session. The hub delivers everything above ``cursor`` that is not acknowledged."""
         self._wire = wire
-        # Handled seqs leave the order: the new session delivers them again if the hub had not counted them.
+        # Remove handled seqs from the order: the new session delivers them again if the hub has not counted them.
         self._order = deque(seq for seq in self._order if seq in self._open)
         self._single.clear()
         self._named.clear()
@@ -71,20 +73,22 @@ class Acks:
         self._prefix_is_due = False
 
     def forget_open(self) -> None:
-        """Forget open deliveries: their program has ended, and the next session delivers them again."""
-        # Without a wire a callback that is still scheduled sends nothing, least of all into the next session.
+        """Forget open deliveries. Their program has ended, and the next session delivers them again."""
+        # Without a wire, a callback that is still scheduled sends nothing. In particular, it sends nothing in the next
+        # session.
         self._wire, self._is_due = None, False
         self._order.clear()
         self._open.clear()
         self._late.clear()
 
     def receive(self, seq: int) -> bool:
-        """Record a delivery. False: it is open or handled already, and at most acknowledged again."""
+        """Record a delivery. Return False if the delivery is already open or handled; a handled one is acknowledged
+        again."""
         self._session_top = max(self._session_top, seq)
         if seq in self._open:
             return False
-        # The acknowledgement was lost with the last session or with the hub. Send it again, without the program seeing
-        # the message.
+        # The acknowledgement was lost with the last session or with the hub. Acknowledge again, without showing the
+        # message to the program.
         if seq in self._handled:
             self._acknowledge(seq)
             self._send_soon()
@@ -96,7 +100,7 @@ class Acks:
         return True
 
     def handle(self, seq: int, *, only: bool = False) -> None:
-        """Mark everything up to ``seq`` as handled, or with ``only`` that delivery alone."""
+        """Mark everything up to ``seq`` as handled, or only that delivery with ``only``."""
         handled = self._open & {seq} if only else {open_seq for open_seq in self._open if open_seq <= seq}
         for handled_seq in sorted(handled):
             self._open.discard(handled_seq)
@@ -108,7 +112,8 @@ class Acks:
         self._send_soon()
 
     def refuse(self, seq: int, reason: str, retry_after_ms: int | None = None) -> None:
-        """Report a failed delivery. It leaves the order until the hub delivers it again (docs/protocol.md, Delivery)."""
+        """Report a failed delivery. The delivery leaves the order until the hub repeats it (docs/protocol.md,
+        Delivery)."""
         self.send_due()  # before the nack, because a later ack of the prefix would cover this delivery
         if seq in self._open:
             self.drop(seq)
@@ -116,15 +121,15 @@ class Acks:
             self._send(NackFrame(seq=seq, reason=reason[:MAX_REASON_CHARS], retry_after_ms=delay))
 
     def drop(self, seq: int) -> None:
-        """Remove an open delivery that failed, or that the hub made a dead letter."""
+        """Remove an open delivery that has failed or has become a dead letter."""
         self._late.discard(seq)
         if seq in self._open:
             self._open.discard(seq)
             self._advance()
 
     def send_due(self) -> None:
-        """Acknowledge what is handled. Between two sessions nothing is sent: the next session delivers it again and gets
-        its answer then."""
+        """Acknowledge what is handled. Without a connection nothing is sent: the next session repeats the delivery, and
+        it is acknowledged then."""
         self._is_due = False
         prefix, single = self._due()
         if prefix is not None:
@@ -133,8 +138,8 @@ class Acks:
             self._send(AckFrame(seq=seq, only=True))
 
     def _send_soon(self) -> None:
-        """Send one frame for everything that is handled within a loop tick."""
-        # One frame per tick: a program that handles a batch would otherwise send a frame for each message.
+        """Send one frame for all deliveries that are handled within one tick of the event loop."""
+        # Without this, a program that handles a batch would send a frame for each message.
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self.send_due)
@@ -144,12 +149,12 @@ class Acks:
             try:
                 self._wire.send(encode(frame))
             except Closed:
-                return  # the reader of this connection notices
+                return  # the task that reads this connection notices the failure
 
     def _due(self) -> tuple[int | None, list[int]]:
-        """Return what to acknowledge now: everything up to a seq (or None), and single seqs."""
+        """Return what to acknowledge now: the seq up to which everything is handled (or None), and single seqs."""
         prefix = self.prefix if self._prefix_is_due and self.prefix <= self._session_top else None
-        if prefix is not None and self._late:  # the prefix would acknowledge the late ones too
+        if prefix is not None and self._late:  # the prefix would also acknowledge the late deliveries
             prefix, self._single = None, [*self._covered, *self._single]
         single = [seq for seq in self._single if prefix is None or seq > prefix]
         single += sorted(self._named - set(single))
@@ -181,7 +186,7 @@ class Acks:
 
 
 class Delivery:
-    """One message to acknowledge: by `ack`, by `nack`, or as ``async with delivery as message`` (ack on success, nack on
+    """One message to acknowledge, with `ack`, `nack`, or ``async with delivery as message`` (ack on success, nack on
     error)."""
 
     def __init__(self, acks: Acks, message: AnyMessage, attempt: int) -> None:
@@ -191,16 +196,17 @@ class Delivery:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the hub's ledger was replaced since. `ack` and `nack` do nothing then: the seq means another message."""
+        """Whether the hub's ledger was replaced after this delivery. If so, `ack` and `nack` do nothing, because the
+        seq means another message."""
         return self._acks.is_stale
 
     async def ack(self) -> None:
-        """Acknowledge the message: it is not delivered again. Earlier messages may still be open."""
+        """Acknowledge the message, so that it is not delivered again. Earlier messages may still be open."""
         if not self.is_stale:
             self._acks.handle(self.message.seq, only=True)
 
     async def nack(self, reason: str, retry_after_ms: int | None = None) -> None:
-        """Report a failure. The message is delivered again; at the fifth failure it becomes a dead letter."""
+        """Report a failure. The message is delivered again. After the fifth failure it becomes a dead letter."""
         if not self.is_stale:
             self._acks.refuse(self.message.seq, reason, retry_after_ms)
 
@@ -212,6 +218,6 @@ class Delivery:
     ) -> None:
         if error is None:
             await self.ack()
-        # A cancellation is no failure of the message, so it must not count towards a dead letter.
+        # A cancellation is not a failure of the message, so it must not count towards a dead letter.
         elif isinstance(error, Exception):
             await self.nack(f"{type(error).__name__}: {error}")

@@ -1,9 +1,10 @@
 """`NetworkClient`: one participant's connection to a hub, for programs.
 
-It sends and returns when the hub has stored the message. It yields deliveries in order and acknowledges handled ones. It
-reconnects, and sends unanswered requests again under the same ids, so that nothing is lost or doubled.
+Sending methods return when the hub has stored the message. Deliveries arrive in order, and handled ones are
+acknowledged. After a lost connection the client reconnects and sends unanswered requests again under the same ids, so
+that nothing is lost or doubled.
 
-`link` owns the connection and `acks` the acknowledgements. WebSocket and in-process transports (`transport`) behave
+`link` owns the connection, and `acks` the acknowledgements. WebSocket and in-process transports (`transport`) behave
 alike."""
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ log = logging.getLogger(__name__)
 
 MAX_EVENTS = 1000
 MAX_WAIT_S = 25.0
-"""Maximum time that one `network.receive` waits at the hub, in seconds."""
+"""Maximum time that one `network.receive` call waits at the hub, in seconds."""
 _LOOP_LEFT = (
     "The loop over messages was left at #%d without acknowledging it: %s gets it again in its next session. To take "
     "one message, write: async with client.receive() as message"
@@ -84,26 +85,28 @@ _LOOP_LEFT = (
 
 
 class NetworkClient:
-    """One participant's session, kept alive. Use as ``async with NetworkClient("alice") as client``.
+    """A participant's connection, which reconnects by itself. Use it as ``async with NetworkClient("alice") as
+    client``.
 
-    **Address.** Without ``url`` the node of this machine is found. Several addresses, as ``urls``, separated by commas or
-    as ``roundelay://A,B/``, are nodes of one network, of which one serves at a time. A node may name the leader, and
-    with ``goes_to_leader`` the client goes there. An address of another network is passed over. An invalid address
-    raises `ConfigError`.
+    **Address.** Without ``url`` the client finds the node of this machine. ``urls`` may hold several addresses,
+    separated by commas or as ``roundelay://A,B/``. They are nodes of one network, and one of them serves at a time. A
+    node may name the leader; with ``goes_to_leader`` the client connects to the leader. The client skips an address of
+    another network. An invalid address raises `ConfigError`.
 
-    **Identity.** Without ``token`` an agent's token is made and saved; a person or service joins with the owner's token of
-    the node on this machine. With ``kind`` None the ``token``, which is required then, determines the kind.
+    **Identity.** Without ``token`` the client makes and saves a token for an agent. A person or a service joins with
+    the owner's token of the node on this machine. If ``kind`` is None, ``token`` is required and determines the kind.
 
-    **Deliveries.** ``resume`` starts them at the client's own cursor. With ``deliver`` False there are none; call the
-    operation ``network.receive``, or use `follow`.
+    **Deliveries.** With ``resume`` they start at the client's own cursor. With ``deliver`` False the hub delivers
+    nothing; use the operation ``network.receive`` or `follow` instead.
 
-    **Waiting.** Sending methods raise the `RoundelayError` that the hub answers. While the connection is down they wait,
-    or raise `ConnectError` with ``reconnect=False``. ``connect_timeout_s`` bounds each attempt up to the welcome (TCP,
-    TLS, WebSocket and hello); the default is ``ROUNDELAY_CONNECT_TIMEOUT_S``, or 20 s. `connect` tries again within this
-    time if the hub makes room for others. At most 4,096 requests and 16 MiB are unanswered at a time; further ones wait.
+    **Waiting.** Sending methods raise the `RoundelayError` that the hub answers. While the connection is down they
+    wait, or raise `ConnectError` with ``reconnect=False``. ``connect_timeout_s`` limits each attempt up to the welcome
+    (TCP, TLS, WebSocket and hello). Its default is ``ROUNDELAY_CONNECT_TIMEOUT_S``, or 20 s. A hub with too many
+    connections may close a new one; `connect` then tries again within this time. At most 4,096 requests and 16 MiB are
+    unanswered at a time; further requests wait.
 
-    ``new_id`` makes ids that are not given, ``jitter`` (0 to 1) spreads reconnects, ``clock`` is the clock of the
-    program.
+    ``new_id`` makes the ids that the caller does not give. ``jitter`` (0 to 1) spreads reconnects. ``clock`` is the
+    program's clock.
     """
 
     def __init__(
@@ -140,12 +143,14 @@ class NetworkClient:
         if url or urls is not None or transport is None:
             named = ",".join(map(read_urls, urls if urls is not None else [url or find_url()]))
         self._named = named
-        self._token = None if token is None else clean_secret(token)  # the line break of a file is not part of it
+        # the line break at the end of a file is not part of the token
+        self._token = None if token is None else clean_secret(token)
         self._saved: AgentToken | None = None
         self._role: Literal["observer", "reactor"] = role
         self._card = Raw(encode(dict(card))) if card is not None else UNSET
         self._instance: str | UnsetType = UNSET
-        """Id of a reactor's process: the hub tells a process that reconnects from another one that takes over."""
+        """Id of a reactor's process. The hub uses it to tell a process that reconnects from another process that takes
+        over."""
         self._resume = resume
         self._is_local = transport is not None
         self._new_id = new_id
@@ -155,8 +160,9 @@ class NetworkClient:
         self._acks = Acks()
         self._epoch = ""
         self._joined_at = ""
-        """The URL of the last session."""
-        if connect_timeout_s is None and transport is None:  # in-process hubs may run on virtual time
+        """URL of the last session."""
+        # no timeout for in-process hubs, which may run on virtual time
+        if connect_timeout_s is None and transport is None:
             connect_timeout_s = find_connect_timeout_s()
         self._transport = transport or WebSocketTransport(
             named, connect_timeout_s or CONNECT_TIMEOUT_S, goes_to_leader=goes_to_leader
@@ -177,34 +183,35 @@ class NetworkClient:
 
     @property
     def url(self) -> str:
-        """The hub's URL. With several URLs it is the one that serves this client or was tried last."""
+        """The hub's URL. With several URLs, the one that serves this client or was tried last."""
         return self._transport.url if isinstance(self._transport, WebSocketTransport) else self._named
 
     @property
     def welcome(self) -> Welcome:
-        """The last welcome of the hub. Raises `ConnectError` before the first connection."""
+        """The last ``welcome`` frame of the hub. Raises `ConnectError` before the first connection."""
         if self._link.welcome is None:
             raise ConnectError("This client is not connected; use `async with` or await connect().")
         return self._link.welcome
 
     @property
     def kind(self) -> Literal["agent", "human", "service"]:
-        """The participant's kind: as given, or as the token says. Raises `ConnectError` before that is known."""
+        """The participant's kind, from the constructor or from the token. Raises `ConnectError` while it is unknown."""
         return self._kind if self._kind is not None else self.welcome.kind
 
     @property
     def failure(self) -> RoundelayError | None:
-        """The error that ended the connection for good, or None while it is up or reconnecting."""
+        """The error that ended the connection permanently. None while the client is connected or reconnecting."""
         return self._link.failure
 
     @property
     def is_connected(self) -> bool:
-        """Whether the client has a session now. Without one, requests wait."""
+        """Whether the client has a session now. Requests wait until there is one."""
         return self._link.is_connected
 
     @property
     def as_of(self) -> int | None:
-        """Time up to which the last read at a read replica is complete, in ms by the replica's clock, or None at a leader."""
+        """Time up to which the last read from a read replica is complete, in ms by the replica's clock. None at a
+        leader."""
         return self._link.as_of
 
     @property
@@ -213,10 +220,10 @@ class NetworkClient:
         return Cursor(self._epoch, self._acks.prefix)
 
     async def connect(self) -> Welcome:
-        """Join the network. Works again after `close`, and in another event loop once the first one has ended. Raises
-        `ConnectError`, `NotAuthenticated`, `Forbidden`, `Superseded`."""
+        """Join the network. May be called again after `close`, or in another event loop after the first one has ended.
+        Raises `ConnectError`, `NotAuthenticated`, `Forbidden`, `Superseded`."""
         if self._link.is_closing or self._link.is_left_behind():
-            # Queues, events and tasks belong to the event loop in which they were first awaited.
+            # Queues, events and tasks belong to the event loop that first awaited them.
             self._deliveries, self._event_arrived, self._link = DeliveryQueue(), asyncio.Event(), self._make_link()
             self._acks.forget_open()
         if not self._token and not self._is_local:
@@ -235,7 +242,7 @@ class NetworkClient:
         return self.welcome
 
     async def close(self) -> None:
-        """Say goodbye. Requests without an answer raise `ConnectError`. Idempotent."""
+        """End the session in order. Unanswered requests raise `ConnectError`. Idempotent."""
         if not self._link.is_left_behind():
             self._acks.send_due()
         await self._link.close()
@@ -263,21 +270,21 @@ class NetworkClient:
         )
 
     def check_welcome(self, welcome: Welcome) -> None:
-        # At the same address a different history means that the hub lost its ledger, and its participants continue. At
-        # another address it means another network, which must not get the requests of this one.
+        # At the same address, a different history means that the hub lost its ledger, and its participants continue. At
+        # another address it means another network, which must not receive this network's requests.
         if self._is_elsewhere() and welcome.network.epoch != self._epoch:
             raise ConnectError(
                 self._pass_over(f"serves another network ({welcome.network.name}) than {self._joined_at}")
             )
 
     def check_refusal(self, error: NotAuthenticated) -> None:
-        # All nodes of a network accept the same tokens, so a refusal elsewhere means another network.
+        # All nodes of a network accept the same tokens. So a refusal at another address means another network.
         if self._is_elsewhere():
             reason = self._pass_over(f"serves another network than {self._joined_at}, which accepted {self.agent_id}")
             raise ConnectError(f"{reason} ({error})") from error
 
     def _is_elsewhere(self) -> bool:
-        """Return whether the present address is not that of the last session."""
+        """Return whether the current address differs from that of the last session."""
         return bool(self._epoch) and urlsplit(self.url).netloc != urlsplit(self._joined_at).netloc
 
     def _pass_over(self, why: str) -> str:
@@ -294,7 +301,7 @@ class NetworkClient:
         if self._saved is not None and self.url != self._joined_at:
             try:
                 self._saved.save(self.url)
-            except ConfigError as error:  # it stays in the file from which it was read
+            except ConfigError as error:  # keep the token in the file from which it was read
                 log.warning("a token is not saved: %s", error, extra={"agent_id": self.agent_id})
         self._epoch, self._joined_at = welcome.network.epoch, self.url
         self._acks.begin_session(wire, welcome.cursor)
@@ -323,7 +330,7 @@ class NetworkClient:
         content = frame["message"].get("content")
         size = len(content) if isinstance(content, str) else len(encode(content))
         displaced = self._deliveries.put_own(delivery, size)
-        for dropped in displaced:  # they stay in the history of their threads
+        for dropped in displaced:  # dropped messages stay in the history of their threads
             self._acks.drop(dropped.message.seq)
         if displaced:
             log.info("own messages that nobody reads are dropped", extra={"agent_id": self.agent_id})
@@ -336,7 +343,7 @@ class NetworkClient:
 
     def take_event(self, event: Event) -> None:
         if len(self._events) == MAX_EVENTS:
-            # Drop the oldest signal. Notices, reconnects and a person's stop (`cancel`) come only once.
+            # Drop the oldest signal, because notices, reconnects and a person's stop (`cancel`) are not repeated.
             droppable = (
                 index for index, old in enumerate(self._events) if isinstance(old, Signal) and old.kind != "cancel"
             )
@@ -364,10 +371,10 @@ class NetworkClient:
         metadata: Mapping[str, Any] | None = None,
         message_id: str | None = None,
     ) -> Stored:
-        """Send any JSON ``content`` to an address. Return when the message is durable.
+        """Send any JSON ``content`` to an address. Returns when the message is durable.
 
-        ``message_id`` makes the send idempotent across processes. ``conversation``, an id, names one of several threads
-        with the same participant."""
+        ``message_id`` makes the send idempotent across processes. ``conversation`` is an id that selects one of several
+        threads with the same participant."""
         message_id = message_id if message_id is not None else self._new_id()
         frame = SendFrame(
             message_id=message_id,
@@ -385,22 +392,22 @@ class NetworkClient:
         return stored
 
     async def send_text(self, agent_id: str, text: str, **options: Any) -> Stored:
-        """Send text to one participant; options as in `send`."""
+        """Send text to one participant. The options are those of `send`."""
         return await self.send(agent_address(agent_id), text, **options)
 
     async def broadcast(self, text: str, **options: Any) -> Stored:
-        """Send text to everyone; options as in `send`."""
+        """Send text to everyone. The options are those of `send`."""
         return await self.send("broadcast", text, **options)
 
     async def post(self, channel: str, text: str, **options: Any) -> Stored:
-        """Send text to a channel that this participant is a member of; options as in `send`."""
+        """Send text to a channel that this participant is a member of. The options are those of `send`."""
         return await self.send(channel_address(channel), text, **options)
 
     async def join_channel(self, name: str) -> bool:
-        """Join a channel. Create it if there is none, and return True then. Joining again changes nothing.
+        """Join a channel. If the channel does not exist, create it and return True. Joining again changes nothing.
 
-        Raises `Forbidden` for a channel that needs an invitation, or `InvalidArguments` if this client may not even see
-        it.
+        Raises `Forbidden` if the channel needs an invitation, or `InvalidArguments` if the channel is hidden from this
+        client.
         """
         try:
             await self.call("channels.join", {"name": name})
@@ -408,17 +415,19 @@ class NetworkClient:
         except UnknownRecipient:
             pass
         try:
-            await self.call("channels.create", {"name": name})  # its creator is a member
+            await self.call("channels.create", {"name": name})  # the creator of a channel is its member
         except InvalidArguments as taken:
             try:
-                await self.call("channels.join", {"name": name})  # another participant created it meanwhile
-            except UnknownRecipient:  # or the channel is hidden from this client
+                # another participant has created the channel meanwhile
+                await self.call("channels.join", {"name": name})
+            except UnknownRecipient:  # the channel is hidden from this client
                 raise taken from None
             return False
         return True
 
     async def reply(self, message: AnyMessage, text: str, **options: Any) -> Stored:
-        """Answer a message in its direct or mod thread, or in its reply thread, which is started if there is none."""
+        """Answer a message in its direct thread, its mod thread or its reply thread. A reply thread is started if
+        necessary."""
         to = self.find_reply_address(message)
         return await self.send(to, text, **{"reply_to": message.seq, "cause": message.seq, **options})
 
@@ -438,14 +447,14 @@ class NetworkClient:
         return await self._link.ask(f"c:{plain_text(call_id)}", encode(frame))
 
     def pages(self, op: str, args: Mapping[str, Any] | None = None) -> AsyncIterator[Page]:
-        """Yield the values of a listing operation, page after page. ``args`` chooses the first page and the page size.
+        """Yield the values of a listing operation, page after page. ``args`` selects the first page and the page size.
 
-        Raises `ValueError` for an operation without pages, and what `call` raises.
+        Raises `ValueError` for an operation without pages, and the errors of `call`.
         """
         return read_pages(self.call, op, args)
 
     async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str) -> Stored:
-        """Store a turn record. Return when it is durable."""
+        """Store a turn record. Returns when the record is durable."""
         frame = RecordFrame(record_id=record_id, reaction=reaction, kind=kind, body=Raw(encode(dict(body))))
         stored: Stored = await self._link.ask(f"r:{plain_text(record_id)}", encode(frame))
         return stored
@@ -459,8 +468,8 @@ class NetworkClient:
         thread_id: str | None = None,
         trigger: int | None = None,
     ) -> None:
-        """Send live activity to those who watch a thread. With ``trigger``, the seq of the message that is worked on, only
-        to those who may know of this work.
+        """Send live activity to everyone who watches a thread. ``trigger`` is the seq of the message being worked on.
+        With it, only participants who may know of this work get the signal.
 
         Signals are never stored. They are dropped without a connection, while the hub is slow, and beyond its
         ``signals_per_s``."""
@@ -474,7 +483,7 @@ class NetworkClient:
         self._link.push(encode(frame), may_drop=True)
 
     async def history(self, thread_id: str, *, before: int | None = None, limit: int = 50) -> History:
-        """Return messages of a thread, oldest first: the newest ``limit`` of those before ``before``."""
+        """Return the newest ``limit`` messages of a thread before the seq ``before``, oldest first."""
         args = _drop_none(thread_id=thread_id, limit=limit, before=before)
         return History.read(await self.call("network.history", args))
 
@@ -486,9 +495,9 @@ class NetworkClient:
         per_thread: int | None = None,
         visibility: str | None = None,
     ) -> Window:
-        """Return the messages that may enter a prompt for the message ``trigger``, with threads in a stable order.
+        """Return the messages that may enter a prompt for the message ``trigger``. The order of threads is stable.
 
-        ``visibility`` narrows what the participant's card and the network allow.
+        ``visibility`` can only narrow what the participant's card and the network allow.
         """
         args = _drop_none(trigger=trigger, threads=threads, per_thread=per_thread, visibility=visibility)
         return Window.read(await self.call("network.window", args))
@@ -496,8 +505,8 @@ class NetworkClient:
     # --- receiving
 
     async def deliveries(self) -> AsyncIterator[Delivery]:
-        """Yield deliveries in order; acknowledge each. Ends when the client is closed; raises what ended the connection
-        for good."""
+        """Yield deliveries in order; acknowledge each. Ends when the client is closed. Raises the error that ended the
+        connection permanently."""
         while (delivery := await self._next_delivery()) is not None:
             yield delivery
 
@@ -505,9 +514,9 @@ class NetworkClient:
     async def receive(self) -> AsyncIterator[AnyMessage]:
         """Receive the next message, for an ``async with`` block.
 
-        It is acknowledged when the block ends and refused when the block raises (`Delivery.nack`). When the block is
-        cancelled it stays open, and comes again in a later session. Raises what ended the connection, or `ConnectError`
-        once this client is closed."""
+        The message is acknowledged when the block ends, and refused when the block raises (`Delivery.nack`). If the
+        block is cancelled, the message stays open and comes again in a later session. Raises the error that ended the
+        connection, or `ConnectError` once this client is closed."""
         delivery = await self._next_delivery()
         if delivery is None:
             raise ConnectError("This client is closed and receives no messages. Await connect() first.")
@@ -515,10 +524,10 @@ class NetworkClient:
             yield message
 
     async def __aiter__(self) -> AsyncIterator[AnyMessage]:
-        """Yield messages in order, without end. Each is acknowledged when the next one is asked for.
+        """Yield messages in order, without end. Asking for the next message acknowledges the previous one.
 
-        Leaving the loop leaves its message open: a `break` looks like an error in the loop's body, and unhandled
-        messages must come again. To take a single message, use `receive`."""
+        Leaving the loop leaves the current message open: a `break` looks like an error in the body of the loop, and
+        unhandled messages must come again. To take a single message, use `receive`."""
         async for delivery in self.deliveries():
             try:
                 yield delivery.message
@@ -528,7 +537,8 @@ class NetworkClient:
             await delivery.ack()
 
     async def _next_delivery(self) -> Delivery | None:
-        """Return the next delivery, or None once this client is closed. Raises what ended the connection for good."""
+        """Return the next delivery, or None once this client is closed. Raises the error that ended the connection
+        permanently."""
         self._link.check_loop()
         delivery = await self._deliveries.get()
         if delivery is None and not self._link.is_closing:
@@ -538,11 +548,11 @@ class NetworkClient:
     async def follow(
         self, thread_id: str | None = None, *, after: int, timeout_s: float | None = None
     ) -> AsyncIterator[AnyMessage]:
-        """Yield the messages to this participant above the seq ``after``, of one thread or of all, as they arrive.
+        """Yield this participant's messages above the seq ``after`` as they arrive, of one thread or of all.
 
-        They are looked at only: none counts as delivered, and none has to be acknowledged. The participant's own
-        messages are not among them. Ends after ``timeout_s`` seconds, having looked at least once; None: never.
-        A busy hub is asked again after the delay that it names. Raises what ends the connection.
+        Following does not deliver messages: nothing has to be acknowledged. The participant's own messages are left
+        out. Ends after ``timeout_s`` seconds (None: never), after at least one read. If the hub is busy, the client
+        waits for the delay that the hub names and asks again. Raises the error that ends the connection.
         """
         loop = asyncio.get_running_loop()
         until = None if timeout_s is None else loop.time() + timeout_s
@@ -561,7 +571,8 @@ class NetworkClient:
                     yield message_from_wire(message)
 
     async def handle(self, handler: Callable[[AnyMessage], Awaitable[None]]) -> None:
-        """Call a handler for each message, without end: ack when it returns, nack when it raises."""
+        """Call a handler for each message, without end. Acknowledge when the handler returns, and refuse when it
+        raises."""
         async for delivery in self.deliveries():
             try:
                 async with delivery as message:
@@ -570,8 +581,8 @@ class NetworkClient:
                 log.exception("a handler failed", extra={"agent_id": self.agent_id, "seq": delivery.message.seq})
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yield presence, signals, notices and reconnects as they come. Beyond 1000 the oldest are dropped, signals first.
-        Ends with the connection."""
+        """Yield presence, signals, notices and reconnects as they arrive. If more than 1000 wait, the oldest are
+        dropped, signals first. Ends with the connection."""
         while True:
             while self._events:
                 yield self._events.popleft()
@@ -581,16 +592,16 @@ class NetworkClient:
             await self._event_arrived.wait()
 
     async def ack(self, seq: int, *, only: bool = False) -> None:
-        """Acknowledge everything up to ``seq``, or with ``only`` that message alone."""
+        """Acknowledge everything up to ``seq``, or only that message with ``only``."""
         self._acks.handle(seq, only=only)
 
     async def nack(self, seq: int, reason: str, retry_after_ms: int | None = None) -> None:
-        """Report a failed delivery; see `Delivery.nack`."""
+        """Report a failed delivery (see `Delivery.nack`)."""
         self._acks.refuse(seq, reason, retry_after_ms)
 
 
 def _drop_none(**args: object) -> dict[str, object]:
-    """Return the arguments that are not None."""
+    """Return the arguments whose value is not None."""
     return {name: value for name, value in args.items() if value is not None}
 
 

@@ -1,7 +1,9 @@
-"""Deliveries that wait until the program reads them, in order, and the bound of the participant's own messages.
+"""Deliveries that wait until the program reads them, in order. The number of the participant's own messages among them
+is limited.
 
-The hub bounds unacknowledged deliveries. The participant's own messages, which its other sessions send, need no
-acknowledgement, so this queue bounds them: a program that never reads deliveries would fill its memory.
+The hub limits unacknowledged deliveries. But the participant's own messages, sent by its other sessions, need no
+acknowledgement. So this queue limits them: otherwise they would fill the memory of a program that never reads
+deliveries.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from collections import deque
 from .acks import Delivery
 
 MAX_OWN_WAITING, MAX_OWN_CHARS = 1000, 8 * 1024 * 1024
-"""Maximum number and size in characters of the participant's own messages that wait. Beyond, the older half is dropped."""
+"""Maximum number and size in characters of the participant's own messages that wait. Beyond it, the older half is
+dropped."""
 
 
 class DeliveryQueue:
-    """The waiting deliveries of one client. Belongs to the event loop in which it is first awaited."""
+    """The waiting deliveries of one client. A queue belongs to the event loop in which it is first awaited."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Delivery | None] = asyncio.Queue()
@@ -35,7 +38,7 @@ class DeliveryQueue:
         if len(self._own) <= MAX_OWN_WAITING and self._own_chars <= MAX_OWN_CHARS:
             return []
         displaced: dict[Delivery, None] = {}
-        # Drop half at once: dropping one at a time would rebuild the queue below for every further message.
+        # Drop half at once. Dropping one at a time would rebuild the queue below for every further message.
         while len(self._own) > MAX_OWN_WAITING // 2 or self._own_chars > MAX_OWN_CHARS // 2:
             oldest, oldest_size = self._own.popleft()
             self._own_chars -= oldest_size
@@ -47,7 +50,7 @@ class DeliveryQueue:
         return list(displaced)
 
     def end(self) -> None:
-        """Have every reader get None, after the deliveries that wait."""
+        """Make every reader get None after the waiting deliveries."""
         self._queue.put_nowait(None)
 
     async def get(self) -> Delivery | None:
@@ -56,5 +59,5 @@ class DeliveryQueue:
         if self._own and delivery is self._own[0][0]:
             self._own_chars -= self._own.popleft()[1]
         if delivery is None:
-            self._queue.put_nowait(None)  # for the other tasks that wait
+            self._queue.put_nowait(None)  # for the other waiting tasks
         return delivery

@@ -1,7 +1,7 @@
-"""Exactly-once handling: a handler's effect in SQLite and its cursor are written in one transaction.
+"""Exactly-once handling: a handler's effect in SQLite and the cursor are written in one transaction.
 
-The hub delivers at least once. The cursor is in the same database as the effect, so a crash or a repeated
-delivery neither doubles nor loses anything (promise P5). Effects elsewhere, such as a mail, cannot be rolled back."""
+The hub delivers at least once. The cursor is in the same database as the effect, so a crash or a repeated delivery
+neither doubles nor loses an effect (promise P5). Effects elsewhere, such as a mail, cannot be rolled back."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ log = logging.getLogger(__name__)
 Handler = Callable[[aiosqlite.Connection, AnyMessage], Awaitable[None]]
 
 _SCHEMA = (
-    # Everything up to the cursor is handled, except open deliveries, and messages from before the first start (up to
-    # began) that are not done.
+    # Everything up to the cursor is handled, with two exceptions: open deliveries, and messages from before the first
+    # start (up to ``began``) that are not in roundelay_done.
     "CREATE TABLE IF NOT EXISTS roundelay_cursor "
     "(agent_id TEXT PRIMARY KEY, epoch TEXT NOT NULL, seq INTEGER NOT NULL, began INTEGER NOT NULL DEFAULT 0)",
-    # Deliveries at or below the cursor whose handler has failed so far. They come again, a dead letter only if somebody
-    # restores it.
+    # Deliveries at or below the cursor whose handler has failed so far. They are delivered again; a dead letter only if
+    # somebody restores it.
     "CREATE TABLE IF NOT EXISTS roundelay_open "
     "(agent_id TEXT NOT NULL, seq INTEGER NOT NULL, dead INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (agent_id, seq))",
     "CREATE TABLE IF NOT EXISTS roundelay_done "
     "(agent_id TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (agent_id, seq))",
 )
 _ADDED_COLUMNS = (("roundelay_cursor", "began"), ("roundelay_open", "dead"))
-"""Columns that databases of earlier versions lack."""
+"""Columns that databases of earlier versions do not have."""
 
 
 class HistoryReplaced(RoundelayError):
     """The hub's ledger was lost, restored or replaced, or no longer reaches back to the cursor.
 
-    It is unknown which of its messages were handled. Compare the two, then delete the row of ``roundelay_cursor`` to
-    handle everything that the hub still has, or set its cursor to a place in the new history."""
+    Nobody knows which of the hub's messages were handled. Compare the hub's messages with your data. Then delete the
+    row of ``roundelay_cursor`` to handle everything that the hub still has, or set its cursor to a position in the new
+    history."""
 
     code = "history_replaced"
 
@@ -53,14 +54,14 @@ async def handle_exactly_once(
 ) -> None:
     """Handle each message for ``agent_id`` exactly once, without end. ``options`` are those of `NetworkClient`.
 
-    ``handler(db, message)`` writes through ``db`` and neither commits nor rolls back. When it raises, its effect is
-    rolled back and the message comes again; after the fifth failure it becomes a dead letter. Raises `HistoryReplaced`,
-    and what ends the client. Run one process at a time per agent and database."""
+    ``handler(db, message)`` writes through ``db`` and neither commits nor rolls back. If the handler raises, its effect
+    is rolled back and the message comes again. After the fifth failure the message becomes a dead letter. Raises
+    `HistoryReplaced`, and the errors that end the client. Run one process at a time per agent and database."""
     async with aiosqlite.connect(database, isolation_level=None) as db:
         await db.execute("PRAGMA journal_mode = WAL")
-        # With NORMAL, a power cut could undo a commit after its message was acknowledged, and the effect would be lost.
+        # With NORMAL, a power cut could undo a commit whose message is already acknowledged. The effect would be lost.
         await db.execute("PRAGMA synchronous = FULL")
-        await db.execute("PRAGMA fullfsync = ON")  # macOS alone: its fsync leaves data in the drive's cache
+        await db.execute("PRAGMA fullfsync = ON")  # only on macOS, where fsync leaves data in the drive's cache
         await _prepare_tables(db)
         cursor = await _read_cursor(db, agent_id)
         async with NetworkClient(agent_id, url, resume=cursor, **options) as client:
@@ -68,7 +69,7 @@ async def handle_exactly_once(
                 f"The hub at {client.url} no longer has the history to which the cursor in {database} belongs. See "
                 "roundelay.network.client.exactly_once."
             )
-            # Stop instead of skipping: the messages between the cursor and what the hub still has may not have been
+            # Stop instead of skipping: messages between the cursor and the hub's oldest message may not have been
             # handled.
             if client.welcome.resume == "limited" and cursor is not None and cursor.seq:
                 raise replaced
@@ -84,7 +85,7 @@ async def handle_exactly_once(
                         await _handle(db, client, delivery, handler)
             finally:
                 dead_letters.cancel()
-                # The task may be inside a statement. Wait for it before the database is closed.
+                # The task may be inside a statement. Wait for it before closing the database.
                 await asyncio.wait([dead_letters])
                 if not dead_letters.cancelled() and (failure := dead_letters.exception()) is not None:
                     log.error("dead letters are no longer recorded", exc_info=failure)
@@ -101,15 +102,18 @@ async def _prepare_tables(db: aiosqlite.Connection) -> None:
 
 
 async def _begin(db: aiosqlite.Connection, client: NetworkClient) -> None:
-    """Record where the very first start was. Older messages may still come: another program may have failed on them."""
+    """Store the position of the first start. Older messages may still arrive, because another program may have failed
+    to handle them."""
     welcome = client.welcome
-    # IGNORE keeps the first start: ``began`` must not move with each restart, or old messages would pass for handled.
+    # IGNORE keeps the position of the first start. If ``began`` moved with each restart, old messages would count as
+    # handled.
     sql = "INSERT OR IGNORE INTO roundelay_cursor (agent_id, epoch, seq, began) VALUES (?, ?, ?, ?)"
     await db.execute(sql, (client.agent_id, welcome.network.epoch, welcome.cursor, welcome.head))
 
 
 async def _read_cursor(db: aiosqlite.Connection, agent_id: str) -> Cursor | None:
-    """Return where to resume: before the oldest open delivery. None at the very first start: at the hub's ack cursor."""
+    """Return where to resume: before the oldest open delivery. None at the very first start, which resumes at the hub's
+    ack cursor."""
     row = await (await db.execute("SELECT epoch, seq FROM roundelay_cursor WHERE agent_id = ?", (agent_id,))).fetchone()
     if row is None:
         return None
@@ -125,8 +129,8 @@ async def _handle(db: aiosqlite.Connection, client: NetworkClient, delivery: Del
     if message.sender_id == agent_id or not await _is_open(db, agent_id, message.seq):
         await delivery.ack()
         return
-    # A delivery below the cursor (a restored dead letter) is open again before its handler runs. Otherwise a
-    # crash of the handler would lose it: a restart resumes before the oldest open delivery.
+    # Open a delivery below the cursor (a restored dead letter) again before its handler runs. Otherwise a crash of the
+    # handler would lose the message, because a restart resumes before the oldest open delivery.
     await db.execute(_OPEN_AGAIN, (agent_id, message.seq))
     await db.execute("BEGIN IMMEDIATE")
     try:
@@ -144,9 +148,9 @@ async def _handle(db: aiosqlite.Connection, client: NetworkClient, delivery: Del
         )
         await _advance(db, client, message.seq)
         await db.execute("COMMIT")
-        # After the commit: if this nack is lost, the row makes the next start deliver the message again.
+        # Nack after the commit: if this nack is lost, the row makes the next start deliver the message again.
         await delivery.nack(f"{type(error).__name__}: {error}")
-    except BaseException:  # cancelled: as if the handler had not started
+    except BaseException:  # cancelled: restore the state before the handler
         await db.execute("ROLLBACK")
         raise
     else:
@@ -183,7 +187,7 @@ async def _advance(db: aiosqlite.Connection, client: NetworkClient, seq: int) ->
 
 
 async def _record_dead_letters(db: aiosqlite.Connection, client: NetworkClient, turn: asyncio.Lock) -> None:
-    """Mark dead letters: they no longer hold the cursor back, and are handled if somebody takes them back."""
+    """Mark dead letters. They no longer hold the cursor back, and are handled if somebody restores them."""
     sql = "INSERT OR REPLACE INTO roundelay_open (agent_id, seq, dead) VALUES (?, ?, 1)"
     async for event in client.events():
         if isinstance(event, Notice) and event.kind == "dead_letter" and event.body.get("agent_id") == client.agent_id:
@@ -192,5 +196,5 @@ async def _record_dead_letters(db: aiosqlite.Connection, client: NetworkClient, 
                     await db.execute(sql, (client.agent_id, event.body["seq"]))
                 except (
                     aiosqlite.Error
-                ):  # the dead letter still holds the cursor back, and a restart gets more than it needs
+                ):  # the dead letter still holds the cursor back, so a restart gets more messages than necessary
                     log.exception("a dead letter is not recorded", extra={"agent_id": client.agent_id})

@@ -1,7 +1,9 @@
-"""A client's link to its hub: connect, join, stay, reconnect. The lower half of `NetworkClient`, which is its `Owner`.
+"""A client's connection to its hub: connect, join, stay connected, reconnect. The lower half of `NetworkClient`, which
+implements `Owner`.
 
-The link owns the connection (`Wire`) and the task that reads it. Answers go to the `RequestQueue`, every other frame to
-the owner. After a lost connection it joins again, and the queue sends under the same ids whatever has no answer yet.
+The link owns the connection (`Wire`) and the task that reads it. Answers go to the `RequestQueue`, and all other frames
+to the owner. After a lost connection the link joins again. The queue then sends unanswered requests again under the
+same ids.
 """
 
 from __future__ import annotations
@@ -40,46 +42,48 @@ log = logging.getLogger(__name__)
 RECONNECT_BACKOFF = Backoff(0.1, 5.0)
 CROWDED_BACKOFF = Backoff(0.1, 1.0)
 STEADY_S = 2.0
-"""Duration after which a session counts as healthy: the next reconnect starts with the shortest delay again."""
+"""Duration in seconds after which a session counts as healthy. The next reconnect then starts with the shortest delay
+again."""
 BYE_TIMEOUT_S = 2.0
 MADE_ROOM = 4408
-"""Close code of a hub that evicts a new connection to make room for others."""
+"""Close code of a hub that closes a new connection to make room for others."""
 COME_BACK_CODES = (1001, 1006, 1011, 4408, 4429, 4503)
 """Close codes before a welcome after which another attempt may succeed."""
 
 
 class Owner(Protocol):
-    """The client that a link serves: it identifies itself and takes every frame that answers no request."""
+    """The client that a link serves. It provides the ``hello`` and handles every frame that does not answer a
+    request."""
 
     agent_id: str
 
     def make_hello(self, fence: int | UnsetType) -> HelloFrame:
-        """Return the frame to join with. ``fence`` is the fencing token of the last session."""
+        """Return the ``hello`` frame. ``fence`` is the fencing token of the last session."""
 
     def check_welcome(self, welcome: Welcome) -> None:
-        """Raise `ConnectError` if this hub must not be joined. Only the hello was sent to it."""
+        """Raise `ConnectError` if the client must not join this hub. Only the hello was sent to the hub so far."""
 
     def check_refusal(self, error: NotAuthenticated) -> None:
         """Raise `ConnectError` if another address may accept the token, so that a later attempt may succeed."""
 
     def begin_session(self, welcome: Welcome, wire: Wire) -> None:
-        """Start a session. Its frames follow."""
+        """Start a session. The frames of the session follow."""
 
     def take_frame(self, frame: dict[str, Any]) -> None:
-        """Handle a frame that answers no request."""
+        """Handle a frame that does not answer a request."""
 
     def take_event(self, event: Reconnecting | Reconnected) -> None:
         """Handle a lost or restored connection."""
 
     def end(self) -> None:
-        """Handle the end of the link. Called once; `Link.failure` has the reason."""
+        """Handle the end of the link. Called once. `Link.failure` has the reason."""
 
 
 class Link:
     """One client's connection to its hub, across sessions.
 
-    ``jitter`` returns numbers from 0 to 1. ``connect_timeout_s`` bounds each attempt up to the welcome, the transport's
-    own time included; with None only the transport's time is bounded.
+    ``jitter`` returns numbers from 0 to 1. ``connect_timeout_s`` limits each attempt up to the welcome, including the
+    transport's own time. With None only the transport's time is limited.
     """
 
     def __init__(
@@ -104,9 +108,9 @@ class Link:
         self._connect_timeout_s = connect_timeout_s
         self._requests = RequestQueue(self._send)
         self._failures = 0
-        """Attempts to reconnect in a row, since the last session that lasted for `STEADY_S`."""
+        """Number of attempts to reconnect in a row since the last session that lasted for `STEADY_S`."""
         self._drops_fence = False
-        """Join without the last session's fencing token, which the hub did not know."""
+        """Whether to join without the last session's fencing token, because the hub did not know the token."""
         self._wire: Wire | None = None
         """The connection on which the hub has welcomed this client."""
         self._task: asyncio.Task[None] | None = None
@@ -115,7 +119,7 @@ class Link:
         """Join for the first time. Afterwards the link reconnects by itself. Raises the hub's refusal, or
         `ConnectError`.
 
-        A hub that makes room for others is tried again until the timeout.
+        If the hub closes the connection to make room for others, try again until the timeout.
         """
         if self._task is not None:
             return
@@ -142,7 +146,7 @@ class Link:
         self._task = asyncio.create_task(self._stay_connected(wire), name=f"link-{self._owner.agent_id}")
 
     async def close(self) -> None:
-        """Say goodbye. Requests without an answer raise `ConnectError`. Idempotent."""
+        """End the session in order. Unanswered requests raise `ConnectError`. Idempotent."""
         if self.is_closing:
             return
         if self.is_left_behind():
@@ -151,7 +155,8 @@ class Link:
             return
         self.is_closing = True
         if self._wire is not None and self._task is not None and not self._task.done():
-            # The hub closes after a goodbye, so the reading task ends by itself. Its time is bounded: the hub may be gone.
+            # The hub closes after a goodbye, so the reading task ends by itself. Limit the wait, because the hub may be
+            # gone.
             self.push(encode(ByeFrame()))
             await asyncio.wait({self._task}, timeout=BYE_TIMEOUT_S)
         if self._task is not None:
@@ -162,8 +167,8 @@ class Link:
         self._end(ConnectError("The client was closed."))
 
     def is_left_behind(self) -> bool:
-        """Return whether the event loop of this link has ended, so that nothing of it can be awaited any more. Raise
-        `ConnectError` if that loop still runs, in another thread."""
+        """Return whether the event loop of this link has ended, so that its tasks and futures can no longer be awaited.
+        Raise `ConnectError` if that loop still runs, in another thread."""
         if self.loop is None or self.loop is asyncio.get_running_loop():
             return False
         if self.loop.is_running():
@@ -174,7 +179,7 @@ class Link:
         return True
 
     def check_loop(self) -> None:
-        """Raise `ConnectError` in another event loop than that of this link: an answer would never arrive there."""
+        """Raise `ConnectError` in an event loop other than the link's own: an answer would never arrive in it."""
         if self.is_left_behind():
             raise ConnectError(
                 f"The client of {self._owner.agent_id} was connected in another event loop, which has ended. Await "
@@ -183,14 +188,14 @@ class Link:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the hub has welcomed this client on the present connection."""
+        """Whether the hub has welcomed this client on the current connection."""
         return self._wire is not None
 
     async def ask(self, key: str, frame: bytes) -> Any:
-        """Send a frame until it is answered under ``key``, and return the answer; see `RequestQueue.ask`.
+        """Send a frame until it is answered under ``key``, and return the answer (see `RequestQueue.ask`).
 
-        Raises the hub's error, or the failure that ended the link. `InternalError`: the connection was lost with this
-        request again and again.
+        Raises the hub's error, or the failure that ended the link. Raises `InternalError` if the connection was lost
+        with this request several times.
         """
         if self.failure is not None:
             raise self.failure
@@ -200,8 +205,8 @@ class Link:
         return await self._requests.ask(key, frame)
 
     def push(self, frame: bytes, *, may_drop: bool = False) -> None:
-        """Send a frame once. It is lost without a connection, and if it is larger than the hub allows. With
-        ``may_drop`` it is lost too while the hub is slow to read."""
+        """Send a frame once. The frame is lost without a connection, and if it is larger than the hub allows. With
+        ``may_drop`` it is also lost while the hub reads too slowly."""
         if self._wire is None or (may_drop and self._wire.is_full):
             return
         try:
@@ -216,12 +221,13 @@ class Link:
             try:
                 self._wire.send(frame)
             except Closed:
-                return  # the reader of this connection notices, and requests are sent again
+                return  # the task that reads this connection notices the failure, and requests are sent again
 
     # --- joining
 
     async def _connect(self) -> Wire:
-        """Connect and join. Raises `ConnectError`, the hub's refusal, or `Closed`, after dropping the connection."""
+        """Connect and join. Raises `ConnectError`, the hub's refusal, or `Closed`. The connection is dropped before an
+        error is raised."""
         timeout_s = self._connect_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s if timeout_s is not None else None
         wire = await self._transport.connect()
@@ -243,7 +249,7 @@ class Link:
     async def _join(self, wire: Wire) -> None:
         """Send the hello and start the session. Raises the hub's refusal, or `Closed`."""
         last = None if self._drops_fence else self.welcome
-        # Drop the token for one attempt only: the welcome brings a new one, which the next join must present.
+        # Drop the token for one attempt only. The welcome brings a new token, which the next join must present.
         self._drops_fence = False
         fence: int | UnsetType = last.fence if last is not None and last.fence is not None else UNSET
         hello = self._owner.make_hello(fence)
@@ -257,7 +263,7 @@ class Link:
                 self._owner.check_welcome(welcome)
                 self._start_session(wire, welcome)
                 return
-            # The hub sends an error and closes. The close code decides what the error means, so wait for it.
+            # The hub sends an error and then closes. Wait for the close code, which decides what the error means.
             error = _read_error(frame)
             await anext(frames)
         except Closed as closed:
@@ -270,8 +276,8 @@ class Link:
     def _explain_refusal(
         self, hello: HelloFrame, error: RoundelayError | None, closed: Closed
     ) -> RoundelayError | Closed:
-        """Return what to raise for a connection that was closed before its welcome, after ``error`` if there was one.
-        Raises `ConnectError` if another address may help."""
+        """Return the error for a connection that was closed before its welcome. ``error`` is the hub's error, if one
+        was sent. Raises `ConnectError` if another address may help."""
         if closed.code == 4409:
             superseded = self._superseded()
             superseded.was_away = True
@@ -284,8 +290,8 @@ class Link:
         if error is None:
             return closed
         if closed.code == 4403 and hello.fence is not UNSET:
-            # A hub whose ledger was lost or replaced never issued this fencing token. Join as a new session. A reactor
-            # that was really superseded is closed with 4409 instead.
+            # A hub whose ledger was lost or replaced never issued this fencing token, so join as a new session. If
+            # another reactor has really taken over, the hub closes with 4409 instead.
             self._drops_fence = True
             return Closed(4503, error.message)
         if isinstance(error, NotAuthenticated):
@@ -295,20 +301,20 @@ class Link:
     def _start_session(self, wire: Wire, welcome: Welcome) -> None:
         self.welcome = welcome
         self._wire = wire
-        # The owner first: its acknowledgements belong to the new session before any request of it can be answered.
+        # Notify the owner first: it must reset its acknowledgements before any answer of the new session arrives.
         self._owner.begin_session(welcome, wire)
         self._requests.resend(welcome.limits)
 
     # --- staying
 
     async def _stay_connected(self, wire: Wire) -> None:
-        """Read until the end, and reconnect while that may help. Owns the wire."""
+        """Read until the connection ends, and reconnect while that may help. Owns the wire."""
         try:
             loop = asyncio.get_running_loop()
             while True:
                 joined_at = loop.time()
                 closed = await self._read(wire)
-                self._wire = None  # requests wait from here on, instead of going to a dead connection
+                self._wire = None  # from now on requests wait, instead of going to a dead connection
                 await wire.drop()
                 if loop.time() - joined_at >= STEADY_S:
                     self._failures = 0
@@ -324,12 +330,12 @@ class Link:
         except Exception as error:
             log.exception("a client's link failed", extra={"agent_id": self._owner.agent_id})
             self._wire = None
-            # No task reads this connection any more. The hub must deliver in the next session instead.
+            # No task reads this connection any more. Close it, so that the hub delivers in the next session.
             await wire.drop()
             self._end(InternalError(f"The client failed on a frame of the hub: {type(error).__name__}: {error}"))
 
     async def _read(self, wire: Wire) -> Closed:
-        """Pass on frames until the connection closes. Return how it closed."""
+        """Dispatch frames until the connection closes. Return how it closed."""
         try:
             async for data in wire.frames():
                 frame = decode_json(data)
@@ -355,7 +361,7 @@ class Link:
             if name in frame:
                 self._requests.answer(prefix + frame[name], error)
                 return
-        # An error without an id answers a frame that nobody waits for, such as a signal or an acknowledgement.
+        # An error without an id refers to a frame without an answer, such as a signal or an acknowledgement.
         log.warning("the hub refused a frame: %s", error, extra={"code": frame["code"]})
 
     def _handle_stored(self, key: str, frame: dict[str, Any]) -> None:
@@ -363,8 +369,8 @@ class Link:
         self._requests.answer(key, stored)
 
     def _find_ending(self, closed: Closed) -> RoundelayError | None:
-        """Return the error that ends the link for good, or None if reconnecting may help."""
-        # 1000 is a hub's orderly goodbye, after which it does not want this client back.
+        """Return the error that ends the link permanently, or None if reconnecting may help."""
+        # Code 1000 is a hub's orderly goodbye: the hub does not want this client to come back.
         if self.is_closing or not self._reconnects or closed.code == 1000:
             return ConnectError(f"The connection to the hub has ended ({closed}).")
         if closed.code == 4409:
@@ -374,7 +380,7 @@ class Link:
         return None
 
     def _end(self, error: RoundelayError) -> None:
-        # The first failure is the cause. What follows, such as a close, must not hide it.
+        # The first failure is the cause. Later failures, such as a close, must not hide it.
         if self.failure is None:
             self.failure = error
             self._requests.end(error)
@@ -383,7 +389,7 @@ class Link:
     # --- reconnecting
 
     async def _reconnect(self, reason: str) -> Wire:
-        """Try until the hub welcomes this client again. Raises the error after which no attempt helps."""
+        """Try until the hub welcomes this client again. Raises an error if no further attempt can succeed."""
         min_s = 0.0
         while True:
             self._failures += 1
@@ -397,25 +403,26 @@ class Link:
                 reason = str(error)
             except RetryLater as later:
                 reason = str(later)
-                # A program that was connected should be back soon, so the hub's delay is capped at the longest backoff.
+                # A program that was connected should be back soon. So limit the hub's delay to the longest backoff.
                 min_s = min(self._delay_named_by_hub_s(later), RECONNECT_BACKOFF.max_s)
             except Closed as closed:
                 reason = str(closed)
-                # Any other code before a welcome is a refusal that would be repeated.
+                # Any other code before a welcome is a refusal, and the hub would repeat it.
                 if closed.code not in COME_BACK_CODES:
                     raise ConnectError(f"The hub ended the session: {closed}") from closed
             else:
-                # After the join, so that a program which reacts to this event can send requests.
+                # After the join, so that the program can already send requests when it handles this event.
                 assert self.welcome is not None
                 self._owner.take_event(Reconnected(self.welcome))
                 return wire
 
     def _add_jitter(self, delay_s: float) -> float:
-        """Return half to all of a delay, so that the clients of a restarted hub do not all reconnect at once."""
+        """Return a random delay between half and all of the given one, so that the clients of a restarted hub do not
+        all reconnect at once."""
         return delay_s * (0.5 + self._jitter() / 2)
 
     def _delay_named_by_hub_s(self, later: RetryLater) -> float:
-        """Return up to twice the delay that the hub named, so that its waiting clients do not all come at once."""
+        """Return a random delay up to twice the hub's delay, so that its waiting clients do not all come at once."""
         return later.retry_after_ms / 1000 * (1 + self._jitter())
 
     def _superseded(self) -> Superseded:
@@ -433,5 +440,5 @@ def _read_welcome(frame: dict[str, Any]) -> Welcome:
 
 @lru_cache(maxsize=16)
 def _read_mods(mods: str) -> list[ModInfo]:
-    """Decode the mods of a welcome. Cached: they take 15 KB and are the same for every client of a process."""
+    """Decode the mods of a welcome. Cached, because they take 15 KB and are the same for every client of a process."""
     return msgspec.convert(json.loads(mods), list[ModInfo])

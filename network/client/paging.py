@@ -1,6 +1,7 @@
-"""Reading the lists of a hub page by page: which argument asks for the next page of each operation.
+"""Paging through the lists of a hub: for each operation, the argument that asks for the next page.
 
-No IO: `read_pages` gets a function to call, so that a client, an agent's restricted client and a test share it.
+No IO: `read_pages` calls a function that the caller supplies. So clients, restricted clients of agents and tests share
+this module.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ Page = dict[str, Any]
 
 
 class _Paging(NamedTuple):
-    """Paging of one operation: the list in its value, and the arguments that ask for the next page."""
+    """Paging of one operation: the name of its list, and the arguments for the next page."""
 
     entries: str
     make_next: Callable[[Page, Mapping[str, Any]], dict[str, Any]]
-    """Returns the changed arguments, from a page and the arguments that asked for it."""
+    """Returns the changed arguments for the next page, from a page and the arguments that requested it."""
     may_be_empty: bool = False
-    """A page without entries need not be the last: the hub looks through a part of its log in one call."""
+    """Whether an empty page may be followed by others, because the hub searches only a part of its log in one call."""
 
 
 def _after(entries: str, field: str) -> _Paging:
@@ -38,7 +39,7 @@ def _name_letter(page: Page, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _receive_next(page: Page, args: Mapping[str, Any]) -> dict[str, Any]:
-    # Without `after` the first page holds unhandled messages alone; the next ones must not add handled ones.
+    # Without `after` the first page has only unhandled messages. The next pages must not add handled messages.
     return {"after": page["next"], "unhandled": args.get("unhandled", "after" not in args)}
 
 
@@ -47,7 +48,8 @@ _PAGINGS = {
     "channels.members": _Paging("members", lambda page, _: {"after": page["members"][-1]}),
     "network.approvals": _after("approvals", "seq"),
     "network.dead_letters": _Paging("dead_letters", _name_letter),
-    # A thread is read backwards: each page is oldest first, and the next one ends before it.
+    # A thread is read backwards. Each page is oldest first, and the next page ends before the oldest message of this
+    # one.
     "network.history": _Paging("messages", lambda page, _: {"before": page["messages"][0]["seq"]}),
     "network.impact": _Paging("messages", lambda page, _: {"after": page["next"]}, may_be_empty=True),
     "network.inbox": _Paging("items", lambda page, _: {"before": page["next"]}),
@@ -67,8 +69,8 @@ _PAGINGS = {
 async def read_pages(call: Call, op: str, args: Mapping[str, Any] | None = None) -> AsyncIterator[Page]:
     """Yield the values of ``op``, page after page, until the hub has no more.
 
-    Each page is asked for when the caller wants it, so leaving the loop asks for nothing further. Raises `ValueError`
-    for an operation that has no pages, and what ``call`` raises.
+    A page is requested only when the caller asks for it, so leaving the loop requests nothing further. Raises
+    `ValueError` for an operation without pages, and the errors of ``call``.
     """
     paging = _PAGINGS.get(op)
     if paging is None:
@@ -77,7 +79,7 @@ async def read_pages(call: Call, op: str, args: Mapping[str, Any] | None = None)
     while True:
         page: Page = await call(op, asked)
         yield page
-        # A hub of an earlier version does not say whether there is more, and gives everything at once.
+        # A hub of an earlier version returns everything at once, without a field for further pages.
         if not page.get("has_more") or not (page[paging.entries] or paging.may_be_empty):
             return
         asked |= paging.make_next(page, asked)

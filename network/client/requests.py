@@ -1,12 +1,12 @@
-"""Requests of a client that the hub has not answered, within what client and hub allow at a time.
+"""Requests of a client that the hub has not answered. Both the client and the hub limit their number.
 
-`RequestQueue` decides which requests are on their way and which wait. A request is in one of three places:
+`RequestQueue` decides which requests are sent and which ones wait. A request is in one of three states:
 
     unanswered   sent, and sent again by each new session until it is answered; in the order of sending
     waiting      without room among the unanswered ones; in the order of asking
     held         a call beyond the hub's ``max_reads``, which the hub would refuse
 
-`link` owns the connection: it adds requests, reports answers, and asks for everything to be sent again. No IO and no
+`link` owns the connection. It adds requests, reports answers, and asks the queue to send everything again. No IO and no
 clock.
 """
 
@@ -25,9 +25,11 @@ from .transport import MAX_FRAME_BYTES
 MAX_UNANSWERED, MAX_UNANSWERED_BYTES = 4096, 16 * 1024 * 1024
 """Maximum number and size of unanswered requests. A single larger request is sent alone."""
 MAX_LOSSES = 3
-"""Connections that a request may lose as the oldest unanswered one, each with one of `BLAMING_CODES`."""
+"""Number of connections that a request may end while it is the oldest unanswered one, each with a code of
+`BLAMING_CODES`."""
 BLAMING_CODES = (1002, 1003, 1007, 1011, 4400, 4413)
-"""Close codes by which a hub refuses what a connection sent. A network failure has another code and blames nobody."""
+"""Close codes of a hub that refuses what the client sent. A network failure has another code, so no request is
+blamed."""
 ANSWER_TOO_LARGE = 1009
 """Close code of a client that received a frame beyond its limit (RFC 6455, 7.4.1)."""
 
@@ -43,15 +45,16 @@ class _Request(Struct):
             return
         if isinstance(outcome, RoundelayError):
             self.answer.set_exception(outcome)
-            self.answer.exception()  # marked as retrieved: the caller may have been cancelled
+            self.answer.exception()  # mark it as retrieved, because the caller may have been cancelled
         else:
             self.answer.set_result(outcome)
 
 
 class RequestQueue:
-    """The requests of one link, by key: ``m:`` and a message id, ``r:`` and a record id, ``c:`` and a call id.
+    """The requests of one link, by key. A key is a prefix with an id: ``m:`` for a message, ``r:`` for a record, ``c:``
+    for a call.
 
-    ``send`` takes a frame for the present connection, and drops it without one.
+    ``send`` writes a frame to the current connection, and drops the frame without one.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -66,13 +69,14 @@ class RequestQueue:
         self._is_ended = False
 
     async def ask(self, key: str, frame: bytes) -> Any:
-        """Send a frame, now or when there is room, and return its answer. Raises the error that answers it,
-        `InvalidArguments` for a key in use, and `TooLarge` for a frame that the hub would close the connection for."""
+        """Send a frame now, or as soon as there is room, and return its answer. Raises the error in the hub's answer.
+        Raises `InvalidArguments` for a key in use, and `TooLarge` for a frame that would make the hub close the
+        connection."""
         if key in self._unanswered or key in self._waiting or key in self._held:
             raise InvalidArguments(f"A request with the id {key[2:]!r} is unanswered; choose another id.")
         self.check_size(frame)
         request = _Request(frame, asyncio.get_running_loop().create_future())
-        # Only calls are held: a message or record behind too many reads must not wait for them.
+        # Only calls are held. A message or a record must not wait behind too many reads.
         if key.startswith("c:") and (self._held or not self._may_call()):
             self._held[key] = request
         else:
@@ -81,40 +85,41 @@ class RequestQueue:
             return await request.answer
         finally:
             if request.answer.cancelled():
-                # The caller gave up. The hub may still store the message, but nobody sends it again.
+                # The caller gave up. The hub may still store the message, but the client does not send it again.
                 self._remove(key)
                 self._send_waiting()
 
     def resend(self, limits: Mapping[str, int]) -> None:
-        """Send all unanswered requests in a new session, whose hub has these limits."""
+        """Send all unanswered requests again in a new session. The arguments are the limits of its hub."""
         self._limits = limits
-        # In the order of the first sending: the hub orders messages by arrival, and repeats keep their ids.
+        # Keep the order of the first sending: the hub orders messages by arrival, and repeats keep their ids.
         for key, request in list(self._unanswered.items()):
             self._send_request(key, request)
         self._send_waiting()
 
     def answer(self, key: str, outcome: object) -> None:
-        """Resolve a request by its answer, or by the error to raise instead."""
+        """Complete a request with its answer, or with the error to raise instead."""
         request = self._remove(key)
-        # Before the caller runs: it may ask again at once, and must not overtake requests that waited longer.
+        # Send waiting requests before the caller runs. The caller may send another request at once, which must not
+        # overtake requests that have waited longer.
         self._send_waiting()
         if request is not None:
             request.resolve(outcome)
 
     def count_loss(self, closed: Closed) -> None:
-        """Give up requests that would end the next session too: nothing behind them would ever be answered."""
+        """Give up requests that would end the next session too. Otherwise no later request would ever be answered."""
         if closed.code == ANSWER_TOO_LARGE:
             error = TooLarge(
                 f"The hub's answer to one of the unanswered calls is larger than {MAX_FRAME_BYTES} bytes. Ask for less "
                 "at a time."
             )
-            # Which call has the large answer is unknown. Repeating them would end every session, and sends have small
-            # answers.
+            # The call with the large answer is unknown, so give up all calls: repeating them would end every session.
+            # Messages and records have small answers.
             for key in [key for key in self._unanswered if key.startswith("c:")]:
                 self.answer(key, error)
         elif closed.code in BLAMING_CODES and self._unanswered:
-            # Only the oldest is blamed. If a later request is at fault, it becomes the oldest as soon as those before it are
-            # answered, and then it is given up.
+            # Blame only the oldest request. If a later request is at fault, it becomes the oldest as soon as earlier
+            # ones are answered. Then it is given up.
             key, oldest = next(iter(self._unanswered.items()))
             oldest.losses += 1
             if oldest.losses >= MAX_LOSSES:
@@ -125,7 +130,7 @@ class RequestQueue:
                 self.answer(key, InternalError(reason))
 
     def end(self, error: RoundelayError) -> None:
-        """Resolve everything by this error. No later request is sent."""
+        """Make every request raise this error. No later request is sent."""
         self._is_ended = True
         for key in [*self._unanswered, *self._waiting, *self._held]:
             self.answer(key, error)
@@ -142,18 +147,18 @@ class RequestQueue:
     def _admit(self, key: str, request: _Request) -> None:
         if key.startswith("c:"):
             self._calls.add(key)
-        # Requests that wait already go first, also if this one would fit.
+        # Requests that already wait go first, even if this one would fit.
         if self._waiting or not self._has_room(request):
             self._waiting[key] = request
         else:
             self._send_request(key, request)
 
     def _send_request(self, key: str, request: _Request) -> None:
-        # A repeat in a new session is counted already. Counted twice, the room would shrink with each reconnect.
+        # A repeat in a new session is already counted. Counting it twice would shrink the room with each reconnect.
         self._unanswered_bytes += 0 if key in self._unanswered else len(request.frame)
         self._unanswered[key] = request
         try:
-            # Checked again here: a hub may come back with lower limits, and would close each session at this frame.
+            # Check again: a hub may come back with lower limits, and would close each session at this frame.
             self.check_size(request.frame)
         except TooLarge as error:
             self._remove(key)
@@ -170,8 +175,9 @@ class RequestQueue:
         return request
 
     def _send_waiting(self) -> None:
-        """Send what waited for room, then the calls that the hub takes now."""
-        # ``_is_ended``: `end` resolves one request after another, and each would otherwise let the next one be sent.
+        """Send requests that waited for room, then the calls that the hub accepts now."""
+        # ``_is_ended``: `end` completes one request after another. Without this check, each completion would send the
+        # next request.
         while self._waiting and not self._is_ended and self._has_room(next(iter(self._waiting.values()))):
             key = next(iter(self._waiting))
             self._send_request(key, self._waiting.pop(key))
@@ -185,5 +191,6 @@ class RequestQueue:
 
     def _has_room(self, request: _Request) -> bool:
         size = self._unanswered_bytes + len(request.frame)
-        # A single request may exceed the bytes: with nothing else on its way it would otherwise wait forever.
+        # A single request may exceed the maximum size. Without other requests under way, it would otherwise wait
+        # forever.
         return not self._unanswered or (len(self._unanswered) < MAX_UNANSWERED and size <= MAX_UNANSWERED_BYTES)

@@ -1,6 +1,6 @@
-"""Connections to a hub: the protocols `Transport` and `Wire` that a client needs, and their WebSocket implementation.
+"""Connections to a hub: the protocols `Transport` and `Wire`, and their WebSocket implementation.
 
-`link` asks for a connection and owns it. Which of several addresses is tried next is decided here."""
+`link` asks for a connection and owns it. This module decides which of several addresses is tried next."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from roundelay.network.home import CONNECT_TIMEOUT_S
 from roundelay.network.tls import client_context, explain_failure
 
 SIGNAL_ROOM_BYTES = 256 * 1024
-"""Bytes waiting to be sent beyond which a connection is full, so that signals are dropped."""
+"""Number of unsent bytes beyond which a connection is full, so that signals are dropped."""
 PING_INTERVAL_S, PING_TIMEOUT_S = 20.0, 40.0
-"""A connection whose other end vanished is given up after at most the sum of both."""
+"""A connection whose other end has vanished is closed after at most the sum of these two times."""
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-"""Maximum frame that a client accepts: results of `network.history` hold up to 500 messages."""
+"""Maximum frame that a client accepts. A result of `network.history` holds up to 500 messages."""
 MAX_REDIRECTS = 3
-"""Maximum number of nodes that are tried in one `connect` because another node named them as the leader."""
+"""Maximum number of leaders named by other nodes that one `connect` tries."""
 REDIRECT_TIMEOUT_S = 3.0
-"""Maximum time for such a node: its address may not be reachable from here."""
+"""Maximum time for an attempt to reach a named leader, whose address may not be reachable from here."""
 COME_BACK = 4503
 
 
@@ -38,7 +38,7 @@ class Crowded(ConnectError):
 
 
 class NotLeading(ConnectError):
-    """A read replica has refused. ``leader`` is the address of the leader, as HOST:PORT."""
+    """A read replica has refused the connection. ``leader`` is the address of the leader, as HOST:PORT."""
 
     def __init__(self, message: str, leader: str) -> None:
         super().__init__(message)
@@ -50,13 +50,13 @@ class Wire(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the hub reads too slowly, so that frames which may be dropped should be."""
+        """Whether the hub reads too slowly. Frames that may be dropped should then be dropped."""
 
     def send(self, data: bytes) -> None:
         """Queue a frame, in order. Raises `Closed`."""
 
     def frames(self) -> AsyncIterator[bytes]:
-        """Yield the frames that arrive, until it raises `Closed`."""
+        """Yield the frames that arrive, until `Closed` is raised."""
 
     async def drop(self) -> None:
         """Cut the connection. Idempotent."""
@@ -66,19 +66,19 @@ class Transport(Protocol):
     """Opens connections to one hub."""
 
     async def connect(self) -> Wire:
-        """Open a connection, within the transport's own time limit. Raises `ConnectError`, or `Closed` with 1000 when no
+        """Open a connection, within the transport's own time limit. Raises `ConnectError`, or `Closed` with 1000 if no
         later attempt can succeed."""
 
 
 class WebSocketTransport:
     """Connections to the hub at ``url`` (``ws://`` or ``wss://``).
 
-    ``url`` may list several URLs with commas. The first that accepts is used until it refuses. A node that refuses or
-    ends a session may name the leader. With ``goes_to_leader`` the leader is tried next, encrypted as the connection to
-    that node was. The leader is tried again after the other URLs until one of them accepts: a node that takes over
-    refuses for a moment, and the node that named it may be gone.
+    ``url`` may list several URLs with commas. The first one that accepts is used until it refuses. A node that refuses
+    or ends a session may name the leader. With ``goes_to_leader`` the leader is tried next, with the same encryption as
+    the node that named it. The leader is tried again after the other URLs until one of them accepts. This is necessary
+    because a new leader refuses for a moment, and the node that named it may be gone.
 
-    ``timeout_s`` bounds each attempt: TCP, TLS and the WebSocket handshake together.
+    ``timeout_s`` limits each attempt: TCP, TLS and the WebSocket handshake together.
     """
 
     def __init__(self, url: str, timeout_s: float = CONNECT_TIMEOUT_S, *, goes_to_leader: bool = True) -> None:
@@ -86,11 +86,11 @@ class WebSocketTransport:
         self._goes_to_leader = goes_to_leader
         self.url = self._urls[0]
         self._leader = ""
-        """The URL of the leader that was named last."""
+        """URL of the leader that was named last."""
         self._previous_leader = ""
-        """The value of ``_leader`` before one of the given URLs accepted a connection."""
+        """Value of ``_leader`` before one of the given URLs accepted a connection."""
         self._passed_over = set[str]()
-        """URLs of other networks. They are tried last, so that they never keep the client from a right one."""
+        """URLs of other networks. They are tried last, so that they never keep the client from a right URL."""
         self._timeout_s = timeout_s
 
     async def connect(self) -> WebSocketWire:
@@ -99,13 +99,13 @@ class WebSocketTransport:
             tried.add(self.url)
             try:
                 wire = await self._connect()
-                # A leader that was only named stays known until a given URL accepts: the node that named it may be gone.
+                # Keep a named leader until a given URL accepts: the node that named it may be gone.
                 is_given = self.url in self._urls
                 self._previous_leader, self._leader = (self._leader, "") if is_given else ("", self.url)
                 return wire
             except ConnectError as error:
                 untried = [url for url in self._list_next(error) if url not in tried]
-                # Bounded, since two nodes may each name another leader without end while an election runs.
+                # Limit the redirects: during an election, two nodes may name each other as the leader without end.
                 if not untried or len(tried) >= len(self._urls) + MAX_REDIRECTS:
                     others = sorted(tried - {self.url})
                     self.url = self._list_next(None)[0]
@@ -116,7 +116,8 @@ class WebSocketTransport:
 
     def _list_next(self, error: ConnectError | None) -> list[str]:
         """Return the URLs to try after a refusal, best first."""
-        # Rotate: continue after the URL that refused, so that no URL is starved by the ones before it.
+        # Continue after the URL that refused. If every search began with the first URL, later URLs might never be
+        # tried.
         start = self._urls.index(self.url) + 1 if self.url in self._urls else 0
         urls = [*self._urls[start:], *self._urls[:start]]
         if isinstance(error, NotLeading) and is_address(error.leader) and self._goes_to_leader:
@@ -127,14 +128,14 @@ class WebSocketTransport:
         return sorted(order, key=lambda url: url in self._passed_over)
 
     def pass_over(self) -> None:
-        """Switch to the next URL: the present one belongs to another network."""
+        """Switch to the next URL, because the current one belongs to another network."""
         self._passed_over.add(self.url)
-        # The leader named before may still be right: it was named by a node of this network.
+        # Keep the leader that was named before: it was named by a node of this network.
         self._leader = self._previous_leader
         self.url = self._list_next(None)[0]
 
     def _handle_close(self, url: str, closed: Closed) -> None:
-        """Go to the new leader, if the node at ``url`` closed a session because it lost leadership."""
+        """Switch to the new leader if the node at ``url`` closed a session because it lost leadership."""
         if closed.code == COME_BACK and (leader := parse_leader(closed.reason)) and self._goes_to_leader:
             self.url = self._leader = _make_leader_url(leader, url)
 
@@ -176,7 +177,7 @@ class WebSocketTransport:
             raise ConnectError(reason) from error
         except (InvalidHandshake, InvalidMessage) as error:
             hint = "" if url.startswith("wss:") else "; if it encrypts, write wss://"
-            # A hub with too many pending connections cuts one for each new one, without an answer.
+            # A hub with too many pending connections closes one for each new connection, without an answer.
             if isinstance(error.__cause__, EOFError):
                 raise Crowded(
                     f"The server at {url} closed the connection without an answer, as a hub does when very many "
@@ -186,7 +187,8 @@ class WebSocketTransport:
         except TimeoutError as error:
             raise ConnectError(step.value.format(url=url, seconds=f"{timeout_s:g}")) from error
         except ConnectionResetError as error:
-            # A reset during TCP or TLS comes from the network or a firewall. Only a hub that makes room resets later.
+            # A reset during TCP or TLS comes from the network or a firewall. A hub that makes room resets connections
+            # only later.
             if step is not _Step.UPGRADE:
                 raise ConnectError(explain_failure(url, error)) from error
             raise Crowded(explain_failure(url, error)) from error
@@ -196,12 +198,12 @@ class WebSocketTransport:
 
 
 def _make_leader_url(leader: str, url: str) -> str:
-    """Return the URL of a leader, encrypted as the connection to the node that named it."""
+    """Return the URL of a leader, with the same encryption as the connection to the node that named it."""
     return f"{url.partition('://')[0]}://{leader}/"
 
 
 class _Step(Enum):
-    """The step of a connection attempt, and the error when it times out."""
+    """The step of a connection attempt. The value is the error text for a timeout in this step."""
 
     TCP = "Nothing answers at {url} within {seconds} s; check host and port, and whether a firewall is between."
     TLS = (
@@ -255,32 +257,32 @@ class WebSocketWire:
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()
-                # Swap before the first await, so that frames queued meanwhile go into the next round and keep their
+                # Swap the queues before the first await. Frames queued meanwhile go into the next round and keep their
                 # order.
                 outgoing, self._outgoing = self._outgoing, []
                 for data in outgoing:
                     await self._connection.send(data, text=True)
                     self._waiting_bytes -= len(data)
         except ConnectionClosed:
-            return  # `frames` raises it to the reader
+            return  # `frames` raises the error to the reader
 
     async def frames(self) -> AsyncIterator[bytes]:
         try:
             while True:
                 yield await self._connection.recv(decode=False)
         except ConnectionClosed as error:
-            # The peer's close frame has the reason. Without one the connection was cut.
+            # The close frame of the other end has the reason. Without a close frame the connection was cut.
             code, reason = (error.rcvd.code, error.rcvd.reason) if error.rcvd is not None else (1006, "")
             if error.sent is not None and error.sent.code == CloseCode.MESSAGE_TOO_BIG and not error.rcvd_then_sent:
-                # This end closed because of a large frame. The peer only repeats a code.
+                # This end closed the connection because of a large frame. The other end only repeats the code.
                 code, reason = error.sent.code, error.sent.reason
             self._closed = Closed(code, reason)
-            # Before the error is raised: the reader reconnects at once, and the new address must be known by then.
+            # Before raising the error: the reader reconnects at once and must already know the new address.
             self._on_close(self._closed)
             raise self._closed from error
 
     async def drop(self) -> None:
         self._closed = self._closed or Closed(1006, "")
         self._sender.cancel()
-        # Abort instead of closing: a close handshake waits for a peer that may be gone.
+        # Abort instead of closing: a close handshake would wait for a hub that may be gone.
         self._connection.transport.abort()

@@ -1,4 +1,4 @@
-"""Values that `NetworkClient` returns and yields. `link` and `client` make them from frames."""
+"""Values that `NetworkClient` returns and yields. `link` and `client` build them from frames."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ AnyMessage: TypeAlias = DirectMessage | BroadcastMessage | ChannelMessage | ModM
 
 
 class Cursor(Struct, frozen=True):
-    """A client's own position in the log. Resuming from it moves no ack cursor on the hub."""
+    """A client's own position in the log. Resuming from it does not move the ack cursor on the hub."""
 
     epoch: str
     seq: int
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """The hub's answer to a join; fields as in the ``welcome`` frame."""
+    """The hub's answer to a join. The fields are those of the ``welcome`` frame."""
 
     server: str
     network: NetworkInfo
@@ -46,11 +46,11 @@ class Welcome(Struct, frozen=True, kw_only=True):
     limits: dict[str, int] = {}
     is_read_only: bool = False
     follows: Follows | None = None
-    """Set by a read replica: the leader that it follows."""
+    """State of a read replica, with the leader that it follows. None at a leader."""
 
 
 class Stored(Struct, frozen=True):
-    """A durable message or record. ``duplicate``: an earlier send had stored it."""
+    """A durable message or record. ``duplicate``: an earlier send had already stored it."""
 
     seq: int
     id: str
@@ -67,7 +67,7 @@ class Presence(Struct, frozen=True):
 
 
 class Signal(Struct, frozen=True):
-    """Live activity of a participant ("Signals of agents" in docs/protocol.md). Never stored."""
+    """Live activity of a participant (docs/protocol.md, "Signals of agents"). Never stored."""
 
     sender_id: str
     thread_id: str
@@ -76,7 +76,7 @@ class Signal(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """A notice of the hub; docs/protocol.md, "Notices", has the kinds and their bodies."""
+    """A notice of the hub. docs/protocol.md ("Notices") lists the kinds and their bodies."""
 
     kind: str
     thread_id: str | None
@@ -91,7 +91,7 @@ class Reconnecting(Struct, frozen=True):
 
 
 class Reconnected(Struct, frozen=True):
-    """The connection is back, and requests without an answer have been sent again."""
+    """The connection is restored, and unanswered requests have been sent again."""
 
     welcome: Welcome
 
@@ -107,21 +107,21 @@ class History(Struct, frozen=True):
 
     @classmethod
     def read(cls, value: dict[str, Any]) -> History:
-        """Read the value of ``network.history``."""
+        """Parse the value of ``network.history``."""
         return cls([message_from_wire(message) for message in value["messages"]], value["has_more"])
 
 
 class Window(Struct, frozen=True):
-    """The messages that a prompt may hold, up to the seq ``as_of``."""
+    """The messages that a prompt may contain, up to the seq ``as_of``."""
 
     threads: list[MessageThread]
     as_of: int
     omitted_threads: int = 0
-    """Number of further threads with messages for the prompt, as far as the hub has looked."""
+    """Number of further threads with messages for the prompt, among those that the hub has checked."""
 
     @classmethod
     def read(cls, value: dict[str, Any]) -> Window:
-        """Read the value of ``network.window``."""
+        """Parse the value of ``network.window``."""
         threads = [
             MessageThread(
                 thread_id=thread["thread_id"],
