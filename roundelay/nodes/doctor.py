@@ -107,6 +107,7 @@ async def examine(
     try:
         if file is not None and _is_agents(file):
             checks += [check async for check in check_agents(file, timeout_s, url)]
+            # An agent's file says nothing about a node, so none of the node's checks apply.
             return checks if model is None else [*checks, await check_named_model(model, base_url, timeout_s)]
         config, origins = resolve_config(file, env, flags)
         checks.append(Checked("config", "ok", f"{file} is right." if file is not None else "No file; defaults hold."))
@@ -115,9 +116,11 @@ async def examine(
         checks.append(Checked("config", "failed", str(error)))
     if config is not None:
         checks.append(check_database(config))
+        # The checks below read the file. On a broken one each would repeat the same failure in other words.
         if checks[-1].status != "failed" and config.durability != "memory" and config.db.exists():
             shared = check_shared_log(config)
             checks += shared
+            # A large file takes seconds to read through, too long for the event loop.
             integrity = await asyncio.to_thread(check_integrity, config.db, is_index=bool(shared))
             checks.append(integrity)
             if integrity.status != "failed":
@@ -140,6 +143,7 @@ async def examine(
 def _is_agents(file: Path) -> bool:
     """Whether a file is an agent's. A node's file has none of these keys."""
     value = load_yaml(file).value
+    # One wrong field elsewhere must not turn an agent's file into a wrong node's file, so only the keys are looked at.
     return isinstance(value, dict) and not {"id", "instruction"}.isdisjoint(value)
 
 
@@ -158,6 +162,7 @@ def check_packages() -> Checked:
         needs = [("roundelay", "", "")]
     for need, _, marker in needs:
         name = re.split(r"[^\w.-]", need, maxsplit=1)[0]
+        # An extra is a choice of the user; to miss it is no fault.
         if "extra" not in marker:
             try:
                 installed.append(f"{name} {version(name)}")
@@ -190,6 +195,7 @@ def check_database(config: NodeConfig) -> Checked:
         return Checked("database", "note", "durability is memory: nothing outlives the node.")
     db = config.db
     owner = Path(f"{db}.owner").resolve()
+    # A database that a running node has open is right to be locked, and its state says so.
     busy = next((node.url for node in running_nodes() if Path(node.owner_file) == owner), None)
     try:
         check_folder(db)
@@ -206,6 +212,7 @@ def check_database(config: NodeConfig) -> Checked:
         return Checked("database", "failed", str(explain(error, db)))
     state = f"open in the node at {busy}" if busy else f"{size // 1024} KiB" if db.exists() else "will be made"
     detail = f"{db} ({state}); a durable write takes {took_ms:.1f} ms; {free // 2**20} MiB free."
+    # A note, not a failure: the node starts and works until the disk is full.
     if free < MIN_FREE_BYTES:
         return Checked("database", "note", detail, "Make room: a full disk stops the node.")
     if took_ms > SLOW_SYNC_MS and config.durability == "full":
@@ -221,11 +228,13 @@ def check_shared_log(config: NodeConfig) -> list[Checked]:
             place, head = kept.find_cursor(), next(kept.rows(), None)
     except LedgerError as error:
         return [] if log is None else [Checked("shared log", "failed", str(error), REMAKE)]
+    # Neither the file nor the configuration mentions a shared log, so there is nothing to say about one.
     if place is None and log is None:
         return []
     if place is None:
         if head is None:
             return [Checked("shared log", "ok", f"{db} is empty, and will be an index of {log}.")]
+        # To go on as an index would mix two histories under the same seqs.
         detail = f"{db} has a history of its own, and log names {log}: no node starts on both."
         return [Checked("shared log", "failed", detail, "Name a new file, or move it: roundelay cluster migrate.")]
     of = f"{db} is an index of the shared log of the network {place.name} (epoch {place.epoch}), up to record {place.position}"
@@ -243,6 +252,7 @@ async def ask_shared_log(url: str) -> Checked:
         log = make_shared_log(url)
         try:
             async with asyncio.timeout(LOG_TIMEOUT_S):
+                # A check changes nothing: only a node's start may make the log.
                 await log.open(create=False)
                 figures = await log.describe()
         finally:
@@ -264,6 +274,7 @@ def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
     began = time.perf_counter()
     try:
         problems = check_file(db)
+        # A damaged file may not be readable as a log at all.
         unchecked = summarize(db).unchecked if not problems else None
     except LedgerError as error:
         return Checked("integrity", "failed", str(error))
@@ -290,6 +301,7 @@ def check_retention(config: NodeConfig) -> Checked:
     detail = f"{kept}; there are {log.used_bytes / 2**20:.1f} MiB{since}."
     if log.held_by is not None and log.held_at is not None and rules:
         held_days = (time.time() * 1000 - log.held_at) / 86_400_000
+        # An open reaction is normal; only one that outlives a retention rule is worth a note.
         is_over = retain.bytes is not None and log.used_bytes > retain.bytes
         if is_over or held_days > min(retain.days or 36_500, retain.record_days or 36_500):
             advice = f"It goes on when {log.held_by} runs again; or remove {log.held_by}: docs/operations.md."
@@ -304,6 +316,7 @@ def check_files(config: NodeConfig) -> Checked:
     limit = raise_file_limit()
     shown = "as many files as there are" if limit == sys.maxsize else f"{limit} files"
     detail = f"A process may open {shown}; each connection is one."
+    # A node with few allowed connections needs few files, so the note depends on both.
     if limit < min(FEW_FILES, config.limits.max_connections):
         return Checked("files", "note", detail, "Raise it where the node is started: ulimit -Hn 65536")
     if limit < config.limits.max_connections:
@@ -418,8 +431,10 @@ def _find_hindrance(host: str, port: int) -> str | None:
     """Return why nothing can listen at the address; None if something can."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            # As the node itself does: a port that a stopped node has just left counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
+    # A port above 65535 raises OverflowError, not OSError.
     except (OSError, OverflowError) as error:
         return str(getattr(error, "strerror", None) or error)
     return None
@@ -431,6 +446,7 @@ async def check_clock(url: str, config: NodeConfig | None) -> Checked:
     shown = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now))
     if now < EARLIEST_S:
         return Checked("clock", "failed", f"It is {shown} here.", "Set the clock; times in the ledger would be wrong.")
+    # The hub never lets its stamps go back, so after a clock change all new messages would bear one time.
     if config is not None and config.db.exists() and config.db.stat().st_mtime > now + MAX_SKEW_S:
         detail = f"It is {shown} here, and {config.db} was written later than that."
         return Checked("clock", "note", detail, "The clock went back; stamps stand still until it has caught up.")
@@ -438,6 +454,7 @@ async def check_clock(url: str, config: NodeConfig | None) -> Checked:
         date_s = (await asyncio.to_thread(get_from_hub, url, "/healthz")).date_s
     except ConnectError:
         return Checked("clock", "ok", f"It is {shown}; no hub at {url} to compare with.")
+    # A proxy before the hub may leave out the header, and then there is nothing to compare.
     skew_s = now - date_s if date_s is not None else 0.0
     if abs(skew_s) > MAX_SKEW_S:
         detail = f"It is {shown} here, {abs(skew_s):.0f} s {'after' if skew_s > 0 else 'before'} the hub's clock."
@@ -459,6 +476,8 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
     for spec in specs:
         name = f"agent {spec.id}"
         try:
+            # Building imports the tools and makes the model, so a missing package or key is found here, before anything
+            # is asked.
             runner = build_runner(spec)
         except ConfigError as error:
             yield Checked(name, "failed", str(error))
@@ -469,6 +488,7 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
             yield Checked(name, "ok", f"An agent elsewhere, at {spec.a2a.url}: its card is read when it starts.")
             continue
         if spec.adapter is not None:
+            # Only the framework knows its model, so there is nothing here to ask.
             yield Checked(name, "ok", f"{spec.adapter} makes it; what runs it was not asked.")
             continue
         if spec.model.openai is None and spec.model.local is None:
@@ -487,6 +507,7 @@ async def check_network_tools(spec: AgentSpec, runner: SimpleAgentRunner, url: s
         unknown = "The names in network_tools are not checked: only a node knows them."
         return Checked(name, "note", unknown, "Give that node's address: --url URL")
     try:
+        # Under the own reader id of the commands, which lists of participants leave out.
         async with asyncio.timeout(TIMEOUT_S), NetworkClient(READER_ID, url, kind="service", reconnect=False) as client:
             try:
                 runner.check_network(client)
@@ -515,6 +536,7 @@ async def check_model(name: str, model: Model, timeout_s: float) -> Checked:
     try:
         return await _ask_for_call(name, model, timeout_s)
     finally:
+        # A scripted model has nothing to close.
         if (close := getattr(model, "close", None)) is not None:
             await close()
 
@@ -539,12 +561,15 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
         SystemMessage("You check a connection. First call the tool. Then say what it gave, in one short sentence."),
         UserMessage(f'Call the tool "confirm" with the word "{word}".'),
     ]
+    # In the shape in which an agent asks, with the description of the turn: a server that refuses that shape fails
+    # here.
     request = ModelRequest(repair(messages, describe_turn(1, 3)), [tool], agent_id="doctor", turn=1)
     first = await _ask_once(name, model, request, timeout_s)
     if isinstance(first, Checked):
         return first
     reply, took = first
     call = next((it for it in reply.tool_calls if it.name == "confirm"), None)
+    # A model without tool calls can still talk, but an agent could not act with it.
     if call is None:
         detail = f"Model {model.name} answered {took}, but called no tool."
         return Checked(name, "failed", detail, "Choose a model that calls tools, or tool_mode: json_schema.")
@@ -554,6 +579,7 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
         given = None
     messages += [
         AssistantMessage(reply.text, tuple(map(sanitize_call, reply.tool_calls)), reply.origin),
+        # Every call gets an answer, since servers refuse a request with an unanswered one.
         *(ToolMessage(it.id, answer) for it in reply.tool_calls),
     ]
     request = ModelRequest(repair(messages, describe_turn(2, 3)), [tool], agent_id="doctor", turn=2)
@@ -562,6 +588,7 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
         detail = f"The model called a tool {took}, and fails at the second turn, with the result: {second.detail}"
         return replace(second, detail=detail)
     last, took_again = second
+    # Only a note: the server works, and a larger model at the same place would do.
     if not isinstance(given, dict) or word not in str(given.get("word", "")).lower():
         detail = f"Model {model.name} called the tool {took}, but with wrong arguments: {call.arguments[:80]}"
         return Checked(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")

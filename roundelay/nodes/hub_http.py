@@ -41,6 +41,7 @@ def get_from_hub(url: str, path: str, *, accept: str = "*/*") -> HubAnswer:
     try:
         connection.request("GET", path, headers={"Accept": accept})
         response = connection.getresponse()
+        # Another program may listen there and send without end, or send bytes that are no text.
         body = response.read(MAX_BODY_BYTES).decode(errors="replace")
     except OSError as error:
         raise ConnectError(explain_failure(url, error)) from error

@@ -38,6 +38,7 @@ class NoPage(RoundelayError):
 def check_page(url: str) -> None:
     """Raise `NoPage` if the node at an address serves none, or `ConnectError`."""
     answer = get_from_hub(url, "/")
+    # A node without a page treats the path as unknown, or as one that is for WebSockets only.
     if answer.status in (404, 426):
         raise NoPage(f"The node at {url} shows no page (web: false); start it without --no-web.")
     if answer.status != 200:
@@ -50,7 +51,9 @@ async def make_link(
     """Make a link for an id with an operator's client; return its `url` and `expires_at`. Raises `RequestError`."""
     code = make_token()
     args = {"agent_id": agent_id, "kind": kind, "login_hash": hash_token(code), "operator": operator}
+    # The hub gets the hash alone. Whoever reads its ledger or its log later cannot log in with that.
     made = await client.call("network.create_login", {**args, "ttl_ms": minutes * 60_000})
+    # Behind a proxy the address that this client uses may mean nothing to the person's browser.
     public_url = (await client.call("network.info")).get("public_url")
     return {"url": _write_link(client.url, agent_id, code, public_url), **made}
 
@@ -70,6 +73,7 @@ async def make_owners_link(hub: Hub, url: str, agent_id: str) -> str:
 def _write_link(url: str, agent_id: str, code: str, public_url: str | None) -> str:
     """Return a link to the page at its public address, or else at the hub's."""
     page = page_url(url) if public_url is None else f"{public_url}/"
+    # Browsers do not send the fragment, so the code appears in no access log and no Referer header.
     return f"{page}#login={agent_id}~{code}"
 
 
@@ -81,6 +85,7 @@ def open_in_browser(link: str) -> Path | None:
     """
     import webbrowser
 
+    # The browser is given a file's path alone, and the file sends it on to the link.
     page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(link)}"><title>Roundelay</title>\n'
     path = home() / f"open-{os.getpid()}.html"
     try:
@@ -88,6 +93,7 @@ def open_in_browser(link: str) -> Path | None:
         save_new(path, page.encode())
         if webbrowser.open(path.resolve().as_uri()):
             return path
+        # No browser took it, so nobody will read the code: remove it at once instead of when the node stops.
         path.unlink()
     except (OSError, ConfigError, webbrowser.Error):
         path.unlink(missing_ok=True)
@@ -100,8 +106,10 @@ def draw_qr(link: str) -> list[str] | None:
         import segno
     except ImportError:
         return None
+    # The lowest error correction gives the smallest code, which must fit a terminal. A screen is not torn or dirty.
     rows = [list(row) for row in segno.make(link, error="l", micro=False).matrix_iter(border=4)]
     if len(rows) % 2:
+        # Two rows share a line, so an odd number needs an empty one.
         rows.append([0] * len(rows[0]))
     # One character holds two modules, one above the other. Dark modules stay unprinted, as readers expect on a dark terminal.
     blocks = {(0, 0): "\u2588", (0, 1): "\u2580", (1, 0): "\u2584", (1, 1): " "}

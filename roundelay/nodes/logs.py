@@ -31,6 +31,7 @@ class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = hide_secrets(super().format(record))
         extra = " ".join(f"{name}={value!r}" for name, value in _read_extra(record).items())
+        # The fields follow the message, not the traceback, so that a search by line finds both.
         head, *trace = sanitize_lines(line)
         return "\n".join([f"{head} {sanitize(extra)}".rstrip(), *trace])
 
@@ -45,6 +46,7 @@ class _JsonFormatter(logging.Formatter):
             texts["exception"] = self.formatException(record.exc_info)
         head = {"at": _format_time(record.created), "level": record.levelname.lower(), "logger": record.name}
         texts = {name: hide_secrets(text) for name, text in texts.items()}
+        # The fixed fields come last: an extra field of the same name must not replace the time or the level.
         return _format_json({**_read_extra(record), **head, **texts})
 
 
@@ -61,6 +63,8 @@ class ProcessLog:
 
     def forward(self, name: str, line: str) -> None:
         """Write an output line of a process, with the name of the process before it."""
+        # A child logs in the same format. Its line keeps its own time and level instead of becoming a message in
+        # quotes.
         fields = _read_log_line(line) if self.format == "json" else {}
         fields = fields or {"at": _format_time(time.time()), "level": "info", "logger": "output", "message": line}
         self._print(f"{name}: {sanitize_lines(line)[0]}", {**fields, "process": name})
@@ -76,6 +80,7 @@ def log_to_stderr(level: str, log_format: LogFormat = "text") -> None:
     line = _LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
     handler.setFormatter(line if log_format == "text" else _JsonFormatter())
     root, number = logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
+    # Replace what a library has installed at import: every line would appear twice.
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.WARNING))
     logging.getLogger(_PACKAGE).setLevel(number)
@@ -97,6 +102,8 @@ def _hide(value: Any) -> Any:
         case str():
             return hide_secrets(value)
         case _:
+            # An object stays itself unless its text holds a secret, so that JSON keeps numbers and dates of other
+            # types.
             text = hide_secrets(str(value))
             return value if text == str(value) else text
 

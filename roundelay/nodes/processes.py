@@ -87,8 +87,10 @@ class Process:
         self.error = ""
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
+            # The child waits for the end of this pipe. The system closes it even if this process is killed.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            # One stream keeps the order of reports and log lines.
             stderr=asyncio.subprocess.STDOUT,
             env=environment | {"PYTHONUNBUFFERED": "1", SUPERVISED: "1"},
             cwd=self._folder,
@@ -97,6 +99,7 @@ class Process:
         assert process.stdout is not None
         reader = asyncio.create_task(self._read_output(process.stdout))
         try:
+            # Cancelling this run must not cancel the reader: the lines of the shutdown are still to come.
             await asyncio.shield(reader)
             return await process.wait()
         finally:
@@ -111,6 +114,7 @@ class Process:
 
         Raises `NotReady`.
         """
+        # A second start must not count as ready by what the first one reported.
         self.settled.clear()
         self._run_task = asyncio.create_task(self.run())
         settled = asyncio.create_task(self.settled.wait())
@@ -121,6 +125,7 @@ class Process:
         if not self.settled.is_set():
             if self._run_task.done():
                 self._run_task.result()  # raises why the process could not be created
+            # A process that hangs at its start would otherwise stay behind without an owner.
             await self.stop()
             output = "\n".join(self.last_lines).strip()
             raise NotReady(f"The process of {self.name} did not get ready: {output or 'it printed nothing'}")
@@ -141,6 +146,7 @@ class Process:
     async def wait(self) -> int:
         """Wait for the end of the process that `start` began, and return its exit code."""
         assert self._run_task is not None
+        # Whoever waits may give up without ending the process.
         return await asyncio.shield(self._run_task)
 
     def handle_report(self, report: Report) -> None:
@@ -155,6 +161,7 @@ class Process:
     async def _read_output(self, output: asyncio.StreamReader) -> None:
         async for line in _read_lines(output):
             report = read_report(line)
+            # The sentence of a report, because people read these lines, not JSON.
             self.last_lines.append(line if report is None else report["message"])
             if report is None:
                 self._on_line(line)
@@ -167,6 +174,7 @@ async def _read_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
     rest = b""
     while data := await stream.read(MAX_LINE_BYTES):
         *lines, rest = (rest + data).split(b"\n")
+        # A process that never ends its line would fill the memory of the node.
         if len(rest) > MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
         for line in lines:
@@ -202,6 +210,7 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
     def stop() -> None:
         stopping.set()
+        # After the first signal the default holds again, so the second one needs no code of this program to work.
         remove()
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
@@ -217,6 +226,7 @@ async def wait_for_input_end() -> None:
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
     )
     try:
+        # The parent writes nothing, but a person who started the command by hand may type.
         while await reader.read(4096):
             pass
     finally:
@@ -229,6 +239,7 @@ async def wait_for_first(*waits: Coroutine[object, object, object]) -> None:
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
+            # The end of one of them is the reason for the stop, so its exception must not be lost.
             task.result()
     finally:
         for task in tasks:

@@ -35,6 +35,7 @@ class Reporter:
 
     def report_ready(self, sentence: str, url: str) -> None:
         """Print on stdout that the command is ready at ``url``."""
+        # Flushed, because output to a pipe is buffered and the parent waits for this very line.
         print(self._format("ready", sentence, url) or sentence, flush=True)
 
     def report_error(self, sentence: str) -> None:
@@ -53,6 +54,7 @@ def get_reporter() -> Reporter:
 
 def read_report(line: str) -> Report | None:
     """Return the report of a child's output line, or None for any other output."""
+    # The text before decides, without parsing each line of an agent that prints much.
     if not line.startswith(_PREFIX):
         return None
     try:

@@ -50,17 +50,21 @@ async def run_agents(
             try:
                 await runner.run(client)
             except Superseded as error:
+                # To end well here would leave the agent to the process that took over, which works for a node that is
+                # gone.
                 if until_input_ends and isinstance(client.failure, Superseded) and client.failure.was_away:
                     raise Superseded(
                         f"Another process of agent {runner.agent_id} worked while the node was away; this one starts "
                         "again."
                     ) from error
+                # No failure: the other agents of this process go on.
                 log.write(str(error))
 
     with stop_signals() as stopping:
         async with asyncio.TaskGroup() as group:
             agents = [group.create_task(run_one(runner)) for runner in runners]
             input_end = [wait_for_input_end()] if until_input_ends else []
+            # With every agent taken over, nothing is left to do, so that ends the command as well.
             await wait_for_first(asyncio.wait(agents), stopping.wait(), *input_end)
             for task in agents:
                 task.cancel()

@@ -98,6 +98,7 @@ def write_starter(
     """
     files = make_files(template, agent or name_agent(template, provider), provider)
     for name in files:
+        # A broken link counts as a file: writing through it would create one at another place.
         if os.path.lexists(folder / name):
             raise FileExistsError(errno.EEXIST, "File exists", str(folder / name))
     for name in files:  # make all folders first: if one fails, no file is written
@@ -110,6 +111,7 @@ def write_starter(
             ) as file:  # exclusive, because another process may write too
                 written.append(folder / name)
                 file.write(text)
+    # Also at Ctrl-C: half of a team would not start, and the next `roundelay init` would refuse to write over it.
     except BaseException:
         for path in written:
             path.unlink(missing_ok=True)
@@ -129,6 +131,7 @@ def check_agent_id(name: str) -> str:
             f"{name!r} cannot be an agent's name. Use up to 63 lowercase letters, digits, '_' or '-', and begin with a "
             "letter."
         )
+    # A new node has these two mods, and their ids are taken.
     reason = describe_reserved(name, ["channels", "discovery"])
     if name in YAML_WORDS:
         reason = "means something else in YAML"
@@ -177,6 +180,7 @@ def _choose_model(text: str, provider: Provider | None) -> tuple[str, str]:
     """Return an agent's file with its model, and its rules alone."""
     before, rest = text.split("MODEL\n")
     match = re.match(r"model:\n(?:  .*\n|\n(?=  ))*", rest)
+    # A template that ships with the package is wrong, not the user's input.
     assert match is not None, "a template's rules follow MODEL"
     rules, after = match[0], rest[match.end() :]
     model = RULES_NOTE + rules if provider is None else MODEL_NOTE + provider.describe()

@@ -34,6 +34,7 @@ _COUNTED = ("messages", "deliveries", "commits")
 async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[str, Any]:
     """Return the state of the hub, its figures, and its rates over ``over_s`` seconds, as far as the hub shows them to this
     caller. ``urls`` are the comma-separated nodes of the client."""
+    # The hub counts totals only, so a rate needs two readings.
     before = await _read_figures(client)
     began = time.perf_counter()
     await asyncio.sleep(over_s)
@@ -45,6 +46,8 @@ async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[s
     gateway, told = await asyncio.gather(
         asyncio.to_thread(describe_gateway, client.url), asyncio.to_thread(read_shared_log, urls)
     )
+    # The client went on to the leader, while the first node that answered follows. Readers must see whose figures these
+    # are.
     if told and urlsplit(told["url"]).netloc != urlsplit(client.url).netloc:
         told["shared_log"]["rest_told_by"] = client.url
     return {
@@ -76,6 +79,7 @@ def read_shared_log(urls: str) -> dict[str, Any]:
     for url in urls.split(","):
         with suppress(ConnectError):
             readiness = fetch_readiness(url)
+            # A node that starts knows nothing about its place in the log yet.
             if readiness is not None and readiness.shared_log is not None and readiness.state != "starting":
                 shared = msgspec.structs.asdict(readiness.shared_log)
                 return {"url": url, "shared_log": shared | {"answered_s": _fetch_metrics(url).get("log_age_seconds")}}
@@ -132,6 +136,8 @@ def describe_gateway(url: str) -> str:
         ]
         hooks = f"; {count(len(saved), 'webhook')}" + "".join(f", {hook}" for hook in dict.fromkeys(still or waiting))
     except (OSError, ValueError, KeyError, TypeError):
+        # The file is written by another process and may be in another shape; the rest of the status is still worth
+        # showing.
         hooks = ""
     return f"{node.gateway}{'' if is_up else ', which does not answer'}{hooks}"
 
@@ -169,6 +175,7 @@ def compute_rates(before: Figures, after: Figures, passed_s: float) -> dict[str,
 def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
     """Return lines by name. Problems appear only if there are any."""
     commits = figures["commits_total"]
+    # A fresh node has committed nothing, and there is no mean of nothing.
     mean = f"{figures['rows_total'] / commits:.1f}" if commits else "no"
     lines = {
         "sessions": f"{figures['sessions']:.0f}, {figures['sessions_behind']:.0f} of them behind; "

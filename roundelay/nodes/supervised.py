@@ -57,6 +57,7 @@ class SupervisedProcess(Process):
         self.state = "starting"
         """State of the process: starting, running, stopped, taken_over, restarting or ended."""
         self._description = description
+        # The path goes into log lines, where a control character in a file's name could forge one.
         self._path = sanitize(path)
         self._log = log
         self._wanted: AgentAction = "start"
@@ -75,8 +76,10 @@ class SupervisedProcess(Process):
             self._set_state("starting")
             _logger.info(self.start_message, extra={"agent_id": self.name})
             code = await self._run_until_requested()
+            # An operator's restart is no failure, so it must not lengthen the next delay.
             if code is None:
                 failures = 0
+            # At the start the person who wrote the file is still there, so the whole node refuses to start.
             elif code == WRONG_FILE and not self.settled.is_set():
                 raise ConfigError(self.error or f"{self._description} cannot start.")
             elif code == WRONG_FILE:
@@ -95,19 +98,25 @@ class SupervisedProcess(Process):
                 self._set_state("taken_over")
                 if not await self._wait_until_free():
                     return
+            # The node lost its place as leader, so its agents were refused. That is not their fault, and no delay may
+            # grow from it.
             elif not self._can_run():
                 _logger.info("a process has ended where it has nothing to do", extra={"agent_id": self.name})
                 self._set_state("restarting")
             else:
                 self.settled.set()
+                # A process that ran well for a while begins again at the shortest delay; only crashes in a row mean a
+                # lasting fault.
                 failures = 1 if time.monotonic() - started_at > STEADY_S else failures + 1
                 delay_s = RESTART_BACKOFF.delay_s(failures)
                 if self.error:
+                    # The reason came as a report, not as a line, so it has not been printed yet.
                     self._log.forward(self.name, f"Error: {self.error}")
                 ending = f"exit code {code}" if code > 0 else f"signal {-code}"
                 _logger.error("%s has ended with %s; it starts again in %g s.", self._description, ending, delay_s)
                 self._set_state("restarting")
                 self._record_fault(": ".join([ending, *([self.error] if self.error else [])]))
+                # An operator who has corrected the cause need not wait for the end of the delay.
                 await self._wait(self._requested.wait(), delay_s)
             if self._wanted == "stop":
                 self._set_state("stopped")
@@ -129,6 +138,7 @@ class SupervisedProcess(Process):
         finally:
             requested.cancel()
             run.cancel()
+            # The old process must be gone before the next one starts: the hub would let one take over from the other.
             await asyncio.wait({run})
 
     def _can_run(self) -> bool:
@@ -159,6 +169,7 @@ class SupervisedProcess(Process):
 
     def _set_state(self, state: str) -> None:
         self.state = state
+        # An event that is cleared again could be missed by a task that has not run in between.
         changed, self._state_changed = self._state_changed, asyncio.Event()
         changed.set()
 
@@ -177,7 +188,9 @@ class AgentProcess(SupervisedProcess):
         self._hub = hub
         self.file = spec.path
         self._loaded_bytes, self._loaded_spec = _read(spec.path), spec.find_node().plain()
+        # In a folder of the node, not beside the file: users would find a second, old version there.
         self._snapshot = snapshots / f"{spec.id}.yaml"
+        # Kept apart, because a run with the loaded file adds to the command, and the next run may not need that.
         self._plain_command = list(self._command)
         self._has_fault = False
 
@@ -188,6 +201,7 @@ class AgentProcess(SupervisedProcess):
             # Someone edited the file since. Until a reload, a crash must not apply the edit.
             self._snapshot.write_bytes(self._loaded_bytes)
             self._command += ["--as-loaded", str(self._snapshot)]
+        # An agent that crashes after each start looks fine in between. Its fault stays until it has run for a while.
         steady = asyncio.create_task(self._clear_fault_later()) if self._has_fault else None
         try:
             return await super().run()
@@ -197,6 +211,7 @@ class AgentProcess(SupervisedProcess):
 
     def has_changed(self) -> bool:
         """Whether the file describes the agent otherwise than when its process was loaded."""
+        # Equal bytes need no parsing, and this is asked every few seconds.
         if _read(self.file) == self._loaded_bytes:
             return False
         try:
@@ -216,10 +231,12 @@ class AgentProcess(SupervisedProcess):
 
         Raises `InvalidArguments` for a wrong file; the process then goes on as before.
         """
+        # To start again would end a running agent in the middle of its work.
         if action == "start" and self.state in ("starting", "running"):
             return self.describe()
         if action == "reload":
             self._reload()
+        # Set before the event: the task that wakes up reads it at once.
         self._wanted = action
         self._requested.set()
         final_states = ("stopped",) if action == "stop" else ("running", "ended", "taken_over")
@@ -233,6 +250,7 @@ class AgentProcess(SupervisedProcess):
             spec = self._read_spec().find_node().plain()
         except ConfigError as error:
             raise InvalidArguments(f"{self.name} goes on with its file as loaded: {error}") from error
+        # Only after the file has proved right. A wrong one would otherwise end the agent at its next crash.
         self._loaded_bytes, self._loaded_spec = data, spec
 
     def _read_spec(self) -> AgentSpec:
@@ -299,12 +317,14 @@ class GatewayProcess(SupervisedProcess):
         command += [part for host in list_web_hosts(config) for part in ("--web-host", host)]
         command += ["--public-url", interop.public_url] if interop.public_url is not None else []
         command += ["--webhooks", str(webhooks_file(config))] if "webhooks" in interop.serve else []
+        # The command that starts the node has already refused an open address, or the user has allowed it.
         command += ["--log-level", log_level, "--log-format", log.format, "--insecure", "--until-input-ends"]
         super().__init__("gateway", "The gateway", command, path="interop", log=log)
 
     async def run(self) -> int:
         """Run as `Process.run` does. A gateway that chose a free port keeps that port after a restart."""
         if self.url:
+            # Programs hold its address, and webhooks of others point there.
             self._command[self._command.index("--port") + 1] = str(urlsplit(self.url).port)
         return await super().run()
 
@@ -341,6 +361,7 @@ class NodeAgents:
                 data = process.read_file()
                 if data != reported.get(agent_id) and process.has_changed():
                     write(f"{process.file} has changed; apply it: roundelay agent reload {agent_id}")
+                # By bytes: each further edit is reported again, and one that changes nothing is not.
                 reported[agent_id] = data
 
 

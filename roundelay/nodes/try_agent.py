@@ -78,10 +78,12 @@ async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, 
         raise ConfigError(f"The person cannot be {person}, the agent's own id; choose another one with --as.")
     happened = _Happened()
     async with Network.open() as network:
+        # The head at the moment of the event tells which messages came before it.
         runner = build_runner(spec, on_event=lambda event: happened.put_nowait((event, network.hub.state.head)))
         runner.agent = _let_one_person_approve(runner.agent)
         client = await network.join(person, kind="human")
         joined = await network.join(runner.agent_id, role="reactor", card=runner.describe_card())
+        # Before the message is sent, so that the signal of the end cannot be missed.
         await client.call("network.watch", {"signals": True})
         async with asyncio.TaskGroup() as group:
             running = group.create_task(runner.run(joined))  # an exception of the runner ends the group
@@ -146,8 +148,10 @@ class _Trial:
             event, head = await self._happened.get()
             if event is None:
                 break
+            # Text in pieces comes many times a second; to ask the hub at each piece would slow the display down.
             if not isinstance(event, ModelOutput):
                 await self._show_messages(head)
+            # Shown at the very end, since the hub's record says whether the answer was accepted.
             if isinstance(event, Finished) and not event.path:
                 answer = event.answer
             else:
@@ -163,6 +167,7 @@ class _Trial:
         for model, used in spent.items():
             usage = Usage(used["prompt_tokens"], used["completion_tokens"], used["cached_tokens"])
             cost = prices.cost(model, usage, used["calls"])
+            # A sum without some of its parts would look like the price of the whole.
             if cost is None:
                 return None
             total += cost
@@ -172,6 +177,7 @@ class _Trial:
         """Show the messages since the last call, up to a seq, and decide requests for approval at once."""
         async for message in self._log.read_to_end():
             self._unshown.append(message)
+            # Decided as soon as it is read, before it is shown: the agent waits for it.
             if message.sender_id == self._runner.agent_id and "approval" in (message.metadata or {}):
                 await self._client.reply(message, self._decision)
         while self._unshown and (up_to is None or self._unshown[0].seq <= up_to):
@@ -224,6 +230,7 @@ class ShowText:
             self._stream(event.text)
             return
         self._end_text()
+        # Streamed text is on the screen already.
         if isinstance(event, TurnEnd) and event.text and self._shown != (event.path, event.turn):
             self._unsent = (event.path, event.text)
         elif isinstance(event, TurnStart) and self._unsent is not None and self._unsent[0] == event.path:

@@ -82,6 +82,7 @@ async def run_node(
     address for its name. Raises what `serve` raises, `ConfigError` for a wrong agent file, and `InternalError` when the
     hub fails.
     """
+    # Before anything else: a start in a wrong folder then fails without traces.
     check_folder(config.db)
     write = log.write
     tls, certificate = load_tls(config)
@@ -126,6 +127,7 @@ async def run_node(
                         announcement.add_gateway(gateway.url)
                         served = " ".join(config.interop.serve)
                         line += f"\nRoundelay's gateway to {url} is ready on {gateway.url} ({served})"
+                    # Made only now, because its lifetime runs from here, and the start may have taken long.
                     link = None if person_id is None else await _make_link(node.hub, url, person_id, write)
                     announce_ready(line, node.url, link)
 
@@ -156,6 +158,7 @@ async def _listening(
     """Serve as `serve` does. If another node listens at the address, the `ConnectError` names it. If the shared log is
     out of reach, as at a mistyped address, the files that this start made are deleted."""
     index = (Path(f"{config.db}{it}") for it in ("", "-wal", "-shm", ".head", ".owner"))
+    # Only files that did not exist: an index of an earlier start is worth keeping.
     new = [] if config.log is None else [it for it in index if not it.exists()]
     async with AsyncExitStack() as stack:
         try:
@@ -168,6 +171,7 @@ async def _listening(
             raise
         except ConnectError as error:
             url = listening_url(config)
+            # Another program has the port, and advice about nodes would mislead.
             if await asyncio.to_thread(is_hub_ready, url) is None:
                 raise
             raise ConnectError(
@@ -202,6 +206,7 @@ async def _announce_when_settled(
                 await process.settled.wait()
     except TimeoutError:
         missing = (process.name for process in processes if not process.settled.is_set())
+        # One slow agent must not keep people from the others: the node announces itself all the same.
         write(f"Not ready yet: {', '.join(missing)}.")
     ready = [process.name for process in processes if process.is_ready and isinstance(process, AgentProcess)]
     await announce(describe_node(node, config, ready))
@@ -236,6 +241,7 @@ def check_folder(db: Path) -> None:
 def place_mod_error(error: ModError, origin: str) -> ConfigError:
     """Return the error of a mod with the place that names the mod. ``origin`` is where the field `mods` comes from, as
     `resolve_config` returns it."""
+    # Only a file has a line to point at; an origin without one is a flag, a variable or the default.
     kind, _, place = origin.partition(" ")
     if kind != "file":
         return ConfigError(f"{place}: {error}" if place else str(error))
@@ -243,6 +249,7 @@ def place_mod_error(error: ModError, origin: str) -> ConfigError:
     root = load_yaml(Path(path)).value
     listed = root["mods"].value if isinstance(root, dict) and "mods" in root else None
     items = listed if isinstance(listed, list) else []
+    # The line of the mod's own name, since a list may have many; else the line of the field.
     mod_line = next((item.line for item in items if item.value == error.mod), int(line))
     return ConfigError(str(error), path=path, line=mod_line)
 
@@ -280,6 +287,7 @@ def describe_locked_out(rights: Rights | None, agent_ids: Sequence[str]) -> Iter
         if refused is not None:
             sentence = f"{agent_id} may not call {NEEDED[refused]}: {calls[refused].rule}."
             yield f"{sentence} Without it, every message to {agent_id} becomes a dead letter."
+        # The recipients of an answer are not known yet, so only an agent without any right to write is certain to fail.
         if not any(rights.list_rules(verb, agent_id, "agent") for verb in ("send", "broadcast", "write")):
             yield f"{agent_id} may write to nobody, by `rights` in the node's file: its answers are refused."
 
@@ -339,12 +347,14 @@ class _OwnAgents:
         instead. Tokens are stored by the hub's address, so an agent has another token on another port. With a shared log
         an agent also has a token that is derived from the owner's token, so that every node can run it.
         """
+        # A copy, because the loop may remove from the list.
         for spec in list(self.specs):
             try:
                 await self._let_in(hub, url, spec.id)
             except (ConfigError, LogFull) as error:
                 if self._config.log is None:
                     raise
+                # A node that leads serves all others; one agent's id must not keep the network down.
                 self._write(f"{error} This node leads without {spec.id}.")
                 self.specs.remove(spec)
 
@@ -352,11 +362,14 @@ class _OwnAgents:
         tokens = []
         if self._config.log is not None:
             tokens.append(derive_agent_token(owner_token(self._config.db), agent_id))
+        # A stored token stays valid; only a new one is the derived one, so that no second token is needed.
         tokens.insert(0, agent_token(url, agent_id, (lambda: tokens[0]) if tokens else make_token))
         hashes = dict.fromkeys(map(hash_token, tokens))
         unknown = [token_hash for token_hash in hashes if hub.state.get("token", token_hash) is None]
+        # With one known token the id is this user's, whoever else may hold another token of it.
         if len(unknown) == len(hashes):
             _check_own(hub, agent_id, self._config)
+        # Only for a new id: a warning at each start would be about a name that everybody knows by then.
         if unknown and hub.state.participant(agent_id) is None and not hub.state.has_token(agent_id):
             confusion = describe_reserved(agent_id, hub.view.mod_ids) or describe_look_alike(hub.state, agent_id)
             if confusion is not None:
@@ -373,6 +386,7 @@ def _check_own(hub: Hub, agent_id: str, config: NodeConfig) -> None:
     participant = hub.state.participant(agent_id)
     if participant is not None and participant.kind != "agent":
         raise ConfigError(f"Agent {agent_id}: the network knows {agent_id} as {participant.kind}; choose another id.")
+    # A revoked token lets nobody in, so it makes the id nobody's.
     valid = {key for key, token in hub.state.tokens(agent_id).items() if not token.revoked}
     if valid and valid.isdisjoint(hash_token(token) for token in saved_tokens(agent_id)):
         revoke = (

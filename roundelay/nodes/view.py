@@ -32,8 +32,10 @@ async def show_file(path: Path, port: int, person_id: str, announce: Callable[[s
         raise LedgerError(
             f"{path} is no node's database. To make a page of an export: roundelay export --format html --db {path}"
         )
+    # SQLite removes this file when the last program closes the database.
     is_open = await asyncio.to_thread(Path(f"{path}-wal").exists)
     with stop_signals() as stopping, tempfile.TemporaryDirectory(prefix="roundelay-view-") as folder:
+        # Even a read-only hub writes: it binds the person's login. The file itself must stay as it is.
         copy = Path(folder) / path.name
         await asyncio.to_thread(back_up, path, copy)
         config = NodeConfig(db=copy, port=port, durability="normal")
@@ -49,6 +51,7 @@ def _choose_person(state: State, person_id: str) -> str:
 
     def is_free(agent_id: str) -> bool:
         participant = state.participant(agent_id)
+        # An id that nobody has would be new in the copy only; nobody else sees it.
         return participant is None or (participant.kind == "human" and participant.removed_seq is None)
 
     return next(filter(is_free, _list_names(person_id)))

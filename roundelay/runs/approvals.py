@@ -93,6 +93,7 @@ def read_arguments(request: BaseMessage) -> dict[str, str]:
 def _read_json(text: str) -> object:
     """Return the decoded JSON, or the text itself if it is not JSON, too deep, or has a number that is too large."""
     try:
+        # NaN and infinity are no JSON, so the result could not be written as JSON again.
         return from_json(text, allow_inf_nan=False)
     except ValueError:
         return text
@@ -104,6 +105,7 @@ def read_until(request: BaseMessage) -> int | None:
     timeout_s = told.get("timeout_s") if isinstance(told, dict) else None
     if not isinstance(timeout_s, int | float) or not math.isfinite(timeout_s):
         return None
+    # From the hub's time of sending: the clock of this machine may differ.
     return request.sent_at + int(timeout_s * 1000)
 
 
@@ -128,6 +130,7 @@ async def show_request(client: NetworkClient, seq: int) -> dict[str, Any]:
     waiting = next((it for it in await list_requests(client) if it.seq == seq), None)
     told = read_arguments(request)
     place = {"seq": seq, "agent_id": request.sender_id, "thread_id": request.thread_id, "asked_at": request.sent_at}
+    # While it waits, nothing is settled; the approvals so far are listed beside it.
     decisions = [] if waiting is not None else await _list_decisions(client, request)
     made = [{"by": list(it.by), "seq": it.seq, "at": it.at, "said": list(it.said)} for it in decisions]
     voters = list(waiting.approved_by) if waiting is not None else []
@@ -180,6 +183,7 @@ class KnownRequests:
         if read_request(message) is not None:
             self._known[message.seq] = message
             if len(self._known) > MAX_REQUESTS:
+                # The oldest one goes: a screen that stays open for days must not grow.
                 del self._known[next(iter(self._known))]
 
     async def describe(self, message: BaseMessage) -> str | None:
@@ -191,6 +195,7 @@ class KnownRequests:
         if question not in self._known:
             with suppress(RequestError, LookupError):  # dropped by retention, or not visible to the client
                 self.add(await find_message(self._client, question))
+        # Nothing if it could not be read; the decision is then shown as the plain message that it is.
         request = self._known.get(question)
         return None if request is None else describe_decision(request, message.sender_id, message.said)
 
@@ -215,15 +220,18 @@ async def decide(
             f"#{seq} is not a request for approval, so nothing was sent. Use /reply {seq} to answer it."
         )
     waiting = next((it for it in await list_requests(client) if it.seq == seq), None)
+    # A decision that comes too late would look to its sender as if it counted.
     if why := await _find_settled(client, request, is_waiting=waiting is not None):
         raise InvalidArguments(f"#{seq} {why}, so nothing was sent.")
     if waiting is not None and not waiting.may_decide:
         if not waiting.may_call:
             raise InvalidArguments(f"#{seq} {_explain_rights(client, waiting)}, so nothing was sent.")
+        # An operator outside of the thread cannot reply there, so the hub reports the decision for them.
         told = await client.call("network.decide", {"seq": seq, "decision": decision})
         return request, Stored(told["seq"], "", duplicate=False)
     stored = await client.reply(request, decision)
     on_sent(request, stored)
+    # Somebody else may have decided between the check and the sending, and the first decision counts.
     first = next((it for it in await _list_decisions(client, request) if not it.is_edit), None)
     if first is not None and first.seq < stored.seq and (waiting is None or not waiting.approved_by):
         raise InvalidArguments(f"#{seq} {first.describe()}, before your decision arrived. That decision counts.")
@@ -243,6 +251,7 @@ def _explain_rights(client: NetworkClient, waiting: WaitingRequest) -> str:
 def check_arguments(text: str) -> None:
     """Raise `InvalidArguments` for text that cannot be the arguments of a call."""
     try:
+        # Checked before it is sent, because the agent would take wrong arguments as no decision and go on waiting.
         is_object = isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         is_object = False
@@ -308,7 +317,9 @@ async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[R
             said = tuple(word for word in told.get("said", ()) if isinstance(word, str))
             found.append(RecordedDecision(tuple(map(str, told["by"])), told["seq"], told["at"], said))
         elif it.reply_to == request.seq and (decision := read_decision(it)) is not None:
+            # The agent ignores the words of others, so they settle nothing here either.
             counts = deciders is None or it.sender_id in deciders
+            # One refusal is enough; an approval among several is settled by the agent's own report.
             settles = needed == 1 or not decision.is_approved
             found += (
                 [RecordedDecision((it.sender_id,), it.seq, it.sent_at, (it.said.strip(),))]

@@ -72,6 +72,7 @@ class UsedCall(BaseModel):
 
     def find_cost(self, prices: Prices) -> Decimal | None:
         """Return its dollars; None if it used tokens of a model whose price is unknown."""
+        # Nothing used costs nothing, even where no price is known.
         if not self.usage.prompt_tokens and not self.usage.completion_tokens:
             return Decimal(0)
         return prices.cost(self.model, self.usage) if self.model else None
@@ -112,6 +113,7 @@ class Total:
         self.tools += len(call.tools)
         cost = call.find_cost(prices)
         if cost is None:
+            # Listed instead of counted as zero: the sum would look complete.
             self.unpriced.add(call.model)
         else:
             self.cost += cost
@@ -135,6 +137,7 @@ class CostReport:
     total: Total = field(default_factory=Total)
 
     def add(self, call: UsedCall, prices: Prices) -> None:
+        # A row of zeros would say that a call was made.
         if call.is_empty:
             return
         group = tuple(_NAMES[head](call) for head in HEADS[self.by])
@@ -155,6 +158,7 @@ async def read_cost(source: ReadableSource, wanted: CallFilter, by: By, prices: 
     """Add up the wanted calls, page by page: only the sums are kept in memory."""
     report = CostReport(by)
     prices = prices or Prices()
+    # A first pass over all pages: an asked agent's reaction may be listed before the one that asked it.
     reactions = await _find_asked(source, wanted) if wanted.reaction is not None else None
     async for call in _read_calls(source, wanted):
         if wanted.admits(call) and (reactions is None or call.reaction in reactions):
@@ -186,12 +190,14 @@ async def _find_asked(source: ReadableSource, wanted: CallFilter) -> set[str]:
             by_asker.setdefault(place.get("sent_in", ""), set()).add(reaction)
     reactions, new = {str(wanted.reaction)}, {str(wanted.reaction)}
     while new:
+        # Without those already known: records of other programs may name each other in a circle.
         new = set().union(*(by_asker.get(reaction, set()) for reaction in new)) - reactions
         reactions |= new
     return reactions
 
 
 async def _read_calls(source: ReadableSource, wanted: CallFilter) -> AsyncIterator[UsedCall]:
+    # Across pages, because a page may end in the middle of a reaction.
     counted: dict[tuple[str, str], Usage] = {}
     async for page in source.usage(wanted.agent_id, wanted.after):
         for call in _read_page(page, counted):
@@ -213,6 +219,7 @@ def _read_page(page: Mapping[str, Any], counted: dict[tuple[str, str], Usage]) -
         except ValueError:  # another program's record, in another shape
             continue
         reaction = (call.agent_id, call.reaction)
+        # Each model in the list has a price of its own, so its tokens leave the sum of the record.
         used = sum((use.usage for use in call.used), Usage())
         for use in call.used:
             yield call.model_copy(update={"kind": USED, "model": use.model, "usage": use.usage, "tools": []})
@@ -221,12 +228,14 @@ def _read_page(page: Mapping[str, Any], counted: dict[tuple[str, str], Usage]) -
             counted[reaction] = counted.get(reaction, Usage()) + used + rest
             yield call.model_copy(update={"usage": rest})
             continue
+        # Removed at the end: nothing of this reaction follows, and a long log has many.
         rest = _subtract(rest, counted.pop(reaction, Usage()))
         if rest != Usage():
             yield call.model_copy(update={"usage": rest})
 
 
 def _subtract(total: Usage, part: Usage) -> Usage:
+    # Another program's sums may not add up, and negative tokens would lower the cost of others.
     return Usage(*(max(0, getattr(total, it.name) - getattr(part, it.name)) for it in fields(Usage)))
 
 
@@ -292,6 +301,7 @@ async def read_usage(client: NetworkClient, noticed: Iterable[tuple[str, str]], 
     ``noticed`` are further reactions, as (id, agent). A reaction counts once, under the agent that the hub names.
     """
     source, seqs = LiveSource(client), list(seqs)
+    # Later entries win, so the agent that the hub names counts.
     names = {**dict(noticed), **{reaction: agent_id for agent_id, reaction in await source.reactions_with(seqs)}}
     agents: dict[str, AgentUsage] = {}
     hidden = 0
@@ -305,6 +315,7 @@ async def read_usage(client: NetworkClient, noticed: Iterable[tuple[str, str]], 
         usage.usage += reaction.usage
     conversation = await _read_conversation_usage(client, seqs)
     counted = sum((it.usage for it in agents.values()), Usage())
+    # A record may arrive between the two readings, so the rest could be negative for a moment.
     calls = max(conversation.turns - sum(it.turns for it in agents.values()), 0)
     return UsageReport(
         dict(sorted(agents.items())), hidden, AgentUsage(0, calls, _subtract(conversation.usage, counted))

@@ -20,6 +20,7 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
         return "No model calls that you may see. Records are visible to their agent and to operators."
     heads = HEADS[report.by]
     rows = [(*names, *list_figures(total)) for names, total in report.by_cost()]
+    # With one group the total would repeat its line.
     if len(rows) > 1:
         rows.append(("all", *("" for _ in heads[1:]), *list_figures(report.total)))
     head = (*(name.upper() for name in heads), *FIGURES)
@@ -37,6 +38,7 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
 def list_figures(total: Total) -> tuple[object, ...]:
     """Return a sum as table cells, in the order of `FIGURES`. Unknown prices are a question mark."""
     usage = total.usage
+    # A free model shows its zero; only an unknown price is a question.
     cost = write_dollars(total.cost) if total.cost or not total.unpriced else "?"
     if total.cost and total.unpriced:
         cost += "+?"

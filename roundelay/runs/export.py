@@ -33,6 +33,7 @@ def write_markdown(messages: Iterable[BaseMessage], *, title: str) -> Iterator[s
     for message in messages:
         at = datetime.fromtimestamp(message.sent_at / 1000, UTC)
         if f"{at:%Y-%m-%d}" != day:
+            # A new day begins with its thread's name again, so that each part can be read alone.
             day, thread_id = f"{at:%Y-%m-%d}", ""
             yield ""
             yield f"## {day}"
@@ -52,6 +53,7 @@ def write_markdown(messages: Iterable[BaseMessage], *, title: str) -> Iterator[s
 
 def write_mermaid(messages: Iterable[BaseMessage]) -> Iterator[str]:
     """Yield a sequence diagram line by line. Channels and the broadcast are participants of the diagram."""
+    # Read twice: Mermaid wants all participants before the first arrow.
     found = list(messages)
     names: dict[str, str] = {}
     for message in found:
@@ -77,6 +79,7 @@ def _name_target(message: BaseMessage) -> str:
 
 
 def _escape(text: str) -> str:
+    # Markdown shows HTML and entities in a text, so a message could draw something of its own.
     return _MARKDOWN.sub(r"\\\1", sanitize(text).replace("&", "&amp;").replace("<", "&lt;"))
 
 
@@ -137,6 +140,7 @@ class Selection:
             return False
         if part.thread_id == thread_id:
             self._begun.add(seq)
+        # A reply thread is named after the message that it begins at.
         elif part.thread_id is not None and thread_start(thread_id) not in self._begun:
             return False
         return part.holds_seq(seq)
@@ -147,6 +151,7 @@ class Selection:
         if part.thread_id is None and part.root is None:
             return part.holds_seq(row.seq)
         if row.type == "record":
+            # The later records of a reaction do not name its trigger, so the first decides for all of them.
             if row.label == "started" and read_trigger(row.label, read_body(row)) in self._triggers:
                 self._reactions.add(row.stream)
             return row.stream in self._reactions and part.holds_seq(row.seq)
@@ -178,7 +183,9 @@ async def write_log(source: Source, part: Part, write: Callable[[str], object]) 
     Raises `Forbidden` for non-operators, and `UnknownMessage` if the part is empty.
     """
     head, rows = await read_part(source, part)
+    # A replay refuses an excerpt, and must be able to tell it from a whole log.
     excerpt = LogHead(epoch=head.epoch, name=head.name, first_seq=head.first_seq, is_excerpt=not part.is_whole)
+    # The head is written with the first row, so that an empty part leaves an empty file and an error.
     is_begun = False
     async for row in rows:
         if not is_begun:

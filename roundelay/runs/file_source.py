@@ -70,6 +70,7 @@ class FileSource:
 
     async def history(self, thread_id: str, limit: int, before: int | None = None) -> dict[str, Any]:
         rows = (it for it in self._log.rows() if it.type == "message" and it.stream == thread_id)
+        # Only the last seqs are kept, so a long thread needs no more memory than a page.
         last = deque((it.seq for it in rows if before is None or it.seq < before), maxlen=limit + 1)
         if not last:
             earlier = f" before #{before}" if before is not None else ""
@@ -89,6 +90,7 @@ class FileSource:
             name = (str(body["agent_id"]), int(body["seq"]))
             if "event" in body:  # an operator retried or dropped the letter, or its reaction finished after all
                 letters.pop(name, None)
+            # Retention has dropped the older messages; a node lists no letter without its message.
             elif name[1] >= self._log.head.first_seq and recipient in (None, name[0]):
                 letters[name] = {**body, "at": row.at}
         return [letters[name] for name in sorted(letters)[:limit]]
@@ -140,6 +142,7 @@ class FileSource:
         return list(self._read_places())
 
     async def open_reactions(self) -> set[tuple[str, str]]:
+        # An agent that restarts writes another `started` after its last end, and the reaction is open again.
         return {name for name, it in self._read_places().items() if it.started > max(it.finished, default=0)}
 
     async def read_reactions(self, names: Iterable[tuple[str, str]]) -> list[RecordedReaction]:
@@ -180,10 +183,12 @@ class FileSource:
 
     async def following(self, seq: int, limit: int | None = None) -> tuple[list[BaseMessage], bool]:
         self._find(seq)
+        # One pass is enough, because a cause always comes before what it causes.
         follows = {seq}
         messages: list[BaseMessage] = []
         async for message in self.all_messages(seq):
             if message.cause in follows:
+                # One more was found, so the caller knows that the list is not complete.
                 if len(messages) == limit:
                     return messages, True
                 follows.add(message.seq)

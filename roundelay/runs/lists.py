@@ -16,6 +16,7 @@ async def list_participants(client: NetworkClient, *, online: bool | None = None
     `RoundelayError`."""
     args: dict[str, object] = {} if online is None else {"online": online}
     agents = await _read_entries(client, "network.list_agents", "agents", args)
+    # The reader is the command that asks; listed, it would be in every answer.
     return [agent for agent in agents if agent["agent_id"] != READER_ID]
 
 
@@ -32,6 +33,7 @@ async def list_threads(client: NetworkClient, *, limit: int | None = None, above
         threads += page["threads"]
         if (limit is not None and len(threads) >= limit) or (threads and threads[-1]["last_seq"] <= above):
             break
+    # The last page may be longer than what was asked for.
     return threads[:limit]
 
 

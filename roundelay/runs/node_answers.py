@@ -49,6 +49,8 @@ class NodeRunReader:
         for message, sent_in in pairs:
             step = _step_to_json(await explain_step(source, message, sent_in), prices)
             size += len(msgspec.json.encode(step))
+            # The first step is given even if it is too large: without it, the caller would ask for the same one for
+            # ever.
             if steps and (size > max_bytes // 2 or len(steps) == MAX_STEPS):
                 next_seq = message.seq
                 break
@@ -150,6 +152,7 @@ def steps_to_json(reaction: RecordedReaction, prices: Prices) -> list[dict[str, 
 def _step_to_json(step: CauseStep, prices: Prices) -> dict[str, Any]:
     value = step.to_json()
     if step.reaction is not None:
+        # A caller who may not read the records gets the fact of the reaction, but none of its steps.
         value["reaction"]["steps"] = [] if step.is_hidden else steps_to_json(step.reaction, prices)
         messages = sorted(step.messages.values(), key=lambda message: message.seq)
         value["messages"] = [message.model_dump(mode="json", exclude_none=True) for message in messages]

@@ -55,6 +55,7 @@ class HubLog:
 
     async def read_to_end(self) -> AsyncIterator[AnyMessage]:
         """Yield all messages up to the end that the log has by then."""
+        # A page may hold no messages at all, so only a position that stands still means the end.
         previous = -1
         while self.position > previous:
             previous = self.position
@@ -94,6 +95,7 @@ class NodeSource:
         messages: list[BaseMessage] = []
         async for page in read_pages(self._call, "network.impact", {"seq": seq, "limit": MAX_PAGE}):
             messages += [message_from_wire(message) for message in page["messages"]]
+            # One message over the limit is read before stopping: it proves that something was left out.
             if limit is not None and len(messages) > limit:
                 return messages[:limit], True
         return messages, False
@@ -115,6 +117,7 @@ class NodeSource:
             async for page in read_pages(self._call, "network.usage", args):
                 yield page
                 next_agent = page["next_agent"]
+            # The hub pages through one agent's records at a time, and names the next one that has any.
             if agent_id is not None or next_agent is None:
                 return
             asked = next_agent
@@ -229,6 +232,7 @@ class LiveSource(NodeSource):
                 return await self._read_end_of_log(count)
             except (Forbidden, UnknownOperation):  # not an operator, or an older hub
                 pass
+        # Read before the messages: what arrives in between is followed, and not lost.
         newest_first, self._log.position = await self._list_threads()
         thread_ids = [thread_id] if thread_id is not None else [name for name, _ in newest_first[:count]]
         messages: list[AnyMessage] = []
@@ -258,6 +262,7 @@ class LiveSource(NodeSource):
             seen = self._log.position
             threads, head = await self._list_threads()
             new = await self._read_threads([name for name, last_seq in threads if last_seq > seen], seen)
+            # An empty list has the head 0, which would repeat everything.
             self._log.position = max(seen, head)
             for message in new:
                 # A message newer than the list waits for the next round: otherwise an older message of another thread
@@ -271,6 +276,7 @@ class LiveSource(NodeSource):
         distance = count
         while True:
             start = max(0, head - distance)
+            # What came after the head belongs to `follow`, which begins there. It would appear twice.
             messages = [it async for it in HubLog(self.client, start).read_to_end() if it.seq <= head]
             if len(messages) >= count or start == 0:
                 return messages[-count:]
@@ -292,6 +298,7 @@ class LiveSource(NodeSource):
         newer: list[AnyMessage] = []
         async for page in self.client.pages("network.history", {"thread_id": thread_id, "limit": MAX_PAGE}):
             messages = list(map(message_from_wire, page["messages"]))
+            # Pages come newest first, each ascending in itself.
             newer[:0] = [message for message in messages if message.seq > after]
             if not messages or messages[0].seq <= after:
                 break

@@ -81,10 +81,13 @@ class _PageRows:
         self.add_participant(str(record["agent_id"]), "agent")
 
     def add_participant(self, agent_id: str, kind: str) -> None:
+        # The command that writes the page would appear as a participant of the run.
         if agent_id != READER_ID:
+            # The first kind stays: a record's writer is only assumed to be an agent.
             self.kinds.setdefault(agent_id, kind)
 
     def _count_bytes(self, data: bytes) -> None:
+        # Counted while reading, so that a huge log is refused before it fills the memory.
         self.size += len(data)
         if self.size > MAX_BYTES:
             raise LedgerError(
@@ -135,8 +138,10 @@ async def _read_own(source: LiveSource, part: Part, rows: _PageRows) -> None:
         rows.add_message(message.model_dump(), data)
         rows.rows.append(make_message_row(message, data))
     own = source.client.agent_id
+    # The usage names reactions that have ended, and the other list those that are still open.
     names = {(own, name) async for page in source.usage(None, 0) for name in page["reactions"]}
     for reaction in await source.read_reactions(sorted(names | await source.open_reactions())):
+        # Records of a message that is not on the page would explain nothing there.
         if reaction.trigger in rows.triggers:
             for record in reaction.records:
                 data = msgspec.json.encode(record["body"])
@@ -173,9 +178,11 @@ def make_page(rows: bytes, nonce: str, folder: Path = site.FOLDER) -> str:
         if name.endswith(".js")
     }
     imports = site.list_imports(folder, places)
+    # A module that the entry does not import stays out: it would only make the file larger.
     needed = {places[site.ENTRY], *(imports[it] for it in site.list_modules(contents, imports))}
     import_map = json.dumps({"imports": {name: place for name, place in imports.items() if place in needed}})
     styles = "".join(contents[name].decode() for name in site.list_styles(contents))
+    # Without a time, the same run always gives the same file.
     packed = b64encode(gzip.compress(rows, mtime=0)).decode()
     return site.fill_template(
         folder,

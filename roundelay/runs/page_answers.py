@@ -87,6 +87,7 @@ async def describe_run(log: MemoryLog, prices: Prices) -> dict[str, Any]:
     explained: dict[str, Any] = {}
     effects: dict[str, Any] = {}
     async for message in source.all_messages(0):
+        # Only the message and its reaction: the page follows causes by the answers for the other messages.
         [(_, sent_in), *_] = pair_with_reactions((await source.chain(message.seq))[:2])
         if sent_in is not None:
             reaction = (await explain_step(source, message, sent_in)).to_json()["reaction"]

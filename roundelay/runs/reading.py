@@ -99,8 +99,10 @@ class RecordedReaction:
         self.reaction = reaction
         self.agent_id = agent_id
         self.records = records
+        # One unreadable record must not hide the others, so each is tried alone.
         self.readable = records if _can_read(records) else [it for it in records if _can_read([it])]
         self.recorded = read_records(self.readable)
+        # A replay or a verdict on a part of the records could be wrong, so `run` needs them all.
         is_ours = len(self.readable) == len(records) and self.recorded.started is not None
         self.run = self.recorded if is_ours else None
 
@@ -139,7 +141,9 @@ class RecordedReaction:
         """Final status, or None while the reaction is open."""
         if self.recorded.finished is not None:
             return self.recorded.finished.status
+        # Another program's end has no more than the status that every program must record.
         ends = [body.get("status") for body in self._bodies("finished")]
+        # An unknown word still means an end; to call the reaction open would show it as running for ever.
         return next((it for it in ends if it in get_args(Status)), "finished" if self._has_ended() else None)
 
     @property
@@ -178,6 +182,7 @@ class RecordedReaction:
     def misconfigured(self) -> str:
         """Error in the model's configuration, which a retry cannot fix; empty if there is none."""
         failures = [failure for run in self.runs.values() for failure in run.failures.values()]
+        # The newest one: an earlier one may have been corrected.
         return next((it.reason for it in reversed(failures) if it.failure == "misconfigured"), "")
 
     @property
@@ -197,6 +202,7 @@ class RecordedReaction:
             path, body = read_path(record), record["body"]
             match record["kind"]:
                 case "asking" | "waiting" | "approval" | "tool_started" | "tool_result":
+                    # A dictionary keeps the place of the first record, which is when the call began.
                     call_records = entries.setdefault((path, int(body["turn"]), int(body["call"])), [])
                     assert isinstance(call_records, list)
                     call_records.append(record)
@@ -215,6 +221,7 @@ class RecordedReaction:
         path, bodies = read_path(records[0]), [it["body"] for it in records]
         place = turn, number = int(bodies[0]["turn"]), int(bodies[0]["call"])
         run = self.runs[path]
+        # A slice gives nothing for a number that the reply does not have; an index would raise.
         planned = run.replies[turn].tool_calls[number : number + 1] if turn in run.replies else ()
         name, arguments = (planned[0].name, planned[0].arguments) if planned else ("", "")
         result, wait, request = run.results.get(place), run.waits.get(place), run.approval_waits.get(place)
@@ -292,6 +299,7 @@ def choose_author(reaction: str, records: Sequence[Record], epoch: str) -> str:
     """
     for record in records:
         trigger = read_trigger(str(record["kind"]), record["body"])
+        # Anybody may write under any id, but nobody can make the id of another agent fit their own.
         if trigger is not None and reaction_id(record["agent_id"], trigger, epoch) == reaction:
             return str(record["agent_id"])
     return str(records[0]["agent_id"])
@@ -341,6 +349,7 @@ def read_message(row: Row) -> BaseMessage:
     """Return the message of a row. Raises `LedgerError`."""
     try:
         return message_from_wire(read_body(row))
+    # It says already what is damaged.
     except LedgerError:
         raise
     except (RoundelayError, ValueError, TypeError) as error:

@@ -42,6 +42,7 @@ class Recording:
         for it in read_reactions(self.rows):
             ours, other = it, self.reactions.get(it.reaction)
             if other is not None:
+                # The agent whose id fits owns the reaction, whoever wrote first.
                 ours, other = (it, other) if self.is_replayable(it) and not self.is_replayable(other) else (other, it)
                 self.intruders.add(other.agent_id)
             self.reactions[it.reaction] = ours
@@ -87,6 +88,7 @@ class Recording:
                 if record["kind"] not in ("model_reply", "model_failed"):
                     continue
                 path, body = read_path(record), record["body"]
+                # A name for people who read the tape; the start of the id is enough to find the reaction.
                 name = reaction.reaction[:12] + (f"/{path}" if path else "")
                 turn = int(body["turn"])
                 if record["kind"] == "model_reply":

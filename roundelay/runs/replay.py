@@ -93,6 +93,7 @@ def load_replay(
         # only the adapter knows the model name of a framework's agent
         runners[spec.id] = build_runner(spec, model=name_model(spec) if spec.adapter is None else None)
     called = recording.list_tools()
+    # A mistyped name would replay the recorded result and look like a tool that works.
     for name in sorted(run_tools.difference(called)):
         raise ConfigError(
             f"--run-tool {name}: nobody called that in {ledger}; called were: {', '.join(called) or 'none'}"
@@ -101,6 +102,7 @@ def load_replay(
     for file in files:
         if is_node_file(load_yaml(file)):
             config = resolve_config(file, {}, {})[0]
+            # Limits and mods of the node decide what the hub accepts and writes, so the replay needs the same.
             options = ReplayOptions(config.limits, config.mods, config.visibility, run_tools, is_lenient)
     return recording, list(runners.values()), options
 
@@ -216,7 +218,10 @@ class _Replay:
             if come:
                 continue
             row = rows[place]
+            # Only when all is quiet: a runner that still works would see a clock of the future.
             self._stage.move_to(row)
+            # Tokens have no part in a hub in memory, and a dead letter is the hub's own reaction to an agent that
+            # failed.
             if row.type in ("token", "dead"):
                 self._notes.append(f"#{row.seq} ({row.type}) is not part of a replay")
             elif self._bring_about(row):
@@ -224,6 +229,7 @@ class _Replay:
             elif row.actor != "mod:network":  # it reports refusals, which the replayed tools take from the log
                 await self._wait_for(row)
                 continue
+            # The row is skipped, but its seq stays taken: all later rows must get their own.
             self._stage.hub.state.head = row.seq
             self._saw(row.seq)
             place += 1
@@ -254,6 +260,7 @@ class _Replay:
     def _let_go_another(self) -> bool:
         """Release a write that the log does not have: it was refused or changed nothing then, and will again."""
         for held in self._stage.gate.held.values():
+            # Its own turn comes later, or the log ended before it.
             if held.key in self._recording.keys or self._is_over(str(held.frame.get("reaction", ""))):
                 continue
             if not held.begins_reaction:  # a reaction that did not exist then is reported at the end
@@ -270,11 +277,13 @@ class _Replay:
 
         Raises `_StopReplay`.
         """
+        # The runner may have slept then, for a retry or a timer. It gets as much virtual time as had passed.
         behind_s = (row.at - self._recording.rows[0].at) / 1000 - (self._loop.time() - self._began_s)
         allowed_s = max(0.0, behind_s) + PATIENCE_S
         passed_s = 0.0
         head, held = self._stage.hub.state.head, self._stage.gate.held
         while passed_s < allowed_s:
+            # Growing steps: a wait of hours would need many thousand small ones.
             step_s = min(max(0.5, passed_s / 4), allowed_s - passed_s)
             await asyncio.sleep(step_s)
             passed_s += step_s
@@ -282,6 +291,7 @@ class _Replay:
             self._look_at_requests()
             if self._stage.hub.state.head > head or (row.actor, row.key) in held:
                 return
+        # The most useful reason comes first: a refused input explains why nothing followed.
         refused = self._stage.hands.take_error()
         if refused is not None:
             self._stop(f"{describe_row(row)}: the hub refuses it now ({refused})", row)
@@ -293,6 +303,7 @@ class _Replay:
         """Wait until nothing more happens without new input. Raises what ended a runner."""
         await self._loop.when_quiet()
         for agent_id, task in self._tasks.items():
+            # Without its runner, each further row of this agent would be waited for in vain.
             if task.done():
                 error = task.exception() if not task.cancelled() else None
                 reason = f": {error}" if error is not None else "."
@@ -327,6 +338,7 @@ class _Replay:
             agent_id, trigger = held.key[0], int(held.frame["body"]["trigger"])
             message = self._recording.message(trigger)
             said = f' ("{shorten(message.text)}" of {message.sender_id})' if message is not None else ""
+            # A later reaction in the log shows that the agent had passed this message over.
             if any(it.agent_id == agent_id and it.trigger > trigger for it in self._recording.reactions.values()):
                 text = f"{agent_id} reacts to #{trigger}{said} now, and did not then"
                 raise _StopReplay(Difference(text, trigger, agent_id))
@@ -338,6 +350,7 @@ class _Replay:
         """Return whether a row must come from a runner or a mod. The player causes all others."""
         if is_decision_told(row):
             return False  # a person called network.decide
+        # Mods are part of the hub, which runs here too.
         if row.actor.startswith("mod:"):
             return True
         if row.actor not in self._runners:

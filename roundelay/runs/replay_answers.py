@@ -90,6 +90,7 @@ class RecordedAnswers:
     def _notice_further_turn(self, request: ModelRequest, run: Recorded) -> None:
         """Handle a turn that the recording does not have: a difference, unless the recording left the reaction open."""
         end = run.finished
+        # A stop came from outside at a moment of its own, so one turn more or less is no difference.
         if end is not None and end.status != "cancelled":
             trigger = self._recording.reactions[request.reaction].trigger
             then = f"then it had {end.status} after turn {end.turns} ({end.reason})"
@@ -178,5 +179,7 @@ async def _never() -> NoReturn:
 def _fail(reason: str, kind: ModelFailure) -> ModelError:
     """Return a model error that is not retried."""
     error = ModelError(reason, reason=kind)
+    # The recorded failure is the last of its turn, after all retries; another one would ask for a reply that does not
+    # exist.
     error.retryable = False
     return error

@@ -73,6 +73,7 @@ def _compare_messages(
         if then.get(field) != present.get(field):
             what = "is another text" if field == "content" else f"has another {field}"
             return f"{_name_message(recorded)} {what}: {_tell_apart(then.get(field), present.get(field))}"
+    # Those left out of a broadcast stand beside the body, so the comparison above does not see them.
     if recorded.excluded != now.excluded:
         return f"{_name_message(recorded)} leaves out others: {_tell_apart(recorded.excluded, now.excluded)}"
     return None
@@ -145,6 +146,7 @@ def _tell_apart(was: Any, now: Any) -> str:
     same = 0
     while same < min(len(then), len(present)) and then[same] == present[same]:
         same += 1
+    # Some words before the difference show where it is; the common beginning may be long.
     start = max(0, same - 20)
     lead = "..." if start else ""
     return f'was "{lead}{shorten(then[start:], MAX_WORDS)}", is "{lead}{shorten(present[start:], MAX_WORDS)}"'

@@ -58,6 +58,7 @@ class ReplayStage:
         self._stamp = recording.rows[0].at if recording.rows else 0
         self._ids = 0
         loaded = load_mods(list(mods), OWN_MODS)
+        # Calls that only read may pass at any time, and a runner that waits for one would never become quiet.
         changes = frozenset(op for op, operation in list_operations(loaded).items() if operation.is_change)
         self.gate = WriteGate(changes, frozenset(held_answers))
         self.ledger = MemoryLedger(epoch=recording.head.epoch, name=recording.head.name)
@@ -74,6 +75,7 @@ class ReplayStage:
 
     def move_to(self, row: Row) -> None:
         """Set the clock and the next seq to those of a row. Seqs that the log skips stay unused."""
+        # Never back: the stamps of a hub do not go back either.
         self._stamp = max(self._stamp, row.at)
         self.hub.state.head = max(self.hub.state.head, row.seq - 1)
 
@@ -85,6 +87,7 @@ class ReplayStage:
             role="reactor",
             card=runner.describe_card(),
             new_id=self._new_id,
+            # A random delay would make each replay another one.
             jitter=lambda: 1.0,
             transport=_GatedTransport(self.hub, self.gate, runner.agent_id),
         )
@@ -140,6 +143,7 @@ class WriteGate:
 
     def hold_answer(self, agent_id: str, payload: bytes, write: Callable[[], None]) -> bool:
         """Hold the answer to a record of ``held_answers``. Return False for anything else."""
+        # By the first bytes, so that the other answers need no decoding.
         if not payload.startswith(b'{"type":"stored"'):
             return False
         key = (agent_id, f"r:{msgspec.json.decode(payload).get('record_id')}")
@@ -233,6 +237,7 @@ class InputPlayer:
                 self._call(row, "network.remove", {"agent_id": body["agent_id"]})
             case "left" if body.get("event") == "removed":
                 self._call(row, "channels.remove", {"name": body["channel"], "agent_id": body["agent_id"]})
+            # Who did not leave by themselves was removed from the network, which takes them out of all channels.
             case "left" if body["agent_id"] != row.actor:
                 self._call(row, "network.remove", {"agent_id": body["agent_id"]})
             case "left":
@@ -255,6 +260,7 @@ class InputPlayer:
 
     def cancel(self, by: str, reaction: str) -> None:
         """Stop a reaction in the name of a participant."""
+        # The record may not name a participant, and somebody must send the stop.
         person = by if by in self._kinds else next((it for it, kind in self._kinds.items() if kind != "agent"), by)
         self._send_call(person, self._new_id(), "network.cancel", {"reaction": reaction})
 
@@ -271,6 +277,7 @@ class InputPlayer:
             op = "channels.invite" if event == "invited" else "channels.remove"
             self._call(row, op, {"name": name, "agent_id": body["agent_id"]})
             return
+        # Older logs do not name the access: channels were open then.
         then = {"access": "open", **body}
         if event == "created":
             self._call(
@@ -287,6 +294,7 @@ class InputPlayer:
         self._call(row, f"channels.set_{field}", {"name": name, "agent_id" if field == "owner" else field: then[field]})
 
     def _call(self, row: Row, op: str, args: dict[str, Any]) -> None:
+        # The same id gives the same key, by which the rows are compared.
         call_id = row.key[2:] if row.key.startswith("c:") else self._new_id()
         self._send_call(row.actor, call_id, op, args)
 
@@ -303,6 +311,7 @@ def _read_send(row: Row) -> SendFrame:
     """Return the ``send`` frame of a message row."""
     message = _stored_message.decode(row.data)
     shared = (name for name in SendFrame.__struct_fields__ if name in WireMessage.__struct_fields__)
+    # The hub takes the list for broadcasts only.
     excluded = list(row.excluded) if row.excluded and message.to == "broadcast" else UNSET
     conversation = conversation_of(row.stream) or UNSET
     given = {name: getattr(message, name) for name in shared}
