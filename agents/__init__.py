@@ -1,18 +1,18 @@
 """Agents: runners that react to messages by asking a model and running tools. Every reaction is journaled and resumes
 after a restart.
 
-Start at `simple` (`SimpleAgentRunner`), for agents in YAML at `team`. The path of a reaction: `runner` ->
-`reaction_scheduler` -> `inbox` -> `prompt`, then `reaction` (the next step) and `driver` (performs it), with `models`
-and `tools`. `journal` records it, `events` report it. Additions to the loop are `middleware`, one module each under
-`features`; docs/design.md lists them all.
+Start at `simple` (`SimpleAgentRunner`), or at `team` for agents in YAML. A reaction passes through `runner`,
+`reaction_scheduler`, `inbox` and `prompt`. Then `reaction` decides each next step, and `driver` performs it with
+`models` and `tools`. `journal` records the reaction, and `events` report it. Additions to the loop are `middleware`:
+one module each under `features`. docs/design.md lists all modules.
 
-Imports only `roundelay.network` and `roundelay.templates`. Nothing of this package is loaded before it is used, and no
-model provider before one is built: programs that only read records run no agents.
+Imports only `roundelay.network` and `roundelay.templates`. Modules of this package are loaded when they are first used,
+and a model provider when its first model is built. A program that only reads records therefore loads neither.
 """
 
 from __future__ import annotations
 
-if __name__ == "agents":  # a clone's folder, found in the current directory
+if __name__ == "agents":  # the current directory is the clone's folder
     raise ImportError(
         "Import this package as roundelay.agents (from roundelay.agents import ...). Under the name agents it "
         "would be a second copy with classes of its own. For the OpenAI Agents SDK, which has this name too, "

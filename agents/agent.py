@@ -1,7 +1,7 @@
-"""An agent as one value: who it is, its instruction, model, tools, policy and middleware, and its handoffs.
+"""The definition of an agent: its id, instruction, model, tools, policy, middleware and handoffs.
 
-A runner's own agent is one, and so are the agents that it hands over to or calls as tools (`agent_tools`). Plain data
-without the state of a run. `limit_run` applies the limits that a message carries.
+A runner's own agent is an `Agent`. So are the agents that it hands over to, or calls as tools (`agent_tools`). An
+`Agent` is plain data: the state of a run is elsewhere. `limit_run` applies the limits that a message carries.
 """
 
 from __future__ import annotations
@@ -36,21 +36,24 @@ from .values import ToolError, TurnState
 _logger = logging.getLogger(__name__)
 
 Returns = Literal["to_caller", "to_person", "never"]
-"""Next owner of a thread once the agent that took over has finished.
+"""Owner of a thread after the agent that took over has finished.
 
-``to_caller``: back to the agent that handed over, which reads the outcome and continues. ``to_person``: the person's
-next message goes to the first agent again. ``never``: the thread stays with the new agent.
+``to_caller``: the agent that handed over reads the outcome and continues. ``to_person``: the first agent answers the
+person's next message. ``never``: the thread stays with the new agent.
 """
 
 
 KEEPER = "agent"
-"""Metadata of an answer, and data of a tool's result that is one: the id of the agent that the thread stays with."""
+"""Metadata key of an answer, also used in the data of a tool result: the id of the agent that owns the thread from
+now on.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent(AgentView):
-    """One agent. ``tools`` may be plain functions; two tools with one name are refused with `ToolError`. The first
-    ``middleware`` is outermost."""
+    """Definition of one agent. ``tools`` may contain plain functions. The first ``middleware`` is outermost. Raises
+    `ToolError` if two tools have the same name.
+    """
 
     handoffs: Sequence[Handoff | Agent] = ()
     middleware: Sequence[Middleware] = ()
@@ -59,7 +62,7 @@ class Agent(AgentView):
 
     def __post_init__(self) -> None:
         _check_kinds(self)
-        # Copy the lists: a list that changes later would change the agent for some parts of the loop only.
+        # Copy the lists. If a caller changed its list later, only some parts of the loop would see the change.
         for name in ("tools", "handoffs", "middleware"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         handoffs = [handoff if isinstance(handoff, Handoff) else Handoff(handoff) for handoff in self.handoffs]
@@ -79,8 +82,9 @@ class Agent(AgentView):
         self._set_tools(self._collect_tools() if self.chain.brings_tools else tools)
 
     def refresh(self, state: TurnState | None = None) -> Agent:
-        """Return the agent with the tools that its middleware brings now; itself while they are the same. Called once
-        before each turn."""
+        """Return the agent with the tools that its middleware adds for the next turn, or the same object if nothing
+        changed. Called once before each turn.
+        """
         if not self.chain.brings_tools:
             return self
         tools = self._collect_tools(state)
@@ -99,7 +103,7 @@ class Agent(AgentView):
         object.__setattr__(self, "specs", specs)
 
     def _collect_tools(self, state: TurnState | None = None) -> dict[str, Tool]:
-        """Return the agent's own tools, then those that its middleware brings."""
+        """Return the agent's own tools, followed by the tools that its middleware adds."""
         tools = index_tools(self.tools)
         taken = {*tools, *self._handoffs, FINISH}
         for brought in self.chain.list_tools(state or TurnState(self.id, 0, self.policy.max_turns)):
@@ -118,16 +122,16 @@ class Agent(AgentView):
 
     @property
     def all_handoffs(self) -> tuple[Handoff, ...]:
-        """All handoffs, also of agents that were passed without one."""
+        """All handoffs. An agent that was passed without a `Handoff` gets one with default settings."""
         return tuple(self._handoffs.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Lets ``agent`` take the conversation over, with its own instruction and tools, by a tool named `hand_over_to_ID`.
+    """Tool `hand_over_to_ID`, by which ``agent`` takes over the conversation with its own instruction and tools.
 
-    ``history`` says what it sees of the turns before, beside the conversation itself. By default tool calls and their
-    results are left out.
+    ``history`` selects the earlier turns that ``agent`` sees in addition to the conversation. By default, tool calls
+    and their results are omitted.
     """
 
     agent: Agent
@@ -139,7 +143,7 @@ class Handoff:
         return handoff_name(self.agent.id)
 
     def take_over(self, caller: str, history: Sequence[ChatMessage], note: str) -> list[ChatMessage]:
-        """Return the history with which the agent continues; ``caller`` had it before."""
+        """Return the history with which the new agent continues. ``caller`` is the id of the agent that handed over."""
         # The system message and the prompt always stay. The filter selects turns only.
         kept = [*history[:2], *filter_history(history[2:], self.history)]
         append_user_text(kept, f"{caller} handed this conversation over to you{f': {note}' if note else '.'}")
@@ -148,7 +152,7 @@ class Handoff:
     @property
     def spec(self) -> ToolSpec:
         about = f" {self.agent.description}" if self.agent.description else ""
-        note = {"type": "string", "description": "What the other has to know beside the conversation"}
+        note = {"type": "string", "description": "What the other agent must know in addition to the conversation"}
         properties = {"note": note}
         schema = {"type": "object", "properties": properties, "required": ["note"], "additionalProperties": False}
         return ToolSpec(
@@ -157,13 +161,13 @@ class Handoff:
 
 
 def check_list(agent_id: str, name: str, value: object) -> None:
-    """Raise `TypeError` if an argument of an agent is no list."""
+    """Raise `TypeError` if an argument of an agent is not a list."""
     if not isinstance(value, Collection) or isinstance(value, str):
         raise TypeError(f"Agent {agent_id}: {name} is {_describe(value)} and must be a list.")
 
 
 def check_needs(agent_id: str, middleware: Sequence[Middleware]) -> None:
-    """Raise `ConfigError` for middleware without the middleware that it needs."""
+    """Raise `ConfigError` if middleware requires other middleware that the agent does not have."""
     for layer in middleware:
         for kind in layer.needs:
             if not any(isinstance(it, kind) for it in middleware):
@@ -172,8 +176,9 @@ def check_needs(agent_id: str, middleware: Sequence[Middleware]) -> None:
 
 
 def _check_kinds(agent: Agent) -> None:
-    """Refuse values that would fail, or be ignored, only once a reaction uses them. Raises `TypeError`, and
-    `ConfigError` for middleware without what it needs."""
+    """Refuse values that would be ignored, or fail only when a reaction uses them. Raises `TypeError` for a wrong
+    type, and `ConfigError` if middleware requires something that is missing.
+    """
     where = f"Agent {agent.id}"
     for name, kinds in (("tools", ()), ("handoffs", (Handoff, Agent)), ("middleware", (Middleware,))):
         items = getattr(agent, name)
@@ -206,7 +211,7 @@ def _describe(value: object) -> str:
 
 
 def list_agents(start: Agent) -> list[Agent]:
-    """Return ``start`` and the agents that it can reach by handoffs."""
+    """Return ``start`` and all agents that handoffs can reach from it."""
     seen: list[Agent] = [start]
     # The list grows while it is read, so handoffs in a circle end once each agent is in it.
     for agent in seen:
@@ -216,7 +221,7 @@ def list_agents(start: Agent) -> list[Agent]:
 
 
 def find_agent(start: Agent, agent_id: str) -> Agent | None:
-    """Return the agent with this id among those that ``start`` can reach, if there is one."""
+    """Return the agent with this id if handoffs can reach it from ``start``, else None."""
     return next((agent for agent in list_agents(start) if agent.id == agent_id), None)
 
 
@@ -224,12 +229,12 @@ LIMITS = "limits"
 
 
 def limit_run(agent: Agent, message: BaseMessage) -> Agent:
-    """Return the agent, and those it may hand over to, within the limits of a message's metadata: ``{"limits":
-    {"max_turns": 4, "max_tool_calls": 2}}``.
+    """Return the agent with the limits that a message's metadata sets: ``{"limits": {"max_turns": 4, "max_tool_calls":
+    2}}``. The limits also apply to agents that it may hand over to.
 
-    A message may only lower what the agent's author allows; its sender cannot buy more. Other values are ignored.
-    Agents that are called as tools have their own limits (`agent_tools.agent_tool`). Pure: a resumed reaction gets the
-    same limits from the same message.
+    A message can only lower the limits that the agent's author set. Other values are ignored. Agents that are called as
+    tools have their own limits (`agent_tools.agent_tool`). Pure: a resumed reaction gets the same limits from the same
+    message.
     """
     limits = (message.metadata or {}).get(LIMITS)
     if not isinstance(limits, Mapping):

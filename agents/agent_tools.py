@@ -1,8 +1,8 @@
-"""Agents that other agents call: an agent as a tool, agents elsewhere as tools, and instructions from templates.
+"""Agents that other agents call: local agents as tools, remote agents as tools, and instructions from templates.
 
-An agent as a tool runs on the tool's input alone. Its usage counts in the caller's reaction, which also has its records,
-under the call's path. Cancelling the caller cancels it too. `Handoff` in `agent` hands
-a conversation over; `ask` asks agents elsewhere.
+An agent as a tool sees only the tool's input. The reaction of the caller includes its usage and its records, which are
+stored under the path of the call. Cancelling the caller also cancels the inner agent. `Handoff` in `agent` hands over a
+conversation. `ask` asks remote agents.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .tools import Output, Tool, ToolContext, tool
 from .values import ToolError, TurnState
 
 CHILD_TURNS = 5
-"""Default ``max_turns`` of an agent inside a call."""
+"""Default ``max_turns`` of an agent that is called as a tool."""
 
 
 def agent_tool(
@@ -40,10 +40,12 @@ def agent_tool(
     max_turns: int = CHILD_TURNS,
     max_tool_calls: int | None = None,
 ) -> Tool:
-    """Make a tool of an agent: called with a text, it returns the agent's answer. Its own limits apply, with
-    ``max_turns`` turns. Each run may make ``max_tool_calls`` calls; None leaves that to its policy.
+    """Make a tool of an agent. The tool takes a text and returns the agent's answer.
 
-    It may be repeated after a restart: the journal has what the agent inside had done.
+    Its own limits apply, and each run has ``max_turns`` turns. Each run may make at most ``max_tool_calls`` calls. With
+    None, the agent's policy sets that limit.
+
+    The call may be repeated after a restart, because the journal has the steps of the inner agent.
     """
     limit = agent.policy.max_tool_calls if max_tool_calls is None else max_tool_calls
     inner = replace(agent, policy=replace(agent.policy, max_turns=max_turns, max_tool_calls=limit))
@@ -71,17 +73,18 @@ def remote_handoff(
     returns: Returns = "to_person",
     timeout_s: float = 86_400.0,
 ) -> Tool:
-    """Make a tool that hands a request over to an agent elsewhere on the network and waits, durably, for its answer.
+    """Make a tool that hands a request over to a remote agent and waits for the answer. The wait survives restarts.
 
-    ``to_person``: the answer goes out as it is, and the reaction ends. ``never``: further messages of the thread go to
-    that agent too, without asking a model (`relay`). ``to_caller``: the agent that handed over reads the answer and
-    continues. If the other agent declines or does not answer in time, the agent that handed over continues, and the
-    thread is its own again.
+    ``to_person``: the answer is sent unchanged, and the reaction ends. ``never``: later messages of the thread also go
+    to that agent, without a model call (`relay`). ``to_caller``: the agent that handed over reads the answer and
+    continues. If the remote agent declines or does not answer in time, the first agent continues and owns the thread
+    again.
     """
     _check_time(agent_id, timeout_s)
 
     async def run(
-        context: ToolContext, note: Annotated[str, Field(description="What the other has to know beside the message")]
+        context: ToolContext,
+        note: Annotated[str, Field(description="What the other agent must know in addition to the message")],
     ) -> Output:
         message = context.trigger
         reply = await _ask(context, agent_id, f"{note}\n\n{message.sender_id} wrote: {message.text}".strip(), timeout_s)
@@ -98,10 +101,11 @@ def remote_handoff(
 def remote_agent_tool(
     agent_id: str, *, name: str | None = None, description: str = "", timeout_s: float = 3600.0
 ) -> Tool:
-    """Make a tool of an agent elsewhere on the network: called with a text, it waits, durably, for that agent's answer
-    and returns it.
+    """Make a tool of a remote agent. The tool takes a text, waits for the agent's answer and returns it. The wait
+    survives restarts.
 
-    Its cost counts there. Its sources can be cited here if both agents have `references`.
+    The remote agent's budget pays for the work. This agent can cite the other agent's sources if both agents have
+    `references`.
     """
     _check_time(agent_id, timeout_s)
 
@@ -138,8 +142,9 @@ async def _read_answer(context: ToolContext, text: str, metadata: Mapping[str, J
 
 
 def relay(agent: Agent, keeper: str) -> Agent | None:
-    """Return the agent as it works in a thread that stays with an agent elsewhere: it hands each message over at once,
-    and speaks for itself only if that fails. None if it cannot hand over to that agent any more."""
+    """Return the agent for a thread that a remote agent owns: each message is handed over at once. The agent itself
+    answers only if the handover fails. Return None if it can no longer hand over to that agent.
+    """
     name = handoff_name(keeper)
     if agent.find_tool(name) is None:
         return None
@@ -147,8 +152,9 @@ def relay(agent: Agent, keeper: str) -> Agent | None:
 
 
 class _PassOn(Middleware):
-    """Calls a tool in the first turn without asking a model. Outermost: the policy and other middleware apply only to
-    the agent's own model."""
+    """Middleware that calls a tool in the first turn without asking a model. It is outermost, so the policy and
+    other middleware apply only to calls of the agent's own model.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -161,10 +167,10 @@ class _PassOn(Middleware):
 
 
 def template_instruction(source: str) -> Instruction:
-    """Make an instruction of a jinja template over the turn's state: ``agent_id``, ``turn``, ``max_turns``, ``path``,
-    ``usage``, ``calls``, ``values``.
+    """Make an instruction from a jinja template. The template reads ``agent_id``, ``turn``, ``max_turns``, ``path``,
+    ``usage``, ``calls`` and ``values`` of the turn.
 
-    Raises `ConfigError` for a wrong template, before any turn.
+    Raises `ConfigError` for an invalid template, before any turn.
     """
     environment = BoundedEnvironment(undefined=StrictUndefined)
     try:

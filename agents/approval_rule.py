@@ -1,7 +1,7 @@
-"""Rules that say who approves a call: of one tool, or of an agent for all its tools.
+"""Rules that say who must approve the calls of one tool, or of all tools of an agent.
 
-`ApprovalRule` is the rule of a tool. Parts that it leaves out come from the agent's `AgentPolicy`; `policy.find_rule`
-combines both. Pure.
+`ApprovalRule` is the rule of a tool. Fields that it leaves empty come from the agent's `AgentPolicy`;
+`policy.find_rule` combines the rule and the policy. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roundelay.network.frames import is_id
 from .options import InFile, Seconds, check_fields
 
 MAX_APPROVERS = 32
-"""Maximum number of names of approvers."""
+"""Maximum number of approver names."""
 
 
 def check_approver(name: str) -> str:
@@ -35,7 +35,7 @@ ApprovalsNeeded = Annotated[int, Field(ge=1, le=MAX_APPROVERS)]
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRule:
-    """Rule of one tool. Parts that are None or empty come from the agent's policy."""
+    """Approval rule of one tool. Fields that are None or empty come from the agent's policy."""
 
     approvers: Approvers = ()
     approvals_needed: ApprovalsNeeded | None = None
@@ -51,7 +51,7 @@ class ApprovalRule:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveRule:
-    """Complete rule for one call. Without ``approvers``, readers of the thread and operators approve."""
+    """Complete rule for one call. Without ``approvers``, people who read the thread and operators may approve."""
 
     approvers: tuple[str, ...]
     needed: int
@@ -61,7 +61,7 @@ class EffectiveRule:
 
 
 def check_enough(approvers: Collection[str], needed: int, escalate_to: Collection[str]) -> None:
-    """Refuse a rule that names fewer people than have to approve. Raises `ValueError`."""
+    """Raise `ValueError` if a rule names fewer people than the number of required approvals."""
     named = {*approvers, *escalate_to}
     if approvers and len(named) < needed and not any(":" in it for it in named):
         people = "person" if len(named) == 1 else "people"

@@ -1,7 +1,8 @@
-"""Texts and records of approvals: how people are asked, who can decide, and what they approved for more than one call.
+"""Texts and records of approvals: the request, the people who can decide, and standing approvals.
 
-`call_approval` asks and waits; `inbox` reads a decision. An approval for a thread, or for every call that its person
-may decide, is a record of the agent (``standing``): it holds over restarts until the person withdraws it.
+`call_approval` sends the request and waits, and `inbox` reads a decision. A standing approval covers further calls of a
+tool, in one thread or in every thread where its person may decide. It is stored as a record of the agent (``standing``)
+and survives restarts until the person withdraws it.
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ from .values import Scope, Vote
 _logger = logging.getLogger(__name__)
 
 MAX_SHOWN_CHARS, MAX_WHY_CHARS = 32_000, 1000
-"""Maximum characters of the arguments that people are asked to approve, and of the model's text beside its call. A call
-with longer arguments does not run: nobody can approve what is not shown."""
+"""Maximum characters of the arguments that people are asked to approve, and of the model's explanation. A call with
+longer arguments does not run, because nobody can approve arguments that are not shown.
+"""
 
 MAX_CALL_CHARS = 200
-"""Maximum characters of the arguments in a sentence about a call."""
+"""Maximum characters of the arguments when a sentence mentions a call."""
 
 
 class Standing(BaseModel):
-    """An approval for more than one call of a tool: in a thread, or wherever its person may decide."""
+    """Standing approval of a tool, for one thread or for every thread where its person may decide."""
 
     tool: str
     scope: Scope
@@ -72,11 +74,13 @@ class Standing(BaseModel):
 
 
 STILL_WAITS = "still_waits"
-"""Metadata of an answer to a decision that does not count: the seq of the request that still waits."""
+"""Metadata key of the answer to a decision that does not count. Its value is the seq of the request that is still
+open.
+"""
 
 
 class NobodyDecides(Exception):
-    """No person reads the thread of the request, and nobody else could decide."""
+    """No person reads the thread of the request, and no operator could decide."""
 
 
 class Replier(Protocol):
@@ -91,12 +95,12 @@ class Replier(Protocol):
 
 
 class RequestedCall(NamedTuple):
-    """Call that people are asked to approve, and how they do that."""
+    """Call that people are asked to approve, with the rule that applies."""
 
     tool: str
     arguments: str
     reason: str
-    """Text that the model wrote beside its call."""
+    """Text that the model wrote together with the call."""
 
     rule: EffectiveRule
     deciders: tuple[str, ...] | None = None
@@ -106,11 +110,13 @@ class RequestedCall(NamedTuple):
 def describe_request(
     call: RequestedCall, trigger: BaseMessage, *, is_copy: bool = False, is_for_operators: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Return the text that asks people to approve a call, and its metadata for programs. ``is_copy``: for an approver
-    who does not read the thread of the ``trigger``, whose words are quoted. ``is_for_operators``: a copy that no person
-    can reply to."""
+    """Return the text that asks people to approve a call, and the metadata for programs.
+
+    ``is_copy``: the request goes to an approver who does not read the thread of the ``trigger``, so the text quotes
+    the trigger. ``is_for_operators``: no person can reply to the request.
+    """
     shown, reason, rule = call.arguments, cut(call.reason.strip(), MAX_WHY_CHARS), call.rule
-    # Quote the model's lines, so that none of them passes for a line of the request.
+    # Quote the model's text. An unquoted line could pass for a line of the request.
     why = (
         [f"Why: {reason}"]
         if len(reason.splitlines()) == 1
@@ -147,7 +153,7 @@ def describe_request(
 
 
 def describe_call(tool: str, arguments: str) -> str:
-    """Return a call as people read it: ``refund(order=17)``."""
+    """Return a call in readable form: ``refund(order=17)``."""
     try:
         read = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -162,14 +168,14 @@ _PLAIN_VALUE = re.compile(r"[\w .@:/+#-]+")
 
 
 def _write_value(value: object) -> str:
-    """Return an argument's text, in quotation marks if its characters could end the call and begin another sentence."""
+    """Return an argument as text. Quote text whose characters could end the call and begin another sentence."""
     if isinstance(value, str) and _PLAIN_VALUE.fullmatch(value):
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
 def describe_decision(approval: Approval, tool: str, arguments: str) -> str:
-    """Return who decided what, as a sentence: ``mia approved refund(order=17).``"""
+    """Return who decided on the call, and how, as a sentence: ``mia approved refund(order=17).``"""
     if approval.is_approved:
         decision = Decision(is_approved=True, arguments=approval.arguments, scope=approval.scope)
     else:
@@ -179,7 +185,7 @@ def describe_decision(approval: Approval, tool: str, arguments: str) -> str:
 
 
 def write_decision(decision: Decision, people: Iterable[str], tool: str, arguments: str) -> str:
-    """Return who decided what, as a line: ``mia approved refund(order=17)``."""
+    """Return who decided on the call, and how, without the final period: ``mia approved refund(order=17)``."""
     call = describe_call(tool, arguments if decision.arguments is None else decision.arguments)
     how = ", with other arguments" if decision.arguments is not None else ""
     what = "approved" if decision.is_approved else "denied"
@@ -189,21 +195,25 @@ def write_decision(decision: Decision, people: Iterable[str], tool: str, argumen
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Return names as a sentence has them: ``mia, zoe and ann``."""
+    """Join names into an English list: ``mia, zoe and ann``."""
     *before, last = list(names) or ["nobody"]
     return f"{', '.join(before)} and {last}" if before else last
 
 
 async def has_operators(client: RecordClient) -> bool:
-    """Return whether any operator is a person, who may decide on every call. An older hub does not say."""
+    """Return whether at least one operator is a person, because operators may decide on every call. An older hub
+    does not answer this question.
+    """
     try:
         return (await _ask(client, "network.info", {})).get("has_human_operators") is True
-    except RequestError:  # the rights of the node forbid the question
+    except RequestError:  # the node's rights forbid this operation
         return False
 
 
 async def find_people(client: RecordClient, trigger: AnyMessage) -> set[str] | None:
-    """Return the people who read a message's thread: any of them can decide. Return None if the hub does not say."""
+    """Return the people who read the message's thread, because each of them may decide. Return None if the hub does
+    not support the question.
+    """
     readers = {trigger.sender_id}
     people: set[str] = set()
     try:
@@ -225,8 +235,9 @@ async def _ask(client: RecordClient, op: str, args: Mapping[str, object]) -> Any
 async def find_standing(
     client: RecordClient, tool: str, thread_id: str, people: Collection[str], needed: int = 1
 ) -> Approval | None:
-    """Return an earlier approval that covers this call: for this thread or always, by at least ``needed`` of the people
-    who may decide now."""
+    """Return an earlier approval that covers this call. It must apply to this thread or to all threads. At least
+    ``needed`` people who may decide now must have given it.
+    """
     for it in await _load_standing(client):
         is_here = len(it.people.intersection(people)) >= needed and (it.scope == "always" or it.thread_id == thread_id)
         if it.tool == tool and is_here and not it.is_withdrawn:
@@ -237,7 +248,7 @@ async def find_standing(
 
 
 async def keep_standing(client: RecordClient, standing: Standing) -> None:
-    """Record a standing approval, or its withdrawal, once each."""
+    """Record a standing approval or its withdrawal. Repeating the call stores nothing."""
     # The withdrawal has an id of its own: under the first one's, the hub would refuse it as a conflict.
     key = digest("standing", standing.seq, standing.is_withdrawn)
     record = partial(client.record, _place(client), "standing", standing.model_dump(), record_id=key)
@@ -245,20 +256,20 @@ async def keep_standing(client: RecordClient, standing: Standing) -> None:
 
 
 async def _load_standing(client: RecordClient) -> list[Standing]:
-    """Return all standing approvals, withdrawn ones included, the oldest decision first."""
+    """Return all standing approvals, including withdrawn approvals, oldest decision first."""
     by_seq: dict[int, Standing] = {}
     for record in await fetch_records(partial(_ask, client), _place(client), client.agent_id):
         try:
             standing = Standing.model_validate(record["body"])
         except ValidationError:
-            continue  # another program's
+            continue  # the record of another program
         # A later record of the same decision replaces the earlier one. This is how a withdrawal takes effect.
         by_seq[standing.seq] = standing
     return list(by_seq.values())
 
 
 def _place(client: RecordClient) -> str:
-    """Return the id under which an agent's standing approvals are recorded; it is no reaction's."""
+    """Return the id under which an agent's standing approvals are recorded. No reaction uses this id."""
     return digest("standing approvals", client.agent_id)
 
 
@@ -266,11 +277,12 @@ def _place(client: RecordClient) -> str:
 
 
 async def answer_late_decision(client: NetworkClient, decision: AnyMessage) -> None:
-    """Tell a person whose decision has no effect who has decided, or that nothing waits any more. A denial withdraws
-    the sender's standing approval.
+    """Answer a person whose decision has no effect: say who decided instead, or that the request is closed. A denial
+    withdraws the sender's standing approval.
 
-    Say nothing of a decision that counts, or of a message that is no request of this agent. If the hub refuses the
-    answer, because the thread is taken over or a quota is spent, log it: no reaction could fail because of it.
+    Send nothing for a decision that counts, or for a message that does not answer a request of this agent. The hub may
+    refuse the answer because the thread is taken over or a quota is used up. Log that refusal, because it must not fail
+    a reaction.
     """
     try:
         await _answer_late(client, decision)
@@ -305,10 +317,10 @@ async def _answer_late(client: NetworkClient, decision: AnyMessage) -> None:
 async def reply_to_decider(
     client: Replier, decision: AnyMessage, text: str, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Answer a decision once, however often it is delivered, and where its sender can read the answer."""
+    """Answer a decision once, even if it is delivered again, in a thread that the person reads."""
     with suppress(IdConflict, LoopStopped):  # answered before a restart, or the conversation is stopped
         key = digest("told", client.agent_id, decision.seq)
-        if is_reported_by_network(decision):  # whoever decided does not read that message
+        if is_reported_by_network(decision):  # the person who decided does not read the reported message
             send = partial(client.send_text, find_decider(decision), text, cause=decision.seq)
         else:
             send = partial(client.reply, decision, text)
@@ -316,8 +328,9 @@ async def reply_to_decider(
 
 
 async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Approval | None, bool] | None:
-    """Return the approval of the request that a decision answers, and whether its reaction has ended, or None if it
-    answers no request of this agent."""
+    """Return the approval of the request that a decision answers, and whether its reaction has ended. Return None if
+    the decision does not answer a request of this agent.
+    """
     seq = find_request(decision)
     try:
         if is_reported_by_network(decision):
@@ -330,7 +343,7 @@ async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Ap
         reaction = read_request(request) if request is not None else None
         recorded = await open_journal(client, reaction).load() if reaction is not None else None
     except (RequestError, InternalError, ValueError, TypeError, LookupError):
-        return None  # cut by retention, or written by another program
+        return None  # deleted by retention, or written by another program
     if recorded is None:
         return None
     for run in (recorded, *recorded.children.values()):
@@ -341,14 +354,14 @@ async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Ap
 
 
 def read_deciders(request: BaseMessage) -> list[str] | None:
-    """Return the only people who may decide on a request, or None if its author names none."""
+    """Return the people who alone may decide on a request, or None if the request names nobody."""
     approval = (request.metadata or {}).get("approval")
     deciders = approval.get("deciders") if isinstance(approval, dict) else None
     return [decider for decider in deciders if isinstance(decider, str)] if isinstance(deciders, list) else None
 
 
 def read_decided(message: BaseMessage) -> Mapping[str, Any] | None:
-    """Return what an agent reports of a decision that people gave elsewhere (``decided``), or None for any other message."""
+    """Return an agent's report of a decision that was made elsewhere (``decided``), or None for any other message."""
     decision = (message.metadata or {}).get("decided")
     if message.sender_kind != "agent" or not isinstance(decision, dict):
         return None
@@ -360,7 +373,9 @@ def read_decided(message: BaseMessage) -> Mapping[str, Any] | None:
 
 
 def read_request(message: BaseMessage) -> str | None:
-    """Return the reaction that waits for a person's decision on this message, or None if it asks for none."""
+    """Return the id of the reaction that waits for a decision on this message, or None if the message requests no
+    approval.
+    """
     approval = (message.metadata or {}).get("approval")
     reaction = approval.get("reaction") if isinstance(approval, dict) else None
     return reaction if isinstance(reaction, str) else None

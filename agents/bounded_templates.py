@@ -1,9 +1,10 @@
-"""Jinja templates of operators with strangers' texts: each rendering ends, and stays small.
+"""Jinja templates with limits: every rendering ends, and its output stays small.
 
-Jinja's sandbox limits what a template may reach, not how much it computes: ``{{ match.n | int ** match.m | int }}``, or
-a loop in a loop, would hold Python's lock without end. `BoundedEnvironment` counts loops, calls and operators of a
-rendering, and checks the size of results before it makes them. It counts instead of reading a clock, so that a resumed
-or replayed reaction renders the same. Every refusal is a `TemplateError`.
+Operators write the templates, but strangers write the texts in them. Jinja's sandbox limits which objects a template
+may reach, not how much it computes. ``{{ match.n | int ** match.m | int }}`` or a nested loop could hold Python's lock
+forever. `BoundedEnvironment` counts the loops, calls and operators of a rendering, and checks the size of a result
+before computing it. It counts steps instead of reading a clock, so a resumed or replayed reaction renders the same
+text. Every refusal is a `TemplateError`.
 """
 
 from __future__ import annotations
@@ -21,24 +22,25 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 1_000_000
-"""Maximum rounds of loops, calls and operators of one rendering: about a second. A prompt of 100 threads takes some
-30,000."""
+"""Maximum number of loop rounds, calls and operators in one rendering. They take about one second. A prompt with 100
+threads takes about 30,000.
+"""
 
 STEPS_OF_CALL = 10
-"""Steps that a call counts for: a macro call takes ten times as long as a round of a loop."""
+"""Steps charged for a call. A macro call takes ten times as long as one round of a loop."""
 
 MAX_CHARS = 8_000_000
-"""Maximum characters that one rendering writes or joins at a time, and maximum items of a list that it makes."""
+"""Maximum characters that one rendering writes or joins at a time, and maximum items of a list that it creates."""
 
 MAX_WIDTH = 100_000
-"""Maximum number for filling, indenting, rounding and slicing."""
+"""Maximum number that a template may pass for padding, indenting, rounding or slicing."""
 
 MAX_BITS = 20_000
-"""Maximum bits of an integer that a power or a product makes."""
+"""Maximum bits of an integer that a power or a product computes."""
 
 
 class TemplateTooLarge(TemplateRuntimeError):
-    """A template computes more than `MAX_STEPS`, or a value beyond another limit."""
+    """The template exceeds `MAX_STEPS` or another limit."""
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ _budget: ContextVar[_Budget | None] = ContextVar("roundelay_template_budget", de
 
 
 class BoundedTemplate(Template):
-    """A template with limits on its rendering."""
+    """Template whose rendering is limited."""
 
     def render(self, *args: Any, **kwargs: Any) -> str:
         token = _budget.set(_Budget())
@@ -72,14 +74,14 @@ class BoundedTemplate(Template):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox with limits on what a rendering computes. Options are those of jinja's environments."""
+    """Jinja sandbox that limits the work of a rendering. The options are those of jinja's environments."""
 
     intercepted_binops = frozenset({"+", "*", "%", "**"})
     template_class = BoundedTemplate
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        del self.globals["lipsum"]  # makes any amount of text
+        del self.globals["lipsum"]  # generates any amount of text
         for name in ("batch", "center", "indent", "round", "slice", "truncate", "wordwrap"):
             self.filters[name] = _check_numbers(self.filters[name])
         for name in ("join", "replace", "format", "xmlattr", "pprint", "tojson", "string"):
@@ -128,7 +130,7 @@ def _through(name: str, node: nodes.Node) -> nodes.Expr:
 
 
 class _Rounds:
-    """The items of a loop; counts each round."""
+    """Items of a loop. Each round is counted."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items
@@ -142,7 +144,7 @@ class _Rounds:
 
 
 class _SizedRounds(_Rounds):
-    """Rounds with the length of the original, for ``loop.last`` and its like."""
+    """Loop items with a known length, which ``loop.last`` and similar variables need."""
 
     def __len__(self) -> int:
         return len(self._items)  # type: ignore[arg-type]  # it has one
@@ -167,7 +169,7 @@ def _measure_output(value: Any) -> Any:
 
 
 def _measure(value: Any, max_chars: int) -> int:
-    """Return about how many characters a value has as text. Raises `TemplateTooLarge` above ``most``."""
+    """Return the approximate number of characters of a value as text. Raises `TemplateTooLarge` above ``max_chars``."""
     size = 0
     waiting = [value]
     while waiting:
@@ -198,10 +200,10 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
         case "**", int(), int():
             # Estimated from the operands: computing the power first would take the time that the limit should save.
             if left.bit_length() * max(right, 0) > MAX_BITS:
-                raise TemplateTooLarge(f"its power has more than {MAX_BITS:,} bits")
+                raise TemplateTooLarge(f"the result of ** has more than {MAX_BITS:,} bits")
         case "*", int(), int():
             if left.bit_length() + right.bit_length() > MAX_BITS:
-                raise TemplateTooLarge(f"its product has more than {MAX_BITS:,} bits")
+                raise TemplateTooLarge(f"the result of * has more than {MAX_BITS:,} bits")
         case ("*", str() | list() | tuple() | bytes(), int()):
             _check_size(len(left) * right)
         case ("*", int(), str() | list() | tuple() | bytes()):
@@ -218,7 +220,7 @@ _WIDTH = re.compile(rf"[0-9]{{{len(str(MAX_WIDTH))},}}")
 
 
 def _check_format(form: str, values: Iterable[Any]) -> None:
-    """Check a format and its values: both may hold widths, and a value may be used many times."""
+    """Check a format and its values: either may contain widths, and one value may be used many times."""
     if _WIDTH.search(form):
         raise TemplateTooLarge(f"it fills up a text to more than {MAX_WIDTH:,} characters")
     values = list(values)
@@ -236,7 +238,7 @@ def _is_wide(value: Any) -> bool:
 
 
 def _check_method(owner: str, name: str, args: list[Any]) -> None:
-    """Check a call of a text's method that may return more than the text."""
+    """Check a call of a string method whose result may be longer than the string."""
     match name:
         case "center" | "ljust" | "rjust" | "zfill" | "expandtabs":
             if any(_is_wide(arg) for arg in args):

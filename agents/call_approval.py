@@ -1,11 +1,11 @@
-"""Approval of one call: asks people, counts their decisions, and reports who decided.
+"""Approval of one call: asks people, counts their decisions and reports the outcome.
 
-The first layer around a tool (`tool_call`). `approvals` has the texts, `replies` the wait. Everything that a decision
-rests on is recorded before it is used: the people asked (a note), the requests and votes (the wait), the outcome
-(``approval``). A resumed reaction continues from these records, and a replay reads them.
+The first layer around a tool (`tool_call`). `approvals` contains the texts, and `replies` waits for the decisions.
+Everything that affects a decision is recorded before it is used: the people asked (a note), the requests and votes (the
+wait) and the outcome (``approval``). A resumed reaction continues from these records, and a replay reads them.
 
-If the author names approvers, only they decide, and never a person whose message led to the call. An approver who does
-not read the thread gets a copy of the request in the direct thread with the agent.
+If the author names approvers, only those people decide. A person whose message led to the call can never approve it. An
+approver who does not read the thread gets a copy of the request in a direct thread with the agent.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 PERSON = "a person"
-"""Recipient under which a wait has the request in the thread of the incoming message."""
+"""Key of a wait's request in the thread of the trigger."""
 OPERATOR = "an operator"
-"""Recipient under which a wait has the request that only operators read, in the agent's thread with itself."""
+"""Key of a wait's request that only operators read, in the agent's thread with itself."""
 
 
 class Approvers(BaseModel):
-    """People named by a rule, as the hub resolved the names."""
+    """People named by a rule. The hub resolves the names."""
 
     people: list[str] = []
     """People who may decide."""
@@ -76,40 +76,40 @@ class Approvers(BaseModel):
     """People who may decide but do not read the thread. Each gets a copy of the request."""
 
     requesters: list[str] = []
-    """Named people who led to the call, and so may not decide."""
+    """Named people whose messages led to the call. They may not decide."""
 
     unknown: list[str] = []
-    """Names that mean no person and no role."""
+    """Names that match no person and no role."""
 
 
 class NotApproved(Exception):
-    """The call must not run. The model reads the text."""
+    """The call must not run. The error text goes to the model."""
 
 
 @dataclass(slots=True)
 class CallApproval:
-    """Approval of one planned call. ``obtain`` returns the call as people approved it."""
+    """Approval of one planned call. ``obtain`` returns the call with the arguments that people approved."""
 
     turn: int
     planned: PlannedCall
     rule: EffectiveRule
     reply_text: str
-    """The model's text beside the call; empty if that text is reviewed before people read it."""
+    """Text that the model wrote together with the call. Empty if a review must see that text before people do."""
 
     journal: Journal
     recorded: Recorded
     context: ToolContext
-    """Sends messages under ids derived from the call's."""
+    """Tool context. It derives message ids from the id of the call."""
 
     causes: tuple[int, ...]
     """Seqs of the messages that led to the call, the trigger first."""
 
     waiter: Waiter | None
     find_replayed: Callable[[str], JsonValue]
-    """Returns a note of the recorded run, in a replay."""
+    """Returns a note of the recorded run during a replay."""
 
     async def obtain(self) -> PlannedCall:
-        """Return the call as people approved it, perhaps with other arguments. Raises `NotApproved`."""
+        """Return the approved call, whose arguments people may have changed. Raises `NotApproved`."""
         try:
             approval = await self._find_approval()
         except NobodyDecides:
@@ -130,7 +130,7 @@ class CallApproval:
             arguments = self.planned.tool.parse(approval.arguments)
         except ToolArgumentsError as error:  # the tool has changed since the decision
             raise NotApproved(f"{approval.by} changed the arguments, and they do not fit. {error}") from error
-        # Write the arguments as the model would, so that history and records show the call that really ran.
+        # Write the arguments as the model would. History and records then show the call that actually ran.
         written = json.dumps(json.loads(approval.arguments), ensure_ascii=False)
         return replace(self.planned, arguments=arguments, call=replace(self.planned.call, arguments=written))
 
@@ -174,12 +174,12 @@ class CallApproval:
             readers = await find_people(self.journal.client, self._trigger)
             standing = await self._find_standing(approvers, readers)
             if standing is not None:
-                # Record it like a fresh decision: if the standing approval is withdrawn, a resumed call must not ask
-                # again.
+                # Record the standing approval like a new decision. Otherwise a resumed call would ask again if a person
+                # withdrew the standing approval in the meantime.
                 await self.journal.record_approval(*self._place, standing)
                 return standing
             wait = await self._ask(approvers, readers)
-        elif wait.deciders is None and self.rule.approvers:  # approvers were named after the request
+        elif wait.deciders is None and self.rule.approvers:  # approvers were configured after the request
             stricter = wait.model_copy(update={"needed": max(wait.needed, self.rule.needed)})
             approvers = await self._find_approvers(0)
             self._check_enough(approvers)
@@ -187,7 +187,7 @@ class CallApproval:
         try:
             return await self._await_approval(wait)
         finally:
-            # Also after a cancellation: a decision must not go to a call that no longer waits.
+            # Run this after a cancellation too. Otherwise a later decision would go to a call that no longer waits.
             self.waiter.forget(wait.questions.values())
 
     async def _find_standing(self, approvers: Approvers | None, readers: set[str] | None) -> Approval | None:
@@ -212,14 +212,13 @@ class CallApproval:
             approvers = Approvers.model_validate(self.find_replayed(note))
         except ValidationError:
             approvers = await self._resolve(names)
-        # Before anybody is asked: a resumed reaction must count the same people, even if a role has changed.
+        # Record before asking anybody. A resumed reaction must count the same people even if a role has changed.
         await self.journal.record_note(self.turn, note, approvers.model_dump())
         return approvers
 
     async def _resolve(self, names: tuple[str, ...]) -> Approvers:
         """Ask the hub which people the names mean now."""
-        # The hub needs the causes to tell who requested the call: people must not approve what they asked for
-        # themselves.
+        # Send the causes, so that the hub can tell who requested the call. People must not approve their own requests.
         args = {"names": list(names), "seqs": list(self.causes)}
         answer = await retry_later(partial(self.journal.client.call, "network.approvers", args))
         people = [it for it in answer["people"] if self.rule.requester_may_approve or not it["is_requester"]]
@@ -247,15 +246,16 @@ class CallApproval:
         return f"it needs {needs} of {named}, and there are not enough: {'; '.join(reasons) or 'nobody is there'}."
 
     async def _ask(self, approvers: Approvers | None, readers: set[str] | None) -> Wait:
-        """Send the requests, and return the wait for decisions. ``readers``: the people who read the trigger's thread, or
-        None if the hub does not say."""
+        """Send the requests and return the wait for decisions. ``readers``: the people who read the trigger's
+        thread, or None if the hub does not support the question.
+        """
         assert self.waiter is not None
         told_apart = approvers.told_apart if approvers is not None else []
         deciders = None if approvers is None else approvers.people
         questions: dict[str, Stored] = {}
         self._check_enough(approvers)
         call = self._describe(deciders)
-        # ``readers`` is None at an older hub, which does not say. Ask in the thread then, as agents did with that hub.
+        # An older hub reports no ``readers``. Ask in the thread in that case, as agents did with those hubs.
         if readers or (approvers is None and readers is None):
             text, metadata = describe_request(call, self._trigger)
             questions[PERSON] = await self._send(None, text, metadata, self.context.call_id)
@@ -263,7 +263,7 @@ class CallApproval:
             text, metadata = describe_request(call, self._trigger, is_for_operators=True)
             questions[OPERATOR] = await self._send(self.context.agent_id, text, metadata, self._derive("operator"))
         elif approvers is None:
-            deciders = []  # only an escalation is left
+            deciders = []  # nobody can decide until an escalation
         questions |= await self._send_copies(call, told_apart, 0)
         wait = Wait(
             questions={to: it.seq for to, it in questions.items()},
@@ -279,13 +279,13 @@ class CallApproval:
                 if approvers is None:
                     raise NobodyDecides
                 raise NotApproved(self._explain_nobody(approvers))
-        # Expect decisions now: a person may be quicker than the record of the wait.
+        # Expect decisions before the wait is recorded: a person may answer sooner.
         for question in wait.questions.values():
             self.waiter.expect(question, is_approval=True)
         return wait
 
     async def _ask_more(self, wait: Wait, approvers: Approvers | None, *, stage: int) -> Wait:
-        """Ask further people, who may decide from now on."""
+        """Ask additional people, who may decide from now on."""
         assert self.waiter is not None
         if approvers is None:
             return wait
@@ -314,7 +314,7 @@ class CallApproval:
     def _keep_reached(
         people: list[str] | None, told_apart: list[str], questions: dict[str, Stored]
     ) -> list[str] | None:
-        """Leave out people who could not be asked: they do not read the thread, and no copy reached them."""
+        """Remove people who could not be asked: they do not read the thread, and no copy reached them."""
         return (
             people
             if people is None
@@ -329,13 +329,14 @@ class CallApproval:
                 sent[agent_id] = await self._send(agent_id, text, metadata, self._derive(f"{stage}-{agent_id}"))
             except (Forbidden, UnknownRecipient) as error:
                 place = {"agent_id": self.context.agent_id, "approver": agent_id, "code": error.code}
-                # Go on with the others: one removed person must not block a call that others may approve.
+                # Continue with the other approvers. A removed person must not block a call that others may approve.
                 _logger.warning("an approver is not asked", extra=place)
         return sent
 
     def _derive(self, name: str) -> str:
         """Return the id of a message about this approval."""
-        # Derived from the call and the recipient, so a restarted agent repeats each request under the id that it had.
+        # Derive the id from the call and the recipient. After a restart the agent then repeats each request under the
+        # same id.
         return f"{self.context.call_id.removesuffix('-approval')}-{name}-approval"
 
     async def _send(self, agent_id: str | None, text: str, request: dict[str, Any], message_id: str) -> Stored:
@@ -350,15 +351,16 @@ class CallApproval:
     # --- decisions
 
     async def _await_approval(self, wait: Wait) -> Approval | None:
-        """Wait until people have decided, and record the outcome, or None if the time is over."""
+        """Wait until people have decided, and record the outcome. Return None at the timeout."""
         assert self.waiter is not None
         while True:
             decisions = await self.waiter.wait_for_decisions(wait, self.rule.timeout_s)
             for place, message in enumerate(decisions, 1):
                 outcome = await self._count(wait, message)
                 if isinstance(outcome, Approval):
-                    # Standing first: a kill in between repeats this decision, which stores the same record again. In
-                    # the other order the standing approval would be lost.
+                    # Store the standing approval first. If the process is killed before the next line, the decision is
+                    # repeated and stores the same record again. In the opposite order, the standing approval would be
+                    # lost.
                     await self._keep_standing(wait, outcome)
                     await self.journal.record_approval(*self._place, outcome)
                     for late in decisions[place:]:
@@ -373,8 +375,8 @@ class CallApproval:
                 wait = escalated
 
     async def _escalate(self, wait: Wait) -> Wait | None:
-        """Ask the people of ``escalate_to`` after the first timeout, or None if there is nobody else to ask."""
-        # Escalate once. A second timeout means that nobody approves.
+        """Ask the people of ``escalate_to`` after the first timeout. Return None if there is nobody left to ask."""
+        # Escalate only once. A second timeout means that nobody approves.
         if wait.stage or not self.rule.escalate_to:
             return None
         readers = await find_people(self.journal.client, self._trigger) if wait.deciders is None else None
@@ -382,10 +384,11 @@ class CallApproval:
         return await self._ask_more(wait.model_copy(update=named), await self._find_approvers(1), stage=1)
 
     async def _count(self, wait: Wait, message: BaseMessage) -> Wait | Approval:
-        """Count a decision; return the completed approval, or the wait that continues. Answer a decision that does not
-        count."""
+        """Count a decision. Return the completed approval, or the wait if more approvals are needed. Answer the
+        sender if the decision does not count.
+        """
         decision, by = read_decision(message), find_decider(message)
-        # The look into the thread returns counted votes again after a restart. A seq counts once.
+        # Reading the thread after a restart returns votes that were already counted. Count each seq once.
         if decision is None or any(it.seq == message.seq for it in wait.votes):
             return wait
         problem = self._find_problem(wait, decision, by, is_checked=is_reported_by_network(message))
@@ -394,16 +397,16 @@ class CallApproval:
             return wait
         request = 0 if is_reported_by_network(message) else message.reply_to or 0
         if decision.is_approved and wait.votes:
-            # Check at the last moment: between the first vote and this one may be days.
+            # Check removals now, because days may pass between the first vote and this one.
             wait = await self._drop_votes_of_removed(wait)
         at, said = message.sent_at, read_decision_text(message)
         vote = Vote(by=by, seq=message.seq, at=at, said=said, scope=decision.scope, request=request)
         votes = [*wait.votes, vote]
-        # Count people, not votes, so that one person cannot approve alone by writing twice.
+        # Count people instead of votes. Otherwise one person could approve alone by writing twice.
         if decision.is_approved and len({it.by for it in votes}) < wait.needed:
             counted = wait.model_copy(update={"votes": votes})
             assert self.waiter is not None
-            # Record before reporting: a reported vote must survive a kill.
+            # Record the vote before reporting it. A reported vote must survive a kill.
             await self.waiter.keep(counted)
             call = describe_call(self._tool, self._arguments)
             text = f"{by} approved {call}: {len(votes)} of {wait.needed} approvals. It waits for somebody else's."
@@ -422,7 +425,7 @@ class CallApproval:
         )
 
     async def _drop_votes_of_removed(self, wait: Wait) -> Wait:
-        """Leave out approvals of people who were removed from the network: whoever removed them does not trust them."""
+        """Drop approvals by people who were removed from the network, because they are no longer trusted."""
         args = {"names": sorted({it.by for it in wait.votes}), "seqs": [self._trigger.seq]}
         try:
             answer = await retry_later(partial(self.journal.client.call, "network.approvers", args))
@@ -432,8 +435,10 @@ class CallApproval:
         return wait if len(votes) == len(wait.votes) else wait.model_copy(update={"votes": votes})
 
     def _find_problem(self, wait: Wait, decision: Decision, by: str, *, is_checked: bool) -> str:
-        """Return why a decision does not count; empty if it does. ``is_checked``: the hub has checked who decides."""
-        # Trust the hub's check for operators only: it does not know approvers that were named later.
+        """Return why a decision does not count, or an empty string if it counts. ``is_checked``: the hub has checked
+        that the person may decide.
+        """
+        # Trust the hub's check only for operators. The hub does not know approvers that were named later.
         is_operator = is_checked and wait.with_operators
         if wait.deciders is not None and by not in wait.deciders and not is_operator:
             names = join_names(wait.deciders)
@@ -450,8 +455,8 @@ class CallApproval:
                 "waits. Deny it, and say what is to be changed."
             )
         try:
-            # Check now, while the person can still correct it. Found at the start of the call, it could only be
-            # refused.
+            # Check the arguments now, while the person can still correct them. When the call starts, it would be too
+            # late: the call could only be refused.
             self.planned.tool.parse(decision.arguments)
         except ToolArgumentsError as error:
             request = next(iter(wait.questions.values()))
@@ -477,16 +482,18 @@ class CallApproval:
     # --- reports
 
     async def _answer(self, message: BaseMessage, text: str, metadata: dict[str, Any]) -> None:
-        """Answer the person who decided by a message."""
+        """Reply to the person who sent a decision."""
         assert isinstance(message, AnyMessage)
         await reply_to_decider(self.context.client, message, text, metadata)
 
     async def _report_outcome(self, approval: Approval) -> None:
-        """Report the decision below every request that it is no reply to. Repeats store nothing."""
+        """Report the decision in every thread with a request, except below a request that the decision itself
+        answers. Repeating the call stores nothing.
+        """
         wait = self.waiter.known if self.waiter is not None else None
         wait = wait or self.recorded.approval_waits.get(self._place)
         if wait is None or self._place in self.recorded.begun_calls or self._place in self.recorded.results:
-            return  # reported before the restart, since the call has started
+            return  # the call has started, so the decision was reported before the restart
         if not approval.votes:
             return  # the decision is a reply to the only request
         text = describe_decision(approval, self._tool, self._arguments)
@@ -512,7 +519,7 @@ class CallApproval:
                 await self._send_notice(partial(self.context.client.send_text, recipient, text, **options))
 
     async def _send_notice(self, send: Callable[[], Any]) -> None:
-        """Send a message that only informs. A refusal is only logged."""
+        """Send a message that only informs people. Log a refusal instead of raising it."""
         try:
             await retry_later(send)
         except (RequestError, LoopStopped, BudgetExhausted, ThreadHeld) as error:
@@ -521,6 +528,6 @@ class CallApproval:
 
 
 def _find_narrowest(votes: list[Vote]) -> Any:
-    """Return the scope that all votes approve."""
+    """Return the narrowest scope among the votes."""
     scopes = {vote.scope for vote in votes}
     return "once" if "once" in scopes else "thread" if "thread" in scopes else "always"

@@ -1,8 +1,9 @@
-"""One hash of what an agent's behavior depends on. A reaction that resumes under another hash reports that.
+"""One hash of everything that determines an agent's behavior. A reaction that resumes with a different hash reports the
+change.
 
-`simple` asks for it. Data counts by value and is the same in every process: instruction, model and its settings,
-limits, tools, handoffs, options of middleware. Code counts by name. Only the hash is kept, so options may hold
-anything. Pure.
+`simple` computes the hash. Data counts by value, and its hash is the same in every process: instruction, model
+settings, limits, tools, handoffs and options of middleware. Code counts by name only. Only the hash is stored, so
+options may contain secrets. Pure.
 """
 
 from __future__ import annotations
@@ -28,37 +29,42 @@ from .patterns import BoundedPattern
 from .tools import Tool, index_tools
 
 MAX_DEPTH = 20
-"""Maximum nesting of values; deeper ones count by their type."""
+"""Maximum nesting of values. A deeper value counts by its type only."""
 
 
 MAX_OBJECTS = 2
-"""Maximum nesting of objects that are no data, such as middleware and a check that it holds."""
+"""Maximum nesting of objects with attributes, such as middleware that contains a check."""
 
 
 _OPAQUE = sys.stdlib_module_names | {"pydantic", "jinja2"}
-"""Packages whose objects hold runtime state, or something that differs in each process: a lock, a compiled template."""
+"""Packages whose objects contain runtime state or values that differ in each process, such as locks or compiled
+templates.
+"""
 
 
 def hash_config(agent: Agent, described: Mapping[int, object], *beside: object) -> str:
-    """Return the hash of an agent, of the agents it may hand over to, and of other values that matter. ``described``
-    comes from `describe_middleware`."""
+    """Return the hash of an agent, of the agents that it may hand over to, and of the values in ``beside``.
+    ``described`` comes from `describe_middleware`.
+    """
     return hash_text(json.dumps([_describe_agent(agent, described), describe_value(beside)], sort_keys=True))
 
 
 def hash_text(text: str) -> str:
-    """Return the hash of a text, as 32 characters."""
+    """Return the hash of a text as 32 characters."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def describe_middleware(agents: Iterable[Agent]) -> dict[int, object]:
-    """Return the settings of these agents' middleware, by its identity. Call it once, before the middleware runs and
-    keeps runtime state in itself."""
+    """Return the settings of these agents' middleware, keyed by ``id()``. Call this function once, before the
+    middleware runs and stores runtime state in its attributes.
+    """
     return {id(layer): _describe_layer(layer) for agent in agents for layer in agent.middleware}
 
 
 def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
-    """Return a value as JSON that is the same in every process: data by value, code by name, other objects by their
-    type and attributes."""
+    """Return a value as JSON that is the same in every process. Data counts by value, code by name, and other
+    objects by their type and attributes.
+    """
 
     def inside(it: object) -> object:
         return describe_value(it, depth + 1, objects)
@@ -97,7 +103,7 @@ def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
     name = type(value).__qualname__
     if is_dataclass(value):
         return [name, {field.name: inside(getattr(value, field.name)) for field in fields(value)}]
-    if callable(getattr(value, "complete", None)):  # a model, which may hold a key
+    if callable(getattr(value, "complete", None)):  # a model, which may contain an API key
         return [name, str(getattr(value, "name", "")), inside(getattr(value, "settings", None))]
     if objects >= MAX_OBJECTS or type(value).__module__.partition(".")[0] in _OPAQUE:
         return name

@@ -1,12 +1,11 @@
-"""Runs a reaction turn by turn: performs each step of the loop and hands its outcome back.
+"""Runs a reaction turn by turn: performs each step of the loop and returns the outcome to the loop.
 
-`Driver` stands between `reaction`, which decides the next step, and the world. It asks the model (`model_call`), runs
-the tools of a turn in parallel (`tool_call`) and has answers reviewed (`review`). It never decides how a reaction
-continues. The journal comes first: every outcome is recorded before the loop reads it, and a recorded outcome is
-never produced again.
+`reaction` decides the next step, and `Driver` performs it. It asks the model (`model_call`), runs the tools of a turn
+in parallel (`tool_call`) and has answers reviewed (`review`). It never decides how a reaction continues. Every outcome
+is recorded in the journal before the loop reads it, and a recorded outcome is never produced again.
 
-Events go to a callback and not out of an async generator: tasks and timeouts do not survive a generator that its
-consumer abandons (PEP 789). Cancelling the driver's task ends whatever it awaits.
+Events go to a callback instead of an async generator: tasks and timeouts do not survive if the consumer abandons a
+generator (PEP 789). Cancelling the driver's task also cancels the call that it awaits.
 """
 
 from __future__ import annotations
@@ -51,20 +50,21 @@ from .values import (
 
 
 class NewMessagesSource(Protocol):
-    """Messages that arrive in the thread of a reaction and are read in it."""
+    """Source of messages that arrive in the thread while its reaction runs, and that this reaction reads."""
 
     async def take(self) -> NewMessages | None:
-        """Take what has arrived, or None if nothing has."""
+        """Return the messages that have arrived, or None if there are none."""
         ...
 
     async def settle(self, new: NewMessages) -> None:
-        """Mark messages as read, once they are recorded: no further reaction is needed."""
+        """Mark messages as read after they are recorded. They need no reaction of their own."""
         ...
 
 
 class Driver:
-    """Drives one run to its end, from its beginning or from its records. The run is a reaction, or an agent inside a
-    tool call of ``outer``."""
+    """Drives one run to its end, from its beginning or from its records. The run is a whole reaction, or an agent
+    that is called as a tool by the run ``outer``.
+    """
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class Driver:
         self._new_messages = new_messages
         self._reaction = reaction
         self._journal = journal
-        self._step: Step | None = None  # the next step, or None before the first
-        self._turn_text: str | None = None  # of the current turn's reply
-        self._agent: AgentView = reaction.agent  # of the last turn that ran
-        self._outer_store = journal.store  # hook of the runs around this one
+        self._step: Step | None = None  # the next step, or None before the first step
+        self._turn_text: str | None = None  # text of the current turn's reply
+        self._agent: AgentView = reaction.agent  # agent of the last turn that ran
+        self._outer_store = journal.store  # store hook of the outer runs
         self._select_store_hook()
 
     # --- a whole run
@@ -98,7 +98,9 @@ class Driver:
     async def run(
         self, recorded: Recorded | None = None, *, config_hash: str = "", prompt_hash: str | None = None
     ) -> Finish:
-        """Drive the run to its end. Raises `ConnectError` and `Superseded`, which leave the reaction open."""
+        """Drive the run to its end. Raises `ConnectError` and `Superseded`. After either error the reaction is still
+        open.
+        """
         if recorded is not None:
             self._resume(recorded, config_hash, prompt_hash)
         run = self._run
@@ -106,7 +108,7 @@ class Driver:
             await self._reaction.start()
             around = partial(self._models.make_around, 0, "reaction", run.unrecorded_use)
             finish = await self._reaction.agent.chain.around_reaction(around, self._take_turns)
-        except SystemExit as error:  # of middleware: outside its own task it would end the event loop
+        except SystemExit as error:  # raised by middleware: outside of its own task it would end the event loop
             raise CallCrashed(error) from error
         used = tuple(run.unrecorded_use)
         return replace(finish, usage=add_usage(used, finish.usage), used=used) if used else finish
@@ -114,7 +116,7 @@ class Driver:
     def _resume(self, recorded: Recorded, config_hash: str, prompt_hash: str | None) -> None:
         run = self._run
         run.recorded = recorded
-        # Messages of recorded calls still count: a restart must not renew the limit per recipient.
+        # Count messages of recorded calls again. Otherwise a restart would reset the limit per recipient.
         for result in recorded.results.values():
             for address, count in result.sent.items():
                 run.sent_counts[address] = run.sent_counts.get(address, 0) + count
@@ -122,8 +124,8 @@ class Driver:
         if started is not None:
             config_changed = started.config_hash != config_hash
             prompt_changed = prompt_hash is not None and started.prompt_hash not in ("", prompt_hash)
-            # Only report a changed configuration. Recorded turns stay as they are, and the new one applies from here
-            # on.
+            # Only report a changed configuration. Recorded turns stay unchanged, and the new configuration applies to
+            # the remaining turns.
             run.emit(Resumed(run.id, len(recorded.replies), config_changed, prompt_changed, path=run.path))
 
     async def _take_turns(self) -> Finish:
@@ -132,7 +134,7 @@ class Driver:
             turn, perform = self._reaction.turn, partial(self._perform_turn, self._reaction.turn)
             self._turn_text = None
             if turn in self._run.recorded.replies:
-                await perform()  # its hooks ran before the restart
+                await perform()  # the hooks of this step ran before the restart
             else:
                 around = partial(self._models.make_around, turn, "turn", self._run.unrecorded_use)
                 await self._reaction.agent.chain.around_turn(around, perform)
@@ -155,7 +157,7 @@ class Driver:
         )
 
     async def _perform_turn(self, turn: int) -> None:
-        """Perform the steps of a turn, up to the first step of the next turn or the end."""
+        """Perform the steps of a turn, until the next turn or the end of the run."""
         while self._is_in_turn(turn):
             outcome: Outcome
             step = self._step
@@ -171,7 +173,8 @@ class Driver:
                     raise AssertionError("a step of this turn is one of the three")
             next_step = await self._advance(outcome)
             if isinstance(outcome, ModelFailed) and isinstance(next_step, Finish) and not outcome.is_recorded:
-                # Before the answer is sent: a resumed run must end with the same failure, not ask again.
+                # Record the failure before the answer is sent. A resumed run must end with the same failure instead of
+                # asking the model again.
                 await self._journal.record_model_failed(turn, outcome)
             self._step = next_step
 
@@ -181,22 +184,24 @@ class Driver:
         return step
 
     def _select_store_hook(self) -> None:
-        """Store records as the current agent wants them, and then as the runs around this one want them."""
+        """Apply the store hooks to records: first those of the current agent, then those of the outer runs."""
         chain, outer_store = self._reaction.agent.chain, self._outer_store
         if not chain.stores:
             self._journal.store = outer_store
         elif outer_store is None:
             self._journal.store = chain.store
         else:
-            # The outer hook comes last and sees the final body: an inner agent cannot store what the outer one removes.
+            # Call the outer hook last, so that it sees the final body. Otherwise an inner agent could store data that
+            # the outer hook removes.
             self._journal.store = lambda kind, body: outer_store(kind, chain.store(kind, body))
 
     # --- the model
 
     async def _ask_model(self, step: CallModel) -> ModelReply | Replayed | ModelFailed:
-        """Return the recorded reply of a turn, or ask for one and record it."""
+        """Return the recorded reply of a turn, or ask the model and record its reply."""
         recorded, run = self._run.recorded, self._run
-        # Before anything reads the state: middleware then skips what it had done in this turn before the restart.
+        # Restore the values before anything reads the state. Middleware then skips the work it did in this turn before
+        # the restart.
         if step.turn in recorded.notes:
             self._reaction.update_values(recorded.notes[step.turn])
         new = recorded.new_messages.get(step.turn)
@@ -205,7 +210,7 @@ class Driver:
         replayed = recorded.replay(step.turn)
         if replayed is not None:
             return replayed  # never asked again: its calls may have had effects
-        if step.turn != run.last_live_turn:  # else the model found the prompt too long, and is asked again
+        if step.turn != run.last_live_turn:  # otherwise the prompt was too long, and the model is asked again
             if new is None:
                 step = await self._read_new_messages(step)
             if step.agent.id != self._agent.id:
@@ -221,7 +226,7 @@ class Driver:
         return await self._record_reply(step, outcome)
 
     async def _record_reply(self, step: CallModel, reply: ModelReply) -> ModelReply:
-        """Record a reply; return the reply as a resumed run would read it."""
+        """Record a reply. Return the reply exactly as a resumed run would read it."""
         if reply.reasoning and step.agent.policy.keep.thinking:
             await self._journal.record_thinking(step.turn, reply.reasoning)
         request = fingerprint_request(*self._models.sent) if self._models.sent is not None else None
@@ -234,12 +239,13 @@ class Driver:
             request=request,
             used=self._models.middleware_use,
         )
-        # If the record is shorter, go on with the record: otherwise this run and a resumed one would differ.
+        # If the record is shorter, continue with the record. Otherwise this run and a resumed run would differ.
         return reply if stored is kept else stored
 
     async def _add_reporter(self, failed: ModelFailed) -> ModelFailed:
-        """Note whether the hub notifies operators of a failure. A replay keeps what is recorded; failures of a single
-        conversation are no matter for operators."""
+        """Set whether the hub notifies operators of a failure. A replay keeps the recorded value. Failures that
+        concern only one conversation are not reported to operators.
+        """
         if self._run.playback is not None or self._run.path or failed.failure in OF_ONE_CONVERSATION:
             return failed
         return replace(failed, reported_by=await find_reporter(self._journal.client))
@@ -251,7 +257,8 @@ class Driver:
         new = await source.take()
         if new is None:
             return step
-        # Recorded, then read, then settled: after a kill between any two, the messages are neither lost nor read twice.
+        # The order is record, read, settle. If the process is killed between two of these steps, messages are neither
+        # lost nor read twice.
         await self._journal.record_new_messages(step.turn, new)
         step = await self._read_in(new)
         await source.settle(new)
@@ -265,8 +272,9 @@ class Driver:
     # --- tools
 
     async def _call_tools(self, step: CallTools) -> dict[int, ToolResult]:
-        """Run the planned calls in parallel, and record the calls that do not run. Return a result for each planned
-        call, by its index."""
+        """Run the planned calls in parallel, and record the calls that do not run. Return the result of each planned
+        call by its index.
+        """
         if step.turn not in self._run.recorded.replies:
             self._run.emit(ToolRequests(self._run.id, step.turn, step.text, step.calls, path=self._run.path))
         try:
@@ -278,17 +286,18 @@ class Driver:
                     for planned in step.planned
                 }
         except BaseExceptionGroup as failures:
-            # A group of errors would pass every ``except ConnectError`` above, and the reaction would be closed instead
-            # of left open.
+            # Raise a single error. An exception group would pass every ``except ConnectError`` in the callers, and the
+            # reaction would be closed instead of left open.
             raise first_error(failures) from failures
         return {index: task.result() for index, task in tasks.items()}
 
     def _make_inner(self, turn: int, call: int, number: int, agent: Agent, text: str) -> Driver:
-        """Create the run of an agent inside a call. It reads ``text`` alone and counts its own turns. Raises
-        `ToolError` if agents call each other too deeply."""
+        """Create the driver for an agent that is called as a tool. It reads only ``text`` and counts its own turns.
+        Raises `ToolError` if agents call each other too deeply.
+        """
         outer = self._reaction
         journal = self._journal.descend(turn, call, number)
-        # Two agents that call each other would otherwise recurse until the budget is gone.
+        # Without this limit, two agents that call each other would recurse until the budget is used up.
         if journal.depth > outer.agent.policy.max_depth:
             raise ToolError(f"Not run: agents call each other {journal.depth} deep already.")
         trigger = outer.setup.trigger
@@ -311,28 +320,29 @@ class Driver:
     # --- the end
 
     def describe_interrupted(self) -> Finish:
-        """Return what the run has used so far, as the end of one that is cancelled or fails."""
+        """Return the usage so far as the end of a cancelled or failed run."""
         return Finish("cancelled", "", usage=self._reaction.usage, tool_calls=self._reaction.tool_calls)
 
     def find_stopped(self, by: str) -> StopTrace | None:
-        """Return what is left of a run that ``by`` has stopped, or None if a replay knows that nothing was recorded."""
+        """Return the trace of a run that ``by`` has stopped, or None if a replay knows that nothing was recorded."""
         run = self._run
         if run.playback is not None:
             return run.playback.find_stopped(run.id)
-        # Text that waits for its review is not shown, by a stop neither.
+        # Do not show text that waits for its review, not even after a stop.
         is_shown = self._reaction.sends_text() and not run.is_text_withheld()
         text = self._models.streamed_text if is_shown else ""
         return StopTrace(by, self._reaction.turn, text, tuple(run.interrupted_use))
 
     def cancel(self, reason: str, interrupted_use: tuple[ModelUse, ...] = ()) -> Finish:
-        """End the reaction after the task of `run` was cancelled. ``interrupted_use``: use of the model calls that the
-        stop interrupted."""
+        """End the reaction after the task of `run` was cancelled. ``interrupted_use``: usage of the model calls that
+        the stop interrupted.
+        """
         used = (*self._run.unrecorded_use, *interrupted_use)
-        if self._reaction.state is LoopState.FINISHED:  # and reported: only middleware was still running
+        if self._reaction.state is LoopState.FINISHED:  # already reported: only middleware was still running
             done = self._reaction
             usage = add_usage(used, done.usage)
             return Finish("cancelled", reason, None, done.turn, usage, done.tool_calls, used=used)
-        finish = self._reaction.advance(Cancel(reason))  # asks no hook
+        finish = self._reaction.advance(Cancel(reason))  # calls no hook
         self._select_store_hook()
         assert isinstance(finish, Finish)
         finish = replace(finish, usage=add_usage(used, finish.usage), used=used)

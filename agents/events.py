@@ -1,7 +1,7 @@
 """Typed events of a reaction: the same objects for the terminal, traces and tests.
 
-`driver` and its parts create them, `live_activity` those of agents elsewhere. A callback gets them in order. Events are
-frozen and convert to plain JSON (`event_to_json`). No IO, no clock.
+`driver` and its parts create most events. `live_activity` creates the events of remote agents. A callback receives the
+events in order. Events are frozen and convert to plain JSON (`event_to_json`). No IO, no clock.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from .values import Status
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened in a reaction. ``path`` is empty, except for an agent inside a tool call: it names the
-    calls around it (``turn.call``, the outermost first)."""
+    """Event of a reaction. ``path`` names the calls around an agent that is called as a tool (``turn.call``, the
+    outermost first). It is empty for the reaction's own agent.
+    """
 
     type: ClassVar[str]
     """Name of the event in JSON."""
@@ -27,17 +28,17 @@ class Event:
 
 
 OnEvent = Callable[[Event], None]
-"""Handles each event as it happens. It must return at once, because the reaction waits for it."""
+"""Handles each event when it happens. It must return quickly, because the reaction waits for it."""
 
 
 def event_to_json(event: Event) -> dict[str, object]:
-    """Return the event as plain JSON values; ``type`` names it."""
+    """Return the event as plain JSON values, with its name in ``type``."""
     return {"type": event.type, **asdict(event)}
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
-    """A reaction from before a restart continues. ``turns`` of it are read from its records."""
+    """A reaction continues after a restart. ``turns`` is the number of turns read from its records."""
 
     type = "resumed"
     turns: int
@@ -47,14 +48,14 @@ class Resumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class TurnEvent(Event):
-    """Something that happened in a turn."""
+    """Event in a turn."""
 
     turn: int
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStart(TurnEvent):
-    """The model is about to be asked."""
+    """The model is about to be called."""
 
     type = "turn_start"
     max_turns: int
@@ -62,8 +63,9 @@ class TurnStart(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput(TurnEvent):
-    """A piece of the reply while it streams. ``index`` counts the pieces of a reaction, with those of agents inside it.
-    ``is_held``: a reviewer has to see the answer before people do."""
+    """Part of a reply while it streams. ``index`` counts the parts of a reaction, including those of agents called
+    as tools. ``is_held``: a reviewer must see the answer before people do.
+    """
 
     type = "model_delta"
     text: str
@@ -74,7 +76,7 @@ class ModelOutput(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class ModelRetry(TurnEvent):
-    """An attempt of the model call failed in a way that may pass. The next one starts after ``delay_s``."""
+    """An attempt of the model call failed with a temporary error. The next attempt starts after ``delay_s`` seconds."""
 
     type = "model_retry"
     error: str
@@ -83,7 +85,7 @@ class ModelRetry(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolRequests(TurnEvent):
-    """The model replied with these calls, beside ``text``."""
+    """The model replied with these calls. ``text`` is the text that came with them."""
 
     type = "tool_requests"
     text: str | None
@@ -92,7 +94,7 @@ class ToolRequests(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class CallEvent(TurnEvent):
-    """Something that happened in a call of ``tool``. ``call`` is its place in its turn."""
+    """Event in a call of ``tool``. ``call`` is the position of the call in its turn."""
 
     call: int
     tool: str
@@ -108,8 +110,9 @@ class ToolCallStart(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput(CallEvent):
-    """A piece of a call's result while it streams. ``index`` and ``is_held`` are as in `ModelOutput`: the result of
-    some tools is the answer."""
+    """Part of a call's result while it streams. ``index`` and ``is_held`` have the same meaning as in `ModelOutput`,
+    because the result of some tools is the answer.
+    """
 
     type = "tool_delta"
     text: str
@@ -119,19 +122,20 @@ class ToolOutput(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd(CallEvent):
-    """A call has its result. A call that did not run had no start."""
+    """A call has its result. A call that was refused has no start event."""
 
     type = "tool_call_end"
     ok: bool
     content: str
     duration_s: float = 0.0
-    """Seconds from start to end, waiting included; 0 for a call that did not run."""
+    """Seconds from start to end, including waits; 0 for a call that did not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting(CallEvent):
-    """A call waits for replies of these agents, or for a person's approval, until a time in milliseconds since the Unix
-    epoch."""
+    """A call waits for replies of these agents, or for a person's approval. The deadline is in milliseconds since
+    the Unix epoch.
+    """
 
     type = "waiting"
     agent_ids: tuple[str, ...]
@@ -141,8 +145,9 @@ class Waiting(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class Progress(TurnEvent):
-    """The current step of the work, for people. A step ends with the next step of its call, or with ``is_done``, which
-    comes before the end of the call. ``call`` is None outside calls."""
+    """Current step of the work, shown to people. A step ends with the next step of the same call or with
+    ``is_done``, which precedes the end of the call. ``call`` is None outside of calls.
+    """
 
     type = "progress"
     text: str
@@ -156,9 +161,10 @@ PieceKind = Literal["text", "reasoning", "tool", "progress"]
 
 @dataclass(frozen=True, slots=True)
 class RemoteOutput(TurnEvent):
-    """A piece of an agent's stream elsewhere, while a call waits for its answer and a person watches. ``path`` is where
-    it would run inside the call; ``turn``, ``call`` and ``tool`` are its own. ``at`` is where in its stream the text
-    begins: pieces may be lost."""
+    """Part of a remote agent's stream, while a call waits for that agent's answer and a person watches. ``path`` is
+    the path that the remote agent would have as an inner agent of the call. ``turn``, ``call`` and ``tool`` are the
+    remote agent's own. ``at`` is the offset of the text in its stream, because parts may be lost.
+    """
 
     type = "remote_delta"
     agent_id: str
@@ -174,8 +180,9 @@ class RemoteOutput(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class RemoteCall(CallEvent):
-    """An agent elsewhere, as in `RemoteOutput`, starts or ends a call. ``asked`` are the agents whose answers that call
-    waits for."""
+    """A remote agent (see `RemoteOutput`) starts or ends a call. ``asked`` names the agents whose answers that call
+    waits for.
+    """
 
     type = "remote_tool"
     agent_id: str
@@ -186,8 +193,9 @@ class RemoteCall(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd(TurnEvent):
-    """Model call and tool calls of the turn have ended. ``text`` is the model's own, ``usage`` that of the reaction so
-    far."""
+    """The model call and the tool calls of the turn have ended. ``text`` is the model's text in this turn. ``usage``
+    is the usage of the reaction so far.
+    """
 
     type = "turn_end"
     text: str | None
@@ -196,8 +204,9 @@ class TurnEnd(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class AnswerReviewed(TurnEvent):
-    """The reviewers have seen an answer, or the message of a ``call`` to the requester. ``correction``: what the model
-    is told if it has to write another one."""
+    """The reviewers have checked an answer, or a message that a ``call`` sends to the requester. ``correction``: the
+    instruction to the model if it must write another answer.
+    """
 
     type = "review"
     is_accepted: bool
@@ -209,7 +218,7 @@ class AnswerReviewed(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class HandedOver(TurnEvent):
-    """Another agent has the conversation from this turn on."""
+    """Another agent continues the conversation from this turn on."""
 
     type = "handoff"
     agent_id: str
@@ -218,7 +227,7 @@ class HandedOver(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Event):
-    """The reaction has ended. ``answer`` is the text that goes to the incoming thread."""
+    """The reaction has ended. ``answer`` is the text sent to the thread of the trigger."""
 
     type = "finished"
     status: Status

@@ -1,8 +1,7 @@
-"""A reaction's history in a form that providers accept: each call with its result, unique ids, valid arguments; and
-shorter versions of it.
+"""History of a reaction in a form that providers accept, and shorter versions of it.
 
-Used by `reaction` before every model call and at a handoff. Pure: each function returns a new list, except
-`append_user_text`.
+Each call is paired with its result, ids are unique and arguments are valid JSON. `reaction` uses these functions before
+every model call and at a handoff. Pure: each function returns a new list, except `append_user_text`.
 """
 
 from __future__ import annotations
@@ -18,16 +17,18 @@ from roundelay.network.text import cut
 from .models.model import AssistantMessage, ChatMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
 
 HistoryFilter = Literal["texts", "all", "none"] | int | Callable[[Sequence[ChatMessage]], Sequence[ChatMessage]]
-"""Selects the earlier turns that an agent sees after a handoff: their texts without tool calls, everything, nothing,
-the last N messages, or what a callable returns."""
+"""Selects the earlier turns that an agent sees after a handoff: texts without tool calls, all turns, no turns, the
+last N messages, or the result of a callable.
+"""
 
 COMPACT_RESULT_CHARS = 400
-"""Maximum characters of an older result in a shortened history."""
+"""Maximum characters of an earlier result in a shortened history."""
 
 
 def append_user_text(messages: list[ChatMessage], text: str) -> None:
-    """Append a text to the last user message, or a new one after another message: many chat templates refuse two in a
-    row."""
+    """Append a text to the last message if it is a user message, else append a new user message. Many chat templates
+    refuse two user messages in a row.
+    """
     last = messages[-1] if messages else None
     if isinstance(last, UserMessage):
         messages[-1] = replace(last, content=f"{last.content}\n\n{text}")
@@ -36,7 +37,9 @@ def append_user_text(messages: list[ChatMessage], text: str) -> None:
 
 
 def find_prompt(messages: Sequence[ChatMessage], history: Sequence[ChatMessage]) -> int | None:
-    """Return the index of the run's prompt in a request. Examples may stand before the prompt, and more text behind it."""
+    """Return the index of the run's prompt in a request. Examples may precede the prompt, and more text may follow
+    it.
+    """
     prompt = history[1] if len(history) > 1 else None
     users = [place for place, it in enumerate(messages) if isinstance(it, UserMessage)]
     if isinstance(prompt, UserMessage):
@@ -49,8 +52,9 @@ def find_prompt(messages: Sequence[ChatMessage], history: Sequence[ChatMessage])
 def add_to_prompt(
     messages: Sequence[ChatMessage], history: Sequence[ChatMessage], text: str
 ) -> tuple[ChatMessage, ...]:
-    """Return a request with a text right behind its prompt, before the text that trails the prompt in the first turn.
-    The position is the same in every turn."""
+    """Return a request with a text directly after its prompt, and before the text that follows the prompt in the
+    first turn. The position is the same in every turn.
+    """
     place = find_prompt(messages, history)
     if place is None:
         return tuple(messages)
@@ -63,8 +67,9 @@ def add_to_prompt(
 
 
 def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list[ChatMessage]:
-    """Pair calls and results: each call is answered right after its message, in order, and no result stands alone.
-    ``trailing`` comes at the end."""
+    """Pair calls and results: the results follow directly after the message with the calls, in order. Drop results
+    without a call. ``trailing`` is added at the end.
+    """
     # Hooks may drop or move messages. Providers refuse a call without a result, and a result without its call.
     results = {it.tool_call_id: it for it in messages if isinstance(it, ToolMessage)}
     repaired: list[ChatMessage] = []
@@ -75,7 +80,7 @@ def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list
             case AssistantMessage(tool_calls=calls) if calls:
                 repaired.append(message)
                 repaired += [results.get(call.id) or ToolMessage(call.id, "No result is known.") for call in calls]
-            # Several providers refuse an empty assistant message, and it says nothing.
+            # Skip an empty assistant message. Several providers refuse it, and it adds no information.
             case AssistantMessage(content) if not content:
                 continue
             case UserMessage(content, images, files):
@@ -91,7 +96,7 @@ def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list
 
 
 def replace_trailing_text(messages: Sequence[ChatMessage], trailing: str, other: str) -> tuple[ChatMessage, ...]:
-    """Return a request with another text at its end, if it ends with ``trailing``."""
+    """Return the request with ``other`` in place of ``trailing`` at its end, if it ends with ``trailing``."""
     *before, last = messages
     if not isinstance(last, UserMessage) or not last.content.endswith(trailing):
         return tuple(messages)
@@ -99,10 +104,10 @@ def replace_trailing_text(messages: Sequence[ChatMessage], trailing: str, other:
 
 
 def compact(messages: Sequence[ChatMessage], prompt: str | None = None) -> list[ChatMessage]:
-    """Shorten old, long texts: every result before the last turn, and the prompt, if ``prompt`` is given."""
+    """Shorten long texts: every result before the last turn, and also the prompt if ``prompt`` is given."""
     turns = [place for place, message in enumerate(messages) if isinstance(message, AssistantMessage)]
     last = turns[-1] if turns else 0
-    # Results of the last turn stay whole: the model has not read them yet.
+    # Keep the results of the last turn complete, because the model has not read them yet.
     short: list[ChatMessage] = [
         replace(message, content=cut(message.content, COMPACT_RESULT_CHARS))
         if isinstance(message, ToolMessage) and place < last
@@ -110,13 +115,13 @@ def compact(messages: Sequence[ChatMessage], prompt: str | None = None) -> list[
         for place, message in enumerate(messages)
     ]
     if prompt is not None:
-        has_prompt = len(short) > 1 and isinstance(short[1], UserMessage)  # a hook may have left it out
+        has_prompt = len(short) > 1 and isinstance(short[1], UserMessage)  # a hook may have removed the prompt
         short[1 : 2 if has_prompt else 1] = [UserMessage(prompt)]
     return short
 
 
 def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> list[ChatMessage]:
-    """Return what a filter keeps of a history's turns (the messages after the prompt)."""
+    """Return the messages after the prompt that a filter selects."""
     kept: Sequence[ChatMessage]
     match chosen:
         case "all":
@@ -130,7 +135,7 @@ def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> li
                 if not isinstance(message, ToolMessage)
             ]
         case int(count):
-            # A count of 0 needs the extra case: ``messages[-0:]`` is the whole list.
+            # Handle 0 separately: ``messages[-0:]`` is the whole list.
             kept = messages[-count:] if count > 0 else ()
         case _:
             kept = [it for it in chosen(tuple(messages)) if not isinstance(it, SystemMessage)]
@@ -138,7 +143,7 @@ def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> li
 
 
 def drop_turn(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> list[ChatMessage]:
-    """Return the messages without system messages, and without the turn that made these calls."""
+    """Return the messages without system messages and without the turn that made these calls."""
     ids = {call.id for call in calls}
     return [
         message
@@ -150,12 +155,12 @@ def drop_turn(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> lis
 
 
 def sanitize_call(call: ToolCall) -> ToolCall:
-    """Return the call as the history shows it: with a valid name, and arguments that are a JSON object.
+    """Return the call as the history shows it: with a valid name and with a JSON object as arguments.
 
-    Servers read the arguments of earlier calls, and refuse the whole conversation because of one malformed call
+    Servers parse the arguments of earlier calls. One malformed call makes them refuse the whole conversation
     (https://github.com/vllm-project/vllm/issues/43995, https://github.com/OpenHands/software-agent-sdk/issues/2887).
     """
-    # Providers refuse the whole history if one function name has other characters or more than 64.
+    # Providers refuse the whole history if a function name has other characters or is longer than 64.
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unnamed"
     arguments = call.arguments if call.arguments.strip() else "{}"
     try:
@@ -167,11 +172,11 @@ def sanitize_call(call: ToolCall) -> ToolCall:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")  # Python accepts NaN and Infinity, servers do not
+    raise ValueError(f"{name} is no JSON")  # Python accepts NaN and Infinity, but servers do not
 
 
 def read_argument(call: ToolCall, name: str) -> str:
-    """Return a text argument of a call; empty if there is none, or if the arguments are malformed."""
+    """Return a text argument of a call. Return an empty string if it is missing or the arguments are malformed."""
     try:
         value = json.loads(call.arguments or "{}")[name]
     except (ValueError, LookupError, TypeError, RecursionError):

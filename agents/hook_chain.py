@@ -1,8 +1,8 @@
-"""All hooks of one agent, in their order: the policy's functions and the middleware.
+"""All hooks of one agent in order: the policy's functions and the middleware.
 
-`reaction` and `driver` ask the chain, which knows neither. A policy's functions become middleware around the agent's
-own; the first layer is outermost. A hook that no layer overrides costs nothing. Every hook is user code: its return
-value is checked, and its time is limited (`isolation.run_hook`).
+`reaction` and `driver` call the chain and know neither the policy's functions nor the middleware. A policy's functions
+become middleware around the agent's own middleware. The first layer is outermost. A hook that no layer overrides costs
+nothing. Every hook is user code: its return value is checked and its time is limited (`isolation.run_hook`).
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _POLICY_HOOKS = (
     "after_tool",
     "on_no_tool_calls",
 )
-"""Hooks that a policy has under the same name as middleware."""
+"""Hooks that exist under the same name in policies and in middleware."""
 
 
 class HookChain:
-    """The hooks of an agent: its policy's functions first, then those that its middleware overrides, in order."""
+    """Hooks of an agent: the policy's functions first, then the overridden hooks of its middleware, in order."""
 
     def __init__(self, policy: AgentPolicy, middleware: Sequence[Middleware]) -> None:
         self.middleware = tuple(middleware)
@@ -75,13 +75,14 @@ class HookChain:
         """Whether nobody may read an answer before its review."""
 
         self.guards: tuple[Guard, ...] = tuple(layer.review for layer in reviewers if layer.guards)
-        """Reviews that also apply to agents that this one hands over to."""
+        """Reviews that also apply to agents to which this agent hands over."""
 
-    # --- pure hooks: asked again when a reaction resumes
+    # --- pure hooks: called again when a reaction resumes
 
     async def _ask(self, hook: Callable[..., object], *args: object) -> Any:
-        """Call a hook, and await its result if it is a coroutine. Without this, a guard that is a coroutine would pass
-        for true."""
+        """Call a hook, and await its result if it is a coroutine. Without the await, a guard that returns a
+        coroutine would always count as true.
+        """
         result = hook(*args)
         if inspect.isawaitable(result):
             return await run_hook(self._timeout_s, partial(_await, result), named=hook)
@@ -111,7 +112,7 @@ class HookChain:
         return True
 
     async def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        """Return the request of a turn as the hooks change it, in a form that providers accept."""
+        """Return the request of a turn after all hooks changed it, in a form that providers accept."""
         prepared = step
         if self._hooks["list_parts"]:
             prepared = replace(step, parts=tuple(part for hook in self._hooks["list_parts"] for part in hook(state)))
@@ -121,7 +122,7 @@ class HookChain:
             prepared = prepared.place_parts()
         if prepared.messages is not step.messages:
             prepared = replace(prepared, messages=tuple(repair(prepared.messages)))
-        # Providers refuse a demand for a tool that the request does not offer.
+        # Providers refuse a request that demands a tool it does not offer.
         choice = prepared.tool_choice
         if choice != "auto" and not prepared.tools:
             prepared = replace(prepared, tool_choice="auto")
@@ -140,10 +141,11 @@ class HookChain:
     async def process_tool_calls(self, state: TurnState, reply: ModelReply) -> End | None:
         for hook in self._hooks["process_tool_calls"]:
             result = await self._ask(hook, state, reply.tool_calls)
-            # Check the type, not the truth: a guard that returns something else by mistake must not let calls pass.
+            # Check the type, not the truth value. Otherwise a guard that returns another value by mistake would let
+            # calls pass.
             _check_type(hook, result, (End, bool, type(None)), "an End, True, False or None")
             if result is True:
-                return End(reply.text)  # the text beside the calls
+                return End(reply.text)  # the text that came with the calls
             if isinstance(result, End):
                 return result
         return None
@@ -156,7 +158,7 @@ class HookChain:
         return call
 
     async def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> tuple[ToolResult, AfterTool]:
-        """Return the result as the model reads it, and the other changes that hooks want. The last hook counts."""
+        """Return the result that the model reads, and the other changes that hooks requested. The last hook wins."""
         changes = AfterTool()
         for hook in self._hooks["after_tool"]:
             change = await self._ask(hook, state, call, result)
@@ -188,12 +190,12 @@ class HookChain:
         return texts, data
 
     def store(self, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
-        """Return a record's body as it is kept."""
+        """Return the body of a record as it will be stored."""
         for hook in self._hooks["store"]:
             body = hook(kind, body)
         return body
 
-    # --- hooks around what is done: asked only for what is not recorded
+    # --- hooks around an action: called only if its outcome is not recorded
 
     def around_reaction(self, around: Callable[[], Around], proceed: RunReaction) -> Awaitable[Finish]:
         return self._wrap("around_reaction", around, proceed)
@@ -215,8 +217,9 @@ class HookChain:
     def _wrap(
         self, name: str, around: Callable[[], Around], proceed: Callable[..., Awaitable[T]], *args: object
     ) -> Awaitable[T]:
-        """Return ``proceed(*args)`` inside the hooks, the first outermost. ``around`` is called only if there are any:
-        it costs more than the hooks that most agents have."""
+        """Call ``proceed(*args)`` inside the hooks, the first hook outermost. Call ``around`` only if there are
+        hooks, because building its value costs more than calling ``proceed`` directly.
+        """
         if hooks := self._hooks[name]:
             run = around()
             for hook in reversed(hooks):
@@ -224,8 +227,10 @@ class HookChain:
         return proceed(*args)
 
     async def review(self, around: Around, answer: str, *, can_correct: bool, guards: Sequence[Guard] = ()) -> Reviewed:
-        """Return the answer as the reviewers leave it, or their corrections. Each reviewer reads the text that the one
-        before left; ``guards``, those of earlier agents, come last. An answer that goes out is then finished."""
+        """Return the answer after all reviewers, or their corrections. Each reviewer reads the text that the
+        previous reviewer returned. ``guards`` are the reviewers of earlier agents and run last. Finish an answer
+        that passes.
+        """
         corrections: list[Correction] = []
         metadata: dict[str, JsonValue] = {}
         notes: list[str] = []
@@ -234,7 +239,7 @@ class HookChain:
         def read_answer(result: str | Answer) -> str:
             if isinstance(result, str):
                 return result
-            if not isinstance(result, Answer):  # a hook without a return statement, for example
+            if not isinstance(result, Answer):  # for example a hook without a return statement
                 raise TypeError(
                     f"a reviewer gave a {type(result).__name__} and must give the answer, as text or as Answer(...)"
                 )
@@ -245,7 +250,7 @@ class HookChain:
             notes.extend(result.notes)
             return result.text
 
-        # Each reviewer once: agents of one reaction may share middleware.
+        # Call each reviewer once, because agents of one reaction may share middleware.
         for hook in dict.fromkeys((*self._hooks["review"], *guards)):
             result: str | Answer | Correction = await run_hook(self._timeout_s, hook, around, answer)
             if isinstance(result, Correction):
@@ -283,8 +288,9 @@ def _collect_hooks(layers: Sequence[Middleware], name: str) -> tuple[Any, ...]:
 
 
 def _list_layers(policy: AgentPolicy, middleware: Sequence[Middleware]) -> list[Middleware]:
-    """Return a policy's functions as middleware around the agent's own. ``on_tools_selected`` comes last: it sees the
-    calls that no other hook refused."""
+    """Return a policy's functions as middleware around the agent's own middleware. ``on_tools_selected`` comes last,
+    so it sees only the calls that no other hook refused.
+    """
     outer = {name: hook for name in _POLICY_HOOKS if (hook := getattr(policy, name)) is not None}
     if policy.max_tool_calls is not None or policy.should_continue is not None:
         outer["should_continue"] = partial(_should_continue, policy)
@@ -304,7 +310,7 @@ def _list_layers(policy: AgentPolicy, middleware: Sequence[Middleware]) -> list[
 def _notify_of_calls(
     listener: Callable[[TurnState, Sequence[ToolCall]], object], state: TurnState, calls: Sequence[ToolCall]
 ) -> Given[None]:
-    """Call a listener, whose return value must not end the reaction."""
+    """Call a listener. Its return value is ignored, so it cannot end the reaction."""
     return _then(listener(state, calls), lambda _: None)
 
 
@@ -338,8 +344,9 @@ def _apply_tool(step: CallModel, name: str | None) -> CallModel:
 
 
 def _find_model(own: Model, chosen: Model | str) -> Model:
-    """Return the model that a hook chose. A name means one of the models of a `FallbackModel`, or another model on the
-    server of the agent's own. Raises `ModelError` for an unknown name."""
+    """Return the model that a hook chose. A name means a model of a `FallbackModel`, or another model on the server
+    of the agent's own model. Raises `ModelError` for an unknown name.
+    """
     if not isinstance(chosen, str):
         if not callable(getattr(chosen, "complete", None)):
             text = f"A {type(chosen).__name__} was chosen as the model, and must be a Model, its name or None."
@@ -362,7 +369,9 @@ def _find_model(own: Model, chosen: Model | str) -> Model:
 
 
 def _then(result: Given[T], apply: Callable[[T], ResultT]) -> Given[ResultT]:
-    """Apply a function to a hook's result, at once if the hook is a plain function."""
+    """Apply a function to the result of a hook. A plain function's result is used at once, and a coroutine is
+    awaited first.
+    """
     return _await_then(result, apply) if inspect.isawaitable(result) else apply(result)
 
 
@@ -378,7 +387,7 @@ async def _await(result: Awaitable[T]) -> T:
 
 
 def _check_type(hook: Callable[..., object], result: T, types: tuple[type, ...], wanted: str) -> T:
-    """Return the result of a hook. Raises `TypeError` for another type, which would be ignored silently."""
+    """Return the result of a hook. Raises `TypeError` for another type, which would otherwise be ignored silently."""
     if not isinstance(result, types):
         raise TypeError(f"The hook {_find_name(hook)} gave a {type(result).__name__} and must give {wanted}.")
     return result
@@ -392,7 +401,7 @@ def _find_name(hook: Callable[..., object]) -> str:
 
 
 def _encode_arguments(hook: Callable[..., object], arguments: object) -> str:
-    """Return the arguments that a hook chose as the text of a JSON object. Raises `TypeError` for other values."""
+    """Return the arguments that a hook chose, as the text of a JSON object. Raises `TypeError` for other values."""
     if isinstance(arguments, str):
         return arguments
     if isinstance(arguments, BaseModel):

@@ -1,5 +1,6 @@
-"""Imports what a file names as ``package.module:name``: tools, middleware, checks, types. Importing runs the user's
-module."""
+"""Imports objects that a file names as ``package.module:name``: tools, middleware, checks and types. Importing a
+module runs the user's code.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from roundelay.network.errors import ConfigError
 
 
 def import_named(spec: str, what: str, form: str = "name") -> Any:
-    """Return what ``spec`` names. Raises `ConfigError`, whatever the module raises. The error says ``what`` was to be
-    imported, and which ``form`` of name a module has."""
+    """Return the object that ``spec`` names. Raises `ConfigError` for every failure, including an exception in the
+    module. ``what`` is the kind of object, and ``form`` is an example of the name; the error text contains them.
+    """
     module_name, colon, attribute = spec.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigError(f"the {what} {spec!r} is no import path: write package.module:{form}")
@@ -29,8 +31,9 @@ def import_named(spec: str, what: str, form: str = "name") -> Any:
 
 
 def _describe_search_path(module_name: str, error: ModuleNotFoundError) -> str:
-    """Return where a missing module was searched, beside the installed packages; empty if the module was found and one
-    of its own imports is missing."""
+    """Return the folders that were searched for a missing module, in addition to the installed packages. Return an
+    empty string if the module exists but one of its own imports is missing.
+    """
     if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
         return ""
     installed = {"site-packages", "dist-packages", "lib-dynload", Path(os.__file__).parent.name}

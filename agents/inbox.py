@@ -1,8 +1,8 @@
-"""The wake rule of an agent, and the order of its reactions: one at a time per thread, threads in parallel, with limits.
+"""Wake rule of an agent, and the order of its reactions: one at a time per thread, threads in parallel, with limits.
 
 Stands between the deliveries and `reaction_scheduler`, which starts a reaction for each `next_message`. Pure: no IO, no
-clock, no tasks. Memory is limited by what the hub leaves unacknowledged (`max_unacked`) and by `REMEMBERED`. The path
-of a message::
+clock, no tasks. Memory is limited by the number of unacknowledged deliveries (`max_unacked`) and by `REMEMBERED`. The
+path of a message::
 
     offer -- wakes nobody --------------------------------------------> CONTEXT
       |---- came before, its reaction has ended ----------------------> HANDLED
@@ -25,8 +25,9 @@ of a message::
                         v
                     _waiting
 
-A question may pass because one of the waiting reactions may wait for its sender, directly or through others; then both
-would wait forever. A reaction that only waits counts in its thread (``reactions``) and not in ``at_work``.
+A question may pass other messages because a waiting reaction may wait for the sender of that question, directly or
+through other agents. Otherwise both would wait forever. A reaction that only waits counts in its thread (``reactions``)
+and not in ``at_work``.
 """
 
 from __future__ import annotations
@@ -45,26 +46,27 @@ from .mentions import mentions
 from .values import Scope
 
 ReactTo = Literal["mentions", "mentions_only", "all"]
-"""Which messages wake an agent in channels and broadcasts; `wakes` has the rule."""
+"""Messages that wake an agent in channels and broadcasts. `wakes` has the rule."""
 
 Visibility = Literal["people", "strict", "all", "current"]
 
 MAX_IN_THREAD = 8
-"""Maximum number of reactions that wait in one thread at a time and let a question pass. Further questions wait."""
+"""Maximum number of waiting reactions in one thread that let a question pass. Further questions wait."""
 
 REMEMBERED = 1024
-"""Number of handled messages that are recognized if a hub delivers them again. An acknowledgement may be lost with a
-hub."""
+"""Number of handled messages that are recognized when a hub delivers them again. A hub that fails may lose an
+acknowledgement.
+"""
 
 
 def requires_response_from(message: BaseMessage, agent_id: str) -> bool:
-    """Return whether the sender asked this agent for a response, by name or together with everybody else."""
+    """Return whether the sender requires a response from this agent, by name or together with all other recipients."""
     required = message.requires_response
     return agent_id in required if isinstance(required, list) else required is True
 
 
 def is_question(message: BaseMessage, agent_id: str) -> bool:
-    """Return whether the message is a question of `ask` to this agent: somebody waits for the reply."""
+    """Return whether the message is a question of `ask` to this agent, so that its sender waits for the reply."""
     return bool(read_waiting(message)) and requires_response_from(message, agent_id)
 
 
@@ -75,12 +77,12 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
     @mention and a required response wake the agent; a person's message does too, unless it names who has to respond.
     With ``react_to="all"`` every message wakes it, with ``"mentions_only"`` only an @mention and a required response.
 
-    These never wake it: its own messages, declined answers, a person's decision on a call, and what the network itself
-    reports.
+    These messages never wake it: its own messages, declined answers, a person's decision on a call, and reports from
+    the network itself.
     """
     if is_declined(message) or (message.reply_to is not None and read_decision(message) is not None):
         return False
-    if message.kind == "mod":  # a mod may have the agent's name, so only the address shows who wrote the message
+    if message.kind == "mod":  # a mod may have the agent's name, so only the address shows the author
         return message.to == agent_address(agent_id) and message.sender_id != "network"
     if message.sender_id == agent_id:
         return False
@@ -91,7 +93,7 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
 
 
 def is_addressed(message: BaseMessage, agent_id: str) -> bool:
-    """Return whether the message requires a response of this agent or mentions it."""
+    """Return whether the message requires a response from this agent or mentions it."""
     return requires_response_from(message, agent_id) or mentions(message.text, agent_id)
 
 
@@ -99,22 +101,23 @@ class Arrival(Enum):
     """Outcome of a delivery."""
 
     QUEUED = "queued"
-    """It gets a reaction when `next_message` returns it."""
+    """The message gets a reaction when `next_message` returns it."""
 
     CONTEXT = "context"
-    """It is read later, as part of a thread. Nothing to do now."""
+    """The message is context: a later reaction reads it as part of the thread. Nothing to do now."""
 
     PENDING = "pending"
-    """It came before, and waits or has a running reaction."""
+    """The message was delivered before. It waits, or its reaction is running."""
 
     HANDLED = "handled"
-    """It came before, and its reaction has ended."""
+    """The message was delivered before, and its reaction has ended."""
 
 
 @dataclass(slots=True)
 class _BusyThread:
-    """A thread with running reactions: their number, how many of them only wait for others, and the queue behind them.
-    ``seq`` is the seq of its first message."""
+    """Thread with running reactions: their number, the number that only wait for others, and the queued messages.
+    ``seq`` is the seq of the thread's first message.
+    """
 
     seq: int
     waiting: deque[BaseMessage]
@@ -125,8 +128,8 @@ class _BusyThread:
 class Inbox:
     """Messages that wait for a reaction, by thread.
 
-    ``offer`` each delivery; start a reaction for each ``next_message`` until it returns None; call ``finish`` when a
-    reaction has ended. After ``release`` the hub may deliver the message again.
+    Call ``offer`` for each delivery. Start a reaction for each ``next_message`` until it returns None. Call ``finish``
+    when a reaction has ended. After ``release`` the hub may deliver the message again.
     """
 
     def __init__(
@@ -141,25 +144,25 @@ class Inbox:
         self.react_to: ReactTo = react_to
         self._ignored = tuple(ignored_sender_ids)
         self.max_parallel = max_parallel
-        self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # of idle threads, longest waiting first
+        self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # idle threads, longest waiting first
         self._working: dict[str, _BusyThread] = {}
         self._askable: OrderedDict[str, None] = (
             OrderedDict()
         )  # of these, where all only wait, and a question behind them
         self.at_work = 0
-        """Number of reactions that run; those that only wait for others do not count."""
+        """Number of reactions that run. Reactions that only wait for others do not count."""
 
-        self._waits: Counter[str] = Counter()  # waiting calls of each reaction
+        self._waits: Counter[str] = Counter()  # number of waiting calls by reaction
         self._paused: dict[str, tuple[str, _BusyThread]] = {}  # thread of each waiting reaction
-        self._taken_over: dict[str, list[BaseMessage]] = {}  # by thread
+        self._taken_over: dict[str, list[BaseMessage]] = {}  # messages by thread
         self.superseded: list[BaseMessage] = []
         """Messages of taken-over threads that a later message has made context."""
 
-        self._known: set[int] = set()  # seqs that wait or have a running reaction
+        self._known: set[int] = set()  # seqs of messages that wait or have a running reaction
         self._handled: OrderedDict[int, None] = OrderedDict()  # the last REMEMBERED seqs, oldest first
 
     def __len__(self) -> int:
-        """Return how many messages wait or have a running reaction."""
+        """Return the number of messages that wait or have a running reaction."""
         return len(self._known)
 
     def __contains__(self, seq: int) -> bool:
@@ -167,9 +170,9 @@ class Inbox:
         return seq in self._known
 
     def offer(self, message: BaseMessage) -> Arrival:
-        """Take in a delivered message."""
-        # Check memory before the wake rule: a resumed reaction's trigger need not wake the agent under today's
-        # ``react_to``.
+        """Classify a delivered message and queue it if it wakes the agent."""
+        # Look for a known message before the wake rule. The trigger of a resumed reaction may not wake the agent under
+        # the current ``react_to``.
         if message.seq in self._known:
             return Arrival.PENDING
         if message.seq in self._handled:
@@ -181,15 +184,18 @@ class Inbox:
         return Arrival.QUEUED
 
     def admit(self, message: BaseMessage) -> None:
-        """Queue a message that gets a reaction whatever the wake rule says, for example one from before a restart."""
+        """Queue a message that gets a reaction regardless of the wake rule, for example a message from before a
+        restart.
+        """
         self._known.add(message.seq)
-        # The answer to a broadcast stands in another thread: a takeover of either one holds the message back.
+        # The answer to a broadcast goes to another thread. A takeover of either thread holds the message back.
         places = answer_threads(message.kind, message.thread_id, message.seq)
         held = next((place for place in places if place in self._taken_over), None)
         if held is not None:
             self._hold_back(held, [message])
             return
-        # Behind a running reaction, never beside it: two reactions of one thread would not know of each other.
+        # Queue behind a running reaction, never in parallel: two reactions of one thread would not see each other's
+        # work.
         busy = self._working.get(message.thread_id)
         queue = self._waiting.setdefault(message.thread_id, deque()) if busy is None else busy.waiting
         queue.append(message)
@@ -209,17 +215,17 @@ class Inbox:
         return list(self._taken_over)
 
     def start_takeover(self, thread_id: str) -> None:
-        """Give out no message of a thread until the takeover ends. Running reactions there are not affected."""
+        """Withhold all messages of a thread until the takeover ends. Its running reactions are not affected."""
         self._taken_over.setdefault(thread_id, [])
         busy = self._working.get(thread_id)
         waiting = [*self._waiting.pop(thread_id, ()), *(busy.waiting if busy is not None else ())]
         if busy is not None:
-            busy.waiting.clear()  # otherwise the end of the reaction would give these out
+            busy.waiting.clear()  # otherwise the end of the reaction would release these messages
         self._hold_back(thread_id, waiting)
         self._update_askable(thread_id)
 
     def end_takeover(self, thread_id: str) -> list[BaseMessage]:
-        """Release the messages of a thread, and return them."""
+        """End the takeover of a thread. Return its messages, which are queued again."""
         messages = self._taken_over.pop(thread_id, [])
         for message in messages:
             self.admit(message)
@@ -227,15 +233,16 @@ class Inbox:
 
     def pop_superseded(self) -> list[BaseMessage]:
         """Remove and return the superseded messages. They need no reaction."""
-        # Swap the list: the caller awaits between the messages, and further ones may be superseded meanwhile.
+        # Swap the list, because the caller awaits between messages and further messages may be superseded meanwhile.
         passed, self.superseded = self.superseded, []
         for message in passed:
             self.note_handled(message.seq)
         return passed
 
     def _hold_back(self, thread_id: str, messages: Collection[BaseMessage]) -> None:
-        """Add messages to a taken-over thread, and keep only the newest of those that are no questions."""
-        # One reaction after the takeover reads the whole thread. Questions stay: each sender waits for its own reply.
+        """Add messages to a taken-over thread. Keep all questions, and only the newest of the other messages."""
+        # One reaction after the takeover reads the whole thread. Keep questions, because each sender waits for its own
+        # reply.
         kept = sorted((*self._taken_over[thread_id], *messages), key=lambda it: it.seq)
         newest = max((message.seq for message in kept if not is_question(message, self.agent_id)), default=0)
         held = self._taken_over[thread_id] = [
@@ -245,10 +252,10 @@ class Inbox:
         self.superseded += [message for message in kept if message.seq not in seqs]
 
     def next_message(self) -> BaseMessage | None:
-        """Return the next message to react to and mark its thread as busy, or None if none can start now."""
+        """Return the next message to react to and mark its thread as busy. Return None if no reaction can start now."""
         if self.at_work >= self.max_parallel:
             return None
-        # A question that may pass goes first: the reactions ahead of it may wait for its sender.
+        # A question that may pass goes first, because the reactions ahead of it may wait for its sender.
         if self._askable:
             thread_id, _ = self._askable.popitem(last=False)
             message = self._take_question(self._working[thread_id])
@@ -262,8 +269,9 @@ class Inbox:
         return message
 
     def _find_next_thread(self) -> str | None:
-        """Return the thread that waits longest. A pair may have any number of conversations, so one place is left for
-        others: nobody can keep an agent busy by starting many."""
+        """Return the thread that has waited longest. One slot stays free for other threads while conversations of
+        one pair run, because a pair may start any number of conversations and could otherwise keep the agent busy.
+        """
         at_work = Counter(_pair_of(it) for it, busy in self._working.items() if busy.paused < busy.reactions)
         max_of_pair = max(1, self.max_parallel - 1)
         return next(
@@ -276,8 +284,9 @@ class Inbox:
         )
 
     def withdraw(self, message: BaseMessage) -> list[BaseMessage]:
-        """Remove and return the messages behind this one, whose reaction is running. `note_handled` follows for each. A
-        question stays: its sender waits for the reply to that message alone."""
+        """Remove and return the messages that queue behind this one, whose reaction is running. The caller calls
+        `note_handled` for each. Questions stay, because their senders wait for a reply to that message.
+        """
         busy = self._working.get(message.thread_id)
         waiting = list(busy.waiting) if busy is not None else []
         if busy is not None:
@@ -285,7 +294,7 @@ class Inbox:
         return [it for it in waiting if not is_question(it, self.agent_id)]
 
     def put_back(self, messages: Collection[BaseMessage]) -> None:
-        """Return withdrawn messages to their place, before later ones."""
+        """Put withdrawn messages back in the queue, before later messages."""
         for message in messages:
             self.admit(message)
         for thread_id in {it.thread_id for it in messages}:
@@ -293,16 +302,18 @@ class Inbox:
             busy.waiting = deque(sorted(busy.waiting, key=lambda it: it.seq))
 
     def note_handled(self, seq: int) -> None:
-        """Mark a message as handled: it needs no further reaction."""
+        """Mark a message as handled. It needs no further reaction."""
         self._known.discard(seq)
         self._handled[seq] = None
         if len(self._handled) > REMEMBERED:
             self._handled.popitem(last=False)
 
     def pause(self, reaction: str, thread_id: str) -> None:
-        """Note that a reaction waits for others in one of its calls: it occupies its thread, but no place of others."""
+        """Record that a reaction waits for others in one of its calls. It still occupies its thread, but no parallel
+        slot.
+        """
         self._waits[reaction] += 1
-        if self._waits[reaction] > 1:  # several calls of one turn wait in parallel: count the reaction once
+        if self._waits[reaction] > 1:  # if several calls of one turn wait in parallel, count the reaction once
             return
         self.at_work -= 1
         busy = self._working.get(thread_id)
@@ -312,37 +323,39 @@ class Inbox:
             self._update_askable(thread_id)
 
     def resume(self, reaction: str) -> None:
-        """Note that the reaction continues. For a while more reactions than ``max_parallel`` may run."""
+        """Record that the reaction continues. For a while, more reactions than ``max_parallel`` may run."""
         self._waits[reaction] -= 1
         if self._waits[reaction]:
             return
         del self._waits[reaction]
-        self.at_work += 1  # may exceed max_parallel: making a reply wait for a place could deadlock
+        self.at_work += 1  # may exceed max_parallel: if a reply had to wait for a slot, agents could deadlock
         thread_id, busy = self._paused.pop(reaction, ("", None))
         if busy is not None:
             busy.paused -= 1
             self._update_askable(thread_id)
 
     def finish(self, message: BaseMessage) -> None:
-        """Note that the reaction to this message has ended, well or not. Its thread continues with the next message."""
+        """Record that the reaction to this message has ended, with success or failure. The thread continues with its
+        next message.
+        """
         self.note_handled(message.seq)
         self._leave(message)
 
     def release(self, message: BaseMessage) -> None:
-        """Note that the reaction did not start, and the hub will deliver the message again."""
+        """Record that the reaction did not start. The hub will deliver the message again."""
         self._leave(message)
 
     def _leave(self, message: BaseMessage) -> None:
         busy = self._working[message.thread_id]
-        # After `release` the seq must be unknown: the hub delivers the message again, and `offer` would call it
-        # pending.
+        # Forget the seq: after `release` the hub delivers the message again, and `offer` would otherwise return
+        # PENDING.
         self._known.discard(message.seq)
         self.at_work -= 1
         busy.reactions -= 1
         if not busy.reactions:
             del self._working[message.thread_id]
             if busy.waiting:
-                # Behind the other threads: a busy thread must not starve them.
+                # Queue behind the other threads, because a busy thread must not starve them.
                 self._waiting[message.thread_id] = busy.waiting
         self._update_askable(message.thread_id)
 
@@ -354,12 +367,12 @@ class Inbox:
         return question
 
     def _update_askable(self, thread_id: str) -> None:
-        """Note whether a question of a busy thread may pass."""
+        """Update whether a question in a busy thread may pass."""
         busy = self._working.get(thread_id)
         is_asked = (
             busy is not None
-            # Only if all of them wait. A reaction that works could write to the thread, and the two would not know of
-            # each other.
+            # Let a question pass only if all reactions wait. A working reaction could write to the thread, and the two
+            # reactions would not see each other's work.
             and busy.paused == busy.reactions < MAX_IN_THREAD
             and any(is_question(message, self.agent_id) for message in busy.waiting)
         )
@@ -375,19 +388,20 @@ def _pair_of(thread_id: str) -> tuple[str, str] | None:
 
 
 ASK = "ask"
-"""Metadata of a question of `ask`. ``waiting``: the ids of those who wait for the answer, directly or through others;
-``watched``: a person watches them."""
+"""Metadata key of a question of `ask`. ``waiting``: the ids of the participants that wait for the answer, directly
+or through others. ``watched``: whether a person watches the question.
+"""
 
 
 STOPPED = "stopped"
-"""Metadata of the message that a stopped reaction leaves: {"by": who stopped it}."""
+"""Metadata key of the message that a stopped reaction leaves: {"by": who stopped it}."""
 
 DECLINED = "declined"
-"""Metadata of a reply that says that there is no answer."""
+"""Metadata key of a reply that declines to answer."""
 
 
 class Decision(NamedTuple):
-    """A person's decision on a call: approved, perhaps with other ``arguments``, or denied for a ``reason``."""
+    """A person's decision on a call: approved, optionally with other ``arguments``, or denied with a ``reason``."""
 
     is_approved: bool
     arguments: str | None = None
@@ -397,37 +411,42 @@ class Decision(NamedTuple):
 
 def read_decision(message: BaseMessage) -> Decision | None:
     """Return a person's decision (``/approve``, ``/approve thread``, ``/approve always``, ``/deny REASON``, ``/edit
-    ARGUMENTS``), sent by the person or reported by the network, or None for any other message."""
+    ARGUMENTS``), or None for any other message. The person sends it, or the network reports it.
+    """
     if message.sender_kind != "human":
         return parse_decision(report["decision"]) if (report := _read_report(message)) is not None else None
     return parse_decision(message.said)
 
 
 def find_request(message: BaseMessage) -> int | None:
-    """Return the seq of the message that this one answers, as a reply or as a decision that the network reports."""
+    """Return the seq of the message that this message answers, as a reply or as a reported decision."""
     report = _read_report(message)
     return message.reply_to if report is None else report["request"]
 
 
 def find_decider(message: BaseMessage) -> str:
-    """Return who decided by a message: its sender, or the person that the network names."""
+    """Return the person who decided: the sender, or the person that the network's report names."""
     report = _read_report(message)
     return message.sender_id if report is None else report["by"]
 
 
 def read_decision_text(message: BaseMessage) -> str:
-    """Return the words of a decision."""
+    """Return the text of a decision, which may contain a reason or arguments."""
     report = _read_report(message)
     return (message.said if report is None else report["decision"]).strip()
 
 
 def is_reported_by_network(message: BaseMessage) -> bool:
-    """Return whether the network reports a decision (``network.decide``): it has checked who decides."""
+    """Return whether the message is the network's report of a decision (``network.decide``). In that case the
+    network has checked who decided.
+    """
     return _read_report(message) is not None
 
 
 def _read_report(message: BaseMessage) -> dict[str, Any] | None:
-    """Return the network's report of a decision, or None for any other message. Nobody else can send under its name."""
+    """Return the network's report of a decision, or None for any other message. Nobody else can send in the
+    network's name.
+    """
     if message.kind != "mod" or message.sender_id != "network":
         return None
     match message.content:
@@ -438,13 +457,13 @@ def _read_report(message: BaseMessage) -> dict[str, Any] | None:
 
 
 def parse_decision(text: str) -> Decision | None:
-    """Return the decision in a person's words, or None for any other text."""
+    """Return the decision in a person's text, or None for any other text."""
     word, *said = text.strip().split(maxsplit=1) or [""]
     rest = said[0] if said else ""
     match word.lower():
         case "/approve":
             chosen = rest.strip().lower()
-            # Anything else behind /approve counts once: a typing error must never grant a standing approval.
+            # Any other word after /approve approves once: a typing error must never grant a standing approval.
             return Decision(True, scope="thread" if chosen == "thread" else "always" if chosen == "always" else "once")
         case "/deny":
             return Decision(False, reason=rest.strip())
@@ -455,18 +474,20 @@ def parse_decision(text: str) -> Decision | None:
 
 
 def read_waiting(message: BaseMessage) -> list[str]:
-    """Return who waits for the answer to a message, directly or through others; nobody if it is no question of `ask`."""
+    """Return the participants that wait for the answer to a message, directly or through others. Empty if the
+    message is not a question of `ask`.
+    """
     question = (message.metadata or {}).get(ASK)
     waiting = question.get("waiting") if isinstance(question, dict) else None
     return [it for it in waiting if isinstance(it, str)] if isinstance(waiting, list) else []
 
 
 def is_watched(message: BaseMessage) -> bool:
-    """Return whether a person watches how a message is answered: its sender, or the person for whom an agent asks."""
+    """Return whether a person watches the answer to this message: its sender, or the person for whom an agent asks."""
     question = (message.metadata or {}).get(ASK)
     return message.sender_kind == "human" or (isinstance(question, dict) and question.get("watched") is True)
 
 
 def is_declined(message: BaseMessage) -> bool:
-    """Return whether a reply says that there is no answer. Such a reply wakes nobody."""
+    """Return whether a reply declines to answer. Such a reply wakes nobody."""
     return (message.metadata or {}).get(DECLINED) is True

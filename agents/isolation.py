@@ -1,10 +1,10 @@
-"""Isolated calls of user code (tools, models, hooks): whatever the code does ends its own call and nothing else.
+"""Isolated calls of user code (tools, models, hooks). A failure of the code ends only its own call.
 
-`run_isolated` runs each call in a separate task and abandons it after a grace period. Code that exits, crashes,
-cancels itself or ignores its cancellation reaches neither the reaction nor the runner. `run_in_thread` runs a sync tool
-in one of a limited number of threads. `run_hook` limits the time of a hook; what the hook awaits of the run
-(``proceed``, `Around.complete`, the hub: `pause_hook_timer`) has limits of its own and does not count. `retry_later`
-repeats what a busy hub puts off.
+`run_isolated` runs each call in a separate task and abandons it after a grace period. Code that exits, crashes, cancels
+itself or ignores its cancellation affects neither the reaction nor the runner. `run_in_thread` runs a sync tool in one
+of a limited number of threads. `run_hook` limits the time of a hook. Time that the hook spends waiting for the run
+(``proceed``, `Around.complete`, the hub: `pause_hook_timer`) does not count, because those calls have their own limits.
+`retry_later` repeats a request that a busy hub postpones.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 
 class HookTimedOut(TimeoutError):
-    """A hook took longer than ``hook_timeout_s``, and was stopped."""
+    """A hook took longer than ``hook_timeout_s`` and was stopped."""
 
 
 class _HookTimer:
-    """Time limit of one hook. The timer stands still while the hook awaits something that does not count."""
+    """Time limit of one hook. The timer is paused while the hook awaits work that does not count."""
 
     def __init__(self, limit_s: float, timeout: asyncio.Timeout) -> None:
         self._left_s = limit_s
@@ -43,7 +43,7 @@ class _HookTimer:
         self._pauses = 0
 
     async def skip(self, work: Awaitable[T]) -> T:
-        """Await something that does not count. A hook may await several such things at once."""
+        """Await work that does not count. A hook may await several such calls in parallel."""
         self._pauses += 1
         if self._pauses == 1:
             self._left_s -= self._loop.time() - self._since
@@ -67,12 +67,13 @@ _hook_timer: ContextVar[_HookTimer | None] = ContextVar("roundelay_hook_time", d
 
 
 PLAIN_HOOKS = ("list_tools", "list_parts", "store", "describe_turn")
-"""Hooks that are called where nothing can be awaited."""
+"""Hooks that are called from synchronous code, which cannot await a result."""
 
 
 def check_hook(name: str, hook: object) -> None:
-    """Raise `TypeError` for a function that would be accepted and never run: a generator, or a coroutine where nothing
-    is awaited."""
+    """Raise `TypeError` for a function that would be accepted but never run: a generator, or a coroutine function
+    where the caller cannot await.
+    """
     call = _find_code(hook)
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise TypeError(f"The hook {name} is a generator, which would not be run: return a value instead of yielding.")
@@ -81,8 +82,9 @@ def check_hook(name: str, hook: object) -> None:
 
 
 def check_plain(what: str, function: object) -> None:
-    """Raise `TypeError` for a coroutine or generator function where only a plain function works. Nobody would await it,
-    and its return value would pass for true."""
+    """Raise `TypeError` for a coroutine or generator function where only a plain function works. Nothing would await
+    its return value, which would always count as true.
+    """
     call = _find_code(function)
     for is_kind, kind in (
         (inspect.iscoroutinefunction, "a coroutine"),
@@ -94,7 +96,9 @@ def check_plain(what: str, function: object) -> None:
 
 
 def _find_code(function: object) -> object:
-    """Return what holds a function's code: inside `partial`, or inside a callable object."""
+    """Return the object that has a function's code: the function inside a `partial`, or the method of a callable
+    object.
+    """
     while isinstance(function, partial):
         function = function.func
     return function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
@@ -107,8 +111,9 @@ async def run_hook(
     proceed: Callable[..., Awaitable[Any]] | None = None,
     named: object = None,
 ) -> T:
-    """Call a hook, whose last argument is ``proceed`` if there is one, and await its result if necessary. ``named``
-    replaces the hook's name in the error. Raises `HookTimedOut`."""
+    """Call a hook and await its result if necessary. ``proceed``, if given, becomes the hook's last argument.
+    ``named`` is the object whose name the error shows instead of the hook's. Raises `HookTimedOut`.
+    """
     try:
         async with asyncio.timeout(None if math.isinf(limit_s) else limit_s) as timeout:
             timer = _HookTimer(limit_s, timeout)
@@ -132,13 +137,13 @@ def _skip(timer: _HookTimer, proceed: Callable[..., Awaitable[T]], *args: object
 
 
 async def await_result(result: object) -> None:
-    """Await the result of a user's function, unless the function is a plain one."""
+    """Await the result of a user's function if it is awaitable."""
     if inspect.isawaitable(result):
         await result
 
 
 async def pause_hook_timer(work: Awaitable[T]) -> T:
-    """Await something that does not count as the time of the current hook, if there is one."""
+    """Await work whose time does not count for the current hook. Outside of a hook, just await the work."""
     timer = _hook_timer.get()
     return await (work if timer is None else timer.skip(work))
 
@@ -146,7 +151,9 @@ async def pause_hook_timer(work: Awaitable[T]) -> T:
 _logger = logging.getLogger(__name__)
 
 GRACE_S = 2.0
-"""Seconds that cancelled code may take to end. After that it is abandoned, and may run on without any effect."""
+"""Seconds that cancelled code may take to end. Code that continues longer is abandoned and can have no further
+effect.
+"""
 
 
 class CallTimedOut(Exception):
@@ -154,8 +161,7 @@ class CallTimedOut(Exception):
 
 
 class CallCrashed(Exception):
-    """The isolated code ended with something that is no `Exception` (``error``): it exited, cancelled itself, or
-    crashed."""
+    """The isolated code did not end with an `Exception`: it exited, cancelled itself or crashed (``error``)."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(describe_error(error))
@@ -163,12 +169,13 @@ class CallCrashed(Exception):
 
 
 async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s: float = math.inf) -> T:
-    """Await ``work()`` in a separate task. Raises its `Exception` as it is, `CallCrashed` for anything else,
-    `CallTimedOut` after ``timeout_s``.
+    """Await ``work()`` in a separate task.
 
-    Cancelling the caller cancels the work and waits for its end, `GRACE_S` at most.
+    Raises an `Exception` of the work unchanged, `CallCrashed` for any other end, and `CallTimedOut` after ``timeout_s``
+    seconds. Cancelling the caller cancels the work and waits at most `GRACE_S` seconds for its end.
     """
-    # A separate task can be abandoned. Awaited directly, code that ignores its cancellation would hold the caller.
+    # Use a separate task, because a task can be abandoned. Code that ignores its cancellation would block a caller that
+    # awaits it directly.
     task = asyncio.create_task(_catch(work), name=name)
     try:
         # `wait` does not cancel the task and raises none of its errors, so each outcome can be told apart below.
@@ -179,7 +186,7 @@ async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s
     if not task.done():
         await abandon(task)
         raise CallTimedOut(f"no end within {timeout_s:g} s")
-    if task.cancelled():  # by its own code; raised as it is, it would pass for a cancellation of the caller
+    if task.cancelled():  # by its own code; unchanged, it would look like a cancelled caller
         raise CallCrashed(asyncio.CancelledError())
     outcome = task.result()
     if isinstance(outcome, _Failure):
@@ -188,7 +195,7 @@ async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s
 
 
 async def abandon(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, wait `GRACE_S` for its end, and abandon it if it continues."""
+    """Cancel a task, wait up to `GRACE_S` seconds for its end, and abandon it if it continues."""
     task.cancel()
     try:
         await asyncio.wait({task}, timeout=GRACE_S)
@@ -202,7 +209,7 @@ async def abandon(task: asyncio.Task[Any]) -> None:
 
 
 def is_cancelled_by_caller(error: BaseException) -> bool:
-    """Return whether an error ends this task because somebody cancelled it, rather than because of the code in it."""
+    """Return whether another task cancelled this task. Return False if the code inside it raised the error."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
         # Code that raises CancelledError by itself leaves this count at zero. Only `Task.cancel` increases it.
@@ -211,7 +218,7 @@ def is_cancelled_by_caller(error: BaseException) -> bool:
 
 
 def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first single error of a group. The other tasks were cancelled because of it."""
+    """Return the first single error of a group. It caused the cancellation of the other tasks."""
     error: BaseException = failures
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -219,7 +226,7 @@ def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return type and text of an error, without traceback and secrets."""
+    """Return the type and the text of an error, without traceback and secrets."""
     if isinstance(error, CallCrashed):
         error = error.error
     try:
@@ -230,10 +237,11 @@ def describe_error(error: BaseException) -> str:
 
 
 def redact_error(error: BaseException, causes: int = 8) -> BaseException:
-    """Return an error of the same name, raised at the same places, without its text, and with up to ``causes`` causes.
-    For logs: errors of user code may quote the conversation."""
+    """Return an error with the same type name and traceback but without its text, for logs. Errors of user code may
+    quote the conversation. Up to ``causes`` chained causes are included.
+    """
     kind = type(error)
-    # A type of the same name: the log shows which error it was, but `str` of it is empty.
+    # Use a type of the same name: the log shows which error it was, but its `str` is empty.
     named = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
     redacted: BaseException = named().with_traceback(error.__traceback__)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -247,7 +255,9 @@ class _Failure:
 
 
 async def _catch(work: Callable[[], Awaitable[T]]) -> T | _Failure:
-    """Return an error instead of raising it: some (SystemExit) would end the event loop from inside a task."""
+    """Return an error instead of raising it. Some errors, such as SystemExit, would end the event loop if a task
+    raised them.
+    """
     try:
         return await work()
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -261,24 +271,27 @@ async def _catch(work: Callable[[], Awaitable[T]]) -> T | _Failure:
 def _forget(task: asyncio.Task[object]) -> None:
     _abandoned.discard(task)
     if not task.cancelled():
-        task.exception()  # mark it as retrieved: nobody waits for it
+        task.exception()  # mark the error as retrieved, because nobody awaits the task
 
 
-_abandoned: set[asyncio.Task[object]] = set()  # the event loop itself holds tasks by weak references only
+_abandoned: set[asyncio.Task[object]] = set()  # strong references: the event loop itself only has weak ones
 
 
 run_inline: contextvars.ContextVar[bool] = contextvars.ContextVar("run_inline", default=False)
-"""Set in a simulation: a sync tool then runs at once, in the event loop. A thread would end at a moment that no other
-run repeats."""
+"""Set in a simulation: sync tools then run directly in the event loop. A thread would end at a different moment in
+every run.
+"""
 
 MAX_THREADS = 128
-"""Maximum number of sync tool calls that run at once in this process. Further ones wait, within their own time limit.
+"""Maximum number of sync tool calls that run in parallel in this process. Further calls wait within their own time
+limit.
 """
 
 
 async def run_in_thread(function: Callable[[], object], name: str) -> object:
-    """Run a blocking function in a thread. Cancelling ends the waiting; the thread runs on to its end and occupies its
-    slot until then."""
+    """Run a blocking function in a thread. Cancellation ends only the wait. The thread runs to its end and occupies
+    its slot until then.
+    """
     if run_inline.get():
         return function()
     loop = asyncio.get_running_loop()
@@ -289,7 +302,7 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
 
     def set_outcome(result: object, failure: BaseException | None) -> None:
         if outcome.done():
-            return  # cancelled meanwhile
+            return  # cancelled in the meantime
         if failure is None:
             outcome.set_result(result)
         else:
@@ -302,7 +315,7 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
             result = context.run(function)
         except StopIteration as error:  # a future refuses this type
             failure = RuntimeError(f"StopIteration: {error}")
-        except KeyboardInterrupt as error:  # raised by the tool: a person's reaches the main thread only
+        except KeyboardInterrupt as error:  # raised by the tool: a person's Ctrl+C reaches only the main thread
             failure = CallCrashed(error)
         except BaseException as error:  # noqa: BLE001 (the thread's boundary: the awaiting task gets it)
             failure = error
@@ -310,19 +323,20 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
         try:
             loop.call_soon_threadsafe(set_outcome, result, failure)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed, so nobody waits for the outcome
 
     try:
         threading.Thread(target=work, name=f"tool-{name}", daemon=True).start()
-    except RuntimeError:  # the system has no more threads
+    except RuntimeError:  # the system cannot start more threads
         _slots.release()
         raise
     return await outcome
 
 
 class _ThreadSlots:
-    """Slots for threads, given in the order of the requests. Waiters may belong to several event loops, so no asyncio
-    semaphore can do this."""
+    """Slots for threads, given in the order of the requests. Waiters may belong to several event loops, which an
+    asyncio semaphore does not support.
+    """
 
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
@@ -344,7 +358,7 @@ class _ThreadSlots:
                 if is_waiting:
                     self._waiting.remove((loop, slot))
             if not is_waiting and slot.done() and not slot.cancelled():
-                self.release()  # the slot was given at the same moment: pass it on, or it is lost
+                self.release()  # granted in the moment of cancellation: pass the slot on, or it is lost
             raise
 
     def release(self) -> None:
@@ -355,7 +369,7 @@ class _ThreadSlots:
                     loop.call_soon_threadsafe(self._give, slot)
                     return
                 except RuntimeError:
-                    continue  # its loop is closed
+                    continue  # the event loop of this waiter is closed
             self._free += 1
 
     def _give(self, slot: asyncio.Future[None]) -> None:
@@ -369,8 +383,9 @@ _slots = _ThreadSlots(MAX_THREADS)
 
 
 async def retry_later(attempt: Callable[[], Awaitable[T]], *, attempts: int | None = None) -> T:
-    """Await ``attempt()``, and repeat it while the hub answers "later": up to ``attempts`` times, or without limit. The
-    attempt must be safe to repeat (derived ids are)."""
+    """Await ``attempt()`` and repeat it while the hub answers that it is busy: up to ``attempts`` times, or without
+    limit. The attempt must be safe to repeat, for example because its ids are derived.
+    """
     count = 0
     while True:
         count += 1
@@ -384,5 +399,5 @@ async def retry_later(attempt: Callable[[], Awaitable[T]], *, attempts: int | No
 
 
 async def wait_retry_delay(busy: RetryLater) -> None:
-    """Wait as long as the hub asked for."""
+    """Wait as long as the hub requested."""
     await pause_hook_timer(asyncio.sleep(busy.retry_after_ms / 1000))

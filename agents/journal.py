@@ -1,9 +1,9 @@
-"""The turn journal of a reaction: writes its records into the ledger, in an order that a restart can rely on.
+"""Turn journal of a reaction: writes its records to the ledger, in an order on which a restart can rely.
 
-`Journal` stands between `driver` and the client's ``record`` frames; `recorded` reads the records back. Every id
-derives from the reaction, so a resumed reaction repeats itself under the same ids, and the hub recognizes the repeats.
-An agent inside a tool call keeps its records in the same reaction, under its ``path``. The journal waits for a busy hub
-without limit: a reaction that has started never fails because of it.
+`Journal` stands between `driver` and the client's ``record`` frames. `recorded` reads the records back. Every id is
+derived from the reaction. A resumed reaction therefore repeats its requests under the same ids, and the hub recognizes
+the repeats. An agent that is called as a tool stores its records in the same reaction, under its ``path``. The journal
+waits for a busy hub without limit, so a busy hub never fails a reaction that has started.
 
 A process may be killed between any two records, so their order is the contract::
 
@@ -73,20 +73,22 @@ _logger = logging.getLogger(__name__)
 
 MAX_REASON_CHARS = 2000
 MAX_STEPS = 100
-"""Maximum number of progress reports of one call that are kept, the newest."""
+"""Maximum number of progress reports stored for one call. The newest reports are stored."""
 _USAGE = TypeAdapter(Usage)
 _USES = TypeAdapter(tuple[ModelUse, ...])
 _FINISH_FIELDS = {"status", "reason", "turns", "usage", "tool_calls", "read_meanwhile", "used", "failure"}
 _ENVELOPE_BYTES = 1024
-"""Bytes of a record's frame beside the reply."""
+"""Bytes reserved in a record's frame for everything except the reply."""
 
 
 def drop_largest(data: dict[str, JsonValue], max_chars: int) -> list[str]:
-    """Remove the largest values from ``data`` until its JSON has at most ``max_chars`` characters. Return their names."""
+    """Remove the largest values from ``data`` until its JSON has at most ``max_chars`` characters. Return their
+    names.
+    """
     sizes = {name: len(json.dumps({name: value})) for name, value in data.items()}
     left = sum(sizes.values())
     dropped: list[str] = []
-    # The largest first, so that as few values as possible are lost.
+    # Remove the largest values first, so that as few values as possible are lost.
     for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
         if left <= max_chars:
             break
@@ -97,7 +99,7 @@ def drop_largest(data: dict[str, JsonValue], max_chars: int) -> list[str]:
 
 
 class StoredRecord(Protocol):
-    """The hub's answer to a record."""
+    """The hub's response to a record."""
 
     @property
     def duplicate(self) -> bool: ...
@@ -128,41 +130,45 @@ class Journal:
     path: str = ""
     is_started: bool = False
     store: Store | None = None
-    """Middleware's hook that returns a record's body as it is kept; None keeps all of it."""
+    """Middleware hook that returns the body of a record as it will be stored. None stores bodies unchanged."""
 
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def client(self) -> RecordClient:
-        """The connection by which it writes."""
+        """Connection through which the journal writes."""
         return self._client
 
     def descend(self, turn: int, call: int, run: int) -> Journal:
-        """Return the journal of a run inside a call of this one, the first (0) or a further one."""
+        """Return the journal of an agent called as a tool in this run. ``run`` counts such runs within one call,
+        from 0.
+        """
         path = path_of_call(self.path, turn, call, run)
-        # `replace` shares ``_closed``: closing the reaction's journal silences every run inside it too.
+        # `replace` shares ``_closed``: closing the reaction's journal also silences every inner run.
         return replace(self, path=path)
 
     def close(self) -> None:
-        """Write nothing more, in this run and in those inside it: another process may resume the reaction. From now on,
-        writing raises `CancelledError` in the task that tries."""
+        """Stop all writes of this run and of its inner runs, because another process may resume the reaction. A task
+        that tries to write gets `CancelledError`.
+        """
         self._closed.set()
 
     def reopen(self) -> None:
-        """Allow records again, once all tasks of the cancelled run have ended."""
+        """Allow records again after all tasks of the cancelled run have ended."""
         self._closed.clear()
 
     @property
     def depth(self) -> int:
-        """Number of runs around this one."""
+        """Number of runs that enclose this one."""
         return self.path.count("/") + 1 if self.path else 0
 
     def derive_id(self, turn: int, call: int | str) -> str:
         return derived_id(self.reaction, self.path, turn, call)
 
     async def record_started(self, started: Started) -> bool:
-        """Start the reaction. From here on its trigger counts as handled. Return False if it had started before, in any
-        process."""
+        """Start the reaction. From now on its trigger counts as handled. Return False if the reaction had already
+        started, in this process or another.
+        """
         try:
             is_new = not await self._record("started", 0, 0, started.model_dump())
         except IdConflict:  # started with another configuration
@@ -180,17 +186,17 @@ class Journal:
         request: Mapping[str, object] | None = None,
         used: tuple[ModelUse, ...] = (),
     ) -> ModelReply:
-        """Record a reply and the fingerprint of its request (`print_request`), by which a replay notices another
-        request. ``used``: what middleware's own requests used of its usage.
+        """Record a reply and the fingerprint of its request (`print_request`). With the fingerprint, a replay notices
+        that a request differs. ``used``: the part of the usage that the middleware's own requests caused.
 
-        Return the reply as it is kept. If it is too large, fields that only the server wants back go first; then an
-        empty reply replaces it.
+        Return the reply as stored. A reply that is too large loses the fields that only the server reads back. If it is
+        still too large, an empty reply is stored instead.
         """
         fingerprint = {} if request is None else {"request": dict(request)}
         encoded = reply.to_json()
         max_bytes = self.max_body_bytes - _ENVELOPE_BYTES
         has_fields = reply.origin is not None and reply.origin.has_fields
-        # Only the server wants these fields back. Dropping the text instead would lose the model's work.
+        # Only the server reads these fields back. Dropping the text instead would lose the model's work.
         if reply.origin is not None and has_fields and len(json.dumps([encoded, fingerprint])) > max_bytes:
             reply = replace(reply, origin=replace(reply.origin, message={}, calls=()))
             encoded = reply.to_json()
@@ -232,20 +238,24 @@ class Journal:
         await self._record("tool_result", turn, index, body)
 
     async def record_used(self, turn: int, call: int, used: tuple[ModelUse, ...]) -> None:
-        """Record what models used in a call, beside agents inside it. An earlier record of an interrupted call stays."""
+        """Record the model usage of a call, except that of agents called as tools. An earlier record of an
+        interrupted call stays.
+        """
         with suppress(IdConflict):
             await self._record("used", turn, call, {"turn": turn, "call": call, "used": _USES.dump_python(used)})
 
     async def record_thinking(self, turn: int, text: str) -> None:
-        """Record what the model thought before its reply, cut to what a record holds. An earlier record of an
-        interrupted turn stays."""
+        """Record the model's reasoning before its reply, shortened to the size limit of a record. An earlier record
+        of an interrupted turn stays.
+        """
         with suppress(IdConflict):
             kept = cut(replace_surrogates(text), self.max_body_bytes // 12)  # an escaped character takes six bytes
             await self._record("thinking", turn, 0, {"turn": turn, "text": kept})
 
     async def record_prompt(self, turn: int, request: ModelRequest) -> None:
-        """Record what the model is asked, with its longest parts cut to what a record holds. An earlier record of an
-        interrupted turn stays."""
+        """Record the request to the model, with its longest parts shortened to the size limit of a record. An
+        earlier record of an interrupted turn stays.
+        """
         kept = fit_prompt(describe_prompt(request), self.max_body_bytes - _ENVELOPE_BYTES)
         with suppress(IdConflict):
             await self._record(
@@ -260,21 +270,22 @@ class Journal:
             await self._record("progress", turn, call, {"turn": turn, "call": call, "tool": tool[:64], "steps": kept})
 
     async def record_note(self, turn: int, name: str, value: JsonValue, of: Collection[str] = ()) -> None:
-        """Record a value that middleware made in a turn from the results of the tools ``of``. An earlier value of this
-        name stays."""
+        """Record a value that middleware computed in a turn from the results of the tools ``of``. If the turn
+        already has a value of this name, that value stays.
+        """
         made_of = {"of": sorted(of)} if of else {}
         with suppress(IdConflict):
             await self._record("note", turn, name, {"turn": turn, "name": name, "value": value, **made_of})
 
     async def record_waiting(self, turn: int, call: int, wait: Wait) -> None:
-        # An approved call may wait for replies itself, so the wait for its approval needs another id.
+        # An approved call may itself wait for replies, so the wait for its approval needs a different id.
         key: int | str = call
         if wait.is_approval:
             is_first = wait.deciders is None and not wait.stage and not wait.votes
-            # Each change of the wait needs an id of its own: under the same id the hub would keep the older wait.
+            # Each change of the wait needs a new id. Under the same id, the hub would keep the older wait.
             changes = "" if is_first else f"-{wait.stage}-{len(wait.votes)}"
             key = f"{call}-approval{changes}"
-        with suppress(IdConflict):  # recorded by another version: the hub still learns that the call waits
+        with suppress(IdConflict):  # recorded by another version; the hub still knows that the call waits
             await self._record("waiting", turn, key, {"turn": turn, "call": call, **wait.to_record()})
 
     async def record_asking(self, turn: int, call: int, messages: Mapping[str, str]) -> None:
@@ -284,29 +295,32 @@ class Journal:
         await self._record("approval", turn, call, {"turn": turn, "call": call, **_leave_out_empty(approval)})
 
     async def record_review(self, turn: int, reviewed: Reviewed, message: tuple[int, int] | None = None) -> None:
-        """Record the review of a turn's answer, or of a ``message``: its call, and its place there."""
+        """Record the review of a turn's answer, or of a ``message``: the index of its call and its position among
+        that call's messages.
+        """
         body = RECORD_TYPES["review"].dump_python(reviewed, mode="json", exclude={"altered"})
         if not reviewed.is_blocked:
             del body["is_blocked"]
         if not reviewed.used:
             del body["used"]
         key: int | str = 0
-        # A turn has one answer but may send many messages, so the id of a message's review holds its place too.
+        # A turn has one answer but may send many messages, so the id of a message's review also contains its position.
         if message is not None:
             call, send = message
             key, body = f"{call}-{send}", {"call": call, "send": send, **body}
         await self._record("review", turn, key, {"turn": turn, **body})
 
     async def record_stopped(self, stopped: StopTrace) -> StopTrace:
-        """Record what a person's stop left, before anybody is told. Return it as it is kept: cut to what a record
-        holds."""
+        """Record the trace of a stopped run before anybody is notified. Return the trace as stored, shortened to the
+        size limit of a record.
+        """
         max_chars = self.max_body_bytes // 12  # an escaped character takes six bytes
         kept = replace(stopped, text=cut(replace_surrogates(stopped.text), max_chars))
         await self._record("stopped", 0, 0, RECORD_TYPES["stopped"].dump_python(kept, mode="json"))
         return kept
 
     async def record_finished(self, finish: Finish) -> None:
-        """End the reaction: it will not be resumed."""
+        """End the reaction. It will not be resumed."""
         kept = replace(finish, reason=replace_surrogates(finish.reason[:MAX_REASON_CHARS]))
         body = RECORD_TYPES["finished"].dump_python(kept, mode="json", include=_FINISH_FIELDS)
         for name in ("used", "failure"):
@@ -315,19 +329,20 @@ class Journal:
         await self._record("finished", 0, 0, body)
 
     async def load(self) -> Recorded:
-        """Read back what was recorded."""
+        """Read the recorded run."""
 
         def call(op: str, args: Mapping[str, object]) -> Awaitable[Any]:
             return retry_later(lambda: self._client.call(op, args))
 
         records = await fetch_records(call, self.reaction, None)  # an older hub cannot filter by agent
         own = self._client.agent_id
-        # Another agent may have written under this reaction's id. Its records must not steer this one.
+        # Another agent may have written records under this reaction's id. Those records must not steer this reaction.
         return read_records([record for record in records if record.get("agent_id", own) == own])
 
     async def _record(self, kind: str, turn: int, call: int | str, body: Mapping[str, object]) -> bool:
-        """Write one record. Return True if it was there already. Raises `CancelledError` once the journal is closed."""
-        # Cancel instead of failing: an error would be recorded as a result, by code that must not record any more.
+        """Write one record. Return True if it was already stored. Raises `CancelledError` if the journal is closed."""
+        # Cancel instead of raising another error. Calling code could record an error as a result, although it must not
+        # record any more.
         if self._closed.is_set():
             raise asyncio.CancelledError
         record_id = digest(kind, self.reaction, self.path, turn, call)
@@ -337,7 +352,7 @@ class Journal:
             except Exception as error:  # the hook is user code
                 if kind != "finished":
                     raise
-                # A reaction must be able to end: otherwise it would block its thread for good.
+                # A reaction must be able to end. Otherwise it would block its thread forever.
                 _logger.error(
                     "the end of a reaction is recorded without its reason",
                     extra={"reaction": self.reaction},
@@ -345,7 +360,7 @@ class Journal:
                 )
                 body = {**body, "reason": "not kept: what decides on it failed"}
         body = {**body, "path": self.path} if self.path else body
-        # Repeat without limit: the id is derived, so a repeat of a stored record changes nothing.
+        # Repeat without limit. The id is derived, so repeating a stored record changes nothing.
         while True:
             try:
                 stored = await self._client.record(self.reaction, kind, body, record_id=record_id)
@@ -361,8 +376,9 @@ def _leave_out_empty(approval: Approval) -> dict[str, Any]:
 
 
 def describe_prompt(request: ModelRequest) -> KeptPrompt:
-    """Return a request in the form that is recorded: without images and files, whose addresses are part of the
-    messages."""
+    """Return a request in the form that is recorded. Images and files are omitted, because the messages contain
+    their addresses.
+    """
     names: dict[str, str] = {}
     parts = []
     for message in request.messages:
@@ -382,12 +398,12 @@ def describe_prompt(request: ModelRequest) -> KeptPrompt:
 
 
 def fit_prompt(prompt: KeptPrompt, max_bytes: int) -> KeptPrompt:
-    """Return a prompt that fits into a record: its longest texts are cut."""
+    """Return a prompt that fits into a record, with its longest texts shortened."""
     adapter = RECORD_TYPES["prompt"]
     max_chars = max((len(part.text) for part in prompt.parts), default=0)
     fitting = prompt
     while len(adapter.dump_json(fitting)) * 2 > max_bytes and max_chars > 64:  # non-ASCII text may grow in a frame
-        # Lower one limit for all texts, so that the longest ones shrink first and short messages stay whole.
+        # Lower one limit for all texts, so that the longest texts shrink first and short messages stay complete.
         max_chars = max_chars * 3 // 4
         parts = (
             replace(part, text=cut(part.text, max_chars)) if len(part.text) > max_chars else part
@@ -400,19 +416,20 @@ def fit_prompt(prompt: KeptPrompt, max_bytes: int) -> KeptPrompt:
 
 
 async def find_reporter(client: RecordClient) -> str:
-    """Return the agent's id if the hub notifies operators of its faults; empty otherwise.
+    """Return the agent's id if the hub notifies operators of the agent's faults, else an empty string.
 
-    An older hub, or one without operators, notifies nobody, and no answer may claim that it does.
+    An older hub, or a hub without operators, notifies nobody. In that case no answer may claim that operators were
+    notified.
     """
     try:
         info = await retry_later(lambda: client.call("network.info", {}))
-    except RequestError:  # the node's rights forbid the question
+    except RequestError:  # the node's rights forbid this operation
         return ""
     return client.agent_id if info.get("has_operators") else ""
 
 
 def open_journal(client: NetworkClient, reaction: str) -> Journal:
-    """Return the journal of a reaction, within the hub's limits."""
+    """Return the journal of a reaction, with the hub's size limits."""
     limits = client.welcome.limits
-    limit = min(limits["max_record_bytes"], limits["max_frame_bytes"])  # a record travels in a frame
+    limit = min(limits["max_record_bytes"], limits["max_frame_bytes"])  # a record is sent inside a frame
     return Journal(client, reaction, max_body_bytes=limit)

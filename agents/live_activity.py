@@ -1,16 +1,16 @@
-"""Live activity: signals that show people a running reaction, sent and read. Signals may be lost; nothing here is
-recorded, and nobody waits for a signal.
+"""Live activity: sends and reads signals that show people a running reaction. Signals may be lost. This module records
+nothing, and nothing waits for a signal.
 
 `ActivitySender` sends the signals of one agent. An `ActivityReporter` turns the events of one reaction into signals:
-the agent is thinking, a call starts or ends, something streams. Pieces of text, reasoning, tool output and progress
-wait a tenth of a second for more. An agent sends at most ten signals of pieces a second, one for each reaction that has
-some; pieces of something that ends earlier are dropped. Each piece says where in its stream it begins.
+the agent is thinking, a call starts or ends, or a text streams. Pieces of text, reasoning, tool output and progress are
+collected for a tenth of a second. An agent sends at most ten such signals per second, one for each reaction with new
+pieces. Pieces of a stream that ends earlier are dropped. Each piece contains its offset in its stream.
 
-`RemoteActivity` receives the same signals from agents elsewhere while a call waits for their answers, and passes them
-on as events of the call's own reaction (`RemoteOutput`, `RemoteCall`). So they travel from agent to agent to the person
-who asked first. An agent that asks while a person watches says so in the question; only then does the asked agent send
-what streams. Anybody may send signals, so only those of the very reaction to a question count, and malformed ones are
-skipped. Screens read signals by `read_call` and `read_pieces` too (`roundelay.live_activity`).
+`RemoteActivity` receives the same signals from remote agents while a call waits for their answers. It turns them into
+events of the call's own reaction (`RemoteOutput`, `RemoteCall`). Signals thus travel from agent to agent to the person
+who asked first. An agent that asks while a person watches sets a flag in the question, and only then does the asked
+agent send streams. Anybody may send signals, so only those of the reaction to a question count, and malformed signals
+are skipped. Screens also read signals with `read_call` and `read_pieces` (`roundelay.live_activity`).
 """
 
 from __future__ import annotations
@@ -48,36 +48,37 @@ from .text import replace_surrogates
 _logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.1
-"""Seconds between two signals of pieces."""
+"""Interval between two signals with pieces, in seconds."""
 
 MAX_SIGNALS = 256
-"""Maximum number of signals that wait to be sent."""
+"""Maximum number of signals in the send queue."""
 
 MAX_SIGNAL_CHARS = 4000
-"""Maximum characters of text in one signal; a longer text loses its beginning."""
+"""Maximum characters of text in one signal. A longer text loses its beginning."""
 
 PIECE_CHARS = 40
-"""Minimum characters that a piece counts for, however short its text is."""
+"""Minimum number of characters that a piece counts, even if its text is shorter."""
 
 SignalKind = Literal["thinking", "tool", "delta"]
 _Stream = tuple[str, int, str, int | None]
-"""A text that grows: path of its run, turn, kind, call."""
+"""Key of a streaming text: path of its run, turn, kind, call."""
 
 
 class ActivitySender:
-    """Sends the signals of one agent's reactions, and passes events to ``on_event``. It never waits: if the queue is
-    full it drops the newest signal, because a signal must never delay a reaction."""
+    """Sends the signals of one agent's reactions and passes events to ``on_event``. It never waits: if the queue is
+    full, it drops the newest signal, because a signal must never delay a reaction.
+    """
 
     def __init__(self, agent_id: str, on_event: OnEvent | None) -> None:
         self.agent_id = agent_id
         self.on_event = on_event
         self._queue: asyncio.Queue[tuple[SignalKind, dict[str, object], ActivityReporter]] = asyncio.Queue(MAX_SIGNALS)
-        self._streaming: dict[ActivityReporter, None] = {}  # reporters with waiting pieces
+        self._streaming: dict[ActivityReporter, None] = {}  # reporters with unsent pieces
         self._timer: asyncio.TimerHandle | None = None
 
     async def send(self, client: NetworkClient) -> None:
-        """Send the signals as they come, until cancelled."""
-        # A queue belongs to the event loop in which it is awaited, and a new run may have a new loop.
+        """Send queued signals until cancelled."""
+        # A queue belongs to the event loop that awaits it, and a new run may have a new loop.
         waiting, self._queue = self._queue, asyncio.Queue(MAX_SIGNALS)
         while not waiting.empty():
             self._queue.put_nowait(waiting.get_nowait())
@@ -92,7 +93,7 @@ class ActivitySender:
                 _logger.error("a signal could not be sent", extra=details, exc_info=redact_error(error))
 
     def close(self) -> None:
-        """Drop all waiting pieces: nobody will send them."""
+        """Drop all unsent pieces, because nobody will send them."""
         self._streaming.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -101,12 +102,12 @@ class ActivitySender:
     def put(
         self, kind: SignalKind, body: dict[str, object], reporter: ActivityReporter, *, is_own: bool = True
     ) -> None:
-        """Queue a signal. Signals of agents elsewhere (``is_own`` False) may fill only half of the queue."""
+        """Queue a signal. Signals of remote agents (``is_own`` False) may fill only half of the queue."""
         if self._queue.qsize() < (MAX_SIGNALS if is_own else MAX_SIGNALS // 2):
             self._queue.put_nowait((kind, {"reaction": reporter.reaction, **body}, reporter))
 
     def note_pieces(self, reporter: ActivityReporter) -> None:
-        """Send the waiting pieces of a reaction after the interval, together with those that come meanwhile."""
+        """Send the pieces of a reaction after the interval, together with the pieces that arrive until then."""
         self._streaming[reporter] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._flush)
@@ -115,20 +116,21 @@ class ActivitySender:
         self._streaming.pop(reporter, None)
 
     def _flush(self) -> None:
-        # Pieces that come from now on register again, for the next signal.
+        # Later pieces register their reporter again, for the next signal.
         self._timer = None
         streaming, self._streaming = self._streaming, {}
         sent = [reporter for reporter in streaming if reporter.has_pieces]
         for reporter in sent:
             self.put("delta", {"pieces": reporter.take_pieces()}, reporter)
-        if sent:  # keep to ten signals a second, however many reactions stream
+        if sent:  # stay at ten signals per second, even if many reactions stream
             self._timer = asyncio.get_running_loop().call_later(INTERVAL_S * len(sent), self._flush)
 
 
 @dataclass(slots=True, eq=False)
 class ActivityReporter:
-    """Reports one reaction to people: to those who may know of its ``trigger``. ``is_watched``: a person wants to see
-    more than that the agent is working."""
+    """Reports one reaction to the people who may see its ``trigger``. ``is_watched``: a person wants to see the
+    details, not only that the agent is working.
+    """
 
     _sender: ActivitySender
     reaction: str
@@ -136,22 +138,26 @@ class ActivityReporter:
     trigger: int
     is_watched: bool
     shows_text: Callable[[], bool] = lambda: True
-    """Returns whether the model's own text goes to the thread, so that people may see it before it is an answer."""
+    """Returns whether the model's own text goes to the thread. If so, people may see the text before the answer is
+    complete.
+    """
 
     _pieces: list[_Piece] = field(default_factory=list)
-    _size: int = 0  # of the waiting pieces, in characters
+    _size: int = 0  # of the unsent pieces, in characters
     _lengths: dict[_Stream, int] = field(default_factory=dict)  # of each stream so far, in characters
 
     def begin(self) -> None:
         self._sender.put("thinking", {"active": True}, self)
 
     def end(self, *, is_silent: bool = False) -> None:
-        """Report the end of the reaction. ``is_silent``: the person who waits for an answer gets none."""
+        """Report the end of the reaction. ``is_silent``: a person waits for an answer but gets none."""
         self._forget()
         self._sender.put("thinking", {"active": False, **({"silent": True} if is_silent else {})}, self)
 
     def report(self, event: Event) -> None:
-        """Report an event: calls to the thread's readers, streams if a person watches, everything to ``on_event``."""
+        """Report an event: calls to the thread's readers, streams if a person watches, and everything to
+        ``on_event``.
+        """
         try:
             self._show(event)
         except Exception as error:  # user code may put values of a wrong type into events
@@ -176,7 +182,7 @@ class ActivityReporter:
         return bool(self._pieces)
 
     def take_pieces(self) -> list[dict[str, object]]:
-        """Return the waiting pieces, for a signal."""
+        """Remove and return the unsent pieces as one signal's content."""
         pieces, self._pieces, self._size = _shorten(self._pieces), [], 0
         return [piece.to_json() for piece in pieces]
 
@@ -198,7 +204,7 @@ class ActivityReporter:
                 restarted = {(event.path, event.turn, kind, None) for kind in ("text", "reasoning")}
                 self._pieces = [piece for piece in self._pieces if piece.stream not in restarted]
                 self._lengths = {stream: length for stream, length in self._lengths.items() if stream not in restarted}
-            case ToolCallEnd() | RemoteCall(is_active=False):  # the call, and agents inside it, have ended
+            case ToolCallEnd() | RemoteCall(is_active=False):  # the call and the agents that it called have ended
                 place, call = path_of_call(event.path, event.turn, event.call), (event.path, event.turn, event.call)
                 self._pieces = [it for it in self._pieces if it.call != call and not is_inside(it.stream[0], place)]
             case Finished(path=""):
@@ -214,7 +220,7 @@ class ActivityReporter:
         is_done: bool = False,
         at: int | None = None,
     ) -> None:
-        """Add a piece. ``at``: where in the stream it begins, if not at the end of the text so far."""
+        """Add a piece. ``at`` is its offset in the stream. Default: the end of the text so far."""
         if at is None:
             at = self._lengths.get(stream, 0)
             self._lengths[stream] = at + len(text)
@@ -231,7 +237,7 @@ class ActivityReporter:
         self._sender.note_pieces(self)
 
     def _forget(self) -> None:
-        """Drop the waiting pieces: they are not worth showing any more."""
+        """Drop the unsent pieces, because they are no longer worth showing."""
         self._pieces, self._size = [], 0
         self._lengths.clear()
         self._sender.drop_pieces(self)
@@ -277,8 +283,9 @@ def _shorten(pieces: list[_Piece]) -> list[_Piece]:
 
 
 def describe_call(event: CallEvent, *, is_watched: bool) -> dict[str, object] | None:
-    """Return the body of the signal that reports a call, or None for an event that changes nothing. ``is_watched``: a
-    person may want to know for whom the call waits, and which calls those agents make."""
+    """Return the body of the signal that reports a call, or None for an event that changes nothing. ``is_watched``:
+    a person may want to see which agents the call waits for, and which calls those agents make.
+    """
     match event:
         case ToolCallStart():
             state: dict[str, object] = {"active": True}
@@ -296,24 +303,25 @@ def describe_call(event: CallEvent, *, is_watched: bool) -> dict[str, object] | 
     return {"tool": event.tool} | state | place
 
 
-# --- activity of agents elsewhere
+# --- activity of remote agents
 
-# Limits of what another agent's signal may hold.
+# Limits on the content of another agent's signal.
 MAX_PIECES = 64
 MAX_TEXT_CHARS = 4000
 MAX_NAME_CHARS = 64
 MAX_ASKED = 16
 MAX_NUMBER = 2**31
-"""Maximum of turns, calls and positions in a text."""
+"""Maximum number for turns, calls and text offsets."""
 
 MAX_SIGNALS_A_SECOND = 100
-"""Maximum signals per second of one agent that a call waits for. Further ones are dropped."""
+"""Maximum signals per second of one agent for which a call waits. Further signals are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingCall:
-    """A call that waits: its place, the counter of its stream pieces, and where its events go. ``is_held`` returns
-    whether the call's answer may not be reporter yet."""
+    """A waiting call: its position, the counter of its stream pieces, and the listener for its events. ``is_held``
+    returns whether a review must see the call's answer before people do.
+    """
 
     reaction: str
     path: str
@@ -327,7 +335,7 @@ class WaitingCall:
 
 @dataclass(slots=True)
 class _AwaitedReaction:
-    """A reaction that a call waits for, the path of its events, and its signals of the current second."""
+    """A reaction for which a call waits, the path of its events, and its signals of the current second."""
 
     call: WaitingCall
     path: str
@@ -335,24 +343,24 @@ class _AwaitedReaction:
     count: int = 0
 
     def has_room(self) -> bool:
-        """Count one more signal. Return False if it is one too many."""
+        """Count one more signal. Return False if the limit is exceeded."""
         second = int(asyncio.get_running_loop().time())
         self.second, self.count = second, self.count + 1 if second == self.second else 1
         return self.count <= MAX_SIGNALS_A_SECOND
 
 
 class RemoteActivity:
-    """Activity of the reactions that calls of one agent wait for, on one connection."""
+    """Activity of the reactions for which the calls of one agent wait, on one connection."""
 
     def __init__(self, client: NetworkClient) -> None:
         self._client = client
         self._awaited: dict[tuple[str, str], _AwaitedReaction] = {}  # by agent and reaction
-        self._wants_signals = False  # True once a call has asked while a person watched
-        self._watching = ""  # the session that gets them
+        self._wants_signals = False  # True after a call has asked while a person watched
+        self._watching = ""  # id of the session that receives the signals
 
     @contextmanager
     def listen(self, questions: Mapping[str, int], call: WaitingCall) -> Iterator[None]:
-        """Pass on the activity of the reactions to these questions (seqs by recipient), while the block runs."""
+        """Pass on the activity of the reactions to these questions (seqs by recipient) until the block ends."""
         epoch = self._client.welcome.network.epoch
         awaited = {
             (agent_id, reaction_id(agent_id, seq, epoch)): _AwaitedReaction(
@@ -368,7 +376,7 @@ class RemoteActivity:
                 self._awaited.pop(key, None)
 
     async def watch(self) -> None:
-        """Receive signals from now on, as long as the connection lasts."""
+        """Receive signals from now on until the connection closes."""
         self._wants_signals = True
         session = self._client.welcome.session_id
         if self._watching != session:
@@ -381,8 +389,9 @@ class RemoteActivity:
                 _logger.debug("signals cannot be watched", extra={"code": error.code})
 
     async def watch_again(self) -> None:
-        """Receive signals on a new connection, if `watch` was called before. A question may be on its way, so do not
-        wait for `listen`."""
+        """Receive signals on a new connection if `watch` was called before. Do not wait for `listen`, because a
+        question may already be in flight.
+        """
         if self._wants_signals:
             await self.watch()
 
@@ -400,7 +409,7 @@ class RemoteActivity:
 
 @dataclass(frozen=True, slots=True)
 class CallSignal:
-    """Content of a signal about a call; ``asked`` are the agents whose answers the call waits for."""
+    """Content of a signal about a call. ``asked`` names the agents whose answers the call waits for."""
 
     path: str
     turn: int
@@ -413,7 +422,7 @@ class CallSignal:
 
 @dataclass(frozen=True, slots=True)
 class PieceSignal:
-    """A piece of a growing text in a signal; ``at`` is where in the whole text it begins."""
+    """A piece of a streaming text, read from a signal. ``at`` is the offset of the piece in the whole text."""
 
     path: str
     turn: int
@@ -426,7 +435,7 @@ class PieceSignal:
 
 
 def read_call(body: Mapping[str, object]) -> CallSignal | None:
-    """Read a signal of kind ``tool``, or None if it is malformed."""
+    """Read a signal of kind ``tool``. Return None if the signal is malformed."""
     place, tool, is_active = _read_place(body), body.get("tool", "a tool"), body.get("active")
     if place is None or not isinstance(tool, str) or not isinstance(is_active, bool):
         return None
@@ -456,8 +465,9 @@ def read_pieces(body: Mapping[str, object]) -> Iterator[PieceSignal]:
 
 
 def _read_place(body: Mapping[str, object]) -> tuple[str, int, int | None] | None:
-    """Return the path of the run, the turn and the call of a signal, or None if they are malformed. An agent that does not
-    number its calls has one at a time."""
+    """Return the path of the run, the turn and the call of a signal, or None if they are malformed. An agent that
+    does not number its calls is assumed to run one call at a time.
+    """
     path, turn, call = body.get("path") or "", body.get("turn") or 0, body.get("call")
     if not isinstance(path, str) or not _is_number(turn) or not (call is None or _is_number(call)):
         return None
@@ -498,11 +508,13 @@ def _read_call_event(signal: Signal, waiting: WaitingCall, path: str) -> Iterato
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Return whether a number can be sent on: others would fail later, in this agent's own signals."""
+    """Return whether a number can be passed on. Any other number would fail later, in this agent's own signals."""
     return type(value) is int and 0 <= value <= MAX_NUMBER
 
 
 def _join(outer: str, inner: str) -> str | None:
-    """Return the path of the run at ``inner`` of an agent at ``outer``, or None if it is too deep."""
+    """Return the path of a run at ``inner`` of an agent that itself runs at ``outer``, or None if the path is too
+    deep.
+    """
     path = f"{outer}/{inner}" if inner else outer
     return path if len(path) <= MAX_PATH_CHARS else None

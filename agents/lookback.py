@@ -1,9 +1,9 @@
-"""Tools by which an agent looks back: why it got its message, and what was said before. For the ``tools`` of an agent;
-`features.memory` brings the last two.
+"""Tools with which an agent looks back: the reason for its message, and earlier messages. For the ``tools`` of an
+agent; `features.memory` adds the last two.
 
-They read only what the reaction's prompt may hold (`ToolClient`), so a model that is talked into looking finds no more
-than it was shown. Each message stands in an element of its own with its number (``seq``), so that no text in one passes
-for another.
+These tools read only messages that the reaction's prompt may contain (`ToolClient`). A model that an attacker talks
+into searching thus finds no more than it may see anyway. Each message is rendered as a separate element with its
+``seq``, so that text in one message cannot pass for another message.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Objects that belong to an event loop, such as connections. A program may have several loops: `asyncio.run` called
-twice, the loops of a test suite, one in each thread."""
+"""Objects that belong to one event loop, such as connections. A program may have several loops: a second
+`asyncio.run`, the loops of a test suite, or one loop per thread.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ T = TypeVar("T")
 
 
 class LoopLocal(Generic[T]):
-    """One object for each event loop, created at its first use. The object of a closed loop is dropped: it can be
-    neither used nor closed any more."""
+    """One object for each event loop, created at its first use. The object of a closed loop is dropped, because it
+    can no longer be used or closed.
+    """
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make

@@ -28,7 +28,7 @@ CLOSING_UNSENT = "Write in plain text how far you have come: that is recorded an
 BLOCKED = "I could not answer: what I had to say did not pass a check that it has to pass."
 
 REPORTED = "{agent_id} cannot answer right now; the operator has been notified."
-"""Answer after a fault that waits in the operators' inbox."""
+"""Answer after a fault that is listed in the operators' inbox."""
 
 UNKNOWN_OUTCOME = (
     "The agent was interrupted while this call was running. Whether it took effect is unknown, and it was not "
@@ -39,7 +39,7 @@ ARGUMENTS_LOST = "Not run: the agent was interrupted, and the arguments of this 
 
 
 def explain_empty(is_withheld: bool, is_too_large: bool, is_cut: bool) -> str:
-    """Return why a reply without text or calls counts for nothing."""
+    """Return why the loop ignores a reply without text or calls."""
     if is_withheld:
         return WITHHELD
     if is_too_large:

@@ -1,6 +1,6 @@
-"""Which participants a text mentions. Pure; the page's `core/mentions.js` reads texts by the same rule.
+"""Finds the participants that a text mentions. Pure. The page's `core/mentions.js` implements the same rule.
 
-Quotes, code and parts of addresses mention nobody: code blocks and inline code, quoted lines, links and their texts,
+Names in quotes, code and addresses are not mentions: code blocks and inline code, quoted lines, links and their texts,
 e-mail addresses, paths, package names (``@ann/tools``) and names at other hosts (``@ann@host``).
 """
 
@@ -10,12 +10,12 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
-# Ids are lower case, people's shift keys are not.
+# Ids are lower case, but people may type capitals.
 _NAME = re.compile(r"@([a-z0-9][a-z0-9._-]*)", re.IGNORECASE | re.ASCII)
-# After one of these characters a name is the end of an address, a path or an escape.
+# After one of these characters, the name is the end of an address, a path or an escape.
 _PART_OF_A_WORD = re.compile(r"[A-Za-z0-9._%+@\\-]")
 _BEFORE_A_SLASH = re.compile(r"@[a-z0-9._-]+/\Z", re.IGNORECASE | re.ASCII)
-# A package or path, a name at another host, or one on a server.
+# A package or path, a name at another host, or a name on a server.
 _GOES_ON = re.compile(r"/[\w.-]|@[a-z0-9]|:[a-z0-9-]+(\.[a-z0-9-]+)+", re.IGNORECASE | re.ASCII)
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
@@ -25,12 +25,13 @@ _BACKTICKS = re.compile(r"`+")
 _LINK = re.compile(r"!?\[[^\[\]]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)?(?:\s+(?:\"[^\"]*\"|'[^']*'))?\s*\)")
 _URL = re.compile(r"(?:\b[a-z][a-z0-9+.-]{0,30}://|\bwww\.|\bmailto:)[^\s<>]*", re.IGNORECASE | re.ASCII)
 _NOTHING = "\ufffc"
-"""Replaces omitted text: a character that is neither part of an id nor a space."""
+"""Placeholder for omitted text: a character that is neither part of an id nor a space."""
 
 
 def mentions(text: str, agent_id: str) -> bool:
-    """Return whether ``@agent_id`` stands in the text. ``@bob.`` ends a sentence, ``@bob.smith`` is another
-    participant."""
+    """Return whether the text contains the mention ``@agent_id``. ``@bob.`` mentions bob at the end of a sentence,
+    but ``@bob.smith`` is another participant.
+    """
     if f"@{agent_id}" not in text.lower():
         return False
     return any(
@@ -40,8 +41,9 @@ def mentions(text: str, agent_id: str) -> bool:
 
 
 def list_names(text: str) -> Iterator[str]:
-    """Yield the name behind each ``@`` that mentions somebody, in lower case, with the points that may end its
-    sentence."""
+    """Yield the name after each ``@`` that is a mention, in lower case. A name may include trailing periods that end
+    its sentence.
+    """
     text = _leave_out(text)
     for match in _NAME.finditer(text):
         begin = match.start()
@@ -63,8 +65,8 @@ def _leave_out(text: str) -> str:
 
 
 def _list_said(lines: list[str]) -> Iterator[str]:
-    """Yield the lines that are neither quoted nor in a code block, and an empty line for each other one."""
-    fence, is_apart, is_listed = "", True, False  # apart: behind an empty line, where four spaces begin a code block
+    """Yield the lines that are neither quoted nor in a code block, and an empty line in place of each other line."""
+    fence, is_apart, is_listed = "", True, False  # apart: after an empty line, where four spaces begin a code block
     for line in lines:
         opened = _FENCE.match(line)
         if fence:
@@ -87,11 +89,11 @@ def _list_said(lines: list[str]) -> Iterator[str]:
 
 
 def _leave_out_code(text: str) -> str:
-    """Return a text without inline code: what stands between two equal numbers of backticks in one paragraph."""
+    """Return a text without inline code: the text between two equally long runs of backticks in one paragraph."""
     kept: list[str] = []
     for paragraph in re.split(r"(\n\s*\n)", text):
         runs = [(it.start(), it.end()) for it in _BACKTICKS.finditer(paragraph)]
-        closing: dict[int, deque[int]] = {}  # by length, the places of the runs
+        closing: dict[int, deque[int]] = {}  # positions of the runs by length
         for place, (begin, end) in enumerate(runs):
             closing.setdefault(end - begin, deque()).append(place)
         at, place = 0, 0

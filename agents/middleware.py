@@ -1,9 +1,10 @@
-"""Hooks around the loop: `Middleware` has one method for each, `Around` is what they may know and do.
+"""Hooks around the loop: `Middleware` has one method per hook, and `Around` is a hook's view of the run.
 
-`hook_chain` asks the hooks of an agent, the outermost first. The pure hooks are asked again when a reaction resumes, so
-they may depend only on their arguments and on `state.values`. The hooks around a reaction, a turn, a model call and a
-tool call, and the reviews, may do anything: their results are recorded, so they are asked only for what is not recorded
-yet. Each hook has the policy's ``hook_timeout_s``. `middleware_of` makes middleware of plain functions.
+`hook_chain` calls the hooks of an agent, the outermost first. The pure hooks are called again when a reaction resumes,
+so they may depend only on their arguments and on `state.values`. The hooks around a reaction, a turn, a model call and
+a tool call, and the reviews, may do anything. Their results are recorded, so these hooks are called only for steps
+without a record. The policy's ``hook_timeout_s`` limits each hook. `middleware_of` makes middleware from plain
+functions.
 """
 
 from __future__ import annotations
@@ -50,26 +51,27 @@ ResultT = TypeVar("ResultT")
 FormT = TypeVar("FormT", bound=BaseModel)
 
 Instruction = str | Callable[[TurnState], str]
-"""An agent's instruction: a text, or a callable that returns one for each turn (`template_instruction` makes one of a
-jinja template)."""
+"""An agent's instruction: a text, or a callable that returns a text for each turn (`template_instruction` makes such
+a callable from a jinja template).
+"""
 
 FAILED_CHECKS = "failed_checks"
-"""Metadata of an answer that goes out although reviewers found a problem: the names of the failed checks."""
+"""Metadata key of an answer that is sent although reviewers found a problem: the names of the failed checks."""
 
 PASSED_CHECKS = "passed_checks"
-"""Metadata of an answer: the names of the checks that found no problem."""
+"""Metadata key of an answer: the names of the checks that found no problem."""
 
 ASK_ATTEMPTS = 2
-"""Attempts of `Around.ask_for` to get a reply in the form that it asked for."""
+"""Attempts of `Around.ask_for` to get a reply in the requested form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A reviewer's result for an answer that must not go out. The model reads ``instruction``.
+    """A reviewer's result for an answer that must not be sent. The model reads ``instruction``.
 
-    ``name``: the check; ``notes``: further text for the record of the review; ``passed``: checks that found no problem.
-    If the model has no further try, an answer that ``blocks`` stays back; otherwise it goes out with the name in its
-    metadata.
+    ``name``: the check. ``notes``: further text for the record of the review. ``passed``: checks that found no problem.
+    If the model has no further attempt, an answer that ``blocks`` is withheld. Any other answer is sent with ``name``
+    in its metadata.
     """
 
     instruction: str
@@ -81,7 +83,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as it goes out, with ``metadata`` for its message and ``notes`` for the record of the review."""
+    """An answer to send, with ``metadata`` for its message and ``notes`` for the record of the review."""
 
     text: str
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -99,7 +101,9 @@ class AgentHooks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """View of an agent for hooks: everything of `agent.Agent` but its handoffs, and nothing that could change the loop."""
+    """View of an agent for hooks: all fields of `agent.Agent` except its handoffs and the methods that could change
+    the loop.
+    """
 
     id: str
     instruction: Instruction
@@ -108,11 +112,11 @@ class AgentView:
     policy: AgentPolicy = field(default_factory=AgentPolicy)
     description: str = ""
     specs: tuple[ToolSpec, ...] = field(init=False, repr=False, compare=False)
-    """Tools that the model may call, handoffs included."""
+    """Tools that the model may call, including handoffs."""
 
     _tools: dict[str, Tool] = field(init=False, repr=False, compare=False)
     chain: AgentHooks = field(init=False, repr=False, compare=False)
-    """The hooks of its policy and middleware."""
+    """The hooks of the agent's policy and middleware."""
 
     def instruct(self, state: TurnState) -> str:
         """Return the instruction for a turn."""
@@ -123,17 +127,17 @@ class AgentView:
 
     @property
     def all_tools(self) -> tuple[Tool, ...]:
-        """The agent's own tools, and those that its middleware brought when it was last refreshed."""
+        """The agent's own tools, and the tools that its middleware provided at the last refresh."""
         return tuple(self._tools.values())
 
 
 @dataclass(frozen=True, slots=True)
 class CallModel:
-    """Ask a model for ``agent``: the agent's own, or ``model``. The last message holds the facts of the turn and is not
-    kept.
+    """Request to call a model for ``agent``: the agent's own model, or ``model``. The last message states the current
+    turn and the rule for answering. It is not added to the history.
 
-    ``is_last``: no turn follows. ``tool_choice`` may name a tool that the model has to call. ``parts`` have no place in
-    the messages yet; middleware that places a part removes it from here.
+    ``is_last``: no turn follows. ``tool_choice`` may name a tool that the model must call. ``parts`` are not yet in the
+    messages. Middleware that adds a part to a message removes it from ``parts``.
     """
 
     turn: int
@@ -147,7 +151,7 @@ class CallModel:
     parts: tuple[PromptPart, ...] = ()
 
     def tell(self, text: str) -> CallModel:
-        """Return the step with a text at its very end, which is not kept."""
+        """Return the step with a text at the very end of the messages. The text is not added to the history."""
         messages = list(self.messages)
         append_user_text(messages, text)
         return replace(self, messages=tuple(messages))
@@ -161,37 +165,38 @@ class CallModel:
                 return self
 
     def add_to_prompt(self, text: str) -> CallModel:
-        """Return the step with a text behind the conversation, at the same position in every turn."""
+        """Return the step with a text after the conversation, at the same position in every turn."""
         return replace(self, messages=add_to_prompt(self.messages, self.state.history, text))
 
     def place_parts(self) -> CallModel:
-        """Return the step with the parts in their default place, for templates that have no other."""
+        """Return the step with the parts in their default positions, unless a template has already placed them."""
         step = replace(self, parts=())
         texts = [text for part in self.parts for text in (part.fenced, part.user) if text]
         return step.add_to_prompt("\n\n".join(texts)) if texts else step
 
 
 class Keep(Protocol):
-    """Puts a value into ``state.values`` and into the ledger, under a name of this turn. A resumed reaction has it
-    again from this turn on, so the work to make it is not repeated. ``of`` names the tools whose results the value
-    holds, for a policy that does not keep those."""
+    """Stores a value in ``state.values`` and in the ledger, under a name in this turn. A resumed reaction has the
+    value again from this turn on, so the work is not repeated. ``of`` names the tools whose results the value
+    contains. A policy that excludes these results from the ledger then excludes the value too.
+    """
 
     async def __call__(self, name: str, value: JsonValue, *, of: Collection[str] = ()) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The run around which middleware is called: what middleware may know of it and do in it.
+    """The run around which middleware is called: its data, and the actions that middleware may take.
 
-    ``complete`` asks a model, with the agent's retries; its cost counts in the reaction. ``context`` is the context of
-    a call of this run: its client sends and reads under ids derived for it.
+    ``complete`` calls a model with the agent's retries, and its cost counts in the reaction. ``context`` is the context
+    of a call in this run. Its client sends and reads under ids derived for that call.
     """
 
     reaction: str
     path: str
     agent: AgentView
     model: Model
-    """The model that is asked, around a model call; the agent's own elsewhere."""
+    """The called model in a hook around a model call; the agent's own model in other hooks."""
 
     state: TurnState
     context: ToolContext
@@ -199,14 +204,15 @@ class Around:
     complete: Callable[[Model, ModelRequest], Awaitable[ModelReply]]
     keep: Keep
     replayed: Callable[[str], JsonValue]
-    """Returns what was kept in this turn under a name, in the run that is replayed, or None if nothing was, and in every
-    other run."""
+    """Returns the value that the replayed run stored in this turn under a name. None if there is no value, or if the
+    run is not a replay.
+    """
     max_kept_chars: int
-    """Maximum characters of text in one kept value."""
+    """Maximum characters of text in one stored value."""
 
     @contextmanager
     def report(self, text: str) -> Iterator[None]:
-        """Show people the progress of the work while the block runs. The model does not read it."""
+        """Show people the progress of the work until the block ends. The model does not read it."""
         self.emit(Progress(self.reaction, self.state.turn, replace_surrogates(text), path=self.path))
         try:
             yield
@@ -222,8 +228,8 @@ class Around:
         tool: str,
         model: Model | None = None,
     ) -> FormT:
-        """Ask ``model``, or the agent's own, to call ``tool`` with what ``kind`` describes; once more if the reply has
-        another form.
+        """Ask ``model``, or the agent's own model, to call ``tool`` with arguments of the type ``kind``. Ask again if
+        the reply has another form (`ASK_ATTEMPTS`).
 
         ``facts`` are sent as JSON, so that no text in them passes for an instruction. Raises `ModelError`.
         """
@@ -250,138 +256,155 @@ class Around:
 AskModel = Callable[[ModelRequest], Awaitable[ModelReply]]
 RunTool = Callable[["PlannedCall"], Awaitable[ToolResult]]
 RunReaction = Callable[[], Awaitable[Finish]]
-"""What `Middleware.around_model`, `around_tool` and `around_reaction` wrap. Each may call it, or return a result itself."""
+"""Argument ``proceed`` of `Middleware.around_reaction`. The hook may call it, or return a result itself."""
 
 Guard = Callable[["Around", str], Awaitable["str | Answer | Correction"]]
-"""The type of `Middleware.review`."""
+"""Type of `Middleware.review`."""
 
 
 class Middleware:
-    """One concern around the loop. Override the hooks it needs; a hook that is not overridden costs nothing. The first
-    middleware of an agent is outermost."""
+    """One concern around the loop. Override the hooks that you need. A hook that is not overridden costs nothing.
+    The first middleware of an agent is outermost.
+    """
 
     withholds = True
-    """For middleware with a `review`: nobody sees the model's text before the review. False for reviews that only edit.
+    """For middleware with a `review`: whether the model's text is hidden from people until the review. Set False for
+    reviews that only edit.
     """
 
     min_turns = 1
-    """Minimum ``max_turns`` of an agent for this middleware to work. An agent with fewer is refused, and no message
-    lowers its limit further."""
+    """Minimum ``max_turns`` of an agent for this middleware to work. An agent with fewer turns is refused, and the
+    limits in a message cannot go below this minimum.
+    """
 
     needs: tuple[type[Middleware], ...] = ()
-    """Middleware that this one requires in the same agent; an agent without it is refused."""
+    """Middleware that the same agent must also have. An agent without it is refused."""
 
     reduces_results = False
-    """Whether it handles results that are to be read once (``save: False``). Without any such middleware, a result of
-    that kind is an error."""
+    """Whether this middleware handles results that the model reads only once (``save: False``). Without such
+    middleware, a result of that kind is an error.
+    """
 
     guards = True
-    """For middleware with a `review`: it also reviews what an agent says that this one has handed over to. False for
-    reviews that only format answers."""
+    """For middleware with a `review`: whether it also reviews texts of an agent to which this agent handed over. Set
+    False for reviews that only format answers.
+    """
 
-    # --- pure hooks: asked again when a reaction resumes. They may be coroutines, except `list_tools`, `list_parts` and
-    # `store`.
+    # --- pure hooks: called again when a reaction resumes. They may be coroutines, except `list_tools`, `list_parts`
+    # and `store`.
 
     def initial_state(self) -> Mapping[str, object]:
         """Return the initial values of ``state.values``."""
         return {}
 
     def list_tools(self, state: TurnState) -> Sequence[Tool]:
-        """Return the tools that it brings, beside the agent's own.
+        """Return tools to add to the agent's own tools.
 
-        Called once before each turn, without IO: a change takes effect in the next turn. Return the same objects while
-        nothing changes. If two tools have one name, the agent's own wins, then the one of earlier middleware.
+        Called once before each turn, without IO, so a change takes effect in the next turn. Return the same objects
+        while nothing changes. If two tools have the same name, the agent's own tool wins, followed by the tool of
+        earlier middleware.
         """
         return ()
 
     def list_parts(self, state: TurnState) -> Sequence[PromptPart]:
-        """Return what the sources of its tools say in the prompt, as far as it is known now, without IO. Templates
-        place the parts (`features.prompts`). Other parts are added to the system message and behind the conversation.
+        """Return texts that the sources of its tools add to the prompt, as currently known, without IO. Templates place
+        the parts (`features.prompts`). Parts that no template places go to the system message and after the
+        conversation.
         """
         return ()
 
     def select_messages(
         self, threads: Mapping[str, MessageThread], trigger: BaseMessage
     ) -> tuple[Mapping[str, MessageThread], BaseMessage]:
-        """Choose which messages of the conversation enter the prompt. It may leave messages out, shorten them visibly,
-        or rewrite what only the agent's middleware has written. The trigger stays."""
+        """Choose which messages of the conversation enter the prompt. The hook may omit messages, shorten them
+        visibly, or rewrite text that only the agent's middleware has written. It cannot omit the trigger.
+        """
         return threads, trigger
 
     def should_continue(self, state: TurnState) -> bool:
-        """Return whether turns with tools may follow. If not, this turn is the last, and has none."""
+        """Return whether more turns with tools may follow. If not, this turn is the last, and it has no tools."""
         return True
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        """Change what is asked: messages, tools, the model, the choice of tool. The history stays as it is."""
+        """Change the request: messages, tools, the model or the tool choice. The history does not change."""
         return step
 
     def calculate_usage(self, state: TurnState, reply: ModelReply) -> Usage:
-        """Return the usage that a reply counts for."""
+        """Return the usage to charge for a reply."""
         return reply.usage
 
     def process_tool_calls(self, state: TurnState, calls: Sequence[ToolCall]) -> End | bool | None:
-        """Check the calls of a reply before any runs. With `End` or True none runs; True makes the text beside them the
-        answer."""
+        """Check the calls of a reply before any of them runs. `End` or True prevents all of them. True also makes
+        the text of the reply the answer.
+        """
         return None
 
     def preprocess_arguments(self, state: TurnState, call: ToolCall) -> str | Mapping[str, object] | BaseModel | None:
-        """Return the arguments to use, as an object or its text, or None to leave them. Raises `ToolArgumentsError`, whose
-        text the model reads instead of a result."""
+        """Return the arguments to use, as an object or as JSON text, or None to leave them unchanged. Raises
+        `ToolArgumentsError`; the model reads its text instead of a result.
+        """
         return None
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
-        """Change the effect of a result. Called in the order of the calls, after all calls of the turn, and not for
-        calls that did not run."""
+        """Change the effect of a result. Called after all calls of the turn, in the order of the calls. Not called
+        for calls that did not run.
+        """
         return None
 
     def read_answers(
         self, answers: Sequence[tuple[str, Mapping[str, JsonValue]]]
     ) -> tuple[Sequence[str], Mapping[str, JsonValue]]:
-        """Read other agents' answers to a call, each a text and the metadata of its message. Return the texts for the
-        model, in that order, and the data for the call's result."""
+        """Process other agents' answers to a call: each is a text and the metadata of its message. Return the texts
+        for the model, in the same order, and the data for the call's result.
+        """
         return [text for text, _ in answers], {}
 
     def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
-        """Return a text, with which the model is asked again, or `End`, or None for the default."""
+        """Return a text to ask the model again, `End` to end the reaction, or None for the default."""
         return None
 
-    # --- hooks around what is done: called only for what is not recorded yet
+    # --- hooks around an action: called only if its outcome is not recorded yet
 
     async def around_reaction(self, around: Around, proceed: RunReaction) -> Finish:
-        """Run the reaction, or what is left of a resumed one. Return how it ended."""
+        """Run the reaction, or the rest of a resumed reaction. Return its end."""
         return await proceed()
 
     async def around_turn(self, around: Around, proceed: Callable[[], Awaitable[None]]) -> None:
-        """Run one turn: the model call and the tool calls that it asks for."""
+        """Run one turn: the model call and the tool calls in its reply."""
         return await proceed()
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
-        """Send the request, or not. The returned reply is recorded. Raises `ModelError`."""
+        """Send the request, or return a reply without sending it. The returned reply is recorded. Raises
+        `ModelError`.
+        """
         return await proceed(request)
 
     async def around_tool(self, around: Around, call: PlannedCall, proceed: RunTool) -> ToolResult:
-        """Run the tool, or not. The returned result is recorded."""
+        """Run the tool, or return a result without running it. The returned result is recorded."""
         return await proceed(call)
 
     async def review(self, around: Around, answer: str) -> str | Answer | Correction:
-        """Return the answer as it goes out, or what is wrong with it. A message that a tool sends to the requester is
-        an answer too."""
+        """Return the answer to send, or a correction. A message that a tool sends to the requester is also reviewed
+        as an answer.
+        """
         return answer
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
-        """Add to an answer that goes out now. ``is_accepted``: no reviewer found a problem. Otherwise it goes out
-        because there is no better one."""
+        """Add to an answer that is about to be sent. ``is_accepted``: no reviewer found a problem. Otherwise it is
+        sent because there is no better answer.
+        """
         return answer
 
     def store(self, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
-        """Return a record as it is kept. A resumed reaction does not know what is left out."""
+        """Return the record to store. A resumed reaction does not know the omitted data."""
         return body
 
-    # --- beside the reactions
+    # --- outside of reactions
 
     def describe(self) -> object:
-        """Return the settings. If they differ when a reaction resumes, the reaction reports that. The default is
-        everything that it holds when its runner is created: data by value, code by name."""
+        """Return the settings. If they differ when a reaction resumes, the reaction reports the change. The default
+        is all attributes at the time the runner is created: data by value, code by name.
+        """
         return vars(self)
 
     async def close(self) -> None:
@@ -389,7 +412,7 @@ class Middleware:
 
 
 def middleware_of(**hooks: Callable[..., object]) -> Middleware:
-    """Make middleware of plain functions, each under the name of its hook, without ``self``."""
+    """Make middleware from plain functions, each passed under the name of its hook, without ``self``."""
     for name in hooks:
         if name.startswith("_") or not callable(getattr(Middleware, name, None)):
             raise TypeError(f"Middleware has no hook named {name}.")

@@ -1,9 +1,9 @@
-"""Model calls of one run: the attempts of a request, what streams from it, and checks on the reply.
+"""Model calls of one run: the attempts of a request, its streamed text, and checks on the reply.
 
 `ModelCaller` stands between `driver` and the models. It sends the request of a turn through the agent's middleware and
-retries failures that may pass. A failure that stays is returned as `ModelFailed`; the reaction then decides how to end.
-Requests that middleware makes itself (`Around.complete`) get the same attempts. `driver` records
-the reply before the reaction reads it.
+retries temporary failures. A permanent failure is returned as `ModelFailed`, and the reaction decides how to end.
+Requests that middleware makes itself (`Around.complete`) get the same attempts. `driver` records the reply before the
+reaction reads it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ from .values import ModelFailed
 _logger = logging.getLogger(__name__)
 
 FIRST_DELAY_S = 0.5
-"""Approximate delay before the second attempt if the provider named none. It doubles for each further attempt, up to
-``model_timeout_s``."""
+"""Approximate delay before the second attempt, in seconds, if the provider requests none. The delay doubles for each
+further attempt, up to ``model_timeout_s``.
+"""
 
 MAX_DOUBLINGS = 30
-"""Keeps the delay a finite number, whatever ``model_attempts`` is."""
+"""Keeps the delay a finite number for any ``model_attempts``."""
 
 
 class ModelCaller:
@@ -54,11 +55,12 @@ class ModelCaller:
     def __init__(self, run: RunContext) -> None:
         self._run = run
         self.sent: tuple[Model, ModelRequest] | None = None
-        """Model and request of the current turn, as middleware left it. Middleware may send several; the first counts.
-        None if it sent none."""
+        """Model and request of the current turn, after all middleware. If middleware sends several requests, the
+        first one. None if middleware sends none.
+        """
 
         self.middleware_use: tuple[ModelUse, ...] = ()
-        """Use of requests that middleware made around the current turn's request."""
+        """Usage of requests that middleware made around the current turn's request."""
 
         self.streamed_text = ""
         """Text of the current turn's reply that has streamed so far."""
@@ -83,7 +85,7 @@ class ModelCaller:
             _logger.warning("model failed", extra={"reaction": run.id, "reason": error.reason, "error": str(error)})
             run.unrecorded_use += used
             outcome = ModelFailed(replace_surrogates(str(error)), error.reason)
-        except Exception as error:  # user code (model, middleware): it ends this call, never the runner
+        except Exception as error:  # user code (model, middleware) ends this call, never the runner
             place = {"reaction": run.id, "agent_id": step.agent.id}
             _logger.error("model failed", extra=place, exc_info=redact_error(error))
             run.unrecorded_use += used
@@ -93,8 +95,8 @@ class ModelCaller:
     async def complete(self, model: Model, request: ModelRequest, *, is_turn_request: bool = False) -> ModelReply:
         """Send a request with the attempts of the agent's policy. Raises `ModelError`.
 
-        ``is_turn_request`` is False for requests that middleware makes: they do not stream to people. The first request
-        of a turn is the one that the journal keeps.
+        ``is_turn_request`` is False for requests that middleware makes; these do not stream to people. The journal
+        stores the first request of a turn.
         """
         is_recorded = is_turn_request and self.sent is None
         if is_recorded:
@@ -108,7 +110,7 @@ class ModelCaller:
                 delay_s = self._find_retry_delay(request, error, attempt)
                 if delay_s is None:
                     raise
-                # Warn once. A provider that is down for minutes would otherwise fill the log with the same line.
+                # Warn once. If a provider is down for minutes, the log would otherwise fill with the same line.
                 if attempt == 1:
                     details = {"model": model.name, "reason": error.reason, "attempts": policy.model_attempts}
                     _logger.warning("model call is retried", extra={"reaction": self._run.id, **details})
@@ -116,18 +118,17 @@ class ModelCaller:
             await asyncio.sleep(delay_s)
 
     def _find_retry_delay(self, request: ModelRequest, error: ModelError, attempt: int) -> float | None:
-        """Return the seconds to wait before the next attempt, or None if there is none."""
+        """Return the delay before the next attempt in seconds, or None if no attempt is left."""
         policy = self._run.reaction.agent.policy
         if not error.retryable or attempt >= policy.model_attempts:
             return None
         if error.retry_after_ms is not None:
             wanted_s = error.retry_after_ms / 1000
-            # Give up if the provider wants more time than a model call may take.
+            # Give up if the provider requests a longer delay than the time limit of a model call.
             return wanted_s if wanted_s <= policy.model_timeout_s else None
-        # Never longer than one call may take: beyond that, ending with a clear failure serves the waiting person
-        # better.
+        # Never wait longer than one call may take. After that time, a clear failure serves the waiting person better.
         delay_s: float = min(FIRST_DELAY_S * 2 ** min(attempt - 1, MAX_DOUBLINGS), policy.model_timeout_s)
-        # Spread the retries: many agents may wait for the same provider.
+        # Spread the retries, because many agents may wait for the same provider.
         return delay_s * _spread(self._run.id, request.turn, attempt)
 
     async def _attempt(
@@ -142,23 +143,23 @@ class ModelCaller:
             return await run_isolated(send, name=f"model-{model.name}", timeout_s=timeout_s)
         except CallTimedOut:
             text = f"The model {model.name} gave no reply within {timeout_s:g} s."
-            # As a `ModelError` the timeout counts as an attempt of the policy, like any other failure that may pass.
+            # Raise a `ModelError`, so that the timeout counts as one attempt, like other temporary failures.
             raise ModelError(text, reason="timeout") from None
         except asyncio.CancelledError:
-            if run.playback is None:  # a replay asks nobody
-                # A provider may bill an interrupted request, so count what is known of it, or an estimate.
+            if run.playback is None:  # a replay calls no model, so nothing was billed
+                # A provider may bill an interrupted request. Count the reported usage, or an estimate.
                 used = _estimate_usage(request, "".join(stream.texts), stream.reported_usage)
                 run.interrupted_use.append(ModelUse(model.name, used))
             raise
         finally:
-            # The abandoned call may go on in the background. Its pieces would mix with those of the next attempt.
+            # The abandoned call may continue in the background. Its pieces would mix with those of the next attempt.
             stream.is_open = False
 
     def _emit_retry(self, turn: int, error: str, delay_s: float) -> None:
         self._run.emit(ModelRetry(self._run.id, turn, error, delay_s, path=self._run.path))
 
     def show_delta(self, turn: int, delta: ModelDelta, *, has_text: bool) -> None:
-        """Emit a piece of the reply, and before it that an interrupted stream starts again."""
+        """Emit a piece of the reply. If the stream was interrupted, first emit that the reply starts again."""
         run = self._run
         if delta.broken_off:
             self._emit_retry(turn, replace_surrogates(delta.broken_off), 0.0)
@@ -170,7 +171,9 @@ class ModelCaller:
     # --- requests of middleware
 
     def make_around(self, turn: int, call: int | str, used: list[ModelUse], model: Model | None = None) -> Around:
-        """Return what middleware may know and do around a step. Requests that it makes add to ``used``."""
+        """Return the `Around` that middleware receives for a step. The usage of the middleware's requests is added
+        to ``used``.
+        """
         run = self._run
         agent = run.reaction.agent
         return Around(
@@ -184,7 +187,7 @@ class ModelCaller:
             partial(self._complete_for_middleware, used),
             partial(self._keep_note, turn),
             partial(run.find_replayed_note, turn),
-            run.journal.max_body_bytes // 12,  # an escaped character takes 6 bytes; the other half is the envelope's
+            run.journal.max_body_bytes // 12,  # 6 bytes per escaped character, half of them for other fields
         )
 
     async def _complete_for_middleware(self, used: list[ModelUse], model: Model, request: ModelRequest) -> ModelReply:
@@ -199,7 +202,7 @@ class ModelCaller:
 
 
 class _ReplyStream:
-    """Pieces of one attempt. A closed stream drops further pieces, which an abandoned model may still send."""
+    """Pieces of one attempt. A closed stream drops further pieces, because an abandoned model may still send some."""
 
     def __init__(self, caller: ModelCaller, model_name: str, turn: int, *, is_shown: bool, is_recorded: bool) -> None:
         self.is_open = True
@@ -217,12 +220,11 @@ class _ReplyStream:
         if not self.is_open:
             return
         self.reported_usage = delta.usage or self.reported_usage
-        # User-written models are not checked before this point.
+        # This is the first check of output from user-written models.
         has_text = isinstance(delta.text, str) and isinstance(delta.reasoning, str)
         self.texts.append(delta.text + delta.reasoning if has_text else "")
         if self._is_recorded:
-            # After a break the model writes from the start again, so keeping the old text would show its beginning
-            # twice.
+            # After a break the model writes from the start again. Keeping the old text would show its beginning twice.
             before = "" if delta.broken_off else self._caller.streamed_text
             self._caller.streamed_text = before + (delta.text if has_text else "")
         is_usage_only = delta.usage is not None and not (delta.text or delta.reasoning)
@@ -235,7 +237,7 @@ class _ReplyStream:
 
 
 def _spread(reaction: str, turn: int, attempt: int) -> float:
-    """Return a factor from 0.75 to 1.25 that differs between reactions and repeats when a run is repeated."""
+    """Return a factor from 0.75 to 1.25. It differs between reactions, but a repeated run gets the same factor."""
     digest = hashlib.sha256(f"{reaction}/{turn}/{attempt}".encode()).digest()
     return 0.75 + int.from_bytes(digest[:4], "big") / 2**33
 
@@ -251,13 +253,14 @@ def _estimate_usage(request: ModelRequest, streamed: str, reported: Usage) -> Us
 
 
 def _check_reply(reply: ModelReply, name: str) -> ModelReply:
-    """Return a reply that can be recorded and sent: without lone surrogates. Raises `ModelError` for values of a wrong
-    type, since user-written models and middleware are not checked before."""
+    """Return a reply that can be recorded and sent, without lone surrogates. Raises `ModelError` for values of a
+    wrong type, because output of user-written models and middleware is not checked earlier.
+    """
     problem = _find_type_error(reply)
     if problem:
         raise ModelError(f"The model {name} gave a reply that cannot be used: {problem}.", reason="broken_reply")
     call_texts = [part for call in reply.tool_calls for part in (call.id, call.name, call.arguments)]
-    # A lone surrogate cannot be encoded as UTF-8: the record could not be sent, and the paid reply would be lost.
+    # A lone surrogate cannot be encoded as UTF-8. The record could not be sent, and the paid reply would be lost.
     text, model, *parts = replace_all_surrogates([reply.text or "", reply.model, *call_texts])
     calls = tuple(itertools.starmap(ToolCall, zip(parts[::3], parts[1::3], parts[2::3], strict=True)))
     origin = reply.origin
@@ -280,7 +283,7 @@ def _clean_json(value: Any) -> Any:
 
 
 def _find_type_error(reply: object) -> str:
-    """Return which part of a reply has a wrong type; empty if none."""
+    """Return the part of a reply that has a wrong type, or an empty string if there is none."""
     if not isinstance(reply, ModelReply):
         return f"it is a {type(reply).__name__}"
     if not isinstance(reply.origin, ReplyOrigin | None):

@@ -1,7 +1,7 @@
-"""Models in YAML: which model an agent has, and which are asked if it fails.
+"""Models in YAML: the model of an agent, and its fallbacks.
 
-`team` reads a `ModelChoice` from an agent's file and builds the model of it. No provider is imported before its model is
-built, so a file can be checked without the provider's package.
+`team` reads a `ModelChoice` from an agent's file and builds the model. A provider's package is imported only when its
+model is built, so a file can be checked without that package.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from .options import Count, Strict, Text, VariableName, read_form
 
 
 class RulesChoice(Strict):
-    """Differences of an OpenAI-compatible server from what its address suggests (`models.endpoint_rules`). ``provider``
-    names the rules to begin with."""
+    """Differences between an OpenAI-compatible server and the rules that its address implies
+    (`models.endpoint_rules`). ``provider`` names the rules to start from.
+    """
 
     provider: Literal["openai", "azure", "mistral", "deepseek", "kimi", "gemini", "bedrock", "other"] | None = None
     notes: Literal["in_results", "as_user"] | None = None
@@ -36,7 +37,7 @@ class RulesChoice(Strict):
 
 
 class OpenAIChoice(Strict):
-    """A model on an OpenAI-compatible server. ``settings`` go into each request as they are."""
+    """A model on an OpenAI-compatible server. ``settings`` are added to each request unchanged."""
 
     name: Text
     base_url: Text | None = None
@@ -49,8 +50,9 @@ class OpenAIChoice(Strict):
 
 
 class LocalChoice(Strict):
-    """The small model on this machine's CPU, or other ``weights`` (a GGUF file). ``tools``: the model is large enough
-    to call them."""
+    """The small model on this machine's CPU, or other ``weights`` (a GGUF file). ``tools``: the model is large
+    enough to call tools.
+    """
 
     weights: Path | None = None
     context_tokens: Count = 8192
@@ -74,12 +76,13 @@ _BASE_URLS: Mapping[str, str] = {
     "vllm": "http://127.0.0.1:8000/v1",
     "llama": "http://127.0.0.1:8080/v1",
 }
-"""Base URLs by common names of servers; docs/models.md, "Model servers", has the table."""
+"""Base URLs by common server names. The table is in docs/models.md, "Model servers"."""
 
 
 class ModelChoice(Strict):
-    """A model: exactly one of the five. ``script`` is a file of rules or ``module:function``; ``rules`` are such rules,
-    inline; ``replay`` is a tape with a model's recorded replies."""
+    """A model: exactly one of the five kinds. ``script`` is a file of rules, or ``module:function``. ``rules`` are
+    the same rules, inline. ``replay`` is a tape with a model's recorded replies.
+    """
 
     openai: OpenAIChoice | None = None
     script: Text | None = None
@@ -87,12 +90,12 @@ class ModelChoice(Strict):
     local: LocalChoice | None = None
     replay: Path | None = None
     fallback: ModelChoice | None = None
-    """Model that is asked if this one is down, busy or out of credit."""
+    """Model to use if this model is down, busy or out of credit."""
 
     @model_validator(mode="before")
     @classmethod
     def _explain_providers(cls, value: object) -> object:
-        """Say where a provider's name belongs: people write it in the place of ``openai``."""
+        """Explain where a provider's name belongs, because people write it in place of ``openai``."""
         if isinstance(value, str):
             raise ValueError(f"must be a mapping, not {show_value(value)}. {_explain_servers(value)}")
         for key in value if isinstance(value, dict) else ():
@@ -110,8 +113,9 @@ class ModelChoice(Strict):
         return self
 
     def build(self, folder: Path) -> Model:
-        """Build the model, with its fallbacks. Paths are relative to ``folder``. Raises `ModelError`, `OSError` and
-        `ValueError`."""
+        """Build the model with its fallbacks. Paths are relative to ``folder``. Raises `ModelError`, `OSError` and
+        `ValueError`.
+        """
         models = [choice._build_own(folder) for choice in self._list_choices()]
         return FallbackModel(*models) if len(models) > 1 else models[0]
 
@@ -122,7 +126,7 @@ class ModelChoice(Strict):
         return " or ".join(choice._name_own(folder) for choice in choices), settings
 
     def _list_choices(self) -> list[ModelChoice]:
-        """Return the model that is asked first, then those that are asked if it fails."""
+        """Return the first model, followed by its fallbacks in order."""
         choices = [self]
         while (fallback := choices[-1].fallback) is not None:
             choices.append(fallback)

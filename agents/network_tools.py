@@ -1,4 +1,6 @@
-"""Tools of every agent: sending, asking, `finish`, and the operations of the hub's mods. `simple` gives them to agents."""
+"""Tools of every agent: sending, asking, `finish`, and the operations of the hub's mods. `simple` adds them to
+agents.
+"""
 
 from __future__ import annotations
 
@@ -43,28 +45,28 @@ if TYPE_CHECKING:
 
 
 def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
-    """Return a tool for each operation that the hub's mods announced in ``welcome``. `channels.join` becomes
-    ``channels_join``.
+    """Return one tool for each operation that the hub's mods announced in the ``welcome`` frame. `channels.join`
+    becomes ``channels_join``.
 
-    The tools are idempotent: the hub validates the arguments' types and answers a repeated ``call_id`` with the first
-    result. A model sees no seqs, so two parameters mean the incoming message: ``cause`` is filled in and hidden,
-    ``reply_to`` may be left out.
+    The tools are idempotent: the hub validates the arguments and answers a repeated ``call_id`` with the first result.
+    A model sees no seqs, so two parameters refer to the trigger: ``cause`` is hidden and filled in, and ``reply_to`` is
+    optional.
     """
     return list(_make_operation_tools(json.dumps(msgspec.to_builtins(mods))))
 
 
 def communication_tools() -> list[Tool]:
-    """Return the tools of every agent. ``finish`` only parses its arguments; the loop handles it."""
+    """Return the tools of every agent. ``finish`` only parses its arguments, because the loop handles it."""
     return [_send_text_message, _broadcast_text_message, _require_all(_ask), _finish]
 
 
 def choose_tools(tools: Iterable[Tool], wanted: Collection[str] | None) -> list[Tool]:
-    """Return the tools whose name is wanted or fits a wanted pattern (``channels_*``); all tools for None."""
+    """Return the tools whose name is wanted or matches a wanted pattern (``channels_*``). None selects all tools."""
     return [it for it in tools if wanted is None or any(fnmatchcase(it.name, name) for name in wanted)]
 
 
 def check_wanted(agent_id: str, wanted: Collection[str], tools: Iterable[Tool]) -> None:
-    """Raise `ConfigError` for a wanted name that no tool has."""
+    """Raise `ConfigError` for a wanted name that matches no tool."""
     names = sorted(it.name for it in tools)
     for name in wanted:
         if not any(fnmatchcase(it, name) for it in names):
@@ -76,7 +78,9 @@ def check_wanted(agent_id: str, wanted: Collection[str], tools: Iterable[Tool]) 
 
 @lru_cache(maxsize=16)
 def _make_operation_tools(mods: str) -> Sequence[Tool]:
-    """Return the tools of the mods in this JSON. Agents of one process on one hub share them: they take some 10 KB."""
+    """Return the tools of the mods in this JSON. Agents of one process on one hub share the tools, which take about
+    10 KB.
+    """
     from roundelay.network.frames import ModInfo
 
     tools: list[Tool] = []
@@ -103,8 +107,9 @@ def _name_operation(op: str, taken: set[str]) -> str:
 
 
 def _require_all(original: Tool) -> Tool:
-    """Name every parameter as required, because strict servers want that. A parameter that is left out still has its
-    default."""
+    """Mark every parameter as required, because strict servers demand that. An omitted parameter still gets its
+    default.
+    """
     properties = {
         name: {key: value for key, value in inner.items() if key != "default"} if isinstance(inner, dict) else inner
         for name, inner in read_properties(original.parameters).items()
@@ -136,7 +141,7 @@ async def _send_text_message(
     # Models write ids as the conversation shows addresses and mentions.
     agent_id = target_agent_id.strip().removeprefix("agent:").removeprefix("@")
     trigger = context.trigger
-    # A message to the sender of a direct trigger is the answer to it: ``reply_to`` ends the sender's wait.
+    # A message to the sender of a direct trigger answers that trigger. ``reply_to`` ends the sender's wait.
     reply_to = trigger.seq if trigger.kind == "direct" and trigger.sender_id == agent_id else None
     await context.client.send_text(agent_id, text, reply_to=reply_to, cause=trigger.seq, message_id=context.call_id)
     return f"The message is on its way to {agent_id}."
@@ -181,8 +186,9 @@ async def _finish(reason: Annotated[str, Field(description="Why nothing is left 
 async def put_question(
     context: ToolContext, asked: Sequence[str], text: str, timeout_s: float
 ) -> tuple[dict[str, BaseMessage], dict[str, str]]:
-    """Ask all agents, and wait for their replies. Return the replies, and why an agent was not asked or will not
-    answer, both by agent."""
+    """Ask all agents and wait for their replies. Return the replies, and the reasons why an agent was not asked or
+    will not answer. Both results are keyed by agent.
+    """
     if context.waiter is None:
         raise ToolError("To wait for an answer works only inside of a reaction.")
     question: dict[str, JsonValue] = {"waiting": [*read_waiting(context.trigger), context.agent_id]}
@@ -215,7 +221,7 @@ async def put_question(
         replies = await context.waiter.wait(questions, timeout_s, is_watched=is_seen)
         unanswerable = {agent_id: f"will not answer: {why}" for agent_id, why in context.waiter.unanswerable.items()}
         return replies, problems | unanswerable
-    except BaseException:  # stopped before the wait: nobody takes a reply any more
+    except BaseException:  # stopped before the wait: nobody reads a reply any more
         context.waiter.forget(stored.seq for stored in questions.values())
         raise
 
@@ -223,7 +229,7 @@ async def put_question(
 def describe_replies(
     agent_ids: Iterable[str], replies: Mapping[str, BaseMessage], problems: Mapping[str, str], timeout_s: float
 ) -> str:
-    """Return the outcome of a question for the model: a paragraph for each agent, with the agent's words in an element."""
+    """Return the outcome of a question for the model: one paragraph per agent, with the agent's text in an element."""
     paragraphs = []
     for agent_id in agent_ids:
         reply = replies.get(agent_id)

@@ -1,9 +1,9 @@
-"""Options of features, read from a constructor's signature and checked once for programs and files.
+"""Options of features, read from a constructor's signature. Programs and files get the same checks.
 
-A parameter's annotation says what its value may be, with pydantic's ``Field`` in `Annotated`. `form_of` returns the
-form in which a file states the same; `checked` validates a program's values against that form, so both get the same
-error. `IN_CODE` marks parameters that have no place in a file (a model, a function); `InFile` gives the form of a
-file's value. Pure.
+A parameter's annotation describes the allowed values, with pydantic's ``Field`` in `Annotated`. `form_of` returns the
+pydantic model that validates the option in a file. `checked` validates a program's values with the same model, so
+programs and files get the same error. `IN_CODE` marks parameters that a file cannot contain (a model, a function).
+`InFile` states the type of a file's value. Pure.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ OwnerT = TypeVar("OwnerT")
 MadeT = TypeVar("MadeT")
 
 IN_CODE = "only a program can give it"
-"""In a parameter's `Annotated`: only a program can set it, a file has no such option."""
+"""Marker in a parameter's `Annotated`: only a program can set the parameter. A file has no such option."""
 
 OR_NONE = "there may be none of them"
-"""In the `Annotated` of ``*options``: there may be none. Otherwise at least one is required."""
+"""Marker in the `Annotated` of ``*options``: the list may be empty. Otherwise at least one item is required."""
 
 MAX_COUNT = 1_000_000
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[float, Field(gt=0)]
-"""Seconds. Infinity means no limit; files cannot state it, since they are read as JSON."""
+"""Seconds. Infinity means no limit. A file cannot state infinity, because files are read as JSON."""
 
 Text = Annotated[str, Field(min_length=1)]
 
 VariableName = Annotated[str, AfterValidator(check_variable_name)]
-"""Name of an environment variable that holds a secret. A file has only the name."""
+"""Name of an environment variable with a secret. A file contains only the name."""
 
 
 class Strict(BaseModel):
-    """Base of forms that no constructor has: unknown keys are refused."""
+    """Base of forms that are not made from a constructor. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True, slots=True)
 class InFile:
-    """In the `Annotated` of a parameter or field: the type of a file's value."""
+    """Marker in the `Annotated` of a parameter or field: the type of a file's value."""
 
     form: Any
 
@@ -60,9 +60,9 @@ class InFile:
 
 @cache
 def form_of(make: Any) -> Any:
-    """Return the pydantic model of the options of ``make``, a function, or a class by its constructor.
+    """Return the pydantic model of the options of ``make``: a function, or a class with its constructor.
 
-    Parameters behind a ``*`` are a list with at least one item.
+    A variadic parameter (``*args``) becomes a list with at least one item.
     """
     check: Callable[..., None] | None = getattr(_find_constructor(make), "check_options", None)
     validators: dict[str, Any] = {}
@@ -78,26 +78,27 @@ def form_of(make: Any) -> Any:
 
 
 def optional_form(make: Callable[..., object], *, without: Collection[str] = ()) -> Any:
-    """Return the form of options that a file may leave out or leave empty: None keeps the default of ``make``."""
+    """Return the form of options that a file may omit or leave empty. None keeps the default of ``make``."""
     own: dict[str, Any] = {name: (kind | None, None) for name, kind, _ in _list_options(make) if name not in without}
     return create_model(make.__qualname__, __base__=Strict, **own)
 
 
 def read_form(form: BaseModel) -> dict[str, Any]:
-    """Return the values of a form by name, without converting them further."""
+    """Return the values of a form by name, without further conversion."""
     return {name: getattr(form, name) for name in type(form).model_fields}
 
 
 def make_from(make: Callable[..., MadeT], form: BaseModel, **beside: object) -> MadeT:
-    """Call ``make`` with the values of its form."""
+    """Call ``make`` with the values of its form, and with ``beside`` as further arguments."""
     options = {**read_form(form), **beside}
     several = [it for name in _list_several(make) for it in options.pop(name)]
     return make(*several, **options)
 
 
 def checks(check: Callable[..., None] | None) -> Callable[[Callable[P, MadeT]], Callable[P, MadeT]]:
-    """Let the form of a function check its options against each other: ``check`` gets them by name and raises
-    `ValueError`."""
+    """Let the form of a function check combinations of options. ``check`` receives the options by name and raises
+    `ValueError`.
+    """
 
     def decorate(make: Callable[P, MadeT]) -> Callable[P, MadeT]:
         make.check_options = check  # type: ignore[attr-defined]  # a function's own attribute
@@ -109,8 +110,9 @@ def checks(check: Callable[..., None] | None) -> Callable[[Callable[P, MadeT]], 
 def checked(
     check: Callable[..., None] | None = None,
 ) -> Callable[[Callable[Concatenate[OwnerT, P], None]], Callable[Concatenate[OwnerT, P], None]]:
-    """Validate the options of a constructor with its form, and against each other as `checks` does. The constructor
-    gets the validated values. Raises `ConfigError`, which names the class."""
+    """Validate the options of a constructor with its form, including combinations as in `checks`. The constructor
+    receives the validated values. Raises `ConfigError`, which names the class.
+    """
 
     def decorate(init: Callable[Concatenate[OwnerT, P], None]) -> Callable[Concatenate[OwnerT, P], None]:
         signature, several = inspect.signature(init), _list_several(init)
@@ -133,7 +135,7 @@ def checked(
 
 
 def check_fields(instance: Any) -> None:
-    """Validate a dataclass's fields with their annotations, in its ``__post_init__``. Raises `ValueError`."""
+    """Validate a dataclass's fields with their annotations. Called in ``__post_init__``. Raises `ValueError`."""
     kind: Any = type(instance)
     form = form_of(kind)
     try:
@@ -163,7 +165,7 @@ def _list_options(make: Callable[..., object]) -> Iterator[tuple[str, Any, Any]]
     hints = get_type_hints(make if is_dataclass(make) else _find_constructor(make), include_extras=True)
     factories = {field.name: field.default_factory for field in fields(make)} if is_dataclass(make) else {}
     for name, parameter in inspect.signature(make).parameters.items():
-        if name not in hints or _is_in_code(hints[name]):  # one without an annotation is `self`
+        if name not in hints or _is_in_code(hints[name]):  # a parameter without an annotation is `self`
             continue
         kind: Any = _read_kind(hints[name])
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -179,7 +181,7 @@ def _list_options(make: Callable[..., object]) -> Iterator[tuple[str, Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Same:
-    """Makes a default: the object itself, of which pydantic would make a copy."""
+    """Default factory that returns the object itself. Pydantic would copy a plain default."""
 
     value: Any
 

@@ -1,8 +1,8 @@
 """Proxies and certificates from the environment, for HTTP requests to models and MCP servers.
 
-A wrong variable is a mistake on this side and stays wrong. `check_environment` and `load_certificates` report it with
-the variable's name before a request fails and the provider is blamed. The rules are those of `httpx2`, which reads the
-same variables (https://www.python-httpx.org/environment_variables/).
+A wrong variable is a local mistake, and retries do not fix it. `check_environment` and `load_certificates` report it
+with the variable's name. Otherwise requests would fail and people would blame the provider. The rules are those of
+`httpx2`, which reads the same variables (https://www.python-httpx.org/environment_variables/).
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ _KINDS = ("http", "https", "socks5", "socks5h")
 
 
 class ProxyInUse(NamedTuple):
-    """The proxy that a request goes through: its address without secrets, and the variable that names it."""
+    """Proxy of a request: its address without secrets, and the variable that names it."""
 
     url: str
     variable: str
 
 
 def check_environment() -> None:
-    """Raise `ConfigError` for a proxy that cannot be used: `httpx2` creates a client of each, whichever it needs."""
+    """Raise `ConfigError` for any invalid proxy. `httpx2` creates a client for every proxy, even for those it does
+    not need.
+    """
     import httpx2  # not at the start of every command
 
     for name in _PROXIES:
@@ -63,7 +65,7 @@ def check_environment() -> None:
 
 
 def find_proxy(url: str) -> ProxyInUse | None:
-    """Return the proxy that a request to this address goes through, or None."""
+    """Return the proxy that requests to this address use, or None."""
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
     if not host or _is_exempt(host, url):
@@ -76,7 +78,7 @@ def find_proxy(url: str) -> ProxyInUse | None:
 
 
 def describe_proxy(url: str) -> str:
-    """Return a sentence about the proxy that requests to this address go through; empty if there is none."""
+    """Return a sentence about the proxy that requests to this address use. Empty if there is none."""
     proxy = find_proxy(url)
     if proxy is None:
         return ""
@@ -88,8 +90,9 @@ def describe_proxy(url: str) -> str:
 
 
 def load_certificates() -> ssl.SSLContext:
-    """Return the certificates that servers are checked against. One context serves all models of a process: it takes 20
-    ms and 0.8 MB, which hundreds of agents would each pay. Raises `ConfigError`."""
+    """Return the certificates that servers are checked against. All models of a process share one context, because
+    each context takes 20 ms and 0.8 MB. Raises `ConfigError`.
+    """
     return _load(os.environ.get("SSL_CERT_FILE", ""), os.environ.get("SSL_CERT_DIR", ""))
 
 
@@ -113,12 +116,14 @@ def _load(file: str, folder: str) -> ssl.SSLContext:
 
 
 def _read(name: str) -> tuple[str, str]:
-    """Return the variable that counts and its value. The lower-case one goes first, as in `urllib.request`."""
+    """Return the name and value of the variable that applies. The lower-case name has priority, as in
+    `urllib.request`.
+    """
     low = name.lower()
     if os.environ.get(low):
         return low, os.environ[low]
     if name == "HTTP_PROXY" and "REQUEST_METHOD" in os.environ:
-        return name, ""  # under CGI a client sets it with the header `Proxy`: https://httpoxy.org
+        return name, ""  # under CGI a client could set it with the header `Proxy`: https://httpoxy.org
     return name, os.environ.get(name, "")
 
 

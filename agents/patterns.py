@@ -1,9 +1,9 @@
-"""Regular expressions of operators that run on strangers' texts: each search ends after a while.
+"""Regular expressions that operators write and that run on strangers' texts. Every search ends within a time limit.
 
-Python's `re` may search without end, for example with ``(a+)+$`` in a text that almost matches, and it holds Python's
-lock meanwhile: the agent would be gone. The package `regex` reads the same patterns and has a time limit. Rejected:
-engines without backtracking, which know neither lookarounds nor backreferences, and a process for each search, which
-costs more than most searches.
+Python's `re` may search forever, for example with ``(a+)+$`` in a text that almost matches. During the search it holds
+Python's lock, so the whole agent would hang. The package `regex` reads the same patterns and has a time limit.
+Rejected: engines without backtracking, which support neither lookarounds nor backreferences, and one process per
+search, which costs more than most searches.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import regex
 from roundelay.network.errors import RoundelayError
 
 SEARCH_S = 0.5
-"""Time limit of one search, in seconds; an ordinary one takes microseconds. The engine checks the clock now and then:
-in a long text a search may take two seconds more."""
+"""Time limit of one search, in seconds. An ordinary search takes microseconds. The engine checks the clock only at
+intervals, so a search in a long text may take up to two seconds more.
+"""
 
 _FLAGS = {re.ASCII: regex.ASCII, re.I: regex.I, re.M: regex.M, re.S: regex.S, re.X: regex.X}
 
@@ -37,7 +38,9 @@ class PatternTimedOut(RoundelayError):
 
 
 class BoundedPattern:
-    """A regular expression with a time limit; ``flags`` are those of `re`. Raises `re.error` for a wrong one."""
+    """Regular expression with a time limit. ``flags`` are those of `re`. Raises `re.error` for an invalid
+    expression.
+    """
 
     def __init__(self, source: str, flags: int = 0) -> None:
         self.source = source
@@ -51,7 +54,7 @@ class BoundedPattern:
 
     @classmethod
     def of(cls, pattern: re.Pattern[str]) -> BoundedPattern:
-        """Return the same expression as one that `re` has compiled."""
+        """Return the bounded version of an expression that `re` has compiled."""
         return cls(pattern.pattern, pattern.flags)
 
     def search(self, text: str) -> re.Match[str] | None:
@@ -63,7 +66,7 @@ class BoundedPattern:
         return match
 
     def replace(self, text: str, replacement: str) -> str:
-        """Replace all matches by a literal text. Raises `PatternTimedOut`."""
+        """Replace all matches with a literal text. Raises `PatternTimedOut`."""
         try:
             replaced: str = self._compiled.sub(lambda _: replacement, text, timeout=SEARCH_S)
         except TimeoutError:
@@ -73,5 +76,5 @@ class BoundedPattern:
 
 @lru_cache(maxsize=1024)
 def compile_pattern(source: str) -> BoundedPattern:
-    """Return the pattern; compiled once. Raises `re.error`."""
+    """Return the pattern. Each source is compiled only once. Raises `re.error`."""
     return BoundedPattern(source)

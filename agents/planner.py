@@ -1,7 +1,8 @@
-"""Which calls of a reply run: unknown tools, wrong arguments, too many calls, and the same call again and again.
+"""Decides which calls of a reply run. Refuses unknown tools, wrong arguments, too many calls, and the same call
+repeated too often.
 
-Part of the loop (`reaction`). Pure but for the agent's ``preprocess_arguments`` hooks, which may be coroutines. What
-the records say about a call is final: a call with a result is never planned again.
+Part of the loop (`reaction`). Pure, except for the agent's ``preprocess_arguments`` hooks, which may be coroutines.
+Records are final: a call with a recorded result is never planned again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ Preprocess = Callable[[ToolCall], Awaitable[ToolCall]]
 
 @dataclass(slots=True)
 class Plan:
-    """Decisions on the calls of one reply, by their index. `finish` and handoffs are neither planned nor refused."""
+    """Decisions on the calls of one reply, keyed by the index of the call. `finish` and handoffs are neither planned
+    nor refused.
+    """
 
     planned: tuple[PlannedCall, ...] = ()
     refused: dict[int, ToolResult] = field(default_factory=dict)
@@ -44,24 +47,25 @@ class Plan:
     def list_run(self, replay: Replayed | None) -> list[int]:
         """Return the indexes of the calls that ran, now or before a restart."""
         run = {planned.index for planned in self.planned}
-        # A begun call without a result did run perhaps, but nobody knows. It is answered as unknown and never counted.
+        # A call that began but has no result may have run. Its outcome is unknown, so the call is answered as unknown
+        # and never counted.
         return sorted(run if replay is None else run | (replay.begun & replay.results.keys()))
 
 
 class Planner:
-    """Plans the calls of one run, and remembers their results."""
+    """Plans the calls of one run and remembers their results."""
 
     def __init__(self) -> None:
         self._call_ids: set[str] = set()
-        self._results: dict[tuple[str, str], list[str]] = {}  # of calls that ran, by name and arguments
+        self._results: dict[tuple[str, str], list[str]] = {}  # results of calls that ran, by name and arguments
 
     def make_ids_unique(self, turn: int, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-        """Replace ids that are empty or were used before: providers refuse a history that holds an id twice."""
+        """Replace ids that are empty or were used before. Providers refuse a history that contains an id twice."""
         unique = []
         for index, call in enumerate(calls):
             call_id, salt = call.id, 0
             while not call_id or call_id in self._call_ids:
-                # Derived and not random: a resumed run must send the provider the same ids.
+                # Derive the id instead of drawing it at random: a resumed run must send the provider the same ids.
                 call_id, salt = derive_short_id(call.id, turn, index, salt), salt + 1
             self._call_ids.add(call_id)
             unique.append(replace(call, id=call_id))
@@ -90,7 +94,7 @@ class Planner:
     async def _decide(
         self, agent: Agent, reply: ModelReply, index: int, call: ToolCall, is_last: bool, preprocess: Preprocess
     ) -> PlannedCall | ToolResult | None:
-        """Return the call to run, or the refusal, or None for `finish` and handoffs, which the loop handles."""
+        """Return the call to run, or the refusal. Return None for `finish` and handoffs, which the loop handles."""
         limit, max_same = agent.policy.max_tool_calls_per_turn, agent.policy.max_same_calls
         if index >= limit:
             return refuse(f"Not run: at most {limit} calls are run in one turn. Call it again in the next one.")
@@ -110,7 +114,7 @@ class Planner:
         except ToolArgumentsError as error:
             note = " (The reply was cut off at its limit of length.)" if reply.is_cut else ""
             return refuse(f"Not run: {error}{note}")
-        # The model repeats what it wrote, so compare calls as written, not as hooks changed them.
+        # The model repeats its own text, so compare calls as the model wrote them, before hooks changed them.
         before = self._results.get(_make_key(call), [])[-max_same:]
         if len(before) == max_same and len(set(before)) == 1:
             return refuse(
@@ -123,7 +127,9 @@ class Planner:
 async def _recall(
     agent: Agent, index: int, call: ToolCall, replay: Replayed | None, preprocess: Preprocess
 ) -> PlannedCall | ToolResult | None:
-    """Return what the records say of a call: its result, or that it was interrupted, or None if they say nothing."""
+    """Return the recorded result of a call, or the answer that it was interrupted. Return None if there is no record
+    of it.
+    """
     if replay is None:
         return None
     if index in replay.results:
@@ -135,19 +141,20 @@ async def _recall(
         return ToolResult(UNKNOWN_OUTCOME, ok=False)
     tool = agent.find_tool(call.name)
     try:
-        # Repeat only what was idempotent then and is now: an effect that nobody vouches for must not happen twice.
+        # Repeat a call only if its tool was idempotent in the records and still is. Otherwise an effect could happen
+        # twice.
         if tool is not None and tool.effect == "idempotent" and index not in replay.once:
             call = await preprocess(call)
             return PlannedCall(index, call, tool, tool.parse(call.arguments))
     except ToolArgumentsError:
-        pass  # the tool's parameters have changed since
+        pass  # the tool's parameters have changed in the meantime
     return ToolResult(UNKNOWN_OUTCOME, ok=False)
 
 
 def answer_calls(
     calls: Sequence[ToolCall], answers: Mapping[int, ToolResult], *, is_last: bool
 ) -> tuple[list[ToolMessage], ToolCall | None]:
-    """Return the answer to each call of a turn, in their order, and the `finish` or handoff that takes effect."""
+    """Return the answer to each call of a turn, in order, and the `finish` or handoff that takes effect."""
     all_ok = all(result.ok for result in answers.values())
     messages: list[ToolMessage] = []
     ending: ToolCall | None = None
@@ -158,7 +165,8 @@ def answer_calls(
         elif ending is not None:
             done = "Finished already." if ending.name == FINISH else f"{ending.name} came first."
             content = done if is_finish and ending.name == FINISH else f"Not done: {done}"
-        # The model wrote `finish` before it saw the failure. In the last turn it could do nothing about it any more.
+        # The model wrote `finish` before it saw the failure. In the last turn it could not react to the failure, so the
+        # finish stands.
         elif is_finish and not all_ok and not is_last:
             content = "Not finished: another call of this turn failed. See its answer, then finish again."
         else:
@@ -171,24 +179,24 @@ _REFUSED = re.compile(rf"(tool: )?(Not run|Not sent|{'|'.join(sorted(REFUSAL_COD
 
 
 def has_effect(result: ToolResult) -> bool:
-    """Return whether a planned call did anything: not if it was refused, by the loop or by the hub."""
+    """Return whether a planned call did anything. A call has no effect if the loop or the hub refused it."""
     if DISABLED in result.data or NOT_RUN in result.data:
         return False
     return result.ok or not _REFUSED.match(result.content)
 
 
 def is_unknown(result: ToolResult) -> bool:
-    """Return whether this is the answer to an interrupted call, which says nothing about its real result."""
+    """Return whether this is the answer to an interrupted call, whose real result is unknown."""
     return not result.ok and result.content == UNKNOWN_OUTCOME
 
 
 def refuse(text: str) -> ToolResult:
-    """Return the answer to a call that does not run. The text may quote what the model wrote, at any length."""
+    """Return the answer to a call that does not run. The text may quote the model's text of any length."""
     return ToolResult(replace_surrogates(cut(text, MAX_REFUSAL_CHARS)), ok=False)
 
 
 def _make_key(call: ToolCall) -> tuple[str, str]:
-    """Return what makes two calls the same: the tool and the arguments, in any order and spacing."""
+    """Return a key that is equal for equal calls: the tool and its arguments, regardless of their order and spacing."""
     try:
         return call.name, json.dumps(json.loads(call.arguments or "{}"), sort_keys=True)
     except (ValueError, RecursionError):

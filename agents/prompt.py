@@ -1,11 +1,11 @@
-"""The prompt: selects the messages that a model reads, escapes and renders them.
+"""The prompt: selects the messages that a model reads, escapes them and renders them.
 
-`build_context` asks the hub for the window that the agent may see (``network.window``, under its visibility);
-`select_threads` limits and orders it. This module only leaves out messages, it never adds any. `ConversationPrompt`
-renders the rest.
+`build_context` asks the hub for the part of the conversation that the agent may see (``network.window``, limited by its
+visibility). `select_threads` limits and orders the threads. This module only omits messages and never adds any.
+`ConversationPrompt` renders the remaining messages.
 
-Every text from a message or an id loses its invisible characters and is escaped, whatever the template does: no payload
-can forge or break an element. Users may replace the template. It is checked when it is loaded, not at the first
+Every text from a message or an id is escaped and loses its invisible characters, even in a user's template. No payload
+can forge or break an element. Users may replace the template. A template is checked when it is loaded, not at the first
 message.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def render_system_prompt(instruction: str, agent_id: str) -> str:
-    """Return the system message: the instruction, and the agent's id. It is the same in every reaction, so that caches
+    """Return the system message: the instruction and the agent's id. It is the same in every reaction, so that caches
     apply.
 
     The instruction is the operator's own text and is not escaped.
@@ -55,7 +55,7 @@ ARRIVED = "While you worked, this arrived in the conversation:"
 
 
 def render_new_messages(messages: Iterable[BaseMessage], heading: str = ARRIVED) -> str:
-    """Render messages that came after the incoming one."""
+    """Render messages that arrived after the trigger."""
     shown = "".join(
         f'    <message sender="{_output(message.sender_id)}">\n'
         f"        <content>{_element_text(message.text)}</content>\n    </message>\n"
@@ -68,9 +68,9 @@ _OF_TOOLS = re.compile(r"\b(tools?|finish)\b", re.IGNORECASE)
 
 
 class ConversationPrompt:
-    """A conversation template, ready to render; without a path, the one of the package.
+    """Conversation template, ready to render. Without a path, the template of the package is used.
 
-    Raises `ConfigError` with file and line for a template that cannot be read, parsed or rendered.
+    Raises `ConfigError` with file and line if a template cannot be read, parsed or rendered.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -82,8 +82,9 @@ class ConversationPrompt:
 
     @property
     def says_how_to_answer(self) -> bool:
-        """Whether it is the author's own template and mentions tools: it then says itself which of them, or which text,
-        is the answer."""
+        """Whether the template is the author's own and mentions tools. Such a template itself says which tool or
+        text is the answer.
+        """
         return self.path is not None and _OF_TOOLS.search(self.source) is not None
 
     def render(
@@ -93,8 +94,9 @@ class ConversationPrompt:
         incoming_message: BaseMessage,
         omitted_threads: int = 0,
     ) -> str:
-        """Render the threads as they are (`select_threads` limits them), the number of threads left out, and the
-        message to react to."""
+        """Render the threads unchanged (`select_threads` limits them), the number of omitted threads, and the
+        message to react to.
+        """
         try:
             return self._template.render(
                 message_threads=message_threads,
@@ -124,14 +126,17 @@ class ConversationPrompt:
 
 @lru_cache(maxsize=64)
 def _compile(source: str) -> Template:
-    """Compile a template once for all agents that share it. In a process with hundreds of agents this saves a second,
-    and 8 KB each."""
+    """Compile a template once for all agents that share it. In a process with hundreds of agents this saves about a
+    second, and 8 KB per agent.
+    """
     return _ENVIRONMENT.from_string(source)
 
 
 def _output(value: object) -> Markup:
-    """Escape the value of any ``{{ }}``. Jinja calls it for each of them, inside ``autoescape false`` too."""
-    if isinstance(value, Markup):  # from a macro or an escaping filter, whose parts went through here
+    """Escape the value of a ``{{ }}`` expression. Jinja calls this function for every expression, even inside
+    ``autoescape false``.
+    """
+    if isinstance(value, Markup):  # from a macro or an escaping filter: its parts are already escaped
         return value
     if isinstance(value, Undefined):
         str(value)  # StrictUndefined raises and names the variable
@@ -143,13 +148,13 @@ def _output(value: object) -> Markup:
 
 
 def _element_text(value: object) -> Markup:
-    """Escape a text between tags. Quotes stay as they are, which reads better and costs fewer tokens."""
+    """Escape a text between tags. Quotes are not escaped, which is more readable and costs fewer tokens."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return Markup(escape_text(text))  # nosec B704  # escaped right here
 
 
 class _PromptEnvironment(BoundedEnvironment):
-    """The sandbox, without the filter that would let a payload through unescaped."""
+    """Jinja sandbox without the filter that would let a payload through unescaped."""
 
     def __init__(self) -> None:
         super().__init__(autoescape=True, undefined=StrictUndefined, finalize=_output, keep_trailing_newline=False)
@@ -157,7 +162,7 @@ class _PromptEnvironment(BoundedEnvironment):
         del self.filters["safe"]
 
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
-        """Allow only the fields of a message or thread: pydantic's own methods read files and unpickle."""
+        """Allow only the fields of a message or thread, because pydantic's own methods read files and unpickle."""
         if isinstance(obj, BaseModel):
             return attr in _said_by(type(obj))
         return super().is_safe_attribute(obj, attr, value)
@@ -165,7 +170,9 @@ class _PromptEnvironment(BoundedEnvironment):
 
 @lru_cache(maxsize=64)
 def _said_by(kind: type[BaseModel]) -> frozenset[str]:
-    """Return what a template may read of a value; cached, since it is needed for each attribute of each message."""
+    """Return the attributes that a template may read of a value. The result is cached, because every attribute
+    access of every message needs it.
+    """
     return frozenset((*kind.model_fields, "text", "said", "channel"))
 
 
@@ -190,14 +197,14 @@ _SAMPLE = DirectMessage(
 async def build_context(
     client: NetworkClient, trigger: BaseMessage, policy: AgentPolicy, visibility: Visibility
 ) -> tuple[dict[str, MessageThread], int]:
-    """Return the conversation that the agent may see for this trigger, as it stood then: threads in the prompt's order,
-    and the number of threads left out.
+    """Return the conversation that the agent may see for this trigger, as of the trigger's time. The result contains
+    the threads in the prompt's order and the number of omitted threads.
 
-    ``visibility`` applies whatever the connection's card says: the hub admits what both allow.
+    ``visibility`` applies in addition to the connection's card: the hub returns only what both allow.
     """
     chosen = policy.message_filter
     max_threads = policy.max_threads
-    per_thread = chosen.count_to_ask(policy.per_thread) + 1  # plus the trigger, which stands apart from its thread
+    per_thread = chosen.count_to_ask(policy.per_thread) + 1  # plus the trigger, which is shown apart from its thread
     ask = partial(client.window, trigger.seq, threads=max_threads, per_thread=per_thread, visibility=visibility)
     window = await retry_later(ask)
     threads = select_threads(
@@ -210,7 +217,7 @@ async def build_context(
     )
     unread = [
         thread for thread in window.threads if thread.omitted and not thread.messages
-    ]  # there was no room for one message of it
+    ]  # there was no room for one message of the thread
     wanted = sum(count_most(chosen.find_for(it.thread_id, policy.per_thread)) > 0 for it in unread)
     return threads, window.omitted_threads + wanted
 
@@ -224,13 +231,14 @@ def select_threads(
     chosen: MessageFilter = ALL,
     reader: str = "",
 ) -> dict[str, MessageThread]:
-    """Limit and order threads for the prompt of ``trigger``, which is left out of them. Empty threads are dropped.
+    """Limit and order the threads for the prompt of ``trigger``. The trigger is removed from its thread, and empty
+    threads are dropped.
 
-    Messages that ``chosen`` does not admit are left out too, and not counted as omitted. The threads with the newest
-    messages are kept, the trigger's always.
+    Messages that ``chosen`` does not admit are also removed, and do not count as omitted. The threads with the newest
+    messages remain, and the trigger's thread always does.
 
-    Threads are sorted by the first message shown of each. That order stays until a window is cut, so prompts begin
-    alike and providers' caches apply. The result depends on the ledger alone.
+    Threads are sorted by the first message shown in each thread. This order stays the same until a window shrinks.
+    Prompts therefore begin alike, and providers' caches apply. The result depends only on the ledger.
     """
     kept: list[MessageThread] = []
     for thread in threads:
@@ -252,7 +260,7 @@ def select_threads(
 
 
 def drop_empty(threads: Mapping[str, MessageThread]) -> tuple[dict[str, MessageThread], int]:
-    """Drop threads of which middleware left no message. Return also how many of them still have omitted messages."""
+    """Drop threads in which middleware left no message. Also return how many of them have omitted messages."""
     kept = {thread_id: thread for thread_id, thread in threads.items() if thread.messages}
     return kept, sum(1 for it in threads.values() if it.omitted and not it.messages)
 
@@ -260,8 +268,8 @@ def drop_empty(threads: Mapping[str, MessageThread]) -> tuple[dict[str, MessageT
 def keep_recorded(
     threads: Mapping[str, MessageThread], trigger: BaseMessage, manifest: Collection[int]
 ) -> dict[str, MessageThread]:
-    """Leave out messages that the first prompt did not have: a resumed reaction must not read more than before."""
-    # The window may have moved on since: its newer messages were not in the first prompt.
+    """Remove messages that the first prompt did not contain. A resumed reaction must not read more than before."""
+    # The window may have moved in the meantime. Its newer messages were not in the first prompt.
     recorded_seqs = set(manifest)
     kept = [
         MessageThread(
@@ -275,5 +283,5 @@ def keep_recorded(
 
 
 def list_manifest(threads: Iterable[MessageThread], trigger: BaseMessage) -> list[int]:
-    """Return the seqs of these messages and the trigger, ascending."""
+    """Return the seqs of these messages and of the trigger, ascending."""
     return sorted({trigger.seq, *(message.seq for thread in threads for message in thread.messages)})
