@@ -70,6 +70,7 @@ def short_address(to: str) -> str:
 def direct_thread(one: str, other: str, conversation: str = "") -> str:
     """Return the id of the direct thread of two participants: their sorted ids, and the name of the conversation, if
     any. A note to oneself has the same id twice."""
+    # Sorted, so that both directions share one thread.
     pair = f"direct:{one}~{other}" if one <= other else f"direct:{other}~{one}"
     return f"{pair}:{conversation}" if conversation else pair
 
@@ -94,6 +95,7 @@ def thread_start(thread_id: str) -> int | None:
     if not thread_id.startswith("thread:"):
         return None
     digits = thread_id[7:]
+    # One spelling for each seq: ``thread:07`` or other digits of Unicode would name the same thread twice.
     is_seq = digits.isascii() and digits.isdecimal() and len(digits) <= _SEQ_DIGITS and digits[0] != "0"
     return int(digits) if is_seq else None
 

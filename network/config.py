@@ -332,6 +332,7 @@ def resolve_config(
         agents = _take_agents(root)
         rights_node = root.value.get("rights") if isinstance(root.value, dict) else None
         for field, node in _file_values(root):
+            # Relative to the file, not to the working folder: a node must find its database wherever it is started.
             is_path = field in _PATHS and node.value is not None
             values[field] = str(file.parent / str(node.value)) if is_path else node.plain()
             origins[field] = f"file {file}:{node.line}"
@@ -342,6 +343,7 @@ def resolve_config(
             origins["agents"] = f"file {file}:{root.value['agents'].line}"
     for field, text in _env_values(env):
         given = [part.strip() for part in text.split(",")] if field in _LISTS else text
+        # Each value is checked alone, so that the error names its source and not the combined configuration.
         values[field] = _check(field, given, env_name(field))
         origins[field] = f"environment {env_name(field)}"
     for field, value in flags.items():
@@ -349,6 +351,7 @@ def resolve_config(
             flag = "--" + field.replace("limits.", "").replace(".", "-").replace("_", "-")
             values[field] = _check(field, value, flag)
             origins[field] = f"flag {flag}"
+    # Not strict: the environment has only texts. Values of the file were bound strictly before.
     config = NodeConfig.model_validate(_nest(values), strict=False)
     record_bytes, record_origin = config.limits.max_record_bytes, origins["limits.max_record_bytes"]
     # Check only a limit that the user has set. If only the frame limit was lowered, the default record limit is merely

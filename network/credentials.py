@@ -53,6 +53,7 @@ _known: dict[str, None] = {}  # each form in which a secret may be written; it o
 def clean_secret(value: str) -> str:
     """Return a secret without white space, line breaks and invisible characters at both ends."""
     before = None
+    # Repeated, because white space and invisible characters may alternate.
     while value != before:
         before, value = value, value.strip().strip(_INVISIBLE)
     return value
@@ -80,6 +81,7 @@ def remember_secret(secret: str) -> None:
     """Register a secret, so that `hide_secrets` removes it from texts, in each form in which code and servers write
     it."""
     for text in {secret, *secret.splitlines()}:
+        # Errors quote a secret as an address, as JSON or as Python writes it, and each form has to be found.
         forms = (text, quote(text, safe=""), quote(text), json.dumps(text)[1:-1], repr(text)[1:-1])
         for form in (*forms, repr(text.encode("utf-8", "surrogatepass"))[2:-1]):
             if len(form) >= MIN_SECRET_CHARS:
@@ -104,6 +106,7 @@ def remember_url(url: str) -> None:
 
 def hide_secrets(text: str) -> str:
     """Return a text in which `HIDDEN` replaces every known secret, and header values that a library quotes."""
+    # The longest first: a secret that contains another one must not leave a part of itself behind.
     for secret in sorted((it for it in _known if it in text), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     if "header" in text or "Header" in text:

@@ -25,6 +25,7 @@ def save_new(path: Path, data: bytes) -> None:
     """
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
+    # The process id in the name keeps two writers of the same file apart.
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | CLOSE_ON_EXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -72,7 +73,9 @@ def publish_file(draft: Path, path: Path, *, replaces: bool = False) -> None:
 
     Without ``replaces`` the draft also keeps its own name. Raises `FileExistsError` or `OSError`.
     """
+    # First the content, then the name: after a power cut a synced name could lead to an empty file.
     sync(draft)
+    # A link fails if the name exists, where a rename would silently replace another process's file.
     (os.replace if replaces else os.link)(draft, path)
     sync(path.parent)
 
@@ -80,6 +83,7 @@ def publish_file(draft: Path, path: Path, *, replaces: bool = False) -> None:
 def make_folder(path: Path) -> None:
     """Create a folder and its missing parents. Only their owner may enter them."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    # From the outermost on, each with its name synced: a folder is lost with any of its parents.
     for folder in reversed(missing):
         folder.mkdir(0o700, exist_ok=True)
         sync(folder.parent)
@@ -90,6 +94,7 @@ def sync(path: Path) -> None:
     if path.is_dir():
         sync_folder(path)
         return
+    # Opened for writing, because Windows refuses to sync a descriptor that only reads.
     descriptor = os.open(path, os.O_RDWR | CLOSE_ON_EXEC)
     try:
         sync_descriptor(descriptor)

@@ -47,6 +47,7 @@ class RunningNode(Struct, frozen=True):
     """Start of the node's process (`find_process_start`), which tells it from a later process with the same pid."""
 
     def is_alive(self) -> bool:
+        # Process ids are used again. Without this a stranger's process would pass for a node that has died.
         if self.started and find_process_start(self.pid) != self.started:
             return False
         return is_process_alive(self.pid)
@@ -139,6 +140,7 @@ class AgentToken:
         or of this hub. Otherwise a new token is made and saved for this hub. Raises `ConfigError`."""
         self._is_untried = False
         if not self._token:
+            # The given addresses first: a node to which they redirect may have no saved token, but shares theirs.
             paths = [token_path(address, self._agent_id) for address in (*self._urls, url)]
             self._path, made = next((path for path in paths if path.exists()), paths[-1]), make_token()
             self._token = _read_or_make(self._path, lambda: made)
@@ -217,6 +219,7 @@ def _read_or_make(path: Path, make: Callable[[], str]) -> str:
         return read_token(path)
     token = make()
     try:
+        # Saved before it is shown to anybody: a token that the hub has bound and nobody has saved locks the agent out.
         save_new(path, f"{token}\n".encode("ascii"))
     except FileExistsError:  # another process was faster
         return _read_or_make(path, make)
@@ -236,6 +239,7 @@ def announce_node(url: str, owner_file: Path, *, certificate: str = "", gateway:
     )
     with open(draft, "wb", opener=open_private) as file:
         file.write(msgspec.json.encode(node))
+    # By a rename, so that a client that reads the note at this moment sees a whole one.
     draft.replace(path)
     return path
 
@@ -264,6 +268,7 @@ def find_url() -> str:
     if chosen:
         return chosen
     nodes = running_nodes()
+    # A person who works in a node's folder means that node, whichever was started last.
     here = [node for node in nodes if Path(node.owner_file).parent == Path.cwd()] if len(nodes) > 1 else []
     return [*here, *nodes][0].url if nodes else DEFAULT_URL
 

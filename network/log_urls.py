@@ -76,11 +76,13 @@ def read_log_url(url: str) -> NatsAddress | PostgresAddress:
 def hide_password(url: str) -> str:
     """Return an address that is safe to show, even if it is invalid. Everything before its last @ and the values of
     unknown options are removed."""
+    # Up to the last @: a password with an unescaped @ would otherwise be shown from there on.
     without_user = re.sub(r"^([a-z]+://)?.*@", r"\1", url, flags=re.DOTALL)
     return re.sub(rf"([?&](?!(?:{'|'.join(_OPTIONS)})=)[^=&]*=).*", r"\1...", without_user, flags=re.DOTALL)
 
 
 def _split(url: str) -> _Parts:
+    # Before anything can fail: errors of the libraries may quote the address.
     remember_url(url)
     match = _URL.fullmatch(url)
     hosts = tuple(match["hosts"].split(",")) if match is not None else ()

@@ -38,6 +38,7 @@ def write_content(content: object) -> str:
         return "\n".join(_write_lines(content, 0))
     rest = dict(content)
     parts: list[str] = []
+    # Taken out of the rest: what remains is data, and is written as lines below the text and its files.
     if isinstance(content.get("text"), str):
         parts.append(rest.pop("text"))
     for key, word in (("files", "file"), ("images", "image")):

@@ -95,6 +95,7 @@ def lock_descriptor(descriptor: int, *, wait: bool = False) -> None:
                     raise BlockingIOError(errno.EAGAIN, "locked by another process") from error
         os.lseek(descriptor, 0, os.SEEK_SET)
     else:
+        # `flock`, not a POSIX lock: closing any other descriptor of the file would drop a POSIX lock.
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
@@ -165,6 +166,7 @@ def read_process(pid: int) -> ProcessFacts | None:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None if Path("/proc/self/stat").exists() else _ask_ps(pid)
+    # Up to the last bracket: the name of a process may contain spaces and brackets.
     name, _, rest = text.partition("(")[2].rpartition(")")
     fields = rest.split()
     return ProcessFacts(name, int(fields[1]), fields[19]) if fields[0] not in "ZX" else None
@@ -195,6 +197,7 @@ def is_process_alive(pid: int) -> bool:
         ctypes.windll.kernel32.CloseHandle(handle)
         return code.value == 259  # STILL_ACTIVE
     try:
+        # Signal 0 only checks. A refused permission proves that the process exists.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False

@@ -42,6 +42,7 @@ def write_title(place_name: str, words: str, own: str = "") -> str:
 
 def shorten(text: str) -> str:
     """Return the first words of a text on one line."""
+    # Cut first: a message may have megabytes, and a title needs its beginning.
     line = " ".join(text[: 4 * MAX_WORDS_CHARS].split())
     if len(line) <= MAX_WORDS_CHARS:
         return line

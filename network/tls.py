@@ -22,6 +22,7 @@ _WRONG_NAME = (62, 64)
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return the TLS context of a node. Raises `ConfigError`, which names the wrong file."""
+    # Read both files first: OpenSSL's own errors name neither the file nor the problem.
     read_certificate(certificate)
     text = _read(key, "private key")
     if "PRIVATE KEY-----" not in text:
@@ -57,6 +58,7 @@ def client_context(url: str) -> ssl.SSLContext | None:
         return ssl.create_default_context()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # trust exactly this certificate, and no other certificate of the same issuer
+    # The certificate itself is the anchor of trust, even if an authority has issued it.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=node.certificate)
     return context

@@ -287,6 +287,7 @@ def load_yaml(path: Path) -> YamlNode:
     import yaml
 
     try:
+        # What a node was started with counts, even if somebody has edited the file since.
         data = _AS_LOADED.get(path) or _read_bounded(path)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -344,6 +345,7 @@ class _Conversion:
     def convert(self, node: yaml.Node, line: int, depth: int) -> YamlNode:
         if depth > MAX_DEPTH:  # this also stops an anchor that contains itself
             raise self._error(node, f"nested deeper than {MAX_DEPTH} levels")
+        # Counted for each use of an alias: a small file could expand to billions of values.
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise self._error(node, f"holds more than {MAX_NODES} values, its aliases expanded; split the file")
@@ -367,6 +369,7 @@ class _Conversion:
             if not isinstance(key.value, str):
                 raise self._error(key, "a key must be text")
             name, line = key.value, key.start_mark.line + 1
+            # YAML libraries keep the last of two equal keys silently, and the first setting would have no effect.
             if name in lines:
                 raise self._error(
                     key, f"the key {show_value(name)} stands on line {lines[name]} already; keep one of the two"

@@ -45,11 +45,13 @@ def back_up(source: Path, target: Path) -> int:
             if not was_open and Path(f"{source}-wal").exists():
                 # A node has opened the file meanwhile. The copy was made without a lock, so it may be torn.
                 version = _copy_pages(source, copy)
+            # Check the copy, not the source: that is what somebody will go on from.
             problems = check(copy)
             if problems:
                 raise LedgerError(
                     f"{source} is damaged: {problems[0]}. Restore an earlier backup (docs/operations.md)."
                 )
+            # The copy becomes one file. A WAL beside it could be forgotten when it is moved.
             copy.execute("PRAGMA journal_mode = DELETE")
             _set_epoch_aside(copy, version)
             copy.commit()

@@ -87,6 +87,8 @@ class DatabaseLock:
         """Open the database's file, and keep other nodes away. Without ``create`` the file must exist."""
         try:
             with suppress(FileNotFoundError):
+                # Checked before the file is opened: closing the descriptor again would drop the locks of the other
+                # ledger.
                 if identify(os.stat(self.path)) in locked:
                     raise self._in_use()
             # 0600: the file holds everybody's messages. SQLite gives the files beside it the same mode.
@@ -113,10 +115,12 @@ class DatabaseLock:
                 "the file and start the node with the copy."
             )
         self._descriptor, self._file_id, self._target = descriptor, identify(status), target
+        # By inode, not by name: another name of the same file is the same database.
         locked.add(self._file_id)
 
     def release(self) -> None:
         """Give up the files, after SQLite has closed them. Idempotent."""
+        # The database last: with its descriptor goes the lock that keeps other nodes away.
         for descriptor in (self._head_descriptor, self._descriptor):
             if descriptor is not None:
                 os.close(descriptor)
@@ -133,6 +137,7 @@ class DatabaseLock:
 
     def note_state(self) -> None:
         """Note the files as they are now, after each write of this process."""
+        # Noted after each own write, so that `check` can tell an own change from a foreign one.
         main = self._check_file("")
         self._main_state = (main.st_size, main.st_mtime_ns)
         for suffix in ("-wal", "-shm"):
@@ -146,6 +151,7 @@ class DatabaseLock:
         written into the database. It changes only when the WAL is copied into it, which this process's writer does.
         """
         main = self._check_file("")
+        # Only checkpoints of this process change the file, so any other time of modification is a foreign write.
         if main.st_size < self._main_state[0] or main.st_mtime_ns != self._main_state[1]:
             self.is_overwritten = True
             raise LedgerError(
@@ -268,6 +274,7 @@ class DatabaseLock:
         ahead."""
         if self._head_descriptor is not None:
             try:
+                # One write of a fixed size: a kill leaves the old line or the new one, never a mixture of lengths.
                 os.pwrite(self._head_descriptor, _head_line(epoch, head), 0)
             except OSError as error:
                 raise explain(error, self._target) from error

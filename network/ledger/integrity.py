@@ -90,6 +90,7 @@ def check(db: sqlite3.Connection) -> list[str]:
     version = refuse_schema(db)
     reports = "\n".join(text for (text,) in db.execute("PRAGMA integrity_check(10)"))  # some have several lines
     problems = [line for line in reports.splitlines() if line not in ("ok", "*** in database main ***")]
+    # Without checksums nothing shows whether a row is what was stored.
     if version < CHECKSUMS_SINCE:
         return problems
     try:
@@ -124,6 +125,7 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
             damaged.append(f"#{row.seq}")
         else:
             sums.add(row)
+    # A damaged row has no known places, so the comparison would report differences that are not there.
     if not damaged and version >= PLACES_SINCE:
         problems += sums.compare(db)
     return [*_describe_rows("the log", damaged), *problems]
@@ -141,6 +143,7 @@ class _IndexSums:
         if row.seq > self._flushed_to:
             return
         if row.key:
+            # A sum does not depend on the order, so the log and the tables are read once each, however they are sorted.
             self._keys += row.seq * 2**64 + 1
         for place in list_places(row):
             self._places += _place_number(place, row.seq)

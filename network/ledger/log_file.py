@@ -62,6 +62,7 @@ class _RowLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def encode_row(row: Row) -> bytes:
     """Return a row as one line of JSON, without the line break."""
     fields = {name: getattr(row, name) for name in _SAME_FIELDS}
+    # One row is one line of the export, so such JSON travels as a string.
     if b"\n" in row.data or b"\r" in row.data:
         return msgspec.json.encode(_RowLine(**fields, data_text=row.data.decode()))
     return msgspec.json.encode(_RowLine(**fields, data=Raw(row.data)))
@@ -191,6 +192,7 @@ class _Export:
         self.head, _ = read_lines((line.decode() for line in self._file), str(path))
 
     def rows(self) -> Iterator[Row]:
+        # New arrays for each pass, stored only at its end: a pass that was given up would leave half of an index.
         seqs, offsets, offset = array("q"), array("q"), 0
 
         def read(file: BinaryIO) -> Iterator[str]:
@@ -226,6 +228,7 @@ class DatabaseLog:
         self._path = path
         with _explaining_database(path):
             self._db = stack.enter_context(open_to_read(path))
+            # One read transaction for all reads: a node may be writing, and rows and marks have to fit together.
             self._db.execute("BEGIN")
             # a file of an earlier schema is read as it is: only a node's start migrates it
             has_checksums = refuse_schema(self._db) >= CHECKSUMS_SINCE

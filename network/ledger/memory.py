@@ -155,6 +155,7 @@ class MemoryLedger:
     async def append(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         if not self._is_open:
             raise LedgerError("The ledger is closed. Open it before appending.")
+        # Checked before anything is added, as a transaction would roll back.
         if any(row.key and (row.actor, row.key) in self._rows.by_key for row in rows):
             raise KeyTaken
         self._rows.add(rows)

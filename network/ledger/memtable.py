@@ -99,6 +99,8 @@ class Memtable:
     def find(self, ranges: Iterable[tuple[str, int, int]], limit: int = -1, *, newest: bool = False) -> MemtableRows:
         """Return the rows at these places, each strictly between two seqs: of each the first ``limit``, or the last."""
         result: list[int] = []
+        # One look under the lock: a flush that ends between two ranges would show some rows twice and others not at
+        # all.
         with self._lock:
             for place, after, before in ranges:
                 seqs = self._places.get(place)
@@ -138,6 +140,7 @@ class Memtable:
         self._new_rows += rows
 
     def _add_keys(self, keys: Collection[Key]) -> None:
+        # Nearly always no hash repeats, and then two operations on whole dicts replace a loop over the rows.
         known, new = self.keys, dict(keys)
         if len(new) == len(keys) and known.keys().isdisjoint(new):
             known.update(new)
@@ -149,6 +152,7 @@ class Memtable:
     def next_flush(self, rows: int) -> Flush:
         """Return what the next commit, of so many rows, flushes."""
         if self._flush is None:
+            # Collect many rows first. Sorted together they fill whole pages of the tables.
             if self._new_rows < FLUSH_ROWS:
                 return _NOTHING
             self._flush = self._begin_flush()
@@ -161,16 +165,19 @@ class Memtable:
             yield Flush(flush.keys, flush.places, flush.end)
 
     def _begin_flush(self) -> _FlushInProgress:
+        # Sorted as the tables are, so that each page is written once.
         hashes, places = sorted(self.keys), list[str | int]()
         keys = list(chain.from_iterable(zip(hashes, map(self.keys.__getitem__, hashes), strict=True)))
         keys += chain.from_iterable(self._more_keys)
         for place in sorted(self._places):
             places += chain.from_iterable(zip(repeat(place), self._places[place]))
+        # Rows that come from now on belong to the next flush.
         self._new_rows = 0
         return _FlushInProgress(self._last, keys, places)
 
     def complete_flush(self, flush: Flush) -> None:
         """Note that a part was stored. After the last part its rows leave memory."""
+        # Counted after the commit: a rolled back part is written again with the next commit.
         if self._flush is not None:
             self._flush.written += len(flush.keys) + len(flush.places)
         if flush.flushed_to is not None:
@@ -214,6 +221,7 @@ def load_memtable(db: sqlite3.Connection, flushed_to: int) -> Memtable:
     keys: list[Key] = []
     places: defaultdict[str, list[int]] = defaultdict(list)
     last, rows = flushed_to, 0
+    # As bytes: invalid UTF-8 in one damaged row would end the whole load.
     with _reading_bytes(db):
         for seq, *texts in _walk(db, flushed_to):
             last, rows = seq, rows + 1

@@ -49,6 +49,7 @@ def _find_keys(
     facts: Facts, keys: list[tuple[str, str]], damage: Damage, memtable: Memtable, db: sqlite3.Connection
 ) -> None:
     hashes = [hash_key(*key) for key in keys]
+    # CROSS JOIN fixes the order of the tables: first the few keys that are asked for, then the index.
     sql = " UNION ALL ".join(
         f"SELECT w.key, k.seq FROM json_each(?1) AS w CROSS JOIN {table} AS k ON k.hash = w.value"
         for table in ("key", "key_more")
@@ -99,6 +100,8 @@ def list_cold(
     """Answer `Ledger.cold`."""
     sql = "SELECT key, value, crc FROM state WHERE tbl = ? AND key >= ? AND key < ? AND key > ? ORDER BY key"
     with reading_any_text(db), closing(db.execute(sql, (table, prefix, f"{prefix}\U0010ffff", after))) as cursor:
+        # Lazily, and without LIMIT in SQL: damaged values are left out, and must not make a page look like the last
+        # one.
         values = ((key, _read_value(damage, table, key, value, crc)) for key, value, crc in cursor)
         return list(islice(((key, value) for key, value in values if value is not None), limit))
 
@@ -200,6 +203,7 @@ def select_at_place(
     sql = f"""
         SELECT {columns} FROM place CROSS JOIN log USING (seq)
         WHERE place = :place AND seq > :after AND seq < :end {condition}"""
+    # Only where memory has rows: the second SELECT would cost a scan of the JSON each time.
     if newest.seqs:
         sql += f" UNION ALL SELECT {columns} FROM log WHERE seq IN (SELECT value FROM json_each(:newest)) {condition}"
     values = {

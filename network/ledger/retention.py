@@ -183,6 +183,7 @@ def apply_trim(step: TrimStep, damage: Damage, memtable: Memtable, db: sqlite3.C
     where to continue, also after a kill."""
     db.execute("BEGIN IMMEDIATE")
     try:
+        # Stored in this transaction: a start without rows must not give out an older stamp.
         marks, stamp = read_marks(db), max(step.stamp, read_stamp(damage, db))
         dropped, first = _delete_rows(damage, db, _OTHER_ROWS, marks.first_seq, step.messages)
         dropped_records, first_record = _delete_rows(damage, db, _RECORDS, marks.first_record_seq, step.records)
@@ -193,6 +194,7 @@ def apply_trim(step: TrimStep, damage: Damage, memtable: Memtable, db: sqlite3.C
             _delete_values(db, first)
             first_cold = first
         now = {"first_seq": first, "first_record_seq": first_record, "first_cold": first_cold, "trimmed_stamp": stamp}
+        # In the transaction of the deletions, so that marks and rows never disagree after a kill.
         write_meta(db, {key: str(mark) for key, mark in now.items()})
         db.execute("COMMIT")
     except BaseException:
@@ -235,6 +237,7 @@ def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, 
 
     sql = f"SELECT {ROW_COLUMNS} FROM log WHERE {kind} AND seq >= ? AND seq < ? ORDER BY seq"
     is_partial = read_rows(damage, sql, (start, end), collect, db)
+    # One statement with a JSON list instead of one per row: each statement gives up the GIL.
     db.execute(_DELETE_ROWS, (json.dumps(seqs),))
     for table in ("key", "key_more"):
         db.execute(_DELETE_KEYS.format(table), (json.dumps(keys),))

@@ -74,8 +74,11 @@ def _shorten(row: Row) -> tuple[str | None, str | None, str]:
         beginning = _write_beginning(seq, key, kind, actor, sender_kind, target, stream)
         continuation = _write_continuation(root, hops, row.at)
         short = None if head.label == seq else label
+        # 0 for the message itself: most conversations begin with their only message, and a seq takes up to 16 digits.
         if root == seq:
             root = 0
+        # Compare bytes instead of trusting the fields: any other spelling of the JSON is stored whole, and returned
+        # unchanged.
         if data.startswith(whole := (beginning + continuation).encode()):
             if cause is None and kind.isalpha() and sender_kind.isalpha():  # letters need no escapes in JSON
                 return short, f'["{kind}","{sender_kind}",{root},{hops}]', data[len(whole) :].decode()

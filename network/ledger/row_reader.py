@@ -97,10 +97,12 @@ def read_rows(
     """
     try:
         with closing(db.execute(sql, values)) as cursor:
+            # Rows are passed on one by one: a page of large messages must not be in memory twice.
             return collect(read_row(cells, damage) for cells in cursor)
     except sqlite3.DatabaseError as error:
         if not is_damaged_cell(error):
             raise
+    # Start over from the beginning: `collect` may have stopped anywhere, and its first result is dropped.
     passed: set[int] = set()
     with closing(db.execute(sql.replace(columns, "seq"), values)) as cursor:
         seqs = (pass_once(passed, seq) for (seq,) in cursor)

@@ -203,6 +203,7 @@ def migrate(db: sqlite3.Connection, to: int | None = None) -> None:
     """Migrate the file to `SCHEMA_VERSION`, or to the version ``to``. Raises `LedgerError` for a newer version, and for
     other databases."""
     version, end = refuse_schema(db), SCHEMA_VERSION if to is None else to
+    # The steps call these from SQL, since SQLite has no CRC-32 of its own.
     db.create_function("checksum", -1, lambda *columns: checksum(columns), deterministic=True)
     db.create_function("hash_key", 2, hash_bytes, deterministic=True)
     is_long = 0 < version < end and count_rows(db) >= LONG_STEP
@@ -215,6 +216,7 @@ def migrate(db: sqlite3.Connection, to: int | None = None) -> None:
                     part = f"{number} of {len(statements)}"
                     log.warning("migrating the database", extra={"schema": step + 1, "part": part})
                 db.execute(statement)
+            # Within the transaction: a step that is killed leaves the old version, and runs again as a whole.
             db.execute(f"PRAGMA user_version = {step + 1}")
             db.execute("COMMIT")
         except BaseException:

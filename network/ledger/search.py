@@ -42,6 +42,7 @@ def list_words(text: str) -> list[str]:
     """Return the words of a text, in order: runs of letters and digits, without case and accents."""
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text)
+        # Without accents: people type "resume" for "résumé". Both sides of a comparison pass through here.
         text = "".join(character for character in decomposed if not unicodedata.combining(character))
         text = unicodedata.normalize("NFC", text).casefold()
     return [word[:MAX_WORD_CHARS] for word in _WORD.findall(text.lower())]
@@ -103,6 +104,7 @@ class SearchIndex:
         ``log`` is a unique name of the log, ``first`` its oldest message, and ``read`` returns a page of its messages
         above a seq.
         """
+        # One search at a time brings the index up to date. The others wait and find it done.
         async with self._lock:
             upto = await self._run(partial(self._open_for, log, head))
             await self._run(partial(self._delete_below, first))
@@ -125,6 +127,7 @@ class SearchIndex:
         sql = "SELECT rowid FROM said WHERE said MATCH ? AND rowid > ? AND rowid < ? ORDER BY rowid DESC LIMIT ?"
         queries = [(match, after, before, limit) for match, after in _write_matches(terms, spans, sender, stream)]
         async with self._lock:
+            # Under the lock, because a search that finds the index damaged deletes the file.
             seqs = await self._run(lambda: [seq for values in queries for (seq,) in self._open().execute(sql, values)])
         return sorted(set(seqs), reverse=True)[:limit]
 
@@ -173,7 +176,9 @@ class SearchIndex:
             self._db = sqlite3.connect(self._path, isolation_level=None)
             self._refuse_foreign(self._db)
             self._db.execute("PRAGMA journal_mode = MEMORY")
+            # No syncs: after a crash of the machine the index is made again (`_open_for` compares the boot).
             self._db.execute("PRAGMA synchronous = OFF")
+            # Dropped messages must leave the file too, not only its tables.
             self._db.execute("PRAGMA secure_delete = ON")
         return self._db
 
@@ -199,6 +204,7 @@ class SearchIndex:
         mark = None
         with suppress(sqlite3.DatabaseError):
             mark = self._open().execute("SELECT log, upto FROM mark").fetchone()
+        # An index beyond the head belongs to a ledger that was replaced by an older copy.
         if mark is not None and mark[0] == log and mark[1] <= head:
             return int(mark[1])
         self._discard()
@@ -213,6 +219,7 @@ class SearchIndex:
         # one statement: with `executemany` the thread gives up the GIL for each row (`writes`)
         words = json.dumps([(row.seq, _index_words(row)) for row in rows])
         db.execute("INSERT INTO said (rowid, words) SELECT value ->> 0, value ->> 1 FROM json_each(?)", (words,))
+        # In the transaction of the rows: otherwise a kill would leave rows that are indexed again, or never.
         db.execute("UPDATE mark SET upto = ?", (upto,))
         db.execute("COMMIT")
 

@@ -314,6 +314,7 @@ class SQLiteLedger:
         write_meta(db, {"epoch": epoch, "name": name, "state": state, "boot": self._boot, "has_head_file": "1"})
         db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
         self._lock.note_state()
+        # Last: `_recognize` compares a reopened file with these, so they must name only what is stored.
         self._epoch, self._head = epoch, head
 
     def _is_new_history(self, meta: dict[str, str], head: int) -> bool:
@@ -488,6 +489,8 @@ class SQLiteLedger:
         while len(matches) <= limit and size <= max_bytes:
             if searched >= MAX_SEARCHED:
                 return SearchPage(matches[::-1], True, end)
+            # The index proposes and the log decides: words that were indexed from a damaged or dropped row are filtered
+            # here.
             seqs = await index.find(terms, spans, sender, stream, end, step)
             if not seqs:
                 break
@@ -567,6 +570,7 @@ class SQLiteLedger:
         while after is not None:
             old, next_after = await self.find_old_calls(before, after)
             if old:
+                # The time is checked again in the transaction: a repeated call may have got a new result since.
                 await self._change(partial(drop_calls, old, before))
             after = next_after
 

@@ -108,11 +108,13 @@ def _try_to_write(path: Path) -> None:
     sizes = (os.stat(file).st_size for file in (path, f"{path}-wal") if os.path.exists(file))
     size = max(_MIN_SIDE_FILE_BYTES, *sizes, 0)
     probe = f"{path}-probe-{os.getpid()}"
+    # A probe beside the database, never the database itself: closing that would drop SQLite's locks.
     descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
         os.pwrite(descriptor, bytes(4096), 0)
         os.pwrite(descriptor, b"\0", size)  # a sparse file: takes no room, but meets a limit of file sizes
         try_record_lock(descriptor)
+        # Many failures of a disk show only at the sync.
         sync_descriptor(descriptor)
         os.pread(descriptor, 4096, 0)
     finally:

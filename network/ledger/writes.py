@@ -65,6 +65,7 @@ def encode_batch(rows: Sequence[Row], writes: Sequence[TableWrite]) -> EncodedBa
     log: list[object] = []
     keys: list[tuple[int, int]] = []
     places: defaultdict[str, list[int]] = defaultdict(list)
+    # One buffer for all rows: allocating one per checksum costs a quarter more.
     scratch = bytearray()
     try:
         for row in rows:
@@ -108,6 +109,7 @@ def store_batch(
     Raises `KeyTaken`, `Unstorable` or what ``before_commit`` raises: then nothing is stored.
     """
     rows = len(batch.log) // _INTO_LOG[0]
+    # IMMEDIATE takes the write lock now. A deferred transaction could fail with "busy" after half of the batch.
     db.execute("BEGIN IMMEDIATE")
     try:
         # Rows first: two rows of one batch may have the same key, and are compared as rows of the file.
@@ -122,6 +124,7 @@ def store_batch(
         before_commit()  # everything is checked: with a shared log the records are appended now
         db.execute("COMMIT")
     except BaseException as error:
+        # SQLite has already ended the transaction after some errors, such as a full disk.
         with suppress(sqlite3.Error):
             db.execute("ROLLBACK")
         if isinstance(error, UNENCODABLE):  # raised while a value is passed to SQLite, not by SQLite
@@ -151,8 +154,10 @@ def _refuse_taken_keys(db: sqlite3.Connection, keys: list[tuple[int, int]], memt
     hashes = {key_hash for key_hash, _ in keys}
     suspects = hashes & memtable.keys.keys()
     suspects.update(key_hash for (key_hash,) in db.execute(_KNOWN_HASHES, (json.dumps([*hashes]),)))
+    # Nearly always: no hash is known, and the batch has none twice. No row is read then.
     if not suspects and len(hashes) == len(keys):
         return
+    # Damage that is found here is not reported: the same row is reported where a reader needs it.
     unchecked = Damage(lambda _: None, 2**62)
     batch_seqs: dict[int, list[int]] = {}
     for key_hash, seq in keys:

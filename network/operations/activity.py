@@ -45,6 +45,7 @@ def describe_activity(reading: Reading, participant: Participant, *, is_online: 
     oldest = nsmallest(
         MAX_EXAMINED, state.reactions_of(participant.agent_id).values(), key=lambda reaction: reaction.seq
     )
+    # A caller must not learn from an agent's activity that somebody else writes to it.
     opened = [reaction for reaction in oldest if reads(reading, reaction.trigger_head)]
     work = [(reaction, _find_activity(state, participant, reaction, is_online=is_online)) for reaction in opened]
     answers = state.bucket(participant.agent_id).answer_count
@@ -67,6 +68,7 @@ def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any]
     state, agent_id = reading.hub.state, participant.agent_id
     fault = participant.fault
     if fault is UNSET:
+        # The agent has come back, or its session ended without open work: nothing keeps it from working.
         if not participant.is_lost or reading.hub.is_online(agent_id):
             return None
         opened = state.reactions_of(agent_id).values()

@@ -106,6 +106,7 @@ def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
 def _with_those_asked(state: State, chosen: Mapping[str, OpenReaction]) -> dict[str, OpenReaction]:
     """Add the reactions to direct messages that these reactions sent, recursively: nobody needs their answers any
     more."""
+    # Breadth first with a set of known keys: agents that ask each other form circles.
     all_reactions, added = dict(chosen), dict(chosen)
     while added:
         dependents = [state.reactions_asked_by(reaction.agent_id, reaction.trigger) for reaction in added.values()]
@@ -139,6 +140,8 @@ def take(
     takeover = Takeover(by, row.seq, change.stamp, head, current.given if current is not None else 0, until)
     change.set_value("hold", thread_id, takeover)
     running = state.reactions_in(thread_id)
+    # The takeover itself refuses what the reactions of this thread write (`takeovers`). Stop only the work that they
+    # asked of others, because nobody needs its answers.
     affected = _with_those_asked(state, running)
     _ask_to_stop(change, {key: reaction for key, reaction in affected.items() if key not in running})
     notify_readers(change, "taken", takeover, row.seq)
@@ -255,6 +258,7 @@ async def list_threads(
     is_at_end = False
     while not (is_at_end or page.has_more):
         wanted = limit - len(page.entries) + 1
+        # The page may need several rounds: threads whose newest message the caller may not read are left out.
         summaries = await _threads(reading, before, wanted, among)
         is_at_end = len(summaries) < wanted
         # a snapshot: each entry shows the same moment
@@ -341,6 +345,8 @@ async def _describe_thread(
 def _may_take(reading: Reading, newest: MessageHead) -> bool:
     """Return whether the caller may take a thread over, as far as its newest message tells."""
     state, origin = reading.hub.state, reading.origin
+    # By the next message, not the newest: a member who has left may read the newest one, and is no longer in the
+    # thread.
     is_in = origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, newest))
     return newest.kind != "mod" and is_in and may_take(state, origin, newest)
 

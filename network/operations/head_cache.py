@@ -76,6 +76,8 @@ class Grouping:
         if head.kind not in _PAIRS:
             self.count += 1
             return HeadGroup(head, label, None, is_settled=False)
+        # Everything that visibility rules look at. A field that is missing here would let two messages share a wrong
+        # answer.
         rule = (_describe(head), None if label is head else _describe(label))
         group = self._known.get((head.thread_id, rule))
         if group is None:
@@ -183,6 +185,7 @@ class RecentHeads:
     ) -> dict[str, NewestHeads]:
         """Return the newest messages up to ``until`` of each of these threads. ``newest``: the seq up to which each
         thread must be read; it has nothing between that and ``until``."""
+        # One read for all threads that have new messages. One per thread would make a window slow.
         behind: dict[str, int] = {}
         for thread_id, seq in newest.items():
             kept = self._find_heads(thread_id)
@@ -222,6 +225,7 @@ class RecentHeads:
             heads = self._find_heads(key)
             after = 0 if heads is None else heads.upto
             if heads is not None and needed <= after:
+                # The cache may reach beyond ``until``: other triggers are newer than this one.
                 newest = heads.newest(until)
                 if newest is None:  # an old position is asked for: read it without caching it
                     old = await self._make(ledger, await read(0, at_most + 1), at_most, until)
@@ -233,12 +237,14 @@ class RecentHeads:
             newer = await read(after, at_most + 1)
             if heads is None or len(newer) > at_most:  # nothing cached would be left
                 made = await self._make(ledger, newer, at_most, until)
+                # Nobody has replaced it during the read. Otherwise the newer value stays.
                 if self._kept.get(key) is heads:
                     self.store(key, made)
             else:
                 labels = await _find_labels(ledger, newer)
                 # a concurrent call may have read the same heads meanwhile
                 if self._kept.get(key) is heads and heads.upto == after:
+                    # Subtract the old size and add the new one: the value changes in place.
                     self.bytes -= heads.size
                     heads.add(reversed(newer), labels, until)
                     self.bytes += heads.size
@@ -281,5 +287,6 @@ class RecentHeads:
 
 async def _find_labels(ledger: Ledger, heads: Iterable[HeadAt]) -> dict[int, MessageHead]:
     heads_by_seq = {seq: head for seq, head in heads if head is not None}
+    # Labels may name messages that are older than all of these.
     missing = {head.label for head in heads_by_seq.values()} - heads_by_seq.keys()
     return heads_by_seq | (await ledger.heads(missing) if missing else {})

@@ -80,17 +80,20 @@ async def inbox(
     """What waits for the caller, newest first: calls to decide on, questions, failed messages, stopped conversations,
     exceeded budgets. Continue with `before`, the answer's `next`."""
     stored: DismissedItems = reading.hub.state.get("dismissed", reading.origin.agent_id) or DismissedItems()
+    # By time: an item that arises again after it was dismissed is shown again.
     dismissed = {(kind, seq): at for kind, seq, at in stored.items}
     items = [each for each in await _list_items(reading) if each.at > dismissed.get(_dismissal_key(each), -1)]
     if before is not None:
         seq, kind, agent_id = before.split("/")
         items = [each for each in items if each.place < (int(seq), kind, agent_id)]
+    # Sort before any message is read: a page then reads only what it shows.
     items.sort(key=lambda each: each.place, reverse=True)
     page = ListPage(limit, reading.hub.limits.max_result_bytes)
     last: WaitingItem | None = None
     for start in range(0, len(items), READ_AT_ONCE):
         chunk = items[start : start + READ_AT_ONCE]
         rows = await reading.hub.ledger.messages({each.seq for each in chunk})
+        # Looked up for each chunk, not for all items: most callers want the first page only.
         ended = await _find_ended(reading, chunk)
         for item in chunk:
             entry = _describe(reading, item, rows.get(item.seq)) if item.place not in ended else None
@@ -120,6 +123,7 @@ def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str,
         return None
     rights: dict[str, Any] = {}
     if item.request is not None:
+        # The rights are checked again with the message's own head. Only the agent's records named it so far.
         if not item.request.may_be_shown(reading, row.head):
             return None
         rights = item.request.describe_rights(reading, row.head)
@@ -179,6 +183,7 @@ async def _list_dead_letters(reading: Reading) -> list[WaitingItem]:
         )
         for _, letter in undelivered
     }
+    # After the caller's own undelivered messages: an operator who sent one gets the entry with the reason.
     for _, letter in stored:
         details = {"attempts": letter.failures, "reason": letter.reason, "may_retry": True}
         items[letter.seq, letter.agent_id] = WaitingItem(letter.seq, "dead_letter", letter.agent_id, letter.at, details)
@@ -250,6 +255,7 @@ async def _find_ended(reading: Reading, items: Sequence[WaitingItem]) -> set[tup
     for key, stop in stops.items():
         budget: ConversationBudget | None = cold.get(("root", str(stop.root)))
         started: TriggeredReactions | None = cold.get(("triggered", f"{stop.agent_id}/{stop.seq}"))
+        # A resumed conversation has a new budget, and another reaction to the message may have finished its work.
         is_resumed = budget is not None and budget.resumed != stop.resumed
         if is_resumed or (started is not None and started.reaction != stop.reaction):
             ended.add(key)
@@ -312,6 +318,7 @@ def dismiss(
         return {}
     stored: DismissedItems = change.state.get("dismissed", agent_id) or DismissedItems()
     others = [item for item in stored.items if item[:2] != key]
+    # The newest last, so that the slice drops the oldest.
     items = (*others, (*key, change.stamp))[-MAX_DISMISSED:]
     change.set_value("dismissed", agent_id, DismissedItems(items))
     return {}

@@ -137,6 +137,7 @@ class _Memories:
         if made.messages:
             self._known[seq] = made
         if len(self._known) > MAX_KNOWN:
+            # Memories that continue it lose nothing: each holds its predecessor itself.
             self._known.popitem(last=False)
 
     def _find_group(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:
@@ -159,6 +160,7 @@ class _Memories:
                 part = part.earlier
             if part is None:
                 return it
+            # A hidden part hides everything that continues it. Remembering it spares the next candidates the same walk.
             hidden.update(path)
             hidden.add(part)
         return None

@@ -45,6 +45,7 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     for channel, member in list(change.state.memberships(agent_id).items()):
         if member.is_in:
             change.leave_channel(channel, agent_id)
+    # A removed person can no longer end a takeover, so end it here.
     for _, takeover in [item for item in change.state.items("hold") if item[1].by == agent_id]:
         end_takeover(change, takeover)
     for thread_id in list(change.state.read_states_of(agent_id)):
@@ -96,6 +97,7 @@ def create_login(
     participant = change.state.participant(agent_id)
     if participant is not None and participant.removed_seq is not None:
         raise InvalidArguments(f"{agent_id} was removed from this network. Choose another id.")
+    # A bound, because logins are kept in memory.
     if change.state.count("login") >= MAX_LOGINS:
         raise Forbidden(f"There are {MAX_LOGINS} logins already, the maximum. Wait until some of them expire.")
     expires_at = change.stamp + ttl_ms

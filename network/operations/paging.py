@@ -26,6 +26,7 @@ class ListPage:
         """Add an entry if it fits. Returns whether it did."""
         data = encode(entry)
         self._size += len(data) + 1
+        # The first entry is accepted at any size. A page without entries would never advance.
         if self.entries and (len(self.entries) == self._limit or self._size > self._max_bytes):
             self.has_more = True
             return False

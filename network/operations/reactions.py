@@ -50,6 +50,7 @@ async def open_reactions(
         if agent_id is None
         else state.reactions_of(agent_id).values()
     )
+    # Not sorted as a whole: an operator may ask about all open reactions of the network.
     oldest = nsmallest(
         limit + 1, (reaction for reaction in named if reaction.seq > after), key=lambda reaction: reaction.seq
     )
@@ -80,6 +81,7 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
             head = heads.get(request.seq)
             if head is None or not request.may_be_shown(reading, head):
                 continue
+            # One by one, and only for requests that are shown: messages may be large.
             row = (await reading.hub.ledger.messages([request.seq])).get(request.seq)
             if row is None or row.is_damaged:
                 continue
@@ -269,6 +271,7 @@ async def _find_requesters(reading: Reading, heads: list[MessageHead]) -> set[st
     waiting = {it.seq: it for it in heads}
     while waiting and len(visited) < MAX_CAUSES:
         requesters |= {it.sender_id for it in waiting.values() if it.sender_kind == "human"}
+        # Remembered, so that messages with shared causes are read once.
         visited |= set(waiting)
         causes = {it.cause for it in waiting.values() if it.cause is not None} - visited
         causes |= {it.root for it in waiting.values()} - visited  # in case the chain is too long, or cut by retention
@@ -372,6 +375,7 @@ async def usage(
         if page.has_more:
             last = page.rows[-1].seq
             until = last if until is None else min(until, last)
+    # Pages of each kind were read separately, and are merged by seq.
     rows = sorted(
         (row for row in rows if (until is None or row.seq <= until) and not row.is_damaged), key=lambda row: row.seq
     )

@@ -49,6 +49,7 @@ def mark(
     marks = change.state.read_states_of(change.origin.agent_id)
     before = marks.get(thread_id) or ReadState(read_upto=_upto_without(marks))
     fields = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
+    # Never back, since devices report in any order. Never beyond the head: later messages would count as read.
     read_upto_now = max(before.read_upto, min(read_upto or 0, change.state.head))
     changed = msgspec.structs.replace(
         before, read_upto=read_upto_now, **{name: value for name, value in fields.items() if value is not None}
@@ -93,6 +94,7 @@ async def count_unread(reading: Reading, newest: Mapping[str, int], marks: Mappi
         }
         for thread_id, heads in (await reading.hub.ledger.newest_heads(positions, UNREAD_LOOKED_AT)).items():
             whole = (head for seq, head in heads if head is not None and seq <= newest[thread_id])
+            # A generator that `islice` stops: a thread with thousands of unread messages is not counted to its end.
             unread = (head for head in whole if _is_unread(reading, head))
             counts[thread_id] = sum(1 for _ in islice(unread, MAX_UNREAD))
     return counts

@@ -163,6 +163,7 @@ class Reading(Struct, frozen=True):
             self.place.release()
         await self.hub.wait_beyond(seq, timeout_s)
         if self.place is not None:
+            # Taken again before the read goes on: what follows reads the ledger and makes a result.
             await self.place.acquire()
 
     async def wait_for_message(self, after: int, timeout_s: float) -> None:

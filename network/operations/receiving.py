@@ -48,10 +48,12 @@ async def receive(
     until = loop.time() + wait_ms / 1000
     hub, agent_id = reading.hub, reading.origin.agent_id
     batch = _Batch(reading, after, limit, is_open=unhandled or after is None)
+    # Read before waiting: a message that is there already wakes nobody.
     await batch.read_on()
     while not batch.has_any and (left_s := until - loop.time()) > 0:
         await reading.wait_for_message(batch.position, left_s)
         await batch.read_on()
+    # Only now, when the answer is complete: messages that did not fit must not count as delivered.
     if not peek:
         hub.mark_delivered(agent_id, batch.position, batch.seqs if after is None else None)
     extra = {"damaged": batch.damaged} if batch.damaged else {}
@@ -131,6 +133,7 @@ def acknowledge(change: ChangeSet, *, seqs: Annotated[list[Seq], Meta(min_length
     durable."""
     agent_id = change.origin.agent_id
     _check_delivered(change, seqs)
+    # The stored cursor, not the mailbox in memory: the report must be durable, and decided in the log's order.
     cursor = change.state.ack_cursor(agent_id)
     handled = sorted({seq for seq in seqs if not _is_handled(change, seq)})
     if handled:

@@ -57,6 +57,7 @@ async def search(
         raise InvalidArguments(f"query has {len(terms)} words. It needs 1 to {MAX_TERMS} words of letters or digits.")
     view = await open_view(reading, trigger, visibility)
     if view.until is not None:
+        # A prompt shows nothing after its trigger, so neither may a search for it.
         before = min(before or view.until + 1, view.until + 1)
     ledger = reading.hub.ledger
     if parsed.said_before is not None:
@@ -66,6 +67,7 @@ async def search(
     origin, state, room = reading.origin, reading.hub.state, reading.hub.limits.max_result_bytes
     participant = state.participant(origin.agent_id)
     sees_all = origin.is_operator and trigger is None
+    # An operator's rights end at a trigger: what enters a prompt is decided by what the agent may read.
     spans = None if sees_all else readable_spans(state, participant) if participant is not None else []
     search = _Search(reading, view, parsed, spans, thread_id, begin, limit)
     if view.trigger is None:
@@ -119,6 +121,7 @@ class _Search:
                 limit=min(size, PAGE), max_bytes=self._room,
             )  # fmt: skip
             await self._add(page.rows)
+            # Ask for more each time: if few rows pass the filters, many small reads would take long.
             looked, size = looked + len(page.rows), size * 4
             self.before = page.end if page.end is not None else page.rows[0].seq if page.rows else self.before
             looked = looked if page.end is None else MAX_EXAMINED
@@ -185,6 +188,7 @@ class _Search:
 async def _find_seq(ledger: Ledger, head: int, at: int) -> int:
     """Return the first row that was stored at a time (ms) or later. Times of rows never decrease, so a binary search
     works."""
+    # Bisect, because no index by time exists: it would cost every message a write.
     low, high = 0, head + 1
     while low < high:
         middle = (low + high) // 2

@@ -275,6 +275,7 @@ async def window(
     assert view.trigger is not None, "a window has a trigger"
     named = threads if isinstance(threads, list) else None
     most = threads if isinstance(threads, int) else MAX_WINDOW_THREADS if named is not None else 20
+    # Not needed where the threads are named, or where only the trigger's own may be shown.
     scanned = await _scan(reading, view.trigger) if named is None and not view.shows_own_thread_alone else None
     damaged: set[int] = set()
     while True:
@@ -444,6 +445,7 @@ async def why(
     """
     view = await open_view(reading, trigger, visibility)
     chain: list[Any] = []
+    # Bounded by its size alone: a chain of causes is cut only where the answer would be too large.
     messages = ListPage(PAGE * PAGE, reading.hub.limits.max_result_bytes)
     head: MessageHead | None = await find_message(reading, seq, "seq", view)
     while head is not None:
@@ -481,6 +483,7 @@ async def impact(
     start = await find_message(reading, seq, "seq", view)
     head, room = reading.hub.state.head, reading.hub.limits.max_result_bytes
     budget: ConversationBudget | None = await reading.hub.ledger.lookup_cold("root", str(start.root))
+    # The budget knows the conversation's last message, so the scan ends there and not at the head of the log.
     end = min(budget.last_seq, head) if budget is not None else seq
     position = max(seq, after or seq)
     follows = {seq: True}
